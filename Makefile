@@ -1,0 +1,43 @@
+# Every target does its own set-up in .venv; nothing but Python 3.11+, git and make is needed.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: help setup demo test lint fmt bench e2e clean
+
+help:  ## this list
+	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "llmtap needs Python 3.11 or newer; set PYTHON=")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+setup: $(STAMP)  ## install into .venv
+
+demo: $(STAMP)  ## the tap in front of a tiny simulated engine: a few hundred streams, then the table
+	$(BIN)/llmtap demo
+
+test: lint  ## lint, types, layers, then every test
+	$(BIN)/pytest
+
+lint: $(STAMP)  ## ruff, mypy, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fmt: $(STAMP)  ## format and fix what can be fixed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(STAMP)  ## the relay beside nginx, HAProxy and LLM gateways (see benchmarks/relay/README.md)
+	$(BIN)/python benchmarks/relay/run.py
+
+e2e: $(STAMP)  ## a real engine, a real gateway and the openai client, through the tap
+	$(BIN)/python e2e/run.py
+
+clean:  ## remove what the targets made
+	rm -rf $(VENV) .e2e .mypy_cache .ruff_cache .pytest_cache .hypothesis benchmarks/relay/build

@@ -1,0 +1,120 @@
+"""Servers of this run: started in a process group of their own, logged, waited for, and stopped by id."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Failure", "Server", "get_json", "port_free", "post_json", "tail"]
+
+LAST_MOMENT_S = 2.0  # from the end of a process to the end of its children, as far as we put up with it
+LOCAL = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never through the user's own proxy
+
+
+class Failure(Exception):
+    """The run cannot go on; the text says why, for the person reading the log."""
+
+
+class Server:
+    """One started process and whatever it starts itself."""
+
+    def __init__(self, name: str, argv: list[str], *, logs: Path, env: Mapping[str, str], cwd: Path) -> None:
+        self.name = name
+        self.log = logs / f"{name}.log"
+        with self.log.open("wb") as out:
+            self.process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **env},
+                cwd=cwd,
+                start_new_session=True,
+            )
+
+    def wait_ready(self, url: str, *, limit_s: float) -> float:
+        """Asks `url` until it answers 200; returns the seconds since the call."""
+        start = time.monotonic()
+        last = ""
+        while time.monotonic() - start < limit_s:
+            if self.process.poll() is not None:
+                raise Failure(f"{self.name} ended with {self.process.returncode}\n{tail(self.log)}")
+            try:
+                with LOCAL.open(url, timeout=5) as response:
+                    if response.status == 200:
+                        return time.monotonic() - start
+            except (OSError, urllib.error.URLError) as error:
+                last = str(error)
+            time.sleep(0.1)
+        raise Failure(f"{self.name} not ready at {url} within {limit_s:.0f} s ({last})\n{tail(self.log)}")
+
+    def stop(self, limit_s: float = 15) -> str | None:
+        """Asks the process to end; returns what was wrong with how it did, None if nothing was.
+
+        What is left of its group a moment later is killed, and counts as wrong.
+        """
+        wrong = None
+        early = self.process.poll()
+        if early is not None:
+            wrong = f"{self.name} had ended before it was told to, with {early}"
+        else:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(limit_s)
+            except subprocess.TimeoutExpired:
+                wrong = f"{self.name} was still there {limit_s:.0f} s after SIGTERM"
+            else:
+                if self.process.returncode not in (0, -signal.SIGTERM):
+                    wrong = f"{self.name} ended with {self.process.returncode} on SIGTERM"
+        if self._group_lives(LAST_MOMENT_S):
+            os.killpg(self.process.pid, signal.SIGKILL)
+            wrong = wrong or f"{self.name} left processes behind"
+        self.process.wait()
+        return wrong
+
+    def _group_lives(self, limit_s: float) -> bool:
+        """Whether any process of the group is still there after at most `limit_s`."""
+        give_up = time.monotonic() + limit_s
+        while time.monotonic() < give_up:
+            self.process.poll()
+            try:
+                os.killpg(self.process.pid, 0)
+            except ProcessLookupError:
+                return False
+            time.sleep(0.02)
+        return True
+
+
+def port_free() -> int:
+    """A loopback port nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def get_json(url: str, *, timeout_s: float = 10) -> Any:
+    with LOCAL.open(url, timeout=timeout_s) as response:
+        return json.load(response)
+
+
+def post_json(url: str, body: Mapping[str, Any], *, key: str, timeout_s: float) -> bytes:
+    """Sends a JSON body and returns the answer's body, whole."""
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+    with LOCAL.open(request, timeout=timeout_s) as response:
+        return response.read()
+
+
+def tail(log: Path, lines: int = 30) -> str:
+    """The last lines of a log, indented, under its name."""
+    text = log.read_text(errors="replace").splitlines()[-lines:]
+    return "\n".join([f"--- the last lines of {log}", *(f"    {line}" for line in text)])

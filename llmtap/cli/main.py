@@ -1,0 +1,50 @@
+"""The `llmtap` command: what the subcommands share, and how errors leave the program."""
+
+import importlib
+import sys
+from typing import Annotated
+
+import typer
+
+from llmtap import __version__
+from llmtap.errors import ConfigError, LlmtapError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="llmtap",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="A tap for LLM traffic: forwards every byte untouched, timestamps every token.",
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"llmtap {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Holds the options that stand before a subcommand."""
+
+
+def main() -> None:
+    """Run a command. Exit 0: ok. 1: a check failed. 2: usage or configuration, the key named on stderr."""
+    for command in ("proxy", "sim", "demo"):
+        importlib.import_module(f"llmtap.cli.{command}")
+    try:
+        app()
+    except ConfigError as exc:
+        print(f"llmtap: {exc}", file=sys.stderr)
+        sys.exit(2)
+    except LlmtapError as exc:
+        print(f"llmtap: {exc}", file=sys.stderr)
+        sys.exit(1)

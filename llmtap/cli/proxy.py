@@ -1,0 +1,88 @@
+"""`llmtap proxy`: the tap itself."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from llmtap.cli.main import app
+from llmtap.errors import ConfigError
+
+__all__ = ["proxy"]
+
+EPILOG = """Examples:
+
+  llmtap proxy --upstream http://127.0.0.1:8000
+
+  llmtap proxy --upstream https://api.example.com --listen 0.0.0.0:8080 --workers 4
+
+  llmtap proxy --config /etc/llmtap.toml --set relay.idle_timeout=120s
+
+SIGTERM drains the streams under way, SIGHUP reads the configuration again without losing a connection."""
+
+
+@app.command(epilog=EPILOG)
+def proxy(
+    upstream: Annotated[str | None, typer.Option(help="URL of the gateway. [relay.upstream]")] = None,
+    listen: Annotated[
+        str | None, typer.Option(help="HOST:PORT for clients; default 127.0.0.1:8080. [relay.listen]")
+    ] = None,
+    admin: Annotated[
+        str | None, typer.Option(help="HOST:PORT for /metrics; default 127.0.0.1:9464. [meter.admin]")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Relay processes; default 1. [relay.workers]")] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="TOML file; see config/llmtap.toml for every key.", envvar="LLMTAP_CONFIG"),
+    ] = None,
+    assign: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any key, such as relay.clock=mono."),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Check the configuration and start nothing.")
+    ] = False,
+    list_keys: Annotated[bool, typer.Option("--keys", help="List every key of the configuration.")] = False,
+) -> None:
+    """Put the tap in front of a gateway: clients notice nothing, every token is timed."""
+    from llmtap.config import Settings, fingerprint, keys, load_settings
+
+    if list_keys:
+        for key, text in keys().items():
+            print(f"{key:32} {text}")
+        return
+    flags: dict[str, Any] = {
+        "relay.upstream": upstream,
+        "relay.listen": listen,
+        "meter.admin": admin,
+        "relay.workers": workers,
+    }
+    for item in assign or ():
+        key, sep, value = item.partition("=")
+        if not sep:
+            raise ConfigError("--set", f"expected KEY=VALUE, got {item!r}")
+        flags[key.strip()] = value.strip()
+
+    def load() -> Settings:
+        return load_settings(config, os.environ, flags)
+
+    settings = load()
+    import asyncio
+
+    from llmtap.log import set_up
+    from llmtap.supervisor.supervisor import Supervisor, check_settings
+
+    check_settings(settings)
+    if check:
+        print(f"ok (config {fingerprint(settings)})")
+        return
+    set_up(settings.log)
+    scheme = "https" if settings.relay.tls_certificate else "http"
+
+    def announce(listen: str, admin: str) -> None:
+        line = f"llmtap: {scheme}://{listen} -> {settings.relay.upstream}   metrics: http://{admin}/metrics"
+        print(line, file=sys.stderr, flush=True)
+
+    raise typer.Exit(asyncio.run(Supervisor(settings, load, announce).run()))

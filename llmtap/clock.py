@@ -1,0 +1,80 @@
+"""The only reader of clocks.
+
+Everyone else is given a Clock or handed a stamp. Monotonic time is for measuring, wall time for
+labels, and no expression mixes them: a WallAnchor turns one into the other at the edge.
+All stamps are integer nanoseconds of CLOCK_MONOTONIC, which every process of a host shares, so a
+stamp taken in the relay can be compared with one taken in the meter or in a local load program.
+"""
+
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+__all__ = ["Clock", "ManualClock", "SystemClock", "WallAnchor"]
+
+
+class Clock(Protocol):
+    """Where stamps come from."""
+
+    def mono_ns(self) -> int:
+        """Now, on CLOCK_MONOTONIC, in nanoseconds."""
+        ...
+
+    def wall_ns(self) -> int:
+        """Now, on CLOCK_REALTIME, in nanoseconds since the epoch."""
+        ...
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    # Bound once as attributes: one call per stamp on the hot path (about 50 ns) instead of two.
+    mono_ns = staticmethod(time.monotonic_ns)
+    wall_ns = staticmethod(time.time_ns)
+
+
+@dataclass(slots=True)
+class ManualClock:
+    """A clock that moves when told to, for tests; it refuses to go back."""
+
+    now_ns: int = 0
+    wall_offset_ns: int = 1_700_000_000_000_000_000
+
+    def mono_ns(self) -> int:
+        return self.now_ns
+
+    def wall_ns(self) -> int:
+        return self.now_ns + self.wall_offset_ns
+
+    def advance(self, delta_ns: int) -> None:
+        assert delta_ns >= 0, "time does not go back"
+        self.now_ns += delta_ns
+
+
+@dataclass(frozen=True, slots=True)
+class WallAnchor:
+    """One pair of readings of both clocks, by which stamps become dates."""
+
+    mono_ns: int
+    wall_ns: int
+    width_ns: int
+    """How long the pair of readings took: the anchor is right within this."""
+
+    @classmethod
+    def sample(cls, clock: Clock, tries: int = 5) -> "WallAnchor":
+        """The tightest of a few bracketed readings (mono, wall, mono)."""
+        best: WallAnchor | None = None
+        for _ in range(tries):
+            before = clock.mono_ns()
+            wall = clock.wall_ns()
+            after = clock.mono_ns()
+            if best is None or after - before < best.width_ns:
+                best = cls((before + after) // 2, wall, after - before)
+        assert best is not None
+        return best
+
+    def to_wall_ns(self, mono_ns: int) -> int:
+        return self.wall_ns + (mono_ns - self.mono_ns)
+
+    def to_mono_ns(self, wall_ns: int) -> int:
+        return self.mono_ns + (wall_ns - self.wall_ns)

@@ -1,0 +1,1 @@
+"""Numbers for other systems: the Prometheus exposition."""

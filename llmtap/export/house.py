@@ -1,0 +1,127 @@
+"""The tap about itself: what relays say of themselves, and the meter of its own work.
+
+A relay that left keeps its counters, so that sums over relays do not fall, and loses its gauges.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from prometheus_client.metrics_core import Metric
+
+from llmtap.export.families import counter, gauge
+from llmtap.tap.frames import RelayStatus
+
+__all__ = ["MeterState", "RelayState", "collect_meter", "collect_relays"]
+
+
+@dataclass(frozen=True, slots=True)
+class RelayState:
+    """One relay as the meter knows it at the time of a scrape."""
+
+    name: str
+    connected: bool
+    status: RelayStatus | None
+    lost: int = 0
+    """Exchanges that were open when the relay went away for good."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeterState:
+    """The meter about itself at the time of a scrape."""
+
+    frames: int = 0
+    live_exchanges: int = 0
+    cpu_ns: int = 0
+    rss_bytes: int = 0
+    errors: Mapping[str, int] = field(default_factory=dict)
+    """Exchanges or frames that could not be measured, by kind of error."""
+    label_overflow: Mapping[str, int] = field(default_factory=dict)
+    """Exchanges counted as `other`, by the label that was full."""
+    smooth_goodput: Mapping[str, float] = field(default_factory=dict)
+    """Tokens per second, by name of the window."""
+
+
+_RELAY_COUNTERS: Final[tuple[tuple[str, str, Callable[[RelayStatus], float]], ...]] = (
+    ("llmtap_relay_exchanges", "Exchanges begun", lambda s: s.opened),
+    ("llmtap_tap_measured_exchanges", "Exchanges whose every frame was acknowledged", lambda s: s.measured),
+    ("llmtap_relay_accepted_connections", "Connections accepted", lambda s: s.accepted),
+    ("llmtap_relay_upstream_connects", "Connections made upstream", lambda s: s.upstream_connects),
+    ("llmtap_relay_upstream_reuses", "Requests on a kept-alive connection", lambda s: s.upstream_reuses),
+    ("llmtap_relay_cpu_seconds", "CPU time of the relay", lambda s: s.cpu_ns / 1e9),
+)
+_RELAY_GAUGES: Final[tuple[tuple[str, str, Callable[[RelayStatus], float]], ...]] = (
+    ("llmtap_relay_connections", "Client connections now", lambda s: s.connections),
+    ("llmtap_relay_streams", "Exchanges in progress", lambda s: s.streams),
+    ("llmtap_relay_upstream_idle", "Idle upstream connections", lambda s: s.upstream_idle),
+    ("llmtap_relay_unsettled_exchanges", "Neither measured nor dropped yet", lambda s: s.unsettled),
+    ("llmtap_relay_tap_pending_bytes", "Bytes waiting to go to the meter", lambda s: s.tap_pending_bytes),
+    ("llmtap_relay_rss_bytes", "Resident memory of the relay", lambda s: s.rss_bytes),
+)
+
+
+def collect_relays(relays: Iterable[RelayState]) -> Iterator[Metric]:
+    """Counters of every relay known, gauges of those that speak."""
+    relays = list(relays)
+    said = [(relay.name, relay.status) for relay in relays if relay.status is not None]
+    now = [(relay.name, relay.status) for relay in relays if relay.connected and relay.status is not None]
+    for metric, text, read in _RELAY_COUNTERS:
+        yield counter(metric, text, ("relay",), [((name,), read(status)) for name, status in said])
+    for metric, text, read in _RELAY_GAUGES:
+        yield gauge(metric, text, ("relay",), [((name,), read(status)) for name, status in now])
+    yield gauge(
+        "llmtap_relay_up",
+        "1 while the relay speaks to the meter",
+        ("relay",),
+        [((relay.name,), int(relay.connected)) for relay in relays],
+    )
+    dropped = {(name, reason): n for name, status in said for reason, n in status.dropped.items()}
+    dropped.update({(relay.name, "relay_lost"): relay.lost for relay in relays if relay.lost})
+    yield counter(
+        "llmtap_tap_dropped_exchanges",
+        "Exchanges that passed unmeasured",
+        ("relay", "reason"),
+        dropped.items(),
+    )
+    yield counter(
+        "llmtap_relay_refused",
+        "Connections and requests turned away, by limit",
+        ("relay", "limit"),
+        [((name, limit), n) for name, status in said for limit, n in status.refused.items()],
+    )
+    yield counter(
+        "llmtap_relay_bytes",
+        "Bytes passed on: up to the gateway, down to the clients",
+        ("relay", "direction"),
+        [
+            ((name, direction), n)
+            for name, status in said
+            for direction, n in (("up", status.bytes_up), ("down", status.bytes_down))
+        ],
+    )
+
+
+def collect_meter(meter: MeterState) -> Iterator[Metric]:
+    """The meter's own figures."""
+    yield counter(
+        "llmtap_label_overflow",
+        "Exchanges counted as `other` because the label was full",
+        ("label",),
+        [((label,), n) for label, n in meter.label_overflow.items()],
+    )
+    yield counter(
+        "llmtap_meter_errors",
+        "What the meter could not make sense of",
+        ("kind",),
+        [((kind,), n) for kind, n in meter.errors.items()],
+    )
+    yield counter("llmtap_meter_frames", "Frames read from relays", (), [((), meter.frames)])
+    yield counter("llmtap_meter_cpu_seconds", "CPU time of the meter", (), [((), meter.cpu_ns / 1e9)])
+    yield gauge("llmtap_meter_rss_bytes", "Resident memory of the meter", (), [((), meter.rss_bytes)])
+    yield gauge("llmtap_meter_live_exchanges", "Exchanges being rebuilt", (), [((), meter.live_exchanges)])
+    yield gauge(
+        "llmtap_smooth_goodput_tokens_per_second",
+        "Sum of output tokens - 5 x seconds of user idle latency, per second",
+        ("window",),
+        [((window,), value) for window, value in meter.smooth_goodput.items()],
+    )

@@ -1,0 +1,1 @@
+"""Load: for now the small closed-loop client of the demo."""

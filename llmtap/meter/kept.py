@@ -1,0 +1,148 @@
+"""The newest exchanges, kept whole in memory for whoever asks: bounded by number and by events."""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+
+from llmtap.metrics.latency import chunking_of, metrics_of
+from llmtap.record.exchange import Exchange
+from llmtap.record.outcome import Outcome
+
+__all__ = ["BadQuery", "Kept", "Query"]
+
+EVENTS_MAX: Final = 2_000_000
+"""Events kept in all, at 25 to 40 bytes each: 80 MB at most, whatever the length of the streams."""
+LIMIT_DEFAULT: Final = 100
+LIMIT_MAX: Final = 1_000
+
+
+class BadQuery(ValueError):
+    """A query parameter that cannot be; `field` names it."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(problem)
+        self.field = field
+
+
+def _text(field: str, value: str) -> object:
+    return value
+
+
+def _number(field: str, value: str) -> object:
+    if not (value.isascii() and value.isdigit() and len(value) <= 18):
+        raise BadQuery(field, f"expected a whole number, got {value!r}")
+    return int(value)
+
+
+def _flag(field: str, value: str) -> object:
+    known = {"1": True, "true": True, "0": False, "false": False}
+    if value not in known:
+        raise BadQuery(field, f"expected 1 or 0, got {value!r}")
+    return known[value]
+
+
+def _outcome(field: str, value: str) -> object:
+    try:
+        return Outcome(value)
+    except ValueError:
+        raise BadQuery(field, f"expected one of {', '.join(Outcome)}, got {value!r}") from None
+
+
+_FILTERS: Final[Mapping[str, Callable[[str, str], object]]] = {
+    "id": _text, "relay": _text, "seq": _number, "tenant": _text, "model": _text, "route": _text,
+    "arm": _text, "endpoint": _text, "dialect": _text, "method": _text, "path": _text, "request_id": _text,
+    "status": _number, "stream": _flag, "outcome": _outcome, "finish_reason": _text, "clock": _text,
+}  # fmt: skip
+"""What an exchange can be asked for by: its own names, and how to read a value."""
+
+
+class Query(msgspec.Struct, frozen=True, kw_only=True):
+    """Which exchanges, and how much of each."""
+
+    limit: int = LIMIT_DEFAULT
+    events: bool = False
+    before: int | None = None
+    """Only exchanges kept before this one: the cursor."""
+    wanted: dict[str, object] = {}
+    """Attribute and value: all must match."""
+
+    @classmethod
+    def parse(cls, fields: Mapping[str, str]) -> "Query":
+        """Reads `limit`, `events`, `next` (a cursor from an earlier answer) and filters by name.
+
+        Raises BadQuery for an unknown name or a value that cannot be.
+        """
+        limit, events, before = LIMIT_DEFAULT, False, None
+        wanted: dict[str, object] = {}
+        for field, value in fields.items():
+            if field == "limit":
+                number = _number(field, value)
+                if not isinstance(number, int) or not 1 <= number <= LIMIT_MAX:
+                    raise BadQuery(field, f"expected 1 to {LIMIT_MAX}, got {value!r}")
+                limit = number
+            elif field == "events":
+                events = bool(_flag(field, value))
+            elif field in ("next", "cursor"):
+                number = _number(field, value)
+                before = number if isinstance(number, int) else None
+            elif field in _FILTERS:
+                wanted[field] = _FILTERS[field](field, value)
+            else:
+                raise BadQuery(field, f"no such field; known: limit, events, next, {', '.join(_FILTERS)}")
+        return cls(limit=limit, events=events, before=before, wanted=wanted)
+
+    def matches(self, x: Exchange) -> bool:
+        return all(getattr(x, name) == value for name, value in self.wanted.items())
+
+
+class Kept:
+    """A ring of exchanges in the order in which they ended."""
+
+    def __init__(self, exchanges_max: int, events_max: int = EVENTS_MAX) -> None:
+        self._ring: deque[tuple[int, Exchange]] = deque()
+        self._exchanges_max = exchanges_max
+        self._events_max = events_max
+        self._events = 0
+        self._next = 1
+
+    def __len__(self) -> int:
+        return len(self._ring)
+
+    def add(self, x: Exchange) -> None:
+        """Keeps an exchange, and lets the oldest go that no longer fit."""
+        ring = self._ring
+        ring.append((self._next, x))
+        self._next += 1
+        self._events += _weight(x)
+        while len(ring) > self._exchanges_max or (self._events > self._events_max and ring):
+            self._events -= _weight(ring.popleft()[1])
+
+    def find(self, query: Query) -> tuple[list[Exchange], str | None]:
+        """The newest exchanges that match, and the cursor to the rest (None when there is none)."""
+        found: list[Exchange] = []
+        last = 0
+        for number, x in reversed(self._ring):
+            if (query.before is not None and number >= query.before) or not query.matches(x):
+                continue
+            if len(found) == query.limit:
+                return found, str(last)
+            found.append(x)
+            last = number
+        return found, None
+
+
+def to_json(found: list[Exchange], cursor: str | None, *, events: bool) -> bytes:
+    """The answer of `/api/v1/exchanges`. Finished exchanges do not change: any thread may do this."""
+    return msgspec.json.encode(
+        {
+            "exchanges": [x.to_dict(metrics_of(x), chunking_of(x), events=events) for x in found],
+            "next": cursor,
+        }
+    )
+
+
+def _weight(x: Exchange) -> int:
+    """Events and reads: what an exchange's memory grows with."""
+    return len(x.timeline.events) + len(x.added.chunks_ns)

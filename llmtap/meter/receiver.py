@@ -1,0 +1,134 @@
+"""The meter's end of the tap: a local socket on which relays deliver batches of frames.
+
+Each connection is one relay, and says so in its first frame. A batch is acknowledged when everything in
+it has been accounted; what a dying meter had not acknowledged, the relay counts as not measured.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+import stat
+from typing import cast
+
+import msgspec
+
+from llmtap.meter.assembler import Assembler
+from llmtap.meter.tally import Tally
+from llmtap.tap.frames import ACK, BatchReader, FrameKind, Hello
+
+__all__ = ["Receiver", "listen_on"]
+
+log = logging.getLogger(__name__)
+
+
+class Receiver:
+    """Accepts relays. Owns its connections until `close`."""
+
+    def __init__(self, tally: Tally) -> None:
+        self._tally = tally
+        self._connections: set[_Connection] = set()
+        self._server: asyncio.Server | None = None
+
+    async def start(self, sock: socket.socket) -> None:
+        """Begins to accept on a listening unix socket."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(
+            lambda: _Connection(self._tally, self._connections), sock=sock
+        )
+
+    async def close(self) -> None:
+        """Stops accepting and hangs up on every relay."""
+        if self._server is not None:
+            self._server.close()
+        leaving = list(self._connections)
+        for connection in leaving:
+            connection.close()
+        # Transports close on a later turn of the loop; the relays' exchanges are given up there.
+        for connection in leaving:
+            await connection.lost.wait()
+
+
+class _Connection(asyncio.Protocol):
+    """One relay."""
+
+    def __init__(self, tally: Tally, siblings: "set[_Connection]") -> None:
+        self._tally = tally
+        self._siblings = siblings
+        self._batches = BatchReader()
+        self._transport: asyncio.Transport | None = None
+        self._assembler: Assembler | None = None
+        self._relay = ""
+        self._epoch = 0
+        self.lost = asyncio.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # A cast and no check: uvloop's transports are not asyncio's children.
+        self._transport = cast(asyncio.Transport, transport)
+        self._siblings.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        acks = bytearray()
+        try:
+            for batch_no, frames in self._batches.feed(data):
+                self._tally.frames += len(frames)
+                if self._assembler is None and frames:
+                    self._join(frames.pop(0))
+                if self._assembler is not None:
+                    self._assembler.digest(frames)
+                acks += ACK.pack(batch_no)
+        except (ValueError, msgspec.MsgspecError) as error:
+            # Bytes out of step cannot be resynchronised: hang up, and the relay begins anew.
+            self._tally.failed("bad_batch", error)
+            self.close()
+        if acks and self._transport is not None:
+            self._transport.write(bytes(acks))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._siblings.discard(self)
+        self.lost.set()
+        if self._assembler is None:
+            return
+        open_exchanges = self._assembler.discard()
+        self._tally.relays.leave(self._relay, self._epoch, open_exchanges, self._tally.clock.mono_ns())
+        log.info("event=relay_left relay=%s open_exchanges=%d", self._relay, open_exchanges)
+
+    def close(self) -> None:
+        """Hangs up."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _join(self, frame: tuple[int, int, int, int, bytes]) -> None:
+        if frame[0] != FrameKind.HELLO:
+            raise ValueError(f"the first frame is of kind {frame[0]}, not a hello")
+        hello = msgspec.json.decode(frame[4], type=Hello)
+        self._relay = hello.relay
+        self._epoch = self._tally.relays.join(hello)
+        self._assembler = Assembler(hello, self._tally)
+        log.info("event=relay_joined relay=%s pid=%d clock=%s", hello.relay, hello.pid, hello.clock)
+
+
+def listen_on(path: str) -> socket.socket:
+    """A listening unix socket at `path` that only this user can open (0600).
+
+    A socket left behind by a meter that died is replaced. Raises OSError when something else is there
+    or the path is longer than the system's limit (about 100 bytes).
+    """
+    try:
+        if stat.S_ISSOCK(os.lstat(path).st_mode):
+            os.unlink(path)
+    except FileNotFoundError:
+        pass
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    # Between bind and chmod the socket would stand open to others: the mask closes that gap.
+    mask = os.umask(0o177)
+    try:
+        sock.bind(path)
+    except BaseException:
+        sock.close()
+        raise
+    finally:
+        os.umask(mask)
+    sock.listen(64)
+    sock.setblocking(False)
+    return sock

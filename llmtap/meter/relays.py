@@ -1,0 +1,114 @@
+"""What the meter knows of each relay: who they are, what they last said of themselves, who went away."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from llmtap.export.house import RelayState
+from llmtap.tap.frames import Hello, RelayStatus
+from llmtap.units import NS_PER_S
+
+__all__ = ["RelayBook"]
+
+STATUS_FRESH_NS: Final = 5 * NS_PER_S
+"""Relays speak about once a second; one silent for longer than this is not counted on."""
+GONE_NS: Final = 5 * NS_PER_S
+"""A relay that comes back within this time has counted what it lost by itself."""
+RELAYS_MAX: Final = 64
+"""Relays remembered, those that left included: a crash loop must not grow the exposition for ever."""
+
+
+@dataclass(slots=True)
+class _Relay:
+    hello: Hello
+    epoch: int
+    connected: bool = True
+    status: RelayStatus | None = None
+    status_at_ns: int = 0
+    left_at_ns: int = 0
+    open_when_left: int = 0
+
+
+class RelayBook:
+    """All relays, in the order in which they first came."""
+
+    def __init__(self) -> None:
+        self._relays: dict[str, _Relay] = {}
+        self._epoch = 0
+
+    def join(self, hello: Hello) -> int:
+        """A relay said hello. Returns the number of this connection, to be given to `leave`."""
+        self._epoch += 1
+        known = self._relays.get(hello.relay)
+        fresh = _Relay(hello, self._epoch)
+        if known is not None:
+            fresh.status, fresh.status_at_ns = known.status, known.status_at_ns
+        self._relays[hello.relay] = fresh
+        self._forget_some()
+        return self._epoch
+
+    def say(self, name: str, status: RelayStatus, now_ns: int) -> None:
+        """A relay's status came."""
+        relay = self._relays.get(name)
+        if relay is not None:
+            relay.status, relay.status_at_ns = status, now_ns
+
+    def leave(self, name: str, epoch: int, open_exchanges: int, now_ns: int) -> None:
+        """A relay's connection ended with so many exchanges open; only its present one counts."""
+        relay = self._relays.get(name)
+        if relay is not None and relay.epoch == epoch:
+            relay.connected = False
+            relay.left_at_ns = now_ns
+            relay.open_when_left = open_exchanges
+
+    def ready(self, now_ns: int) -> bool:
+        """At least one relay is connected, spoke lately and takes connections."""
+        return any(
+            r.connected
+            and r.status is not None
+            and not r.status.draining
+            and now_ns - r.status_at_ns <= STATUS_FRESH_NS
+            for r in self._relays.values()
+        )
+
+    def states(self, now_ns: int) -> list[RelayState]:
+        """The relays as the exposition shows them."""
+        return [RelayState(name, r.connected, r.status, _lost(r, now_ns)) for name, r in self._relays.items()]
+
+    def to_dict(self, now_ns: int) -> dict[str, object]:
+        """By name: the last status (seconds and bytes) and its age; no counts before the first."""
+        return dict(_described(self._relays, now_ns))
+
+    def _forget_some(self) -> None:
+        gone = [name for name, relay in self._relays.items() if not relay.connected]
+        for name in gone[: max(0, len(self._relays) - RELAYS_MAX)]:
+            del self._relays[name]
+
+
+def _lost(relay: _Relay, now_ns: int) -> int:
+    """Exchanges that went down with the relay: nobody else can count them."""
+    if relay.connected or now_ns - relay.left_at_ns <= GONE_NS:
+        return 0
+    return relay.open_when_left
+
+
+def _described(relays: dict[str, _Relay], now_ns: int) -> Iterator[tuple[str, dict[str, object]]]:
+    for name, relay in relays.items():
+        s = relay.status
+        about: dict[str, object] = {
+            "connected": relay.connected,
+            "pid": relay.hello.pid,
+            "clock": relay.hello.clock,
+            "status_age": None if s is None else (now_ns - relay.status_at_ns) / 1e9,
+            "lost": _lost(relay, now_ns),
+        }
+        if s is not None:
+            about |= {
+                "opened": s.opened, "measured": s.measured, "dropped": s.dropped, "unsettled": s.unsettled,
+                "connections": s.connections, "streams": s.streams, "upstream_idle": s.upstream_idle,
+                "upstream_connects": s.upstream_connects, "upstream_reuses": s.upstream_reuses,
+                "accepted": s.accepted, "refused": s.refused, "tap_pending_bytes": s.tap_pending_bytes,
+                "cpu": s.cpu_ns / 1e9, "rss_bytes": s.rss_bytes, "lag_max": s.lag_ns_max / 1e9,
+                "bytes_up": s.bytes_up, "bytes_down": s.bytes_down,
+            }  # fmt: skip
+        yield name, about

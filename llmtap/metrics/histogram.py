@@ -1,0 +1,183 @@
+"""A log-linear histogram of durations: fixed relative error, mergeable, cheap by the thousand.
+
+Rules:
+
+- A value falls into the bucket named by the upper 16 bits of its 32-bit float: the sign, 8 bits of
+  exponent and 7 of mantissa, so 128 buckets for every power of two. Whole numbers below 256 keep a bucket
+  each; above, a bucket is at most 1/128 of its value wide and answers with its middle: an error of at
+  most 0.4 % (`RELATIVE_ERROR`).
+- `n`, `total`, `min` and `max` are exact.
+- Percentiles interpolate linearly between order statistics at rank (n - 1) p, the rule of
+  `statistics.py` and numpy's default; the first and the last order statistic are the exact ones.
+- Merging adds counts, so merged histograms equal the histogram of all values together.
+
+Why own code: the `hdrhistogram` package records at 0.9 us a value here and starts at 36 KB and 74 us an
+instance, and windows keep hundreds of instances. This one takes 0.1 us a value, because a whole batch
+goes through `array`, `memoryview` and `Counter` without a step of Python for each value, and a few KB.
+"""
+
+import sys
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from struct import Struct
+from typing import Final
+
+__all__ = ["RELATIVE_ERROR", "Histogram"]
+
+RELATIVE_ERROR: Final = 1 / 256 + 2**-23
+"""Half a bucket, and the rounding of an integer to a 32-bit float."""
+
+_UPPER_HALF: Final = slice(1, None, 2) if sys.byteorder == "little" else slice(0, None, 2)
+_SIGN: Final = 0x8000
+_BITS: Final = Struct("=I")
+_FLOAT: Final = Struct("=f")
+_PENDING_MAX: Final = 512
+"""Values kept aside before they are sorted into buckets: enough to make the batch cheap, 16 KB at most."""
+
+
+class Histogram:
+    """Counts of integers, nanoseconds by convention, by size."""
+
+    __slots__ = ("_counts", "_max", "_min", "_n", "_pending", "_total")
+
+    def __init__(self, values: Iterable[int] = ()) -> None:
+        self._counts: Counter[int] = Counter()
+        self._pending: list[int] = []
+        self._n = 0
+        self._total = 0
+        self._min: int | None = None
+        self._max: int | None = None
+        self.record_many(values)
+
+    def record(self, value: int) -> None:
+        """Counts one value."""
+        pending = self._pending
+        pending.append(value)
+        if len(pending) >= _PENDING_MAX:
+            self.fold()
+
+    def record_many(self, values: Iterable[int]) -> None:
+        """Counts each of the values; much cheaper than one by one."""
+        pending = self._pending
+        pending += values
+        if len(pending) >= _PENDING_MAX:
+            self.fold()
+
+    def fold(self) -> None:
+        """Sorts what was kept aside into buckets. Reading does it by itself."""
+        values = self._pending
+        if not values:
+            return
+        low, high = min(values), max(values)
+        self._n += len(values)
+        self._total += sum(values)
+        self._min = low if self._min is None or low < self._min else self._min
+        self._max = high if self._max is None or high > self._max else self._max
+        self._counts.update(memoryview(array("f", values)).cast("B").cast("H")[_UPPER_HALF])
+        self._pending = []
+
+    def merge(self, other: "Histogram") -> None:
+        """Adds all that `other` counted. `other` stays as it is."""
+        other.fold()
+        if other._min is None or other._max is None:
+            return
+        self.fold()
+        self._counts.update(other._counts)  # Counter.update adds
+        self._n += other._n
+        self._total += other._total
+        self._min = other._min if self._min is None else min(self._min, other._min)
+        self._max = other._max if self._max is None else max(self._max, other._max)
+
+    def copy(self) -> "Histogram":
+        """The same counts in an object of their own."""
+        twin = Histogram()
+        twin.merge(self)
+        return twin
+
+    @property
+    def n(self) -> int:
+        return self._n + len(self._pending)
+
+    @property
+    def total(self) -> int:
+        """Sum of all values, exact."""
+        self.fold()
+        return self._total
+
+    @property
+    def min(self) -> int | None:
+        self.fold()
+        return self._min
+
+    @property
+    def max(self) -> int | None:
+        self.fold()
+        return self._max
+
+    @property
+    def mean(self) -> float | None:
+        """Exact; None when nothing was recorded."""
+        self.fold()
+        return self._total / self._n if self._n else None
+
+    def count(self, value: int) -> int:
+        """How many values fell into the bucket of `value`: exactly it, for whole numbers below 256."""
+        self.fold()
+        return self._counts[_BITS.unpack(_FLOAT.pack(value))[0] >> 16]
+
+    def percentile(self, p: float) -> float | None:
+        """The value below which the share `p` (0 to 1) lies; None when nothing was recorded."""
+        return self.percentiles((p,))[0]
+
+    def percentiles(self, shares: Sequence[float]) -> list[float | None]:
+        """Several percentiles in one pass over the buckets."""
+        self.fold()
+        if self._min is None or self._max is None:
+            return [None] * len(shares)
+        indices = sorted(self._counts, key=_by_value)
+        ends = list(accumulate(self._counts[i] for i in indices))
+        out: list[float | None] = []
+        for p in shares:
+            rank = (self._n - 1) * p
+            lower = int(rank)
+            low = self._order_statistic(lower, indices, ends)
+            high = self._order_statistic(min(lower + 1, self._n - 1), indices, ends)
+            out.append(low + (high - low) * (rank - lower))
+        return out
+
+    def _order_statistic(self, k: int, indices: list[int], ends: list[int]) -> float:
+        """The k-th smallest value, from 0, within the histogram's error."""
+        assert self._min is not None and self._max is not None
+        if k == 0:
+            return self._min
+        if k == self._n - 1:
+            return self._max
+        lo, hi = 0, len(ends) - 1
+        while lo < hi:
+            mid = (lo + hi) // 2
+            if ends[mid] > k:
+                hi = mid
+            else:
+                lo = mid + 1
+        return min(max(_middle(indices[lo]), self._min), self._max)
+
+
+def _by_value(index: int) -> int:
+    """Sort key: negative floats have the sign bit set and grow downwards."""
+    return index if index < _SIGN else _SIGN - 1 - index
+
+
+def _middle(index: int) -> float:
+    """The middle of the whole numbers that fall into the bucket."""
+    if index >= _SIGN:
+        return -_middle(index - _SIGN)
+    lower = _edge(index)
+    width = _edge(index + 1) - lower
+    return lower + max(0.0, (width - 1) / 2)
+
+
+def _edge(index: int) -> float:
+    value: float = _FLOAT.unpack(_BITS.pack(index << 16))[0]
+    return value

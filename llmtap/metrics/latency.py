@@ -1,0 +1,339 @@
+"""Latency terms, one pure function each, from the stamps of one exchange.
+
+Every function answers in nanoseconds and answers None where its term does not apply; nothing here
+answers 0 for "unknown". `measure` works all of them out once per exchange, for whoever sums them up;
+`metrics_of` and `chunking_of` give the public names, in seconds. What each term means, and who means
+something else by the same name, stands in DEFINITIONS.md beside this file.
+
+An event *carries output* when its class is content, reasoning, tool call or refusal.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain, compress, count, repeat
+from math import sqrt
+from operator import mul, sub
+from typing import Final
+
+from llmtap.record.exchange import EventLog, Exchange, Timeline
+from llmtap.record.outcome import EventClass, TokenSource
+
+__all__ = [
+    "ALPHA",
+    "READER_NS_PER_TOKEN",
+    "Measured",
+    "chunking_of",
+    "e2e_ns",
+    "itl_even_ns",
+    "itl_ns",
+    "jitter_ns",
+    "measure",
+    "metrics_of",
+    "output_times_ns",
+    "smooth_benefit",
+    "tbc_max_ns",
+    "tbc_ns",
+    "tokens_per_chunk",
+    "tpot_ns",
+    "ttfb_ns",
+    "ttft_any_ns",
+    "ttft_ns",
+    "user_idle_ns",
+]
+
+READER_NS_PER_TOKEN: Final = 50_000_000
+"""V of seed 001, eq. 4: a reader of 20 tokens per second (5.1) needs 50 ms for each."""
+ALPHA: Final = 5.0
+"""Weight of a second of waiting against one token (seed 001, 5.1)."""
+
+_CARRIES_OUTPUT: Final = bytes(
+    code
+    in {
+        EventClass.CONTENT.value,
+        EventClass.REASONING.value,
+        EventClass.TOOL_CALL.value,
+        EventClass.REFUSAL.value,
+    }
+    for code in range(256)
+)
+"""By EventClass code: 1 where the event carries output."""
+
+
+def ttfb_ns(t: Timeline) -> int | None:
+    """Time to first byte: first byte of the response's body - submit."""
+    return _since_submit(t, t.first_byte_ns)
+
+
+def ttft_ns(t: Timeline) -> int | None:
+    """Time to first token: first content that is not only white space - submit.
+
+    Of an answer that was not streamed it is the time to the whole answer; summaries leave those out.
+
+    Source: IETF seed 000, 5.1.3.1 and B.1.1.
+    """
+    return _since_submit(t, t.first_content_ns)
+
+
+def ttft_any_ns(t: Timeline) -> int | None:
+    """Time to the first generated token of any kind (reasoning, tool call, refusal, blanks) - submit."""
+    return _since_submit(t, t.first_token_ns)
+
+
+def e2e_ns(t: Timeline) -> int | None:
+    """End to end: last byte of the response - submit. None when the response never ended.
+
+    Source: seed 002.
+    """
+    return _since_submit(t, t.response_end_ns)
+
+
+def tpot_ns(t: Timeline, output_tokens: int | None) -> float | None:
+    """Time per output token after the first: (last token - first token) / (output tokens - 1).
+
+    None with fewer than two tokens, or when all came at once in a single event: one stamp spans no
+    time. The last output stands in place of the response's end (seed 002), so that a trailing usage
+    event does not count as generation.
+    """
+    if t.first_token_ns is None or t.last_token_ns is None or output_tokens is None or output_tokens < 2:
+        return None
+    if t.events.classes.translate(_CARRIES_OUTPUT).count(1) < 2:
+        return None
+    return (t.last_token_ns - t.first_token_ns) / (output_tokens - 1)
+
+
+def output_times_ns(log: EventLog) -> list[int]:
+    """Stamps of the events that carry output, in order."""
+    return list(compress(log.t_ns, log.classes.translate(_CARRIES_OUTPUT)))
+
+
+def tbc_ns(times_ns: Sequence[int]) -> list[int]:
+    """Time between chunks: the gaps between consecutive events that carry output (ITL option A).
+
+    Events that came in one read share its stamp, so the gap between them is 0. The time before the
+    first is TTFT and not among them: n events give n - 1 gaps.
+
+    Source: IETF seed 000, 4.6.3 option A.
+    """
+    return list(map(sub, times_ns[1:], times_ns))
+
+
+def itl_ns(times_ns: Sequence[int], tokens: Sequence[int]) -> list[int]:
+    """Inter-token latency by option B: every token gets the stamp of its chunk.
+
+    A chunk of k tokens gives one full gap and k - 1 zeros. `tokens` holds the tokens of each chunk.
+
+    Source: IETF seed 000, 4.6.3 option B.
+    """
+    return tbc_ns(list(chain.from_iterable(map(repeat, times_ns, tokens))))
+
+
+def itl_even_ns(times_ns: Sequence[int], tokens: Sequence[int]) -> list[int]:
+    """Inter-token latency, evenly spread: a gap is divided among the tokens of the chunk that ends it.
+
+    As SGLang's server does. Of the first chunk only one instant is known, so its own tokens give no
+    sample; a chunk of no token leaves its gap to the next. The shares are whole nanoseconds and add
+    up to the gap.
+    """
+    out: list[int] = []
+    last_ns: int | None = None
+    for t_ns, k in zip(times_ns, tokens, strict=True):
+        if k < 1:
+            continue
+        if last_ns is not None:
+            share_ns, left = divmod(t_ns - last_ns, k)
+            out += [share_ns] * (k - left)
+            out += [share_ns + 1] * left
+        last_ns = t_ns
+    return out
+
+
+def jitter_ns(gaps_ns: Sequence[int]) -> float | None:
+    """Standard deviation of the gaps of one exchange; None with fewer than two of them.
+
+    The population's (divided by n): an exchange's gaps are all there are, not a sample of more.
+
+    Source: IETF seed 000, 5.4.3 step e.
+    """
+    n = len(gaps_ns)
+    if n < 2:
+        return None
+    # In integers there is no cancellation: n^2 var = n sum(g^2) - (sum g)^2, exactly.
+    return sqrt(n * sum(map(mul, gaps_ns, gaps_ns)) - sum(gaps_ns) ** 2) / n
+
+
+def tbc_max_ns(gaps_ns: Sequence[int]) -> int | None:
+    """The longest pause between chunks. Source: IETF seed 000, 5.4.3 step f."""
+    return max(gaps_ns, default=None)
+
+
+def user_idle_ns(
+    times_ns: Sequence[int],
+    origin_ns: int | None,
+    tokens: Sequence[int] | float = 1,
+    reader_ns_per_token: int = READER_NS_PER_TOKEN,
+) -> int | None:
+    """How long a reader who needs V per token waits with nothing to read, from `origin_ns` (submit) on.
+
+    max over tokens i of (t_i - origin - V (i - 1)), never below 0. `tokens` says how many tokens each
+    chunk brings: one number for all of them, or one for each. All tokens of a chunk share its stamp, so
+    only the first of each can decide. None without an origin or without output.
+
+    Source: seed 001, eq. 4 and 6, in the reading A0 of `oracle/` (equal to simulating the reader).
+    With the first token's stamp as origin it is the same figure with TTFT forgiven (reading F).
+    """
+    if origin_ns is None or not times_ns:
+        return None
+    if isinstance(tokens, int | float):
+        due_ns: Iterable[int] = count(origin_ns, round(reader_ns_per_token * tokens))
+    else:
+        read_before = accumulate(tokens, initial=0)
+        due_ns = (origin_ns + reader_ns_per_token * i for i in read_before)
+    late_ns: Iterable[int] = map(sub, times_ns, due_ns)
+    return max(0, max(late_ns))
+
+
+def smooth_benefit(output_tokens: int | None, idle_ns: int | None, alpha: float = ALPHA) -> float | None:
+    """What the exchange was worth to its reader: n - alpha l, with l the user idle latency in seconds.
+
+    In tokens, and below 0 when the wait outweighs them. Source: seed 001, eq. 7, with f(l) = l.
+    """
+    if output_tokens is None or idle_ns is None:
+        return None
+    return output_tokens - alpha * idle_ns / 1e9
+
+
+def tokens_per_chunk(x: Exchange) -> list[int] | None:
+    """Tokens of each event that carries output, or None when the stream does not tell.
+
+    It tells when every such event declares its own (ids, logprobs, running usage), or when the total
+    equals their number: each brings at least one, so each brought exactly one.
+    """
+    log = x.timeline.events
+    declared = list(compress(log.tokens, log.classes.translate(_CARRIES_OUTPUT)))
+    if not declared:
+        return None
+    if min(declared) >= 0:
+        return declared if any(declared) else None
+    return [1] * len(declared) if _streamed_tokens(x) == len(declared) else None
+
+
+@dataclass(slots=True)
+class Measured:
+    """Every term of one exchange, worked out once; ns, None where a term does not apply."""
+
+    ttft_ns: int | None
+    ttft_any_ns: int | None
+    ttfb_ns: int | None
+    tpot_ns: float | None
+    e2e_ns: int | None
+    user_idle_ns: int | None
+    smooth_benefit: float | None
+    """Tokens."""
+    tbc_ns: list[int]
+    tbc_max_ns: int | None
+    jitter_ns: float | None
+    tokens_per_chunk: list[int] | None
+    output_events: int
+    itl_b_ns: list[int] | None
+    """None when the tokens of each chunk are not known."""
+    itl_even_ns: list[int] | None
+
+    def metrics(self) -> dict[str, float | None]:
+        """The public names: seconds, `smooth_benefit` in tokens."""
+        return {
+            "ttft": _seconds(self.ttft_ns),
+            "ttft_any": _seconds(self.ttft_any_ns),
+            "ttfb": _seconds(self.ttfb_ns),
+            "tpot": _seconds(self.tpot_ns),
+            "e2e": _seconds(self.e2e_ns),
+            "user_idle": _seconds(self.user_idle_ns),
+            "tbc_max": _seconds(self.tbc_max_ns),
+            "jitter": _seconds(self.jitter_ns),
+            "smooth_benefit": self.smooth_benefit,
+        }
+
+
+def measure(x: Exchange) -> Measured:
+    """All terms of one exchange."""
+    t = x.timeline
+    times = output_times_ns(t.events)
+    gaps = tbc_ns(times)
+    tokens = tokens_per_chunk(x)
+    pace: Sequence[int] | float = 1
+    b = even = None
+    if tokens is None:
+        # Only the total is known: the reader of a chunk is taken to get the mean number of tokens.
+        streamed = _streamed_tokens(x)
+        if times and streamed is not None:
+            pace = max(1.0, streamed / len(times))
+    elif len(tokens) == sum(tokens) == sum(map(bool, tokens)):
+        # One token a chunk: the options agree, and the gaps are measured directly (IETF B.2.1).
+        b = even = gaps
+    else:
+        pace = tokens
+        b, even = itl_ns(times, tokens), itl_even_ns(times, tokens)
+    idle = user_idle_ns(times, t.submit_ns, pace)
+    return Measured(
+        ttft_ns=ttft_ns(t),
+        ttft_any_ns=ttft_any_ns(t),
+        ttfb_ns=ttfb_ns(t),
+        tpot_ns=tpot_ns(t, x.tokens.output),
+        e2e_ns=e2e_ns(t),
+        user_idle_ns=idle,
+        smooth_benefit=smooth_benefit(x.tokens.output, idle),
+        tbc_ns=gaps,
+        tbc_max_ns=tbc_max_ns(gaps),
+        jitter_ns=jitter_ns(gaps),
+        tokens_per_chunk=tokens,
+        output_events=len(times),
+        itl_b_ns=b,
+        itl_even_ns=even,
+    )
+
+
+def metrics_of(x: Exchange) -> dict[str, float | None]:
+    """The exchange's metrics by their public names: seconds, `smooth_benefit` in tokens."""
+    return measure(x).metrics()
+
+
+def chunking_of(x: Exchange) -> dict[str, object]:
+    """How the answer was cut (IETF seed 000, B.2): events, those that carry output, reads, tokens in each.
+
+    `tokens_per_chunk_mean` needs a token count that is not itself a count of chunks;
+    `single_token_share` needs the tokens of each chunk. Both are None otherwise.
+    """
+    tokens = tokens_per_chunk(x)
+    carrying = x.timeline.events.classes.translate(_CARRIES_OUTPUT).count(1)
+    streamed = sum(tokens) if tokens is not None else _streamed_tokens(x)
+    return {
+        "events": len(x.timeline.events),
+        "content_events": carrying,
+        "reads": x.reads,
+        "tokens_per_chunk_mean": streamed / carrying if carrying and streamed is not None else None,
+        "single_token_share": None if tokens is None else tokens.count(1) / carrying,
+    }
+
+
+def _streamed_tokens(x: Exchange) -> int | None:
+    """Tokens that the events of the stream brought together; None when only chunks were counted.
+
+    A provider's total includes reasoning that it did not send; where no reasoning event passed, that
+    part is taken off.
+    """
+    n = x.tokens.output
+    if n is None or x.tokens.source in (TokenSource.NONE, TokenSource.CHUNKS):
+        return None
+    if x.tokens.reasoning and EventClass.REASONING.value not in x.timeline.events.classes:
+        n = max(0, n - x.tokens.reasoning)
+    return n
+
+
+def _since_submit(t: Timeline, t_ns: int | None) -> int | None:
+    # An answer that came before the request was all out (an early 413, say) has no such latency.
+    if t_ns is None or t.submit_ns is None or t_ns < t.submit_ns:
+        return None
+    return t_ns - t.submit_ns
+
+
+def _seconds(ns: float | None) -> float | None:
+    return None if ns is None else ns / 1e9

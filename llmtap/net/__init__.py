@@ -1,0 +1,1 @@
+"""Asyncio sockets without opinions: streams, listeners, the upstream pool, TLS."""

@@ -1,0 +1,116 @@
+"""Accepting connections: from a callback, a few per turn, and never in a spin.
+
+The listening sockets are made by the supervisor and outlive a relay process: connections that arrive
+while a relay restarts wait in the kernel's queue instead of being refused.
+"""
+
+import asyncio
+import errno
+import logging
+import socket
+from collections.abc import Callable
+from typing import Final
+
+__all__ = ["Listener", "bind", "is_free", "parse_address"]
+
+ACCEPTS_PER_TURN: Final = 64
+"""More would make streams wait for newcomers."""
+BACKLOG: Final = 4_096
+FULL_PAUSE_S: Final = 0.1
+"""How long to stop accepting when the process has no file descriptor left."""
+
+log = logging.getLogger(__name__)
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """`(host, port)` of `127.0.0.1:8080`, `[::1]:8080` or `:8080` (every interface).
+
+    Raises ValueError.
+    """
+    host, sep, port = text.rpartition(":")
+    if not sep or not port.isdigit() or int(port) > 65_535:
+        raise ValueError(f"expected HOST:PORT, got {text!r}")
+    return host.strip("[]"), int(port)
+
+
+def bind(host: str, port: int, *, shared: bool) -> socket.socket:
+    """A listening TCP socket; `shared` lets several of one user share the port (SO_REUSEPORT).
+
+    Raises OSError.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        # Accepted sockets inherit it: one system call saved per connection.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.bind((host, port))
+        sock.listen(BACKLOG)
+        sock.setblocking(False)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def is_free(host: str, port: int) -> None:
+    """Raises OSError when somebody has the port, be it one of us that would share it (SO_REUSEPORT)."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))  # not listening: nobody may connect to a socket that only asks
+
+
+class Listener:
+    """Hands each accepted, non-blocking socket to `on_accept`."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        sock: socket.socket,
+        on_accept: Callable[[socket.socket], None],
+    ) -> None:
+        self._loop = loop
+        self._sock = sock
+        self._on_accept = on_accept
+        self._timer: asyncio.TimerHandle | None = None
+        self.failures = 0
+        loop.add_reader(sock, self._acceptable)
+
+    def _acceptable(self) -> None:
+        for _ in range(ACCEPTS_PER_TURN):
+            if not self._accept_one():
+                return
+
+    def _accept_one(self) -> bool:
+        try:
+            sock, _ = self._sock.accept()
+        except (BlockingIOError, InterruptedError):
+            return False
+        except ConnectionAbortedError:
+            return True
+        except OSError as exc:
+            self.failures += 1
+            if exc.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                log.warning("event=accept_failed error=%r pause_s=%s", str(exc), FULL_PAUSE_S)
+                self._loop.remove_reader(self._sock)
+                self._timer = self._loop.call_later(FULL_PAUSE_S, self._resume)
+                return False
+            raise
+        sock.setblocking(False)
+        self._on_accept(sock)
+        return True
+
+    def _resume(self) -> None:
+        self._timer = None
+        self._loop.add_reader(self._sock, self._acceptable)
+
+    def close(self) -> None:
+        """Stop accepting; whoever is in the queue already is still let in."""
+        if self._timer:
+            self._timer.cancel()
+        self._loop.remove_reader(self._sock)
+        while self._accept_one():
+            pass
+        self._sock.close()

@@ -1,0 +1,327 @@
+"""Connections to the upstream: opened when needed, kept while idle, never trusted blindly.
+
+An idle connection is watched: one that the upstream closes leaves the pool at that moment, and one taken
+from it is asked once more whether it is still open. What remains is the race in which the upstream closes
+while a request is on its way; whether that request may be sent again is the relay's decision.
+"""
+
+import asyncio
+import errno
+import os
+import socket
+import ssl
+from dataclasses import dataclass
+from typing import Final, Protocol
+from urllib.parse import urlsplit
+
+from llmtap.clock import SystemClock
+from llmtap.errors import ConfigError
+from llmtap.net.stream import Handler, Stream, Timebase, open_stream
+from llmtap.net.tls import TlsStream
+
+__all__ = ["Attempt", "Origin", "Pool", "Waiter", "parse_origin"]
+
+RESOLVED_FOR_NS: Final = 30_000_000_000
+"""How long an address list is used before the name is looked up again."""
+
+TRUSTED_FOR_NS: Final = 5_000_000
+"""The loop has looked at every idle connection since: a turn of it takes less, even under load."""
+
+Address = tuple[int, tuple[object, ...]]
+"""A family and what connect() takes."""
+
+mono_ns = SystemClock.mono_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where the upstream is."""
+
+    host: str
+    port: int
+    tls: bool
+    authority: bytes
+    """For the Host field: without the port where it is the scheme's own."""
+    prefix: bytes
+    """Path put before every target; empty for most."""
+
+
+def parse_origin(url: str, place: str) -> Origin:
+    """The origin of `http://host:port[/prefix]` or `https://...`.
+
+    Raises ConfigError that names `place`.
+    """
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as exc:
+        raise ConfigError(place, f"{url!r} is no URL: {exc}") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(place, f"{url!r} is no URL of a gateway", "write it like http://127.0.0.1:8000")
+    if parts.query or parts.fragment or parts.username:
+        raise ConfigError(place, "a query, fragment or user name has no place in the upstream's URL")
+    tls = parts.scheme == "https"
+    default = 443 if tls else 80
+    host = parts.hostname
+    shown = f"[{host}]" if ":" in host else host
+    authority = shown if port in (None, default) else f"{shown}:{port}"
+    return Origin(host, port or default, tls, authority.encode(), parts.path.rstrip("/").encode())
+
+
+class Waiter(Handler, Protocol):
+    """Who asked for a connection; becomes its handler."""
+
+    def on_connected(self, stream: Stream, took_ns: int) -> None:
+        """Here it is."""
+
+    def on_connect_failed(self, error: OSError) -> None:
+        """There is none: refused, unreachable, timed out (TimeoutError) or not trusted (ssl.SSLError)."""
+
+
+class _Idle:
+    """Watches one idle connection; any sign of life but silence ends its time in the pool."""
+
+    __slots__ = ("_pool", "since_ns", "stream", "trusted_until_ns")
+
+    def __init__(self, pool: "Pool", stream: Stream, now_ns: int, emptied: bool) -> None:
+        self._pool = pool
+        self.stream = stream
+        self.since_ns = now_ns
+        self.trusted_until_ns = now_ns + TRUSTED_FOR_NS if emptied else 0
+
+    def on_data(self, data: bytes, t_ns: int) -> None:
+        self._pool.discard(self)
+
+    def on_eof(self) -> None:
+        self._pool.discard(self)
+
+    def on_lost(self, error: OSError | None) -> None:
+        self._pool.discard(self)
+
+    def on_drained(self) -> None:
+        """Nothing is written to an idle connection."""
+
+
+class Pool:
+    """The connections of one relay to its upstream."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        origin: Origin,
+        timebase: Timebase,
+        *,
+        clock: str,
+        idle_max: int,
+        idle_ns: int,
+        connect_ns: int,
+        tls: ssl.SSLContext | None,
+        server_name: str | None,
+    ) -> None:
+        self.origin = origin
+        self.loop = self._loop = loop
+        self.attempts: set[Attempt] = set()
+        self._connect_ns = connect_ns
+        self._timebase = timebase
+        self._clock = clock
+        self._idle_max = idle_max
+        self._idle_ns = idle_ns
+        self._tls = tls
+        self._server_name = server_name or origin.host
+        self._idle: list[_Idle] = []  # youngest last: it is the least likely to be closed under us
+        self._addresses: list[Address] = []
+        self._resolved_ns = -RESOLVED_FOR_NS
+        self.connects = 0
+        self.reuses = 0
+
+    @property
+    def idle(self) -> int:
+        """Idle connections now."""
+        return len(self._idle)
+
+    def take(self, handler: Handler, now_ns: int) -> Stream | None:
+        """An idle connection that is still open, or None."""
+        while self._idle:
+            idle = self._idle.pop()
+            stream = idle.stream
+            if now_ns < idle.trusted_until_ns or stream.is_alive():
+                stream.handler = handler
+                self.reuses += 1
+                return stream
+            stream.close()
+        return None
+
+    def give_back(self, stream: Stream, now_ns: int, *, emptied: bool) -> None:
+        """Keep a connection whose last answer ended cleanly; full pools close it.
+
+        `emptied` says that the last read left nothing in the socket; where it did not, what lies there may
+        be words out of turn, and they would answer the next request (RFC 9112 9.2).
+        """
+        if len(self._idle) >= self._idle_max or self._idle_ns == 0 or stream.closed:
+            stream.close()
+            return
+        idle = _Idle(self, stream, now_ns, emptied)
+        stream.handler = idle
+        self._idle.append(idle)
+
+    def discard(self, idle: _Idle) -> None:
+        """The upstream closed this one."""
+        idle.stream.close()
+        try:
+            self._idle.remove(idle)
+        except ValueError:
+            pass  # it was taken in the same turn of the loop
+
+    def sweep(self, now_ns: int) -> None:
+        """Close what has been idle too long, and give up what takes too long to open."""
+        for attempt in [a for a in self.attempts if now_ns - a.began_ns > self._connect_ns]:
+            attempt.cancel()
+            attempt.waiter.on_connect_failed(TimeoutError("no connection in time"))
+        while self._idle and now_ns - self._idle[0].since_ns > self._idle_ns:
+            self._idle.pop(0).stream.close()
+
+    def close(self) -> None:
+        """Close every idle connection and every attempt at one."""
+        for attempt in list(self.attempts):
+            attempt.cancel()
+        for idle in self._idle:
+            idle.stream.close()
+        self._idle.clear()
+
+    def connect(self, waiter: Waiter) -> "Attempt":
+        """Open a fresh connection for `waiter`, who is told how it went, maybe before this returns."""
+        attempt = Attempt(self, waiter)
+        self.attempts.add(attempt)
+        fresh = mono_ns() - self._resolved_ns < RESOLVED_FOR_NS
+        if self._tls is None and fresh:
+            attempt.try_addresses(self._addresses)
+        else:
+            attempt.task = self._loop.create_task(self._connect_slowly(attempt))
+        return attempt
+
+    async def _connect_slowly(self, attempt: "Attempt") -> None:
+        """The way by asyncio: a name to look up, or TLS to speak."""
+        try:
+            await self._resolve()
+            if self._tls is None:
+                attempt.try_addresses(self._addresses)
+                return
+            _, stream = await self._loop.create_connection(
+                lambda: TlsStream(attempt.waiter),
+                self.origin.host,
+                self.origin.port,
+                ssl=self._tls,
+                server_hostname=self._server_name,
+            )
+        except OSError as exc:
+            attempt.fail(exc)
+        except ValueError as exc:  # a name that cannot be encoded (UnicodeError)
+            attempt.fail(OSError(str(exc)))
+        else:
+            attempt.succeed(stream)
+
+    async def _resolve(self) -> None:
+        now_ns = mono_ns()
+        if now_ns - self._resolved_ns >= RESOLVED_FOR_NS:
+            found = await self._loop.getaddrinfo(
+                self.origin.host, self.origin.port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP
+            )
+            self._addresses = [(family, address) for family, _, _, _, address in found]
+            self._resolved_ns = now_ns
+
+    def forget_addresses(self) -> None:
+        """None of them answered: look the name up again."""
+        self._resolved_ns = -RESOLVED_FOR_NS
+
+    def opened(self, sock: socket.socket, waiter: Waiter) -> Stream:
+        """The stream of a socket that has just been connected."""
+        return open_stream(self._loop, sock, waiter, self._timebase, self._clock)
+
+
+class Attempt:
+    """One connection being opened. A callback instead of a task: a burst of new streams pays for each."""
+
+    __slots__ = ("_addresses", "_loop", "_pool", "_sock", "began_ns", "task", "waiter")
+
+    def __init__(self, pool: Pool, waiter: Waiter) -> None:
+        self._pool = pool
+        self._loop = pool.loop
+        self._sock: socket.socket | None = None
+        self._addresses: list[Address] = []
+        self.waiter = waiter
+        self.began_ns = mono_ns()
+        self.task: asyncio.Task[None] | None = None
+
+    def try_addresses(self, addresses: list[Address]) -> None:
+        """Connect to the first that answers."""
+        self._addresses = list(addresses)
+        self._next(OSError("the name has no address"))
+
+    def _next(self, error: OSError) -> None:
+        while self._addresses:
+            family, address = self._addresses.pop(0)
+            sock = socket.socket(family, socket.SOCK_STREAM)
+            try:
+                sock.setblocking(False)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                status = sock.connect_ex(address)
+                if status in (0, errno.EINPROGRESS):
+                    self._sock = sock
+                    if status == 0 or _is_connected(sock):
+                        self._connected()
+                    else:
+                        self._loop.add_writer(sock, self._writable)
+                    return
+                error = OSError(status, os.strerror(status))
+            except OSError as exc:
+                error = exc
+            sock.close()
+        self._pool.forget_addresses()
+        self.fail(error)
+
+    def _writable(self) -> None:
+        sock = self._sock
+        assert sock is not None
+        self._loop.remove_writer(sock)
+        status = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if status == 0:
+            self._connected()
+        else:
+            self._sock = None
+            sock.close()
+            self._next(OSError(status, os.strerror(status)))
+
+    def _connected(self) -> None:
+        sock, self._sock = self._sock, None
+        assert sock is not None
+        self.succeed(self._pool.opened(sock, self.waiter))
+
+    def succeed(self, stream: Stream) -> None:
+        """Hand the open connection over."""
+        self._pool.attempts.discard(self)
+        self._pool.connects += 1
+        self.waiter.on_connected(stream, mono_ns() - self.began_ns)
+
+    def fail(self, error: OSError) -> None:
+        """Tell that there is none."""
+        self._pool.attempts.discard(self)
+        self.waiter.on_connect_failed(error)
+
+    def cancel(self) -> None:
+        """Nobody waits any more; nobody is told."""
+        self._pool.attempts.discard(self)
+        if self.task is not None:
+            self.task.cancel()
+        if self._sock is not None:
+            self._loop.remove_writer(self._sock)
+            self._sock.close()
+            self._sock = None
+
+
+def _is_connected(sock: socket.socket) -> bool:
+    # On the same host the handshake is over when connect() returns: no need to wait for the loop's next turn.
+    try:
+        sock.getpeername()
+    except OSError:
+        return False
+    return True

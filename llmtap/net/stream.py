@@ -1,0 +1,314 @@
+"""One connected socket, read by callback and written at once.
+
+The hot path owns its sockets: `loop.add_reader` and plain non-blocking calls, one `recv` and one `send`
+per event and nothing else that enters the kernel. A Stream hands what it read, with its stamp, to its
+handler; what the kernel does not take at once it keeps and sends from a writer callback. It keeps no
+more than it is given: back-pressure is its owner's duty (`write` says False, `on_drained` says go on).
+
+Two kinds share this interface: PlainStream (and KernelStream, which takes its stamps from the kernel)
+here, TlsStream in `net/tls.py`.
+"""
+
+import asyncio
+import socket
+import struct
+from collections import deque
+from typing import Final, Protocol
+
+from llmtap.clock import SystemClock, WallAnchor
+from llmtap.net.lag import LagMeter
+from llmtap.tap.frames import LAG_EDGES_NS
+
+__all__ = ["Handler", "KernelStream", "PlainStream", "Stream", "Timebase", "open_stream"]
+
+READ_BYTES_MAX: Final = 65_536
+"""One read; also what a slow reader on the other side can leave us holding, per direction."""
+SO_TIMESTAMPNS: Final = 35
+"""Linux asm-generic/socket.h; Python's socket module does not name it."""
+LAG_SMALL_NS: Final = LAG_EDGES_NS[0]
+LAG_ABSURD_NS: Final = 60_000_000_000
+"""No read waits a minute: the wall clock was stepped."""
+MAPPING_NS: Final = 1_000_000
+_ANCILLARY_BYTES: Final = 64
+_TIMESPEC: Final = struct.Struct("@ll")
+_TCP_LEFT: Final = frozenset({7, 8, 9})
+"""tcp_states.h: CLOSE (a reset came), CLOSE_WAIT and LAST_ACK (the peer's FIN came)."""
+_LINGER_NONE: Final = struct.pack("ii", 1, 0)
+
+mono_ns = SystemClock.mono_ns
+
+
+class Handler(Protocol):
+    """Who owns a stream for the moment."""
+
+    def on_data(self, data: bytes, t_ns: int) -> None:
+        """Bytes came; stamped before anything else was done."""
+
+    def on_eof(self) -> None:
+        """The peer will send no more; writing may still work."""
+
+    def on_lost(self, error: OSError | None) -> None:
+        """The connection is gone. Called once, never after `close`."""
+
+    def on_drained(self) -> None:
+        """All that `write` kept is now in the kernel."""
+
+
+class Stream(Protocol):
+    """One connection, whatever it is made of."""
+
+    handler: Handler
+    closed: bool
+
+    @property
+    def paused(self) -> bool:
+        """Nothing is read, because the other side does not keep up."""
+        ...
+
+    @property
+    def pending(self) -> int:
+        """Bytes written but not yet taken by the kernel."""
+        ...
+
+    def write(self, data: bytes) -> bool:
+        """True when the kernel took all of it; raises OSError when the connection is broken."""
+        ...
+
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+    def shutdown_write(self) -> None: ...
+    def peer_left(self) -> bool: ...
+    def look_again(self) -> None: ...
+    def is_alive(self) -> bool: ...
+    def close(self) -> None: ...
+    def abort(self) -> None: ...
+
+
+class Timebase:
+    """Turns the kernel's wall-clock stamps into monotonic ones, and notes how late the reads were."""
+
+    __slots__ = ("_clock", "anchor", "lag", "offset_ns")
+
+    def __init__(self, clock: SystemClock, lag: LagMeter) -> None:
+        self._clock = clock
+        self.lag = lag
+        self.resample()
+
+    def resample(self) -> None:
+        """Again once a second: CLOCK_REALTIME may be stepped; slewing moves both clocks alike."""
+        self.anchor = WallAnchor.sample(self._clock)
+        self.offset_ns = self.anchor.mono_ns - self.anchor.wall_ns
+
+
+class PlainStream:
+    """A TCP socket; stamps are taken on read."""
+
+    __slots__ = (
+        "_fd", "_loop", "_out", "_reading", "_recv", "_send", "_sock", "_timebase", "closed", "handler",
+        "pending",
+    )  # fmt: skip
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, sock: socket.socket, handler: Handler, timebase: Timebase
+    ) -> None:
+        self._loop = loop
+        self._sock = sock
+        self._fd = sock.fileno()
+        self._recv = sock.recv
+        self._send = sock.send
+        self._timebase = timebase
+        self._out: deque[bytes] | None = None
+        self.handler = handler
+        self.pending = 0
+        self.closed = False
+        self._reading = True
+        loop.add_reader(self._fd, self._readable)
+
+    def _readable(self) -> None:
+        try:
+            data = self._recv(READ_BYTES_MAX)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as exc:
+            self._lose(exc)
+            return
+        t_ns = mono_ns()
+        if data:
+            self.handler.on_data(data, t_ns)
+        else:
+            self._ended()
+
+    def _ended(self) -> None:
+        # The end stays readable for ever: stop looking, or the loop spins.
+        self.pause()
+        self.handler.on_eof()
+
+    def write(self, data: bytes) -> bool:
+        if not self.pending:
+            try:
+                sent = self._send(data)
+            except (BlockingIOError, InterruptedError):
+                sent = 0
+            if sent == len(data):
+                return True
+            self._out = deque()
+            self._loop.add_writer(self._fd, self._writable)
+            data = data[sent:]
+        assert self._out is not None
+        self._out.append(data)
+        self.pending += len(data)
+        return False
+
+    def _writable(self) -> None:
+        out = self._out
+        assert out is not None
+        try:
+            while out:
+                # The kernel takes many pieces in one call, and copies them only once.
+                first = out[0] if len(out) == 1 else b"".join(out)
+                sent = self._send(first)
+                self.pending -= sent
+                out.clear()
+                if sent < len(first):
+                    out.append(first[sent:])
+                    return
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as exc:
+            self._lose(exc)
+            return
+        self._out = None
+        self._loop.remove_writer(self._fd)
+        self.handler.on_drained()
+
+    @property
+    def paused(self) -> bool:
+        return not self._reading
+
+    def pause(self) -> None:
+        if self._reading:
+            self._reading = False
+            self._loop.remove_reader(self._fd)
+
+    def resume(self) -> None:
+        if not self._reading and not self.closed:
+            self._reading = True
+            self._loop.add_reader(self._fd, self._readable)
+
+    def shutdown_write(self) -> None:
+        try:
+            self._sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass  # the peer is gone already; the reader will say so
+
+    def peer_left(self) -> bool:
+        """True when the peer has closed its side, even where unread bytes stand before the end.
+
+        For a stream that is paused, and so cannot find out by reading.
+        """
+        try:
+            return self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] in _TCP_LEFT
+        except OSError:
+            return True
+
+    def look_again(self) -> None:
+        """Watch anew a socket that was reset.
+
+        libuv stops watching at the first error event. Where bytes and a reset come in the same turn, the
+        one callback there is reads the bytes, and the reset would be overlooked for ever.
+        """
+        if self._reading and self.peer_left():
+            self.pause()
+            self.resume()
+
+    def is_alive(self) -> bool:
+        """False when the peer has closed or spoken out of turn: an idle connection has nothing to read."""
+        if self.closed:
+            return False
+        try:
+            self._recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def _lose(self, error: OSError) -> None:
+        handler = self.handler
+        self.close()
+        handler.on_lost(error)
+
+    def close(self) -> None:
+        if not self.closed:
+            self.pause()
+            self.closed = True
+            if self._out is not None:
+                self._out = None
+                self.pending = 0
+                self._loop.remove_writer(self._fd)
+            self._sock.close()
+
+    def abort(self) -> None:
+        """Close with a reset: the peer sees that this was no orderly end."""
+        if not self.closed:
+            try:
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NONE)
+            except OSError:
+                pass
+            self.close()
+
+
+class KernelStream(PlainStream):
+    """A TCP socket whose reads carry the kernel's own receive stamp, in monotonic ns.
+
+    The stamp is that of the last segment in the read, so our own lateness stays out of it and is
+    measured instead: the difference goes to the LagMeter.
+    """
+
+    __slots__ = ("_recvmsg",)
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, sock: socket.socket, handler: Handler, timebase: Timebase
+    ) -> None:
+        super().__init__(loop, sock, handler, timebase)
+        self._recvmsg = sock.recvmsg
+        sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+
+    def _readable(self) -> None:
+        try:
+            data, ancillary, _, _ = self._recvmsg(READ_BYTES_MAX, _ANCILLARY_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as exc:
+            self._lose(exc)
+            return
+        now_ns = mono_ns()
+        if not data:
+            self._ended()
+            return
+        t_ns = now_ns
+        if ancillary:
+            seconds, ns = _TIMESPEC.unpack(ancillary[0][2])
+            timebase = self._timebase
+            t_ns = seconds * 1_000_000_000 + ns + timebase.offset_ns
+            lag_ns = now_ns - t_ns
+            if 0 <= lag_ns < LAG_SMALL_NS:
+                timebase.lag.note_small(lag_ns)
+            elif 0 <= lag_ns < LAG_ABSURD_NS:
+                timebase.lag.note(now_ns, lag_ns)
+            else:
+                # Before its own stamp: by a hair, and the clocks' mapping is that coarse; else, as above.
+                t_ns = now_ns
+                if -MAPPING_NS < lag_ns < 0:
+                    timebase.lag.note_small(0)
+                else:
+                    timebase.resample()
+        self.handler.on_data(data, t_ns)
+
+
+def open_stream(
+    loop: asyncio.AbstractEventLoop, sock: socket.socket, handler: Handler, timebase: Timebase, clock: str
+) -> PlainStream:
+    """The stream for a connected, non-blocking TCP socket and `relay.clock`."""
+    kind = KernelStream if clock == "kernel" else PlainStream
+    return kind(loop, sock, handler, timebase)

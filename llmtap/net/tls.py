@@ -1,0 +1,141 @@
+"""TLS: contexts, and the stream that takes the transport path behind the same interface."""
+
+import asyncio
+import ssl
+from pathlib import Path
+from typing import cast
+
+from llmtap.clock import SystemClock
+from llmtap.errors import ConfigError
+from llmtap.net.stream import Handler
+
+__all__ = ["TlsStream", "client_context", "server_context"]
+
+mono_ns = SystemClock.mono_ns
+
+
+class TlsStream(asyncio.Protocol):
+    """A connection whose bytes asyncio encrypts; stamps are taken when the plain text appears.
+
+    `write` says False once asyncio's buffer is above its high-water mark.
+    """
+
+    __slots__ = ("_full", "_transport", "closed", "handler")
+
+    def __init__(self, handler: Handler) -> None:
+        self.handler = handler
+        self.closed = False
+        self._full = False
+        self._transport: asyncio.Transport | None = None
+
+    # What asyncio calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are no children of asyncio's, only alike.
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        if not self.closed:
+            self.handler.on_data(data, mono_ns())
+
+    def eof_received(self) -> bool:
+        if not self.closed:
+            self.handler.on_eof()
+        return False  # TLS has no half-closed state worth keeping
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.closed:
+            self.closed = True
+            self.handler.on_lost(exc if isinstance(exc, OSError) else None)
+
+    def pause_writing(self) -> None:
+        self._full = True
+
+    def resume_writing(self) -> None:
+        self._full = False
+        if not self.closed:
+            self.handler.on_drained()
+
+    # What a Stream offers.
+
+    @property
+    def pending(self) -> int:
+        """Bytes above the high-water mark count; what is below it is as good as the kernel's."""
+        return self._transport.get_write_buffer_size() if self._transport and self._full else 0
+
+    def write(self, data: bytes) -> bool:
+        if self.closed or self._transport is None or self._transport.is_closing():
+            raise ConnectionResetError("connection is closed")
+        self._transport.write(data)
+        return not self._full
+
+    @property
+    def paused(self) -> bool:
+        return self._transport is not None and not self.closed and not self._transport.is_reading()
+
+    def pause(self) -> None:
+        if self._transport and not self.closed:
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._transport and not self.closed:
+            self._transport.resume_reading()
+
+    def shutdown_write(self) -> None:
+        """TLS ends both ways at once: close once everything is out."""
+        self.close()
+
+    def peer_left(self) -> bool:
+        """Not to be told while the transport is paused: TLS reads to know."""
+        return False
+
+    def look_again(self) -> None:
+        """The transport sees to that."""
+
+    def is_alive(self) -> bool:
+        return not self.closed and self._transport is not None and not self._transport.is_closing()
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            if self._transport:
+                self._transport.close()
+
+    def abort(self) -> None:
+        if not self.closed:
+            self.closed = True
+            if self._transport:
+                self._transport.abort()
+
+
+def server_context(certificate: str, key: str) -> ssl.SSLContext:
+    """TLS for the listener; HTTP/1.1 only, which ALPN says.
+
+    Raises ConfigError that names the file at fault.
+    """
+    for place, name in (("relay.tls_certificate", certificate), ("relay.tls_key", key)):
+        if not Path(name).is_file():
+            raise ConfigError(place, f"no such file: {name}")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(certificate, key)
+    except (ssl.SSLError, OSError) as exc:
+        raise ConfigError("relay.tls_certificate", f"cannot be used with relay.tls_key: {exc}") from None
+    return context
+
+
+def client_context(ca: str | None, verify: bool) -> ssl.SSLContext:
+    """TLS to the upstream: verified against the system's CAs, or `ca` (a PEM file) alone.
+
+    Raises ConfigError that names the file at fault.
+    """
+    try:
+        context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=ca)
+    except (ssl.SSLError, OSError) as exc:
+        raise ConfigError("relay.upstream_ca", f"cannot be read: {exc}") from None
+    context.set_alpn_protocols(["http/1.1"])
+    if not verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context

@@ -1,0 +1,1 @@
+"""The data plane: accepts, forwards and timestamps, and understands nothing of the body."""

@@ -1,0 +1,73 @@
+"""The relay as a process: told what to do in one line on stdin, ends when that pipe does.
+
+Run by the supervisor as `python -m llmtap.relay`. The line is a RelaySetup as JSON; the listening sockets
+are inherited file descriptors, so they outlive this process and no connection is refused while it restarts.
+"""
+
+import asyncio
+import gc
+import logging
+import resource
+import signal
+import socket
+import sys
+
+import msgspec
+import uvloop
+
+from llmtap.log import LogSetup, set_up
+from llmtap.relay.options import RelayOptions
+from llmtap.relay.relay import Relay
+from llmtap.units import decode_special
+
+__all__ = ["RelaySetup", "main"]
+
+log = logging.getLogger(__name__)
+
+
+class RelaySetup(msgspec.Struct, kw_only=True):
+    """What a relay process needs to know."""
+
+    options: RelayOptions
+    name: str
+    listen_fds: list[int]
+    tap_path: str
+    log: LogSetup
+
+
+def main() -> int:
+    """Run until SIGTERM, or until the supervisor is gone."""
+    setup = msgspec.json.decode(sys.stdin.buffer.readline(), type=RelaySetup, dec_hook=decode_special)
+    set_up(setup.log)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    # What is alive now lives for good; and the hot path makes no cycles, so collections can be rare.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+    uvloop.run(_run(setup))
+    return 0
+
+
+async def _run(setup: RelaySetup) -> None:
+    loop = asyncio.get_running_loop()
+    relay = Relay(loop, setup.options, name=setup.name, tap_path=setup.tap_path)
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    # A terminal's Ctrl-C and hang-up reach the whole group; the supervisor decides what they mean.
+    loop.add_signal_handler(signal.SIGHUP, lambda: None)
+    loop.add_reader(sys.stdin.fileno(), stop.set)
+    relay.start(socket.socket(fileno=fd) for fd in setup.listen_fds)
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    log.info(
+        "event=relay_ready relay=%s upstream=%s clock=%s",
+        setup.name,
+        setup.options.upstream,
+        setup.options.clock,
+    )
+    await stop.wait()
+    loop.remove_reader(sys.stdin.fileno())
+    await relay.drain()

@@ -1,0 +1,269 @@
+"""One relay process's whole: its listeners, connections, pool and tap, and what it says about itself."""
+
+import asyncio
+import logging
+import os
+import resource
+import socket
+from collections.abc import Iterable
+
+from llmtap.clock import SystemClock
+from llmtap.net.lag import LagMeter
+from llmtap.net.listener import Listener
+from llmtap.net.pool import Pool, parse_origin
+from llmtap.net.stream import Timebase, open_stream
+from llmtap.net.tls import TlsStream, client_context, server_context
+from llmtap.relay.connection import ClientConnection
+from llmtap.relay.flow import Flow
+from llmtap.relay.options import RelayOptions
+from llmtap.tap.channel import Tap
+from llmtap.tap.frames import Hello, RelayStatus
+
+__all__ = ["Relay"]
+
+SWEEP_S = 0.25
+SWEEP_SLICE = 256
+"""Connections looked at in one go: a sweep over ten thousand must not hold the loop for milliseconds."""
+STATUS_S = 0.5
+PROBE_S = 0.01
+"""How often the loop's lateness is probed while streams run. uvloop's timers have a grain of 1 ms."""
+PROBE_GRAIN_NS = 1_000_000
+KERNEL_FLOOR_NS = 50_000
+"""What a kernel stamp and its mapping to the monotonic clock may be off by (measured: 13 to 18 us)."""
+WARN_EVERY_NS = 1_000_000_000
+
+log = logging.getLogger(__name__)
+
+
+class Relay:
+    """The data plane of one process."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, options: RelayOptions, *, name: str, tap_path: str
+    ) -> None:
+        self.loop = loop
+        self.options = options
+        self.name = name
+        self.origin = parse_origin(options.upstream, "relay.upstream")
+        self.authority = self.origin.authority if options.host == "upstream" else None
+        self.adds_fields = options.request_id == "make" or options.forwarded_for or options.via
+        clock = SystemClock()
+        self.now_ns = clock.mono_ns
+        # A stall between two probes goes unseen up to their distance. With kernel stamps it does not move a
+        # stamp, unless it is so long that two events wait in one socket and share the later one's.
+        probe_ns = int(PROBE_S * 1e9) + PROBE_GRAIN_NS
+        if options.clock == "kernel":
+            self.lag = LagMeter(KERNEL_FLOOR_NS, blind_ns=probe_ns, blind_from_ns=probe_ns)
+        else:
+            self.lag = LagMeter(PROBE_GRAIN_NS, blind_ns=probe_ns)
+        self._timebase = Timebase(clock, self.lag)
+        self.tap = Tap(loop, tap_path, options.tap_bytes, self._hello)
+        self.pool = Pool(
+            loop,
+            self.origin,
+            self._timebase,
+            clock=options.clock,
+            idle_max=options.upstream_idle_connections,
+            idle_ns=options.upstream_keepalive,
+            connect_ns=options.connect_timeout,
+            tls=client_context(options.upstream_ca, options.upstream_verify) if self.origin.tls else None,
+            server_name=options.upstream_server_name,
+        )
+        self._server_tls = None
+        if options.tls_certificate or options.tls_key:
+            self._server_tls = server_context(options.tls_certificate or "", options.tls_key or "")
+        self.connections: set[ClientConnection] = set()
+        self.flows: set[Flow] = set()
+        self.draining = False
+        self.bytes_up = 0
+        self.bytes_down = 0
+        self._accepted = 0
+        self._refused: dict[str, int] = {}
+        self._warned_ns: dict[str, int] = {}
+        self._listeners: list[Listener] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._probe: asyncio.TimerHandle | None = None
+        self._probe_due_ns = 0
+        self._drained = asyncio.Event()
+
+    def start(self, sockets: Iterable[socket.socket]) -> None:
+        """Accept from `sockets`, and look for the meter."""
+        self.tap.connect()
+        for sock in sockets:
+            self._listeners.append(Listener(self.loop, sock, self._accept))
+        self._keep(self._sweep_for_ever())
+        self._keep(self._report_for_ever())
+
+    def _keep(self, coroutine: "asyncio._CoroutineLike[None]") -> None:
+        task = self.loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # ---------------------------------------------------------------- accepting
+
+    def _accept(self, sock: socket.socket) -> None:
+        self._accepted += 1
+        if len(self.connections) >= self.options.connections:
+            self.refuse("connections")
+            sock.close()
+            return
+        address = b""
+        if self.options.forwarded_for:
+            try:
+                address = sock.getpeername()[0].encode()
+            except OSError:
+                sock.close()
+                return
+        connection = ClientConnection(self, address)
+        self.connections.add(connection)
+        if self._server_tls is not None:
+            self._keep(self._accept_tls(sock, connection))
+            return
+        stream = open_stream(self.loop, sock, connection, self._timebase, self.options.clock)
+        connection.attach(stream, self.now_ns())
+        if self._probe is None:
+            self._start_probe()
+
+    async def _accept_tls(self, sock: socket.socket, connection: ClientConnection) -> None:
+        stream = TlsStream(connection)
+        connection.attach(stream, self.now_ns())
+        try:
+            await self.loop.connect_accepted_socket(
+                lambda: stream,
+                sock,
+                ssl=self._server_tls,
+                ssl_handshake_timeout=self.options.head_timeout / 1e9,
+            )
+        except (OSError, TimeoutError) as exc:
+            self.refuse("tls_handshake")
+            self.warn("tls_handshake", f"{type(exc).__name__}: {exc}")
+            self.forget(connection)
+            sock.close()
+        if self._probe is None:
+            self._start_probe()
+
+    def forget(self, connection: ClientConnection) -> None:
+        """A client's connection is closed."""
+        self.connections.discard(connection)
+        if self.draining and not self.connections:
+            self._drained.set()
+
+    def refuse(self, limit: str) -> None:
+        """Count a connection or request that was turned away."""
+        self._refused[limit] = self._refused.get(limit, 0) + 1
+
+    def warn(self, kind: str, what: str) -> None:
+        """Log a fault of the world: at most one line a second of a kind, so that an outage fills no disk."""
+        now_ns = self.now_ns()
+        if now_ns - self._warned_ns.get(kind, -WARN_EVERY_NS) >= WARN_EVERY_NS:
+            self._warned_ns[kind] = now_ns
+            log.warning("event=%s relay=%s error=%r", kind, self.name, what)
+
+    # ---------------------------------------------------------------- the loop's lateness
+
+    def _start_probe(self) -> None:
+        self._probe_due_ns = self.now_ns() + int(PROBE_S * 1e9)
+        self._probe = self.loop.call_later(PROBE_S, self._on_probe)
+
+    def _on_probe(self) -> None:
+        now_ns = self.now_ns()
+        late_ns = now_ns - self._probe_due_ns
+        # Timers have a grain of 1 ms and may be early by it: only what exceeds it is known to be lateness.
+        if self.options.clock == "mono" or late_ns > PROBE_GRAIN_NS:
+            self.lag.note(now_ns, max(0, late_ns - PROBE_GRAIN_NS))
+        if self.flows:
+            self._start_probe()
+        else:
+            self._probe = None
+
+    # ---------------------------------------------------------------- time-outs and reports
+
+    async def _sweep_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            now_ns = self.now_ns()
+            self.pool.sweep(now_ns)
+            if self.flows and self._probe is None:
+                self._start_probe()
+            waiting = list(self.connections)
+            for start in range(0, len(waiting), SWEEP_SLICE):
+                for connection in waiting[start : start + SWEEP_SLICE]:
+                    connection.check(now_ns)
+                await asyncio.sleep(0)
+
+    async def _report_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(STATUS_S)
+            self._timebase.resample()
+            oldest_ns = min((f.arrival_ns for f in self.flows), default=self.now_ns())
+            self.lag.forget_before(oldest_ns)
+            self.tap.status(self.status())
+
+    def status(self) -> RelayStatus:
+        """This relay now, and since it started."""
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        tap = self.tap
+        return RelayStatus(
+            t_ns=self.now_ns(),
+            opened=tap.ledger.opened,
+            measured=tap.ledger.measured,
+            dropped=tap.ledger.dropped,
+            unsettled=tap.ledger.unsettled,
+            connections=len(self.connections),
+            streams=len(self.flows),
+            upstream_idle=self.pool.idle,
+            upstream_connects=self.pool.connects,
+            upstream_reuses=self.pool.reuses,
+            accepted=self._accepted,
+            refused=self._refused,
+            tap_pending_bytes=tap.pending_bytes,
+            cpu_ns=int((usage.ru_utime + usage.ru_stime) * 1e9),
+            rss_bytes=_rss_bytes(),
+            lag_ns_max=self.lag.take_max(),
+            lag_buckets=self.lag.buckets,
+            lag_sum_ns=self.lag.sum_ns,
+            bytes_up=self.bytes_up,
+            bytes_down=self.bytes_down,
+            draining=self.draining,
+        )
+
+    def _hello(self) -> Hello:
+        anchor = self._timebase.anchor
+        return Hello(
+            relay=self.name,
+            pid=os.getpid(),
+            clock=self.options.clock,
+            anchor_mono_ns=anchor.mono_ns,
+            anchor_wall_ns=anchor.wall_ns,
+        )
+
+    # ---------------------------------------------------------------- the end
+
+    async def drain(self) -> None:
+        """Take no more connections, let exchanges finish up to `drain_timeout`, then end."""
+        self.draining = True
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
+        self.tap.status(self.status())
+        for connection in list(self.connections):
+            connection.drain()
+        if self.connections:
+            log.info("event=draining relay=%s connections=%d", self.name, len(self.connections))
+            try:
+                await asyncio.wait_for(self._drained.wait(), self.options.drain_timeout / 1e9)
+            except TimeoutError:
+                log.warning("event=drain_timeout relay=%s cut=%d", self.name, len(self.flows))
+        for connection in list(self.connections):
+            connection.kill()
+        self.pool.close()
+        self.tap.status(self.status())
+        await self.tap.drain(2.0)
+        self.tap.close()
+        for task in list(self._tasks):
+            task.cancel()
+
+
+def _rss_bytes() -> int:
+    with open("/proc/self/statm", "rb") as f:
+        return int(f.read().split()[1]) * resource.getpagesize()

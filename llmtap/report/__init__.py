@@ -1,0 +1,1 @@
+"""A Summary for people: terminal tables."""

@@ -1,0 +1,1 @@
+"""The process that starts relays and meter, restarts what dies, drains and reloads."""

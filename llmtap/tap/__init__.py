@@ -1,0 +1,1 @@
+"""The frames and the bounded channel that carry what the relay saw to the meter."""

@@ -1,0 +1,242 @@
+"""The relay's end of the tap: a bounded, never blocking channel to the meter.
+
+The relay appends; a timer or a size packs what has gathered into one batch and hands it to a local
+socket. When the meter is slow, stopped or dead the channel fills to its bound; from then on exchanges
+that want to add are dropped whole, and counted, and traffic goes on untouched.
+"""
+
+import asyncio
+import logging
+import socket
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from llmtap.tap.frames import ACK, Closing, FrameKind, Hello, RelayStatus, pack_batch
+from llmtap.tap.ledger import Ledger
+
+__all__ = ["Tap"]
+
+
+FLUSH_S: Final = 0.01
+"""Frames wait this long for company: longer batches hold the loop longer, shorter ones cost more CPU."""
+FLUSH_BYTES: Final = 128 << 10
+RECONNECT_S: Final = 0.1
+FRAME_BYTES: Final = 128
+"""What a frame costs us in memory beside its data: five items, about."""
+
+# By name: an enum's member costs a look-up in its class, and its value another, for every frame.
+OPEN: Final = int(FrameKind.OPEN)
+CLOSE: Final = int(FrameKind.CLOSE)
+
+log = logging.getLogger(__name__)
+_json = msgspec.json.Encoder()
+
+
+class Tap:
+    """Frames of one relay, on their way to the meter."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, path: str, bytes_max: int, hello: Callable[[], Hello]
+    ) -> None:
+        self._loop = loop
+        self._path = path
+        self._bytes_max = bytes_max
+        self._hello = hello
+        self.ledger = Ledger()
+        self._sock: socket.socket | None = None
+        self._rows: list[Any] = []
+        self._gathered = 0  # bytes in _rows
+        self._batch_no = 0
+        self._unsent: deque[memoryview] = deque()
+        self._in_flight: deque[tuple[int, int]] = deque()  # (batch number, bytes) not yet acknowledged
+        self._outstanding = 0  # bytes of batches unsent or unacknowledged
+        self._acks = b""
+        self._timer: asyncio.TimerHandle | None = None
+        self._writing = False
+        self._closed = False
+        self._settled = asyncio.Event()
+
+    # What the relay calls.
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes gathered, unsent, or sent and not yet acknowledged."""
+        return self._gathered + self._outstanding
+
+    @property
+    def connected(self) -> bool:
+        return self._sock is not None
+
+    def open(self, t_ns: int, data: bytes, extra_ns: int = 0, kind: int = OPEN) -> tuple[int, bool]:
+        """Number a new exchange; True when it will be measured. `kind` is OPEN or SENT."""
+        ledger = self.ledger
+        seq = ledger.open()
+        if self._sock is None:
+            ledger.drop(seq, "no_meter")
+            return seq, False
+        # Half the bound is kept for those already running: better none of an exchange than a part.
+        if self._gathered + self._outstanding > self._bytes_max // 2:
+            ledger.drop(seq, "overflow")
+            return seq, False
+        ledger.begin(seq)
+        self._append(kind, seq, t_ns, extra_ns, data)
+        return seq, True
+
+    def offer(self, kind: int, seq: int, t_ns: int, extra_ns: int, data: bytes = b"") -> bool:
+        """Add a frame; False when the exchange is no longer measured and should stop offering."""
+        if seq not in self.ledger.live:
+            return False
+        if self._gathered + self._outstanding > self._bytes_max:
+            self.ledger.drop(seq, "overflow")
+            self._append(int(FrameKind.DROP), seq, t_ns, 0, b"")
+            return False
+        # Inlined _append: this is the line that runs for every token of every stream.
+        self._rows += (kind, seq, t_ns, extra_ns, data)
+        self._gathered += len(data) + FRAME_BYTES
+        if self._timer is None:
+            self._timer = self._loop.call_later(FLUSH_S, self._flush)
+        elif self._gathered > FLUSH_BYTES:
+            self._flush()
+        return True
+
+    def close_exchange(self, seq: int, t_ns: int, closing: Closing) -> None:
+        """The exchange's last frame."""
+        offered = self.offer(CLOSE, seq, t_ns, 0, _json.encode(closing))
+        # The offer may have flushed, and so have found that the meter is gone: ask the ledger again.
+        if offered and seq in self.ledger.live:
+            self.ledger.close(seq, self._batch_no + 1 if self._rows else self._batch_no)
+
+    def status(self, status: RelayStatus) -> None:
+        """The relay about itself."""
+        if self._sock is not None and self.pending_bytes < self._bytes_max:
+            self._append(int(FrameKind.STATUS), 0, status.t_ns, 0, _json.encode(status))
+
+    def close(self) -> None:
+        """Send what can be sent at once, then hang up."""
+        self._flush()
+        self._closed = True
+        if self._timer:
+            self._timer.cancel()
+        self._disconnect()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Wait until the meter has acknowledged everything, or the time is up."""
+        self._flush()
+        if self._outstanding:
+            self._settled.clear()
+            try:
+                await asyncio.wait_for(self._settled.wait(), timeout_s)
+            except TimeoutError:
+                pass
+
+    # Inside.
+
+    def _append(self, kind: int, seq: int, t_ns: int, extra_ns: int, data: bytes) -> None:
+        self._rows += (kind, seq, t_ns, extra_ns, data)
+        self._gathered += len(data) + FRAME_BYTES
+        if self._timer is None:
+            self._timer = self._loop.call_later(FLUSH_S, self._flush)
+
+    def _flush(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        rows, self._rows, self._gathered = self._rows, [], 0
+        if not rows or self._sock is None:
+            return
+        self._batch_no += 1
+        batch = pack_batch(self._batch_no, rows)
+        self._in_flight.append((self._batch_no, len(batch)))
+        self._outstanding += len(batch)
+        self._unsent.append(memoryview(batch))
+        if not self._writing:
+            self._send()
+
+    def _send(self) -> None:
+        sock = self._sock
+        assert sock is not None
+        try:
+            while self._unsent:
+                sent = sock.send(self._unsent[0])
+                if sent < len(self._unsent[0]):
+                    self._unsent[0] = self._unsent[0][sent:]
+                else:
+                    self._unsent.popleft()
+        except (BlockingIOError, InterruptedError):
+            if not self._writing:
+                self._writing = True
+                self._loop.add_writer(sock, self._send)
+            return
+        except OSError:
+            self._lost()
+            return
+        if self._writing:
+            self._writing = False
+            self._loop.remove_writer(sock)
+
+    def _readable(self) -> None:
+        assert self._sock is not None
+        try:
+            data = self._sock.recv(4_096)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._lost()
+            return
+        data = self._acks + data
+        whole = len(data) // ACK.size * ACK.size
+        self._acks = data[whole:]
+        if whole:
+            (batch_no,) = ACK.unpack_from(data, whole - ACK.size)
+            while self._in_flight and self._in_flight[0][0] <= batch_no:
+                self._outstanding -= self._in_flight.popleft()[1]
+            self.ledger.acknowledge(batch_no)
+            if not self._outstanding:
+                self._settled.set()
+
+    def _lost(self) -> None:
+        """The meter is gone: whatever it had not acknowledged is not measured."""
+        before = self.ledger.unsettled
+        self._disconnect()
+        log.warning("event=meter_lost unmeasured=%d", before)
+        if not self._closed:
+            self._loop.call_later(RECONNECT_S, self.connect)
+
+    def _disconnect(self) -> None:
+        if self._sock is not None:
+            self._loop.remove_reader(self._sock)
+            if self._writing:
+                self._loop.remove_writer(self._sock)
+                self._writing = False
+            self._sock.close()
+            self._sock = None
+        self._rows, self._gathered = [], 0
+        self._unsent.clear()
+        self._in_flight.clear()
+        self._outstanding = 0
+        self._acks = b""
+        self._settled.set()
+        self.ledger.lose_meter()
+
+    def connect(self) -> None:
+        """Look for the meter now, and again until it is there."""
+        if self._closed or self._sock is not None:
+            return
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.setblocking(False)
+        try:
+            sock.connect(self._path)
+        except OSError:
+            sock.close()
+            self._loop.call_later(RECONNECT_S, self.connect)
+            return
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        self._sock = sock
+        self._loop.add_reader(sock, self._readable)
+        self._append(int(FrameKind.HELLO), 0, 0, 0, _json.encode(self._hello()))
+        self._flush()

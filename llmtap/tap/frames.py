@@ -1,0 +1,208 @@
+"""What the relay tells the meter: frames, packed in batches by column.
+
+A frame is one thing that happened in one exchange: `(kind, seq, t_ns, extra_ns, data)`. Frames of one
+batch travel as columns, because the relay then packs a thousand of them with a handful of C calls and
+no object per frame:
+
+    +--------+--------+---------+----------+----------+-----------+-------------+---------+
+    | magic  | frames | payload | batch_no | kind u8  | seq i64   | t_ns i64    | ...     |
+    | u32    | u32    | u32     | u64      | x frames | x frames  | x frames    |         |
+    +--------+--------+---------+----------+----------+-----------+-------------+---------+
+      ... extra_ns i64 x frames | length u32 x frames | the data of all frames, joined |
+
+All integers are in the host's byte order: both ends are processes of one machine. The meter answers a
+batch that it has fully digested with its batch number (u64), which is how the relay knows, to the
+exchange, what was measured (see `tap/ledger.py`).
+"""
+
+import struct
+from array import array
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import Any, Final
+
+import msgspec
+
+__all__ = ["ACK", "LAG_EDGES_NS", "BatchReader", "Closing", "FrameKind", "Hello", "RelayStatus", "pack_batch"]
+
+
+LAG_EDGES_NS: Final = (
+    50_000, 100_000, 200_000, 500_000, 1_000_000, 2_000_000, 5_000_000, 10_000_000, 20_000_000,
+    50_000_000, 100_000_000, 200_000_000, 500_000_000, 1_000_000_000, 5_000_000_000,
+)  # fmt: skip
+"""Upper bounds of the lag buckets; one more bucket follows for what is beyond."""
+
+
+class FrameKind(IntEnum):
+    """What a frame says; `t` and `extra` are its two stamps, in ns."""
+
+    HELLO = 1
+    """First frame of a connection. data: Hello as JSON."""
+    OPEN = 2
+    """An exchange begins. t: first byte of its request read; data: the request head as received. Where the
+    request was complete at once, extra is the stamp of its last byte and data holds its body, too."""
+    REQUEST_DATA = 3
+    """t: read; data: body bytes with their HTTP framing."""
+    REQUEST_END = 4
+    """t: the read that held the request's last byte."""
+    SUBMIT = 5
+    """t: the upstream's socket took the last byte; extra: added, from that byte's read."""
+    INTERIM = 6
+    """t: read; data: a 1xx head."""
+    RESPONSE_HEAD = 7
+    """t: read; extra: added; data: the response head as received."""
+    RESPONSE_DATA = 8
+    """t: read; extra: added; data: body bytes with their HTTP framing."""
+    RESPONSE_END = 9
+    """t: the read that held the response's last byte."""
+    UPGRADED = 10
+    """t: the connection now is a tunnel (WebSocket)."""
+    TUNNEL_UP = 11
+    """t: read from the client; extra: added; data: the bytes."""
+    TUNNEL_DOWN = 12
+    """t: read from the upstream; extra: added; data: the bytes."""
+    CLOSE = 13
+    """The exchange is over. t: last byte accepted by the client's socket; data: Closing as JSON."""
+    DROP = 14
+    """Forget this exchange: not all of its frames could be sent. The relay has counted it."""
+    STATUS = 15
+    """The relay about itself, twice a second. data: RelayStatus as JSON."""
+    SENT = 17
+    """An exchange begins, and its request is on its way already: OPEN, REQUEST_DATA, REQUEST_END and SUBMIT
+    in one, for a request that came in one read and that a waiting connection took at once. t: the read;
+    extra: when the upstream's socket had taken it; data: head and body as received."""
+    ANSWER = 16
+    """A whole answer in one read. t: read; extra: added; data: head and body as received."""
+
+
+class Hello(msgspec.Struct, kw_only=True):
+    """Who is speaking, in the first frame of each connection."""
+
+    relay: str
+    """Name, unique among the relays of this proxy and over its restarts."""
+    pid: int
+    clock: str
+    """`mono` or `kernel`."""
+    anchor_mono_ns: int
+    anchor_wall_ns: int
+
+
+class Closing(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """How the relay saw an exchange end."""
+
+    outcome: str
+    status: int | None = None
+    """The status the client got, when the relay made the answer itself."""
+    error: str | None = None
+    paused_ns: int = 0
+    lag_ns: int = 0
+    """Worst time a byte of this exchange may have waited unread in the relay."""
+    connect_ns: int | None = None
+    """None when a kept-alive upstream connection was used."""
+    request_bytes: int = 0
+    """Bytes read from the client for this exchange, head included."""
+    response_bytes: int = 0
+    retries: int = 0
+
+
+class RelayStatus(msgspec.Struct, kw_only=True):
+    """A relay about itself: counters since it started, gauges now, lags since the last status."""
+
+    t_ns: int
+    opened: int
+    """Exchanges begun: the highest seq given out."""
+    measured: int
+    """Exchanges whose every frame a meter has acknowledged."""
+    dropped: dict[str, int]
+    """Exchanges not measured, by reason. opened = measured + dropped + unsettled, always."""
+    unsettled: int
+    """Exchanges still running, or waiting for the meter's acknowledgement."""
+    connections: int
+    streams: int
+    upstream_idle: int
+    upstream_connects: int
+    upstream_reuses: int
+    accepted: int
+    refused: dict[str, int]
+    """Connections and requests turned away, by limit."""
+    tap_pending_bytes: int
+    cpu_ns: int
+    rss_bytes: int
+    lag_ns_max: int
+    """Worst event-loop lag since the last status."""
+    lag_buckets: list[int]
+    """Samples of lag since start, one count for each bucket of LAG_EDGES_NS and one beyond."""
+    lag_sum_ns: int
+    bytes_up: int
+    bytes_down: int
+    draining: bool = False
+    """It takes no more connections."""
+
+
+MAGIC: Final = 0x4C4C5402
+_HEAD: Final = struct.Struct("=IIIQ")
+ACK: Final = struct.Struct("=Q")
+BATCH_BYTES_MAX: Final = 64 << 20
+"""A batch longer than this is not one of ours."""
+
+
+def pack_batch(batch_no: int, rows: list[Any]) -> bytes:
+    """One batch from a flat list `[kind, seq, t_ns, extra_ns, data, kind, seq, ...]`."""
+    datas = rows[4::5]
+    n = len(datas)
+    blob = b"".join(datas)
+    return b"".join((
+        _HEAD.pack(MAGIC, n, len(blob), batch_no),
+        bytes(rows[0::5]),
+        array("q", rows[1::5]).tobytes(),
+        array("q", rows[2::5]).tobytes(),
+        array("q", rows[3::5]).tobytes(),
+        array("I", map(len, datas)).tobytes(),
+        blob,
+    ))  # fmt: skip
+
+
+class BatchReader:
+    """Cuts a byte stream back into batches; any cut of the stream gives the same ones."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[tuple[int, list[tuple[int, int, int, int, bytes]]]]:
+        """Yields `(batch_no, [(kind, seq, t_ns, extra_ns, data), ...])` for each batch now complete.
+
+        Raises ValueError when the bytes are no batches at all.
+        """
+        buf = self._buffer
+        buf += data
+        while len(buf) >= _HEAD.size:
+            magic, n, blob_len, batch_no = _HEAD.unpack_from(buf)
+            columns = _HEAD.size + n * (1 + 8 + 8 + 8 + 4)
+            size = columns + blob_len
+            if magic != MAGIC or size > BATCH_BYTES_MAX:
+                raise ValueError(f"not a tap batch: magic {magic:#x}, {size} bytes")
+            if len(buf) < size:
+                return
+            batch = bytes(memoryview(buf)[:size])
+            del buf[:size]
+            yield batch_no, _unpack(batch, n, columns)
+
+
+def _unpack(batch: bytes, n: int, at: int) -> list[tuple[int, int, int, int, bytes]]:
+    view = memoryview(batch)
+    start = _HEAD.size
+    kinds = batch[start : start + n]
+    start += n
+    wide: list[list[int]] = []
+    for _ in range(3):
+        column = array("q")
+        column.frombytes(view[start : start + 8 * n])
+        wide.append(column.tolist())
+        start += 8 * n
+    lengths = array("I")
+    lengths.frombytes(view[start : start + 4 * n])
+    datas = []
+    for length in lengths:
+        datas.append(batch[at : at + length])
+        at += length
+    return list(zip(kinds, *wide, datas, strict=True))

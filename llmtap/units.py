@@ -1,0 +1,109 @@
+"""Nanoseconds, bytes and rates, from and to the text people write.
+
+Inside, every duration is an `int` of nanoseconds and every size an `int` of bytes. In config files
+and on the command line a duration is a number of seconds or a text with a unit (`"500ms"`, `"2m"`),
+a size a number of bytes or a text with a unit (`"64KiB"`).
+"""
+
+import re
+from typing import Final
+
+__all__ = [
+    "Bytes",
+    "Duration",
+    "decode_special",
+    "encode_special",
+    "format_bytes",
+    "format_ns",
+    "parse_bytes",
+    "parse_duration_ns",
+    "to_seconds",
+]
+
+NS_PER_S: Final = 1_000_000_000
+
+_DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(ns|us|µs|ms|s|m|h|d)?\s*")
+_NS_PER: Final = {
+    "ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": NS_PER_S,
+    "m": 60 * NS_PER_S, "h": 3_600 * NS_PER_S, "d": 86_400 * NS_PER_S,
+}  # fmt: skip
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMG]i?)?B?\s*", re.IGNORECASE)
+_BYTES_PER: Final = {
+    "": 1, "k": 1_000, "m": 1_000_000, "g": 1_000_000_000, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30,
+}  # fmt: skip
+
+
+class Duration(int):
+    """A duration in nanoseconds; a type of its own so that config knows how to read it."""
+
+
+class Bytes(int):
+    """A size in bytes; a type of its own so that config knows how to read it."""
+
+
+def decode_special(kind: type, value: object) -> object:
+    """For msgspec between our own processes: durations and sizes travel as plain ints of ns and bytes."""
+    if kind in (Duration, Bytes) and isinstance(value, int):
+        return kind(value)
+    raise NotImplementedError(kind.__name__)
+
+
+def encode_special(value: object) -> object:
+    """The other way: msgspec knows `int`, not its children."""
+    if isinstance(value, Duration | Bytes):
+        return int(value)
+    raise NotImplementedError(type(value).__name__)
+
+
+def parse_duration_ns(value: object) -> int:
+    """Nanoseconds from seconds (a number) or from text with a unit: `0.5`, `"500ms"`, `"2m"`.
+
+    Raises ValueError when it is neither, or negative.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError(f"expected a duration such as 30, 0.5 or '500ms', got {value!r}")
+    if isinstance(value, str):
+        m = _DURATION.fullmatch(value)
+        if m is None:
+            raise ValueError(f"expected a duration such as 30, 0.5 or '500ms', got {value!r}")
+        return round(float(m[1]) * _NS_PER[m[2] or "s"])
+    if not 0 <= value < 1e9:
+        raise ValueError(f"expected a duration of at least 0 s, got {value!r}")
+    return round(value * NS_PER_S)
+
+
+def parse_bytes(value: object) -> int:
+    """Bytes from a number or from text with a unit: `65536`, `"64KiB"`, `"1.5 MB"`.
+
+    Raises ValueError when it is neither, or negative.
+    """
+    if isinstance(value, str):
+        m = _SIZE.fullmatch(value)
+        if m is not None:
+            return round(float(m[1]) * _BYTES_PER[(m[2] or "").lower()])
+    elif isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    raise ValueError(f"expected a size such as 65536 or '64KiB', got {value!r}")
+
+
+def to_seconds(ns: int | float) -> float:
+    """Seconds of nanoseconds, for everything public."""
+    return ns / NS_PER_S
+
+
+def format_ns(ns: int | float) -> str:
+    """A duration for people: three significant digits and the unit that suits (`1.23 ms`)."""
+    for unit, scale in (("s", NS_PER_S), ("ms", 1_000_000), ("us", 1_000)):
+        # 999.6 us already reads as 1 ms: the unit is chosen by what will be shown.
+        if abs(ns) >= 0.9995 * scale:
+            shown = f"{ns / scale:.3g}"
+            return f"{ns / scale:.0f} {unit}" if "e" in shown else f"{shown} {unit}"
+    return f"{ns:.0f} ns"
+
+
+def format_bytes(n: int | float) -> str:
+    """A size for people, in powers of 1024 (`6.4 KiB`)."""
+    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if abs(n) >= scale:
+            return f"{n / scale:.1f} {unit}"
+    return f"{n:.0f} B"

@@ -1,0 +1,96 @@
+"""What one event of an answer says, in terms every dialect shares.
+
+A dialect turns an event's bytes into a Delta; the observer puts Deltas on a timeline. Nothing in a
+Delta is specific to a provider, except `usage`, which is kept as it was sent.
+
+Source: shared/dialects/dialects.md section 1 (classes, their order) and section 5 (token counts).
+"""
+
+from enum import IntEnum, StrEnum
+from typing import Any
+
+import msgspec
+
+__all__ = ["Delta", "EventClass", "TokenSource", "UsageCounts"]
+
+
+class EventClass(IntEnum):
+    """The primary class of one event of a response. The value is its code in timelines.
+
+    Where several apply, the earliest in this order is primary.
+    """
+
+    ERROR = 0
+    GUARDRAIL = 1
+    REFUSAL = 2
+    CONTENT = 3
+    TOOL_CALL = 4
+    REASONING = 5
+    ROLE = 6
+    DONE = 7
+    USAGE = 8
+    METADATA = 9
+    KEEPALIVE = 10
+
+
+class TokenSource(StrEnum):
+    """Where a token count came from, best first (IETF seed 000, 4.4)."""
+
+    USAGE = "usage"
+    TOKEN_IDS = "token_ids"
+    LOGPROBS = "logprobs"
+    RUNNING_USAGE = "running_usage"
+    CHUNKS = "chunks"
+    """One token per chunk that carries text: an estimate, and named as one."""
+    NONE = "none"
+
+
+class UsageCounts(msgspec.Struct, gc=False):
+    """A provider's token counts under one set of names; None where it did not say."""
+
+    input: int | None = None
+    output: int | None = None
+    reasoning: int | None = None
+    cached: int | None = None
+
+
+class Delta(msgspec.Struct, gc=False):
+    """What one event adds. Made once per chunk, so most fields stay at their default."""
+
+    event_class: EventClass
+    size: int = 0
+    """Bytes of the event in the decoded body; set by whoever cut it out."""
+    output: bool = False
+    """It carries generated output of any kind: text (blank too), a call's name, audio, a bare token id."""
+    content: bool = False
+    """It carries content that is not only white space, or audio."""
+    blank: bool = False
+    """It carries content, and only white space."""
+    reasoning: bool = False
+    """It carries reasoning text, be it the primary class or not."""
+    text: str = ""
+    """The text of the primary class; in passing only, nothing keeps it."""
+    choices: tuple[int, ...] = ()
+    """Indexes of the choices that carry output."""
+    also: tuple[EventClass, ...] = ()
+    """Other classes that apply, in their order."""
+    tokens: int = -1
+    """Tokens the event itself declares; -1 where it does not say."""
+    token_source: TokenSource = TokenSource.NONE
+    """Where `tokens` came from."""
+    model: str | None = None
+    """When first named, and whenever it changes."""
+    finish_reason: str | None = None
+    usage: dict[str, Any] | None = None
+    """As sent; None too when it counts nothing (a usage object of zeros is not usage)."""
+    counts: UsageCounts | None = None
+    """`usage`, normalised."""
+    usage_running: bool = False
+    """`usage` is a running count beside output, not the total."""
+    error_type: str | None = None
+    """The error's code or type."""
+    error_message: str | None = None
+    done: bool = False
+    """It is, or carries, the end marker of its dialect."""
+    parsed: bool = True
+    """False if its shape was not understood: it then counts for timing only."""

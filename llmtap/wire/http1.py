@@ -1,0 +1,467 @@
+"""HTTP/1.1 heads and framing: strict, incremental, sans-IO.
+
+Heads are tokenised by llhttp (through httptools) in its strict mode; the rules of framing stand here.
+What is ambiguous raises PeerProtocolError and is never forwarded: two lengths, a length beside
+chunked, a transfer coding other than chunked, a bare CR or LF, a folded line, white space before a
+colon. Where a body ends is found by scanners that look only at framing and keep no payload, so the
+relay can pass the very bytes it read.
+
+Source: RFC 9110, RFC 9112; sections beside the rules.
+"""
+
+import re
+from enum import Enum
+from typing import Final, Protocol
+
+import httptools
+import msgspec
+
+from llmtap.errors import PeerProtocolError
+
+__all__ = [
+    "BodyScanner",
+    "ChunkedDecoder",
+    "ChunkedScanner",
+    "CloseScanner",
+    "Framing",
+    "LengthScanner",
+    "RequestHead",
+    "ResponseHead",
+    "header_value",
+    "parse_request_head",
+    "parse_response_head",
+    "scanner_for",
+]
+
+Headers = list[tuple[bytes, bytes]]
+
+LENGTH_DIGITS_MAX: Final = 18
+"""10^18 bytes is more than anyone sends and still fits a signed 64-bit integer."""
+SIZE_DIGITS_MAX: Final = 15
+"""The same thought in hexadecimal: 16^15 = 2^60."""
+LINE_BYTES_MAX: Final = 8_192
+"""One chunk-size line with its extensions, or one trailer line; the limit nginx has for a header line."""
+TRAILER_LINES_MAX: Final = 128
+
+_TOKEN: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_HOST: Final = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z!$&'()*+,;=._~%-]*)(?::[0-9]*)?")
+_SIZE_LINE: Final = re.compile(rb"([0-9A-Fa-f]{1,%d})(?:;[\t\x20-\x7e\x80-\xff]*)?\r\n" % SIZE_DIGITS_MAX)
+_TRAILER_LINE: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*\r\n")
+# What a field is to framing and routing; looked up by the name as sent, which a memo makes one dict access.
+_PLAIN, _CONNECTION, _LENGTH, _CODING, _HOSTS, _UPGRADE, _EXPECT = range(7)
+_KINDS: Final = {
+    b"connection": _CONNECTION, b"content-length": _LENGTH, b"transfer-encoding": _CODING,
+    b"host": _HOSTS, b"upgrade": _UPGRADE, b"expect": _EXPECT,
+}  # fmt: skip
+_seen_kinds: dict[bytes, int] = {}
+_seen_hosts: set[bytes] = set()
+SEEN_MAX: Final = 1_024
+"""Spellings remembered; a peer that invents more costs time, not memory."""
+
+
+def _kind_of(name: bytes) -> int:
+    kind = _KINDS.get(name.lower(), _PLAIN)
+    if len(_seen_kinds) < SEEN_MAX and len(name) <= 64:
+        _seen_kinds[name] = kind
+    return kind
+
+
+class Framing(Enum):
+    """How the end of a body is told (RFC 9112 6.3)."""
+
+    NONE = 0
+    LENGTH = 1
+    CHUNKED = 2
+    CLOSE = 3
+
+
+# Members by name: on 3.11 looking one up in its Enum costs as much as a small call.
+_NONE, _LENGTHY, _CHUNKED, _CLOSE = Framing
+
+
+class RequestHead(msgspec.Struct):
+    """A request head that can be read in one way only."""
+
+    method: bytes
+    target: bytes
+    version: tuple[int, int]
+    headers: Headers
+    """Every field line as received, in order."""
+    framing: Framing
+    length: int
+    keep_alive: bool
+    connection: tuple[bytes, ...]
+    """The options of Connection, lower case."""
+    upgrade: bytes | None
+    """The Upgrade field, if Connection names it."""
+    expects_continue: bool
+
+
+class ResponseHead(msgspec.Struct):
+    """A response head that can be read in one way only."""
+
+    status: int
+    reason: bytes
+    version: tuple[int, int]
+    headers: Headers
+    framing: Framing
+    length: int
+    keep_alive: bool
+    connection: tuple[bytes, ...]
+
+
+def header_value(headers: Headers, name: bytes) -> bytes | None:
+    """The first value of `name` (lower case), or None."""
+    for key, value in headers:
+        if key.lower() == name:
+            return value.strip(b" \t")
+    return None
+
+
+class _Fields:
+    """Receives llhttp's callbacks for one head."""
+
+    __slots__ = ("complete", "headers", "target")
+
+    def __init__(self) -> None:
+        self.target = b""
+        self.headers: Headers = []
+        self.complete = False
+
+    def on_url(self, url: bytes) -> None:
+        self.target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        self.complete = True
+
+
+def _tokenise_request(raw: bytes, method: bytes) -> _Fields:
+    fields = _Fields()
+    try:
+        try:
+            httptools.HttpRequestParser(fields).feed_data(raw)
+        except httptools.HttpParserError as exc:
+            # llhttp knows a fixed list of methods, some of them not for HTTP; HTTP has no such list
+            # (RFC 9110 9.1). Let it read the rest.
+            if "nvalid method" not in _reason(exc) or _TOKEN.fullmatch(method) is None:
+                raise
+            fields = _Fields()
+            httptools.HttpRequestParser(fields).feed_data(b"POST" + raw[len(method) :])
+    except httptools.HttpParserUpgrade:
+        pass  # raised after the head of a request that asks for an upgrade; all fields are in by then
+    except httptools.HttpParserError as exc:
+        raise PeerProtocolError(f"malformed request head: {_reason(exc)}") from None
+    if not fields.complete:
+        raise PeerProtocolError("malformed request head")
+    return fields
+
+
+def parse_request_head(raw: bytes) -> RequestHead:
+    """The head in `raw`, which ends with the empty line.
+
+    Raises PeerProtocolError with the status the client should get: 400, 405, 501 or 505.
+    """
+    method = raw[: raw.find(b" ")]
+    if method == b"CONNECT":
+        raise PeerProtocolError("CONNECT is not offered: this is a reverse proxy", 405)
+    fields = _tokenise_request(raw, method)
+    target = fields.target
+    # Held against the very bytes: llhttp also takes ICE/ and RTSP/ as protocols, and other versions.
+    protocol_at = len(method) + 1 + len(target)
+    is_11 = raw.startswith(b" HTTP/1.1\r\n", protocol_at)
+    if not is_11 and not raw.startswith(b" HTTP/1.0\r\n", protocol_at):
+        raise PeerProtocolError("only HTTP/1.1 and HTTP/1.0 are spoken here", 505)
+    if b"#" in target:
+        raise PeerProtocolError("a request target has no fragment")  # RFC 9112 3.2
+
+    lengths: list[bytes] = []
+    codings: list[bytes] = []
+    connection: tuple[bytes, ...] = ()
+    upgrade: bytes | None = None
+    hosts: list[bytes] = []
+    expects = False
+    for name, value in fields.headers:
+        kind = _seen_kinds.get(name, -1)
+        if kind < 0:
+            kind = _kind_of(name)
+        if kind == _PLAIN:
+            continue
+        value = value.rstrip(b" \t")  # llhttp keeps it, but it is no part of a value (RFC 9110 5.5)
+        if kind == _HOSTS:
+            hosts.append(value)
+        elif kind == _LENGTH:
+            lengths.append(value)
+        elif kind == _CONNECTION:
+            connection += _options(value)
+        elif kind == _CODING:
+            codings.append(value)
+        elif kind == _UPGRADE:
+            upgrade = value
+        else:
+            expects = value.lower() == b"100-continue"
+    # RFC 9112 3.2: 400 to a 1.1 request without Host, and to any request with more than one.
+    if len(hosts) > 1 or (is_11 and not hosts):
+        raise PeerProtocolError("a request has exactly one Host field")
+    if hosts and hosts[0] not in _seen_hosts:
+        _check_host(hosts[0])
+    framing, length = _NONE, 0
+    if codings:
+        if lengths:
+            raise PeerProtocolError("both Content-Length and Transfer-Encoding")
+        if not is_11:
+            raise PeerProtocolError("Transfer-Encoding in an HTTP/1.0 request")  # RFC 9112 6.1
+        if len(codings) > 1 or codings[0].lower() != b"chunked":
+            raise PeerProtocolError("a transfer coding other than chunked", 501)
+        framing = _CHUNKED
+    elif lengths:
+        length = _content_length(lengths)
+        if length:
+            framing = _LENGTHY
+    return RequestHead(
+        method,
+        target,
+        (1, 1) if is_11 else (1, 0),
+        fields.headers,
+        framing,
+        length,
+        _stays_open(is_11, connection),
+        connection,
+        upgrade if b"upgrade" in connection else None,
+        expects,
+    )
+
+
+def _check_host(value: bytes) -> None:
+    if _HOST.fullmatch(value) is None:
+        raise PeerProtocolError("the Host field is malformed")
+    if len(_seen_hosts) < SEEN_MAX and len(value) <= 256:
+        _seen_hosts.add(value)
+
+
+def parse_response_head(raw: bytes, method: bytes) -> ResponseHead:
+    """The response head in `raw`, which ends with the empty line; `method` is the request's.
+
+    Raises PeerProtocolError: the upstream broke HTTP (a client is then told 502).
+    """
+    fields = _Fields()
+    try:
+        httptools.HttpResponseParser(fields).feed_data(raw)
+    except httptools.HttpParserUpgrade:
+        pass
+    except httptools.HttpParserError as exc:
+        raise PeerProtocolError(f"malformed response head: {_reason(exc)}", 502) from None
+    is_11 = raw.startswith(b"HTTP/1.1 ")
+    if not fields.complete or not (is_11 or raw.startswith(b"HTTP/1.0 ")):
+        raise PeerProtocolError("malformed response head", 502)
+    headers = fields.headers
+    status = int(raw[9:12])  # llhttp has seen to it that three digits stand here
+
+    lengths: list[bytes] = []
+    codings: list[bytes] = []
+    connection: tuple[bytes, ...] = ()
+    for name, value in headers:
+        kind = _seen_kinds.get(name, -1)
+        if kind < 0:
+            kind = _kind_of(name)
+        if kind == _PLAIN:
+            continue
+        value = value.rstrip(b" \t")
+        if kind == _LENGTH:
+            lengths.append(value)
+        elif kind == _CODING:
+            codings.append(value)
+        elif kind == _CONNECTION:
+            connection += _options(value)
+    if codings and (lengths or not is_11 or len(codings) > 1 or codings[0].lower() != b"chunked"):
+        raise PeerProtocolError("ambiguous framing of the response", 502)
+    length = _content_length(lengths, 502) if lengths else 0
+    if method == b"HEAD" or status < 200 or status in (204, 304):
+        framing = _NONE
+    elif codings:
+        framing = _CHUNKED
+    elif lengths:
+        framing = _LENGTHY if length else _NONE
+    else:
+        framing = _CLOSE
+    return ResponseHead(
+        status,
+        raw[13 : raw.find(b"\r\n")],
+        (1, 1) if is_11 else (1, 0),
+        headers,
+        framing,
+        length,
+        framing is not _CLOSE and _stays_open(is_11, connection),
+        connection,
+    )
+
+
+def _reason(exc: Exception) -> str:
+    """What llhttp minded; its words carry no bytes of the message."""
+    return str(exc) or type(exc).__name__
+
+
+def _options(value: bytes) -> tuple[bytes, ...]:
+    return tuple(o for part in value.lower().split(b",") if (o := part.strip(b" \t")))
+
+
+def _stays_open(is_11: bool, connection: tuple[bytes, ...]) -> bool:
+    # RFC 9112 9.3: close is looked at first; then 1.1 stays open, and 1.0 only where it says so.
+    return b"close" not in connection and (is_11 or b"keep-alive" in connection)
+
+
+def _content_length(values: list[bytes], status: int = 400) -> int:
+    # RFC 9110 8.6 lets a recipient merge equal values; one that may differ tomorrow is refused today.
+    value = values[0]
+    if len(values) > 1 or not value.isdigit() or not value.isascii() or len(value) > LENGTH_DIGITS_MAX:
+        raise PeerProtocolError("the Content-Length is malformed", status)
+    return int(value)
+
+
+class BodyScanner(Protocol):
+    """Finds where a body ends."""
+
+    def feed(self, data: bytes) -> int:
+        """-1 while the body goes on, else the offset in `data` of the first byte behind it."""
+        ...
+
+
+class LengthScanner:
+    """A body of `left` bytes, at least one."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def feed(self, data: bytes) -> int:
+        left = self.left - len(data)
+        if left > 0:
+            self.left = left
+            return -1
+        self.left = 0
+        return len(data) + left
+
+
+class CloseScanner:
+    """A body that ends when the connection does."""
+
+    __slots__ = ()
+
+    def feed(self, data: bytes) -> int:
+        return -1
+
+
+def _size_of(line: bytes) -> int:
+    m = _SIZE_LINE.fullmatch(line)
+    if m is None:
+        raise PeerProtocolError(f"malformed chunk size line of {len(line)} bytes")
+    return int(m[1], 16)
+
+
+_SIZES: dict[bytes, int] = {}
+"""Chunk-size lines seen lately: a stream of tokens repeats a few dozen of them."""
+_SIZES_MAX: Final = 4_096
+
+
+class ChunkedScanner:
+    """A chunked body, trailers included (RFC 9112 7.1). Strict: CR LF everywhere, no bare LF.
+
+    Chunk extensions are passed over, as 7.1.1 asks of a recipient that does not know them.
+    """
+
+    __slots__ = ("_left", "_line", "_trailers")
+
+    def __init__(self) -> None:
+        self._left = 0  # of the current chunk, its CR LF included
+        self._line = b""  # the part of a line that an earlier read ended with
+        self._trailers = -1  # trailer lines so far; -1 before the last chunk
+
+    def feed(self, data: bytes, pieces: list[bytes] | None = None) -> int:
+        """As BodyScanner; appends the payload found in `data` to `pieces`, if given.
+
+        Raises PeerProtocolError at the first byte that cannot be part of a chunked body.
+        """
+        at, end, left = 0, len(data), self._left
+        while True:
+            if left:
+                if left > end - at:
+                    if pieces is not None and left > 2:
+                        pieces.append(data[at : min(end, at + left - 2)])
+                    left -= end - at
+                    if left == 1 and data[-1:] != b"\r" and end > at:
+                        raise PeerProtocolError("a chunk is longer than its size says")
+                    self._left = left
+                    return -1
+                stop = at + left
+                if data[max(at, stop - 2) : stop] != b"\r\n"[-left:]:
+                    raise PeerProtocolError("a chunk is longer than its size says")
+                if pieces is not None and left > 2:
+                    pieces.append(data[at : stop - 2])
+                at = stop
+                left = 0
+            if at == end:
+                self._left = 0
+                return -1
+            stop = data.find(b"\n", at) + 1
+            if not stop:
+                self._line += data[at:]
+                if len(self._line) > LINE_BYTES_MAX:
+                    raise PeerProtocolError("a line of the chunked framing is too long")
+                self._left = 0
+                return -1
+            line = data[at:stop]
+            if self._line:
+                line = self._line + line
+                self._line = b""
+            at = stop
+            if self._trailers >= 0:
+                if line == b"\r\n":
+                    return at
+                self._trailers += 1
+                if _TRAILER_LINE.fullmatch(line) is None or len(line) > LINE_BYTES_MAX:
+                    raise PeerProtocolError("a trailer line is malformed")
+                if self._trailers > TRAILER_LINES_MAX:
+                    raise PeerProtocolError("too many trailer lines")
+                continue
+            size = _SIZES.get(line, -1)
+            if size < 0:
+                if len(line) > LINE_BYTES_MAX:
+                    raise PeerProtocolError("a chunk size line is too long")
+                size = _size_of(line)
+                if len(line) <= 10 and len(_SIZES) < _SIZES_MAX:
+                    _SIZES[line] = size
+            if size:
+                left = size + 2
+            else:
+                self._trailers = 0
+
+
+class ChunkedDecoder:
+    """The payload of a chunked body."""
+
+    __slots__ = ("_scanner", "done")
+
+    def __init__(self) -> None:
+        self._scanner = ChunkedScanner()
+        self.done = False
+
+    def feed(self, data: bytes) -> bytes:
+        """The payload in `data`; nothing once `done`.
+
+        Raises PeerProtocolError as the scanner does.
+        """
+        if self.done:
+            return b""
+        pieces: list[bytes] = []
+        self.done = self._scanner.feed(data, pieces) >= 0
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def scanner_for(framing: Framing, length: int) -> BodyScanner:
+    """The scanner of a body that has one (`framing` is not NONE)."""
+    if framing is _CHUNKED:
+        return ChunkedScanner()
+    return LengthScanner(length) if framing is _LENGTHY else CloseScanner()

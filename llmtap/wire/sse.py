@@ -1,0 +1,250 @@
+"""Server-sent events: bytes of a body to event blocks, whatever way the bytes were cut.
+
+A *block* is a run of non-empty lines closed by an empty one; blocks of comments alone are reported
+too, because a keep-alive is something that happened. Lines end in CR, LF or CR LF, mixed at will, and
+in nothing else: U+2028 or U+0085 inside JSON is text.
+
+One leniency beyond the standard: some servers put a single newline between events. Where a data line
+ends in `}` and the next begins with `{` or `[`, no JSON text can hold both, so they are two events;
+from there on every whole JSON line of that stream is an event at its own line end.
+
+Source: WHATWG HTML, "Parsing an event stream"; shared/dialects/dialects.md section 2 for the leniency.
+"""
+
+from typing import Final
+
+import msgspec
+
+__all__ = ["EVENT_BYTES_MAX", "SseEvent", "SseParser"]
+
+EVENT_BYTES_MAX: Final = 16 << 20
+"""A longer event is passed over. The longest known are audio and tool arguments of about 1 MB."""
+
+_BOM: Final = b"\xef\xbb\xbf"
+
+
+class SseEvent(msgspec.Struct, gc=False):
+    """One block."""
+
+    start: int
+    """Offset in the body of its first line."""
+    end: int
+    """Offset behind the empty line that closed it."""
+    data: bytes | None
+    """Its data lines, joined by LF; None if it has none."""
+    event: bytes | None = None
+    """Its last `event:` field; None if absent or empty."""
+    comment: bool = False
+    """It holds comments and nothing else."""
+
+
+class SseParser:
+    """Cuts one body into blocks. Any cut of the bytes gives the same events.
+
+    Keeps the bytes of one unfinished block, at most `event_bytes_max` of them: a longer block is
+    passed over to its end and counted in `skipped`.
+    """
+
+    __slots__ = (
+        "_after_cr", "_bom", "_comment", "_cr_waits", "_crlf", "_data", "_event", "_event_bytes_max",
+        "_field", "_idle", "_line_size", "_per_line", "_start", "_tail", "_too_long", "offset", "skipped",
+    )  # fmt: skip
+
+    def __init__(self, event_bytes_max: int = EVENT_BYTES_MAX) -> None:
+        self.offset = 0
+        """Bytes of the body seen so far."""
+        self.skipped = 0
+        """Blocks longer than `event_bytes_max`."""
+        self._event_bytes_max = event_bytes_max
+        self._idle = True  # nothing is kept: the next byte begins a block
+        self._bom = b""  # the first bytes of the body, as long as they may become a BOM
+        # The line being read.
+        self._tail = bytearray()
+        self._line_size = 0  # its bytes so far, kept or not
+        self._cr_waits = False  # it has its CR, and in this stream an LF follows
+        self._after_cr = False  # the line before ended in CR, and an LF would still be part of that
+        self._crlf = False  # the line before ended in CR LF
+        self._per_line = False  # one newline between events, see the module
+        # The block being read.
+        self._start = -1
+        self._data: list[bytes] = []
+        self._event = b""
+        self._comment = False
+        self._field = False  # it has a field other than data
+        self._too_long = False
+
+    def feed(self, data: bytes) -> list[SseEvent]:
+        """The events that these bytes complete."""
+        size = len(data)
+        # Most reads of a token stream are this: one whole event with one line of data.
+        if (
+            self._idle
+            and data.find(b"\n") == size - 2
+            and data.startswith(b"data: ")
+            and data.endswith(b"\n\n")
+            and data.find(b"\r") < 0
+            and size <= self._event_bytes_max
+        ):
+            start = self.offset
+            self.offset = end = start + size
+            return [SseEvent(start, end, data[6:-2])]
+        return self._scan(data) if size else []
+
+    def close(self) -> list[SseEvent]:
+        """What the end of the body completes: an unfinished `data: [DONE]`, and nothing else."""
+        out: list[SseEvent] = []
+        end = self.offset
+        if self._cr_waits:
+            self._cr_waits = False
+            self._end_line(b"", end - 1, end, out)
+        tail = bytes(self._tail)
+        if tail:
+            self._read_field(tail, end - len(tail), end, out)
+        if b"\n".join(self._data).strip() == b"[DONE]":
+            self._dispatch(end, out)
+        self._tail.clear()
+        self._line_size = 0
+        self._reset()
+        return out
+
+    def _scan(self, data: bytes) -> list[SseEvent]:
+        """As `feed`, line by line."""
+        at = self.offset  # where `data` begins in the body
+        self.offset += len(data)
+        if at == len(self._bom) < len(_BOM):
+            first = self._bom + data
+            if len(first) < len(_BOM) and _BOM.startswith(first):
+                self._bom = first
+                self._idle = False
+                return []
+            if first.startswith(_BOM):
+                data = first[len(_BOM) :]
+                at = len(_BOM)
+            else:
+                data = first
+                at = 0
+            self._bom = _BOM  # decided
+        out: list[SseEvent] = []
+        if self._cr_waits and data:
+            self._cr_waits = False
+            self._crlf = data[0] == 0x0A
+            cr_at = at - 1
+            if self._crlf:
+                data = data[1:]
+                at += 1
+            self._end_line(b"", cr_at, at, out)
+        elif self._after_cr and data:
+            self._after_cr = False
+            if data[0] == 0x0A:
+                self._crlf = True
+                data = data[1:]
+                at += 1
+
+        # For bytes, unlike for text, splitlines knows CR, LF and CR LF only.
+        for line in data.splitlines(keepends=True):
+            start, at = at, at + len(line)
+            if line.endswith(b"\r\n"):
+                # A block ends behind its LF where lines are known to end in CR LF, else behind the CR:
+                # this way the end does not depend on where the bytes were cut.
+                self._end_line(line[:-2], start, at if self._crlf else at - 1, out)
+                self._crlf = True
+            elif line.endswith(b"\n"):
+                self._end_line(line[:-1], start, at, out)
+                self._crlf = False
+            elif not line.endswith(b"\r"):
+                self._keep(line, start)
+            elif at == self.offset and self._crlf:
+                self._keep(line[:-1], start)
+                self._cr_waits = True
+            else:
+                self._end_line(line[:-1], start, at, out)
+                self._crlf = False
+                self._after_cr = at == self.offset
+        self._idle = not (
+            self._start >= 0
+            or self._line_size
+            or self._after_cr
+            or self._cr_waits
+            or self._crlf
+            or self._per_line
+        )
+        return out
+
+    def _keep(self, part: bytes, start: int) -> None:
+        """Keeps the part of a line that a read ended with; it lies at `start` in the body."""
+        if not part:
+            return
+        if self._start < 0:
+            self._start = start
+        self._line_size += len(part)
+        if start + len(part) - self._start > self._event_bytes_max:
+            self._forget()
+        if not self._too_long:
+            self._tail += part
+
+    def _end_line(self, line: bytes, start: int, end: int, out: list[SseEvent]) -> None:
+        """Takes the rest of a line, without its line end; it lies at start..end in the body."""
+        if self._line_size:
+            start -= self._line_size
+            self._tail += line
+            line = bytes(self._tail)
+            self._tail.clear()
+            self._line_size = 0
+        elif not line:
+            if self._start >= 0:
+                self._dispatch(end, out)
+            return
+        if self._start < 0:
+            self._start = start
+        if end - self._start > self._event_bytes_max:
+            self._forget()
+        if not self._too_long:
+            self._read_field(line, start, end, out)
+
+    def _read_field(self, line: bytes, start: int, end: int, out: list[SseEvent]) -> None:
+        """Takes one non-empty line of the block."""
+        if line.startswith(b"data:"):
+            value = line[6:] if line.startswith(b" ", 5) else line[5:]
+            lines = self._data
+            if lines and lines[-1].rstrip().endswith(b"}") and value.lstrip().startswith((b"{", b"[")):
+                self._dispatch(start, out)
+                self._start = start
+                self._per_line = True
+            lines.append(value)
+            if self._per_line and len(lines) == 1:
+                text = value.strip()
+                if text == b"[DONE]" or (text.startswith(b"{") and text.endswith(b"}")):
+                    self._dispatch(end, out)
+        elif line.startswith(b":"):
+            self._comment = True
+        elif line == b"data":  # a field name without a colon is a field with an empty value
+            self._data.append(b"")
+        else:
+            self._field = True
+            if line.startswith(b"event:"):
+                self._event = line[7:] if line.startswith(b" ", 6) else line[6:]
+            elif line == b"event":
+                self._event = b""
+
+    def _dispatch(self, end: int, out: list[SseEvent]) -> None:
+        """Ends the block."""
+        if self._too_long or end - self._start > self._event_bytes_max:
+            self.skipped += 1
+        else:
+            lines = self._data
+            data = None if not lines else lines[0] if len(lines) == 1 else b"\n".join(lines)
+            alone = self._comment and data is None and not self._field
+            out.append(SseEvent(self._start, end, data, self._event or None, alone))
+        self._reset()
+
+    def _forget(self) -> None:
+        """Drops the bytes of a block that is too long; it goes on being read to its end."""
+        self._too_long = True
+        self._tail.clear()
+        self._data.clear()
+
+    def _reset(self) -> None:
+        self._start = -1
+        self._data.clear()
+        self._event = b""
+        self._comment = self._field = self._too_long = False

@@ -1,0 +1,163 @@
+from typing import Any
+
+import pytest
+
+from llmtap.meter.assembler import Assembler
+from llmtap.metrics.latency import metrics_of
+from llmtap.record.exchange import Exchange
+from llmtap.record.outcome import Outcome, TokenSource
+from llmtap.tap.frames import FrameKind, Hello, RelayStatus
+from tests.support.relay_status import relay_status
+from tests.support.tap_frames import MS, Script
+
+HELLO = Hello(relay="r0", pid=7, clock="kernel", anchor_mono_ns=1_000, anchor_wall_ns=5_000)
+
+
+class Ear:
+    """A sink that remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.exchanges: list[Exchange] = []
+        self.statuses: list[tuple[str, RelayStatus]] = []
+        self.failures: list[str] = []
+        self.live = 0
+
+    def opened(self) -> None:
+        self.live += 1
+
+    def forgot(self, n: int = 1) -> None:
+        self.live -= n
+
+    def ended(self, x: Exchange) -> None:
+        self.live -= 1
+        self.exchanges.append(x)
+
+    def status(self, relay: str, status: RelayStatus) -> None:
+        self.statuses.append((relay, status))
+
+    def failed(self, kind: str, error: BaseException | str) -> None:
+        self.failures.append(kind)
+
+
+def digest(script: Script, **about: Any) -> tuple[Ear, Assembler]:
+    ear = Ear()
+    assembler = Assembler(HELLO, ear, **about)
+    assembler.digest(script.frames())
+    assert ear.live == len(assembler)
+    return ear, assembler
+
+
+def test_frames_become_the_exchange_they_tell_of() -> None:
+    ear, assembler = digest(Script().stream(4))
+    (x,) = ear.exchanges
+    assert (x.id, x.clock, x.model, x.request_id, x.status) == ("r0-4", "kernel", "tiny", "req-4", 200)
+    assert (x.outcome, x.stream, x.finish_reason) == (Outcome.COMPLETE, True, "stop")
+    assert (x.tokens.output, x.tokens.source) == (3, TokenSource.USAGE)
+    assert x.arrival_wall_ns == 4_000
+    assert (x.timeline.submit_ns, x.timeline.delivered_ns) == (MS, 162 * MS)
+    assert (x.uncertainty_ns, x.added.request_ns, x.added.first_chunk_ns) == (5_000, MS, 30_000)
+    metrics = metrics_of(x)
+    assert (metrics["ttft"], metrics["tbc_max"], metrics["e2e"]) == (0.1, 0.02, 0.16)
+    assert len(assembler) == 0
+    assert ear.failures == []
+
+
+def test_exchanges_interleave() -> None:
+    script = Script().request(1).request(2).head(2, 50).head(1, 60).word(2, 70).word(1, 90).word(2, 75)
+    script.end(1, 100, 1).close(1, 101).end(2, 110, 2).close(2, 111)
+    ear, _ = digest(script)
+    assert [(x.seq, x.tokens.output, len(x.timeline.events)) for x in ear.exchanges] == [(1, 1, 4), (2, 2, 5)]
+
+
+def test_a_dropped_exchange_is_forgotten() -> None:
+    script = Script().request(1).head(1, 50).frame(FrameKind.DROP, 1).word(1, 60).close(1, 70).stream(2)
+    ear, assembler = digest(script)
+    assert [x.seq for x in ear.exchanges] == [2]
+    assert len(assembler) == 0
+
+
+def test_frames_of_an_exchange_that_began_before_us_are_passed_over() -> None:
+    ear, _ = digest(Script().word(1, 5).end(1, 6, 1).close(1, 7).stream(2))
+    assert [x.seq for x in ear.exchanges] == [2]
+    assert ear.failures == []
+
+
+def test_one_broken_exchange_is_counted_and_the_others_go_on() -> None:
+    script = Script().request(1).request(2).head(1, 5).head(2, 5)
+    script.frame(FrameKind.CLOSE, 1, 6, 0, b"not json").word(2, 7).end(2, 8, 1).close(2, 9)
+    ear, assembler = digest(script)
+    assert ear.failures == ["DecodeError"]
+    assert [x.seq for x in ear.exchanges] == [2]
+    assert len(assembler) == 0
+
+
+@pytest.mark.parametrize("where", ["__init__", "response_data", "finish"])
+def test_an_observer_that_raises_costs_only_its_exchange(where: str) -> None:
+    from llmtap.record.observer import Observer
+
+    class Broken(Observer):
+        pass
+
+    def fail(self: Observer, *args: object, **named: object) -> None:
+        raise ZeroDivisionError("broken on purpose")
+
+    setattr(Broken, where, fail)
+
+    def observe(relay: str, seq: int, *args: Any) -> Observer:
+        return (Broken if seq == 1 else Observer)(relay, seq, *args)
+
+    ear, assembler = digest(Script().stream(1).stream(2), observe=observe)
+    assert ear.failures == ["ZeroDivisionError"]
+    assert [x.seq for x in ear.exchanges] == [2]
+    assert (len(assembler), ear.live) == (0, 0)
+
+
+def test_a_sink_that_raises_does_not_stop_the_rest() -> None:
+    class Full(Ear):
+        def ended(self, x: Exchange) -> None:
+            super().ended(x)
+            if x.seq == 1:
+                raise MemoryError
+
+    ear = Full()
+    Assembler(HELLO, ear).digest(Script().stream(1).stream(2).frames())
+    assert (ear.failures, ear.live, len(ear.exchanges)) == (["MemoryError"], 0, 2)
+
+
+def test_when_the_relay_is_gone_what_was_open_is_given_up() -> None:
+    ear, assembler = digest(Script().request(1).request(2).stream(3))
+    assert assembler.discard() == 2
+    assert (ear.live, len(assembler)) == (0, 0)
+
+
+def test_statuses_are_passed_on() -> None:
+    status = relay_status(opened=5, dropped={"full": 1})
+    ear, _ = digest(Script().status(status))
+    assert ear.statuses == [("r0", status)]
+
+
+def test_interim_heads_and_unknown_kinds_change_nothing() -> None:
+    script = Script().request(1).frame(FrameKind.INTERIM, 1, 2 * MS, 0, b"HTTP/1.1 103 Early Hints\r\n\r\n")
+    script.frame(99, 1, 3 * MS).head(1, 5).word(1, 6).end(1, 7, 1).close(1, 8)
+    ear, _ = digest(script)
+    assert ear.failures == []
+    assert ear.exchanges[0].status == 200
+
+
+def test_a_tunnels_bytes_are_timed() -> None:
+    script = Script().request(1)
+    upgrade = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: upgrade\r\n\r\n"
+    script.frame(FrameKind.RESPONSE_HEAD, 1, 5 * MS, 0, upgrade).frame(FrameKind.UPGRADED, 1, 5 * MS)
+    script.frame(FrameKind.TUNNEL_UP, 1, 6 * MS, 10, b"ping").frame(
+        FrameKind.TUNNEL_DOWN, 1, 9 * MS, 10, b"pong"
+    )
+    ear, _ = digest(script.close(1, 20))
+    (x,) = ear.exchanges
+    assert (ear.failures, x.status, x.timeline.first_byte_ns) == ([], 101, 9 * MS)
+
+
+def test_nothing_delivered_is_none() -> None:
+    ear, _ = digest(Script().request(1).close(1, 0, outcome="upstream_timeout", status=504, error="late"))
+    (x,) = ear.exchanges
+    assert (x.timeline.delivered_ns, x.status, x.error) == (None, 504, "late")
+    assert x.outcome is Outcome.UPSTREAM_TIMEOUT

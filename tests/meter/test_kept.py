@@ -1,0 +1,100 @@
+import json
+
+import pytest
+
+from llmtap.meter.kept import BadQuery, Kept, Query, to_json
+from llmtap.record.exchange import Exchange
+from llmtap.record.outcome import Outcome
+from tests.support.streams import streamed
+
+
+def ring(n: int, exchanges_max: int = 100, **limits: int) -> Kept:
+    kept = Kept(exchanges_max, **limits)
+    for seq in range(1, n + 1):
+        kept.add(streamed(100, 140, seq=seq))
+    return kept
+
+
+def seqs(found: list[Exchange]) -> list[int]:
+    return [x.seq for x in found]
+
+
+def test_the_newest_come_first_and_the_oldest_go() -> None:
+    found, cursor = ring(7, exchanges_max=3).find(Query())
+    assert (seqs(found), cursor) == ([7, 6, 5], None)
+
+
+def test_the_ring_is_bounded_by_events_too() -> None:
+    # Each weighs 2 events and 2 reads.
+    kept = ring(7, events_max=9)
+    assert seqs(kept.find(Query())[0]) == [7, 6]
+
+
+def test_an_exchange_larger_than_the_ring_is_not_kept() -> None:
+    assert len(ring(1, events_max=3)) == 0
+
+
+def test_a_ring_of_nothing_keeps_nothing() -> None:
+    assert len(ring(3, exchanges_max=0)) == 0
+
+
+def test_cursors_walk_through_all_of_it_also_while_it_turns() -> None:
+    kept = ring(7)
+    found, cursor = kept.find(Query(limit=3))
+    assert (seqs(found), cursor) == ([7, 6, 5], "5")
+    kept.add(streamed(100, seq=8))
+    found, cursor = kept.find(Query.parse({"limit": "3", "next": cursor or ""}))
+    assert (seqs(found), cursor) == ([4, 3, 2], "2")
+    found, cursor = kept.find(Query.parse({"limit": "3", "next": cursor or ""}))
+    assert (seqs(found), cursor) == ([1], None)
+
+
+def test_a_full_page_at_the_very_end_has_no_cursor() -> None:
+    assert ring(3).find(Query(limit=3))[1] is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [({"outcome": "truncated"}, [2]), ({"status": "200"}, [2, 1]), ({"status": "500"}, [3]),
+     ({"model": "big"}, [3]),
+     ({"tenant": "acme"}, [1]), ({"path": "/v1/chat/completions"}, [3, 2, 1]), ({"stream": "1"}, [3, 2, 1]),
+     ({"id": "r-2"}, [2]), ({"seq": "3"}, [3]), ({"request_id": "abc"}, [1]),
+     ({"tenant": "acme", "seq": "2"}, []),
+     ({"model": "none"}, [])],
+)  # fmt: skip
+def test_filters_match_by_an_exchanges_own_names(fields: dict[str, str], expected: list[int]) -> None:
+    kept = Kept(10)
+    first, second, third = streamed(1, seq=1), streamed(1, seq=2), streamed(1, seq=3)
+    first.tenant, first.request_id = "acme", "abc"
+    second.outcome = Outcome.TRUNCATED
+    third.status, third.model = 500, "big"
+    for x in (first, second, third):
+        kept.add(x)
+    assert seqs(kept.find(Query.parse(fields))[0]) == expected
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("limit", "0"), ("limit", "1001"), ("limit", "ten"), ("limit", "-1"), ("events", "maybe"), ("next", "x"),
+     ("outcome", "fine"), ("status", "2xx"), ("stream", "2"), ("colour", "red"), ("seq", "9" * 30)],
+)  # fmt: skip
+def test_a_query_that_cannot_be_names_its_field(field: str, value: str) -> None:
+    with pytest.raises(BadQuery) as caught:
+        Query.parse({"limit": "5", field: value})
+    assert caught.value.field == field
+
+
+def test_as_json_an_exchange_has_its_metrics_and_on_request_its_events() -> None:
+    found, cursor = ring(2).find(Query(limit=1))
+    answer = json.loads(to_json(found, cursor, events=True))
+    assert answer["next"] == "2"
+    (x,) = answer["exchanges"]
+    assert (x["id"], x["outcome"], x["metrics"]["ttft"], x["metrics"]["tbc_max"]) == (
+        "r-2",
+        "complete",
+        0.1,
+        0.04,
+    )
+    assert x["chunking"]["content_events"] == 2
+    assert [event["t"] for event in x["events"]] == [0.1, 0.14]
+    assert "events" not in json.loads(to_json(found, cursor, events=False))["exchanges"][0]

@@ -1,0 +1,65 @@
+import msgspec
+import pytest
+
+from llmtap.errors import ConfigError
+from llmtap.meter.options import MeterOptions, split_address
+from llmtap.units import Duration, decode_special, encode_special
+
+
+def test_the_defaults_are_those_of_the_design() -> None:
+    options = MeterOptions()
+    assert (options.admin, options.admin_token, options.window) == ("127.0.0.1:9464", None, 60_000_000_000)
+
+
+def test_options_travel_between_processes() -> None:
+    options = MeterOptions(admin="[::1]:0", window=Duration(5_000_000_000), priority="normal")
+    line = msgspec.json.encode(options, enc_hook=encode_special)
+    assert msgspec.json.decode(line, type=MeterOptions, dec_hook=decode_special) == options
+
+
+def test_every_option_has_a_line_of_help() -> None:
+    for field in msgspec.inspect.type_info(MeterOptions).fields:  # type: ignore[attr-defined]
+        assert field.type.extra_json_schema["description"], field.name
+
+
+@pytest.mark.parametrize("admin", ["0.0.0.0:9464", "10.1.2.3:80", "[::]:9464", "gateway.internal:9464"])
+def test_an_admin_port_that_others_reach_wants_a_token(admin: str) -> None:
+    with pytest.raises(ConfigError, match=r"meter\.admin_token.*required"):
+        MeterOptions(admin=admin)
+    assert MeterOptions(admin=admin, admin_token="s3cret").admin == admin
+
+
+@pytest.mark.parametrize("admin", ["127.0.0.1:9464", "127.9.9.9:1", "[::1]:9464", "localhost:9464"])
+def test_loopback_needs_no_token(admin: str) -> None:
+    assert MeterOptions(admin=admin).admin == admin
+
+
+@pytest.mark.parametrize("token", ["", "  ", "schlüssel"])
+def test_a_token_is_visible_ascii(token: str) -> None:
+    with pytest.raises(ConfigError, match=r"meter\.admin_token"):
+        MeterOptions(admin_token=token)
+
+
+def test_a_window_has_room_for_its_slices() -> None:
+    with pytest.raises(ConfigError, match=r"meter\.window"):
+        MeterOptions(window=Duration(5))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("127.0.0.1:80", ("127.0.0.1", 80)),
+        ("[::1]:0", ("::1", 0)),
+        ("localhost:65535", ("localhost", 65_535)),
+    ],
+)
+def test_an_address_is_host_and_port(text: str, expected: tuple[str, int]) -> None:
+    assert split_address(text, "x") == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["", "9464", ":9464", "::1:9464", "host:", "host:http", "host:65536", "h:-1"]
+)
+def test_what_is_no_address_names_its_place(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^meter\.admin: "):
+        split_address(text, "meter.admin")

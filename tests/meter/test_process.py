@@ -1,0 +1,109 @@
+"""The meter as a real process: told by one line, ready by one line, gone when its supervisor is."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from llmtap.meter.options import MeterOptions
+from llmtap.meter.process import MeterSetup
+from llmtap.tap.frames import ACK
+from llmtap.units import encode_special
+from tests.support.relay_status import relay_status
+from tests.support.tap_frames import Script
+
+
+class Meter:
+    def __init__(self, path: Path) -> None:
+        self.path = str(path / "tap.sock")
+        self.admin = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.admin.getsockname()[1]}"
+        setup = MeterSetup(
+            options=MeterOptions(priority="normal"), socket=self.path, admin_fd=self.admin.fileno()
+        )
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "llmtap.meter"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            pass_fds=[self.admin.fileno()], cwd=Path(__file__).parents[2],
+        )  # fmt: skip
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(msgspec.json.encode(setup, enc_hook=encode_special) + b"\n")
+        self.process.stdin.flush()
+        assert self.process.stdout.readline() == b"ready\n"
+
+    def get(self, path: str) -> bytes:
+        with urllib.request.urlopen(self.url + path, timeout=10) as answer:
+            body: bytes = answer.read()
+        return body
+
+    def stop(self) -> tuple[int, str]:
+        """Waits for its end; the exit status and what it logged."""
+        assert self.process.stderr is not None
+        _, log = self.process.communicate(timeout=10)
+        self.admin.close()
+        return self.process.returncode, log.decode()
+
+
+@pytest.fixture
+def meter(tmp_path: Path) -> Iterator[Meter]:
+    meter = Meter(tmp_path)
+    yield meter
+    if meter.process.poll() is None:
+        meter.process.kill()
+        meter.stop()
+    meter.admin.close()
+
+
+def test_frames_in_metrics_out(meter: Meter) -> None:
+    with socket.socket(socket.AF_UNIX) as relay:
+        relay.connect(meter.path)
+        relay.sendall(Script().hello().status(relay_status(opened=1)).stream(1).pack(1))
+        assert relay.recv(ACK.size) == ACK.pack(1)
+        assert meter.get("/readyz") == b"ready\n"
+        summary = json.loads(meter.get("/api/v1/summary"))
+        assert (summary["n"], summary["relays"]["r0"]["opened"]) == (1, 1)
+        assert summary["metrics"]["ttft"]["mean"] == 0.1
+        assert b'llmtap_exchanges_total{model="tiny",outcome="complete",tenant="default"} 1.0' in meter.get(
+            "/metrics"
+        )
+
+
+def test_sigterm_ends_it_and_leaves_no_socket(meter: Meter) -> None:
+    meter.process.send_signal(signal.SIGTERM)
+    status, log = meter.stop()
+    assert status == 0, log
+    assert not os.path.exists(meter.path)
+    assert "event=meter_ready" in log
+
+
+def test_it_ends_with_its_supervisor(meter: Meter) -> None:
+    assert meter.process.stdin is not None
+    meter.process.stdin.close()
+    meter.process.stdin = None
+    assert meter.stop()[0] == 0
+
+
+def test_ctrl_c_and_hang_up_are_the_supervisors_business(meter: Meter) -> None:
+    meter.process.send_signal(signal.SIGINT)
+    meter.process.send_signal(signal.SIGHUP)
+    with pytest.raises(subprocess.TimeoutExpired):
+        meter.process.wait(timeout=0.5)
+    assert meter.get("/healthz") == b"ok\n"
+
+
+def test_a_line_that_makes_no_sense_ends_it_with_an_error() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "llmtap.meter"], input=b'{"options":{"colour":"red"}}\n', capture_output=True,
+        cwd=Path(__file__).parents[2], timeout=20,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert b"colour" in done.stderr

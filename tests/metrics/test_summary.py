@@ -1,0 +1,169 @@
+import pytest
+
+from llmtap.metrics.summary import METRICS, Summary
+from llmtap.record.exchange import Added, EventLog, Exchange, Timeline, Tokens
+from llmtap.record.outcome import EventClass, Outcome, TokenSource
+
+MS = 1_000_000
+WINDOW = {"name": "1m"}
+
+
+def stream(times_ms: list[int], *, tokens: int = 1, outcome: Outcome = Outcome.COMPLETE) -> Exchange:
+    """A streamed answer with a chunk of `tokens` tokens at each time, submitted at 0."""
+    log = EventLog()
+    for t in times_ms:
+        log.add(t * MS, EventClass.CONTENT, 100, tokens, False)
+    t = Timeline(
+        arrival_ns=0, submit_ns=0, first_byte_ns=log.t_ns[0], first_token_ns=log.t_ns[0],
+        first_content_ns=log.t_ns[0], last_token_ns=log.t_ns[-1], response_end_ns=log.t_ns[-1], events=log,
+    )  # fmt: skip
+    x = Exchange(relay="r", seq=1, arrival_wall_ns=0, timeline=t, stream=True, outcome=outcome)
+    x.tokens = Tokens(input=7, output=tokens * len(times_ms), source=TokenSource.TOKEN_IDS)
+    x.reads = len(times_ms)
+    return x
+
+
+def whole(end_ms: int, outcome: Outcome = Outcome.COMPLETE) -> Exchange:
+    """An answer in one piece."""
+    x = stream([end_ms], outcome=outcome)
+    x.stream = False
+    return x
+
+
+def summary_of(*exchanges: Exchange) -> Summary:
+    summary = Summary()
+    for x in exchanges:
+        summary.add(x)
+    return summary
+
+
+def test_streams_fill_every_metric() -> None:
+    out = summary_of(stream([100, 120, 150]), stream([300, 320, 340])).to_dict(WINDOW, 10.0)
+    assert out["n"] == 2
+    assert out["metrics"].keys() == set(METRICS)  # type: ignore[attr-defined]
+    metrics = out["metrics"]
+    assert isinstance(metrics, dict)
+    assert {name: m["n"] for name, m in metrics.items()} == {
+        "ttft": 2, "ttft_any": 2, "ttfb": 2, "tpot": 2, "e2e": 2, "user_idle": 2, "tbc_max": 2, "jitter": 2,
+        "smooth_benefit": 2, "tbc": 4, "itl": 4,
+    }  # fmt: skip
+    assert metrics["ttft"]["mean"] == pytest.approx(0.2)
+    assert metrics["tbc"]["max"] == 0.03
+    assert metrics["tbc"]["mean"] == pytest.approx(0.0225)
+    # n - 5 l: 3 - 0.5 and 3 - 1.5 tokens
+    assert (metrics["smooth_benefit"]["min"], metrics["smooth_benefit"]["max"]) == (1.5, 2.5)
+    assert out["smooth_goodput"] == {
+        "tokens_per_second": pytest.approx(0.4), "n": 2, "alpha": 5.0, "speed_tokens_per_second": 20.0,
+        "idle": "A0: max(t_i - submit - V(i-1)), f(l) = l in seconds",
+    }  # fmt: skip
+    assert out["goodput"] is None
+    assert out["tokens"] == {
+        "input": 14, "output": 6, "reasoning": None, "cached": None, "output_per_second": 0.6,
+        "source": {"token_ids": 2},
+    }  # fmt: skip
+
+
+def test_an_answer_in_one_piece_has_no_first_token_to_wait_for() -> None:
+    metrics = summary_of(whole(900)).to_dict(WINDOW, 1.0)["metrics"]
+    assert isinstance(metrics, dict)
+    assert {name for name, m in metrics.items() if m["n"]} == {"ttfb", "e2e"}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "counted"),
+    [(Outcome.COMPLETE, 1), (Outcome.REFUSED, 1), (Outcome.UPSTREAM_ERROR, 0), (Outcome.TRUNCATED, 0),
+     (Outcome.CLIENT_CANCELLED, 0), (Outcome.REJECTED, 0)],
+)  # fmt: skip
+def test_end_to_end_pools_answers_that_ended_well(outcome: Outcome, counted: int) -> None:
+    out = summary_of(whole(900, outcome)).to_dict(WINDOW, 1.0)
+    assert isinstance(out["metrics"], dict)
+    assert out["metrics"]["e2e"]["n"] == counted
+    assert out["outcomes"] == {outcome.value: 1}
+
+
+@pytest.mark.parametrize(
+    ("exchanges", "option", "samples"),
+    [([stream([0, 40], tokens=4)], "B-even", {"B-even": 4}),
+     ([stream([0, 40], tokens=-1)], "A", {"A": 1}),
+     ([stream([0, 40], tokens=2), stream([0, 40], tokens=-1)], "A+B-even", {"A": 1, "B-even": 2}),
+     ([stream([0])], None, {})],
+)  # fmt: skip
+def test_the_itl_option_is_named(exchanges: list[Exchange], option: str | None, samples: object) -> None:
+    for x in exchanges:
+        if x.timeline.events.tokens[0] < 0:
+            x.tokens = Tokens(output=99, source=TokenSource.USAGE)
+    metrics = summary_of(*exchanges).to_dict(WINDOW, 1.0)["metrics"]
+    assert isinstance(metrics, dict)
+    assert (metrics["itl"]["option"], metrics["itl"]["samples"]) == (option, samples)
+
+
+def test_chunking_says_how_the_answers_were_cut() -> None:
+    out = summary_of(stream([1, 2, 3]), stream([1], tokens=5)).to_dict(WINDOW, 1.0)
+    assert out["chunking"] == {
+        "events": 4, "content_events": 4, "reads": 4, "events_per_read": 1.0, "tokens_per_chunk_mean": 2.0,
+        "tokens_per_chunk_max": 5, "single_token_share": 0.75, "chunks_with_known_tokens": 4,
+    }  # fmt: skip
+
+
+def test_refusals_are_counted_by_kind() -> None:
+    refused = stream([1], outcome=Outcome.REFUSED)
+    refused.refusal = {"kind": "content_filter", "source": "finish_reason"}
+    out = summary_of(refused, stream([1], outcome=Outcome.REFUSED), stream([1])).to_dict(WINDOW, 1.0)
+    assert out["refusals"] == {
+        "n": 2,
+        "share": pytest.approx(2 / 3),
+        "kinds": {"content_filter": 1, "unknown": 1},
+    }
+
+
+def test_load_is_offered_and_achieved() -> None:
+    summary = summary_of(stream([1]))
+    assert summary.to_dict(WINDOW, 2.0)["load"] == {"mode": "live", "offered_rps": None, "achieved_rps": 0.5}
+    summary.opened = 3
+    assert summary.to_dict(WINDOW, 2.0)["load"] == {"mode": "live", "offered_rps": 1.5, "achieved_rps": 0.5}
+
+
+def test_uncertainty_is_the_worst_seen() -> None:
+    x = stream([1])
+    x.uncertainty_ns = 3 * MS
+    summary = summary_of(x)
+    assert summary.to_dict(WINDOW, 1.0)["uncertainty"] == 0.003
+    summary.saw_uncertainty(5 * MS)
+    summary.saw_uncertainty(4 * MS)
+    assert summary.to_dict(WINDOW, 1.0)["uncertainty"] == 0.005
+
+
+def test_what_the_tap_added_is_summed_up() -> None:
+    x = stream([1])
+    x.added = Added(request_ns=40_000, first_chunk_ns=30_000)
+    x.added.chunks_ns.extend([30_000, 20_000])
+    added = summary_of(x).to_dict(WINDOW, 1.0)["added"]
+    assert isinstance(added, dict)
+    assert {point: (a["n"], a["max"]) for point, a in added.items()} == {
+        "request": (1, 0.00004), "first_chunk": (1, 0.00003), "chunk": (2, 0.00003),
+    }  # fmt: skip
+
+
+def test_nothing_seen_is_null_and_never_zero() -> None:
+    out = Summary().to_dict(WINDOW, 0.0)
+    assert out["load"] == {"mode": "live", "offered_rps": None, "achieved_rps": None}
+    assert out["uncertainty"] is None
+    assert isinstance(out["tokens"], dict)
+    assert out["tokens"]["output"] is None
+    assert isinstance(out["smooth_goodput"], dict)
+    assert out["smooth_goodput"]["tokens_per_second"] is None
+
+
+def test_merging_equals_adding_together() -> None:
+    refused = stream([5, 9, 30], tokens=3, outcome=Outcome.REFUSED)
+    refused.refusal = {"kind": "model"}
+    refused.uncertainty_ns = 9
+    refused.added.chunks_ns.extend([1, 2, 3])
+    parts = [[stream([100, 120]), whole(7)], [refused], []]
+    merged = Summary()
+    for part in parts:
+        merged.merge(summary_of(*part))
+    together = summary_of(*(x for part in parts for x in part))
+    assert merged.to_dict(WINDOW, 3.0) == together.to_dict(WINDOW, 3.0)
+    assert merged.copy().to_dict(WINDOW, 3.0) == together.to_dict(WINDOW, 3.0)
+    assert (merged.n, merged.benefit_n) == (3, 2)

@@ -1,0 +1,162 @@
+import asyncio
+import errno
+import socket
+from collections.abc import Callable
+
+import pytest
+
+from llmtap.net.listener import ACCEPTS_PER_TURN, FULL_PAUSE_S, Listener, bind, is_free, parse_address
+from tests.support.peer import play, scene, wait_until
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("127.0.0.1:8080", ("127.0.0.1", 8080)),
+        ("localhost:1", ("localhost", 1)),
+        ("[::1]:8080", ("::1", 8080)),
+        (":8080", ("", 8080)),
+        ("0.0.0.0:65535", ("0.0.0.0", 65535)),
+        ("127.0.0.1:0", ("127.0.0.1", 0)),
+    ],
+)
+def test_an_address(text: str, address: tuple[str, int]) -> None:
+    assert parse_address(text) == address
+
+
+@pytest.mark.parametrize(
+    "text", ["", "8080", "host", "host:", "host:http", "host:65536", "host:-1", "host:1.5"]
+)
+def test_no_address(text: str) -> None:
+    with pytest.raises(ValueError, match="HOST:PORT"):
+        parse_address(text)
+
+
+def test_a_port_in_use_is_refused() -> None:
+    with bind("127.0.0.1", 0, shared=False) as first:
+        port = first.getsockname()[1]
+        with pytest.raises(OSError) as refused:
+            bind("127.0.0.1", port, shared=False)
+        assert refused.value.errno == errno.EADDRINUSE
+        with pytest.raises(OSError):
+            is_free("127.0.0.1", port)
+    is_free("127.0.0.1", port)
+
+
+def test_several_of_us_share_a_port_and_a_stranger_does_not() -> None:
+    with bind("127.0.0.1", 0, shared=True) as first:
+        port = first.getsockname()[1]
+        with bind("127.0.0.1", port, shared=True) as second:
+            assert second.getsockname() == first.getsockname()
+        with pytest.raises(OSError):
+            bind("127.0.0.1", port, shared=False)
+        # A second proxy would share it without a word: that is what is_free is for.
+        with pytest.raises(OSError):
+            is_free("127.0.0.1", port)
+
+
+def test_a_listening_socket_does_not_block_and_sends_small_writes_at_once() -> None:
+    with bind("127.0.0.1", 0, shared=False) as sock:
+        assert not sock.getblocking()
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+@scene
+async def test_every_connection_is_handed_over_without_blocking() -> None:
+    sock = bind("127.0.0.1", 0, shared=False)
+    accepted: list[socket.socket] = []
+    listener = Listener(asyncio.get_running_loop(), sock, accepted.append)
+    clients = [socket.create_connection(sock.getsockname()) for _ in range(ACCEPTS_PER_TURN * 2 + 3)]
+    await wait_until(lambda: len(accepted) == len(clients))
+    assert not any(s.getblocking() for s in accepted)
+    assert {s.getpeername() for s in accepted} == {c.getsockname() for c in clients}
+    # Inherited from the listening socket.
+    assert all(s.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for s in accepted)
+    listener.close()
+    for s in [*accepted, *clients]:
+        s.close()
+
+
+@scene
+async def test_who_is_in_the_queue_is_let_in_before_the_door_closes() -> None:
+    sock = bind("127.0.0.1", 0, shared=False)
+    address = sock.getsockname()
+    accepted: list[socket.socket] = []
+    listener = Listener(asyncio.get_running_loop(), sock, accepted.append)
+    clients = [socket.create_connection(address) for _ in range(5)]  # the loop has had no turn yet
+    listener.close()
+    assert len(accepted) == 5
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(address)
+    for s in [*accepted, *clients]:
+        s.close()
+
+
+class NoFilesLeft:
+    """A listening socket whose accept fails until told otherwise."""
+
+    def __init__(self, sock: socket.socket, error: OSError) -> None:
+        self._sock = sock
+        self.error: OSError | None = error
+        self.tries = 0
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def accept(self) -> tuple[socket.socket, object]:
+        self.tries += 1
+        if self.error is not None:
+            raise self.error
+        return self._sock.accept()
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+def listening_with(error: OSError) -> tuple[NoFilesLeft, list[socket.socket], Callable[[], Listener]]:
+    fake = NoFilesLeft(bind("127.0.0.1", 0, shared=False), error)
+    accepted: list[socket.socket] = []
+    return fake, accepted, lambda: Listener(asyncio.get_running_loop(), fake, accepted.append)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM])
+@scene
+async def test_without_file_descriptors_it_waits_instead_of_spinning(number: int) -> None:
+    fake, accepted, start = listening_with(OSError(number, "none left"))
+    listener = start()
+    client = socket.create_connection(fake._sock.getsockname())
+    await wait_until(lambda: listener.failures)
+    await asyncio.sleep(FULL_PAUSE_S / 2)
+    assert fake.tries <= 2, "a full process must not spin on its listening socket"
+    fake.error = None
+    await wait_until(lambda: accepted)  # the connection waited in the kernel
+    listener.close()
+    for s in [*accepted, client]:
+        s.close()
+
+
+@scene
+async def test_a_connection_that_was_aborted_in_the_queue_is_passed_over() -> None:
+    fake, accepted, start = listening_with(ConnectionAbortedError())
+    listener = start()
+    client = socket.create_connection(fake._sock.getsockname())
+    await wait_until(lambda: fake.tries >= ACCEPTS_PER_TURN)
+    fake.error = None
+    await wait_until(lambda: accepted)
+    assert listener.failures == 0
+    listener.close()
+    for s in [*accepted, client]:
+        s.close()
+
+
+def test_an_error_nobody_expects_is_not_swallowed() -> None:
+    async def accept_once() -> None:
+        fake, _, start = listening_with(OSError(errno.EBADF, "bad"))
+        listener = start()
+        with socket.create_connection(fake._sock.getsockname()):
+            await wait_until(lambda: listener.failures)
+        asyncio.get_running_loop().remove_reader(fake)
+        fake.close()
+
+    with pytest.raises(AssertionError, match="bad"):
+        play(accept_once())

@@ -1,0 +1,315 @@
+"""Kept connections are never trusted blindly; which one is taken, and when they are given up."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from llmtap.clock import SystemClock
+from llmtap.errors import ConfigError
+from llmtap.net.lag import LagMeter
+from llmtap.net.pool import Origin, Pool, parse_origin
+from llmtap.net.stream import Stream, Timebase
+from tests.net.test_stream import Notes
+from tests.support.peer import scene, wait_until
+from tests.support.upstream import Upstream, unanswered_port, upstream
+
+CONNECT_NS = 1_000_000_000
+SETTLED_S = 0.02
+"""Longer than a connection that has just come back is taken for open unasked."""
+IDLE_NS = 10_000_000_000
+
+
+# ---------------------------------------------------------------- where the upstream is
+
+
+@pytest.mark.parametrize(
+    ("url", "origin"),
+    [
+        ("http://gw.test", Origin("gw.test", 80, False, b"gw.test", b"")),
+        ("http://gw.test:80/", Origin("gw.test", 80, False, b"gw.test", b"")),
+        ("http://gw.test:8000", Origin("gw.test", 8000, False, b"gw.test:8000", b"")),
+        ("https://gw.test", Origin("gw.test", 443, True, b"gw.test", b"")),
+        ("https://gw.test:443", Origin("gw.test", 443, True, b"gw.test", b"")),
+        ("https://gw.test:80", Origin("gw.test", 80, True, b"gw.test:80", b"")),
+        ("http://gw.test/base/path/", Origin("gw.test", 80, False, b"gw.test", b"/base/path")),
+        ("http://[::1]:8000", Origin("::1", 8000, False, b"[::1]:8000", b"")),
+    ],
+)
+def test_an_origin(url: str, origin: Origin) -> None:
+    assert parse_origin(url, "relay.upstream") == origin
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "gw.test", "gw.test:80", "ftp://gw.test", "http://", "http://:80", "http://gw.test:99999", "http://gw:x",
+     "http://gw.test?q=1", "http://gw.test#f", "http://user:pw@gw.test", "http://[::1"],
+)  # fmt: skip
+def test_no_origin_names_the_setting(url: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse_origin(url, "relay.upstream")
+    assert refused.value.place == "relay.upstream"
+
+
+# ---------------------------------------------------------------- the pool
+
+
+@asynccontextmanager
+async def pool_of(server: Upstream, *, idle_max: int = 8, idle_ns: int = IDLE_NS) -> AsyncIterator[Pool]:
+    pool = Pool(
+        asyncio.get_running_loop(),
+        parse_origin(server.url, "test"),
+        Timebase(SystemClock(), LagMeter(0)),
+        clock="mono",
+        idle_max=idle_max,
+        idle_ns=idle_ns,
+        connect_ns=CONNECT_NS,
+        tls=None,
+        server_name=None,
+    )
+    try:
+        yield pool
+    finally:
+        pool.close()
+
+
+class Waits(Notes):
+    """A handler for whom a connection is being opened."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.came: asyncio.Future[Stream] = asyncio.get_running_loop().create_future()
+        self.took_ns = -1
+
+    def on_connected(self, stream: Stream, took_ns: int) -> None:
+        self.took_ns = took_ns
+        self.came.set_result(stream)
+
+    def on_connect_failed(self, error: OSError) -> None:
+        self.came.set_exception(error)
+
+
+async def opened(pool: Pool, waiter: Waits | None = None) -> Stream:
+    """A fresh connection of the pool. Raises what the waiter is told."""
+    waiter = waiter or Waits()
+    pool.connect(waiter)
+    return await waiter.came
+
+
+def keep(pool: Pool, stream: Stream) -> None:
+    """Give a connection back, just used."""
+    pool.give_back(stream, SystemClock.mono_ns(), emptied=False)
+
+
+def taken(pool: Pool, handler: Notes | None = None) -> Stream | None:
+    return pool.take(handler or Notes(), SystemClock.mono_ns())
+
+
+@scene
+async def test_the_youngest_is_taken_first() -> None:
+    async with upstream() as server, pool_of(server) as pool:
+        streams = [await opened(pool) for _ in range(3)]
+        assert taken(pool) is None, "what was never given back is not the pool's to give"
+        for stream in streams:
+            keep(pool, stream)
+        assert pool.idle == 3
+        assert [taken(pool) for _ in range(4)] == [*reversed(streams), None]
+        assert (pool.connects, pool.reuses, pool.idle) == (3, 3, 0)
+        for stream in streams:
+            stream.close()
+
+
+@scene
+async def test_the_taker_becomes_the_handler() -> None:
+    async with upstream() as server, pool_of(server) as pool:
+        first, second = Waits(), Notes()
+        stream = await opened(pool, first)
+        keep(pool, stream)
+        assert taken(pool, second) is stream
+        peer = await server.take_over()
+        await peer.send(b"hello")
+        await wait_until(lambda: second.data)
+        assert (first.data, second.data) == ([], [b"hello"])
+        stream.close()
+
+
+@pytest.mark.parametrize("how", ["fin", "rst", "words"])
+@scene
+async def test_an_idle_connection_that_ends_or_speaks_leaves_the_pool_at_once(how: str) -> None:
+    async with upstream() as server, pool_of(server) as pool:
+        stream = await opened(pool)
+        peer = await server.take_over()
+        keep(pool, stream)
+        match how:
+            case "fin":
+                peer.half_close()
+            case "rst":
+                peer.reset()
+            case _:
+                peer.sock.send(b"HTTP/1.1 408 Request Timeout\r\n\r\n")
+        await wait_until(lambda: pool.idle == 0)
+        assert stream.closed
+        assert taken(pool) is None
+
+
+@pytest.mark.parametrize("how", ["fin", "rst", "words"])
+@scene
+async def test_one_that_ended_in_this_very_turn_is_not_handed_out(how: str) -> None:
+    """The loop has had no chance to say so: the pool has to ask the socket."""
+    async with upstream() as server, pool_of(server) as pool:
+        stream = await opened(pool)
+        peer = await server.take_over()
+        keep(pool, stream)
+        await asyncio.sleep(SETTLED_S)
+        match how:
+            case "fin":
+                peer.half_close()
+            case "rst":
+                peer.reset()
+            case _:
+                peer.sock.send(b"HTTP/1.1 408 Request Timeout\r\n\r\n")
+        assert taken(pool) is None
+        assert stream.closed
+
+
+@scene
+async def test_a_full_pool_closes_what_comes_back() -> None:
+    async with upstream() as server, pool_of(server, idle_max=2) as pool:
+        streams = [await opened(pool) for _ in range(3)]
+        for stream in streams:
+            keep(pool, stream)
+        assert pool.idle == 2
+        assert [s.closed for s in streams] == [False, False, True]
+
+
+@scene
+async def test_nothing_is_kept_when_nothing_may_be() -> None:
+    async with upstream() as server:
+        for limits in ({"idle_max": 0}, {"idle_ns": 0}):
+            async with pool_of(server, **limits) as pool:
+                stream = await opened(pool)
+                keep(pool, stream)
+                assert (pool.idle, stream.closed) == (0, True)
+
+
+@scene
+async def test_a_closed_connection_is_not_kept() -> None:
+    async with upstream() as server, pool_of(server) as pool:
+        stream = await opened(pool)
+        stream.close()
+        keep(pool, stream)
+        assert pool.idle == 0
+
+
+@scene
+async def test_what_is_idle_too_long_is_closed_and_the_rest_stays() -> None:
+    async with upstream() as server, pool_of(server, idle_ns=1_000_000_000) as pool:
+        streams = [await opened(pool) for _ in range(2)]
+        keep(pool, streams[0])
+        now = SystemClock.mono_ns()
+        await asyncio.sleep(0.02)
+        keep(pool, streams[1])
+        pool.sweep(now + 1_010_000_000)
+        assert (pool.idle, [s.closed for s in streams]) == (1, [True, False])
+        pool.sweep(now + 5_000_000_000)
+        assert pool.idle == 0
+        await wait_until(lambda: not server.open)
+
+
+@scene
+async def test_closing_the_pool_closes_every_idle_connection() -> None:
+    async with upstream() as server, pool_of(server) as pool:
+        for stream in [await opened(pool) for _ in range(4)]:
+            keep(pool, stream)
+        await wait_until(lambda: server.open == 4)
+        pool.close()
+        await wait_until(lambda: not server.open)
+
+
+@scene
+async def test_nobody_listening_is_an_oserror() -> None:
+    async with upstream() as server, pool_of(server) as pool:
+        await server.stop()
+        with pytest.raises(ConnectionRefusedError):
+            await opened(pool)
+        assert pool.connects == 0
+        server.start()
+        stream = await opened(pool)
+        assert pool.connects == 1
+        stream.close()
+
+
+@scene
+async def test_a_name_that_does_not_resolve_is_an_oserror() -> None:
+    async with upstream() as server, pool_of(server) as pool:
+        pool.origin = parse_origin("http://nobody.invalid", "test")  # RFC 6761 6.4
+        with pytest.raises(OSError):
+            await opened(pool)
+
+
+@scene
+async def test_a_name_nobody_could_have_is_an_oserror_too() -> None:
+    """The caller turns an OSError into a 502; anything else would leave its client waiting."""
+    async with upstream() as server, pool_of(server) as pool:
+        for name in ("a..b", "x" * 64 + ".test"):
+            with pytest.raises((OSError, ConfigError)) as told:
+                pool.origin = parse_origin(f"http://{name}", "test")
+                await asyncio.wait_for(opened(pool), 1)
+            assert not isinstance(told.value, TimeoutError), "nobody was told anything"
+
+
+@scene
+async def test_every_address_of_a_name_is_tried() -> None:
+    async with upstream() as server, pool_of(server) as pool:
+        (await opened(pool)).close()  # the name is known now
+        ((family, address),) = pool._addresses
+        pool._addresses = [(family, ("127.0.0.2", 1)), (family, address)]
+        stream = await opened(pool)
+        assert stream.is_alive()
+        stream.close()
+
+
+@scene
+async def test_how_long_it_took_is_told() -> None:
+    async with upstream() as server, pool_of(server) as pool:
+        waiter = Waits()
+        began = SystemClock.mono_ns()
+        stream = await opened(pool, waiter)
+        assert 0 < waiter.took_ns <= SystemClock.mono_ns() - began
+        stream.close()
+
+
+@scene
+async def test_what_takes_too_long_to_open_is_given_up() -> None:
+    async with unanswered_port() as port, upstream() as server, pool_of(server) as pool:
+        pool.origin = parse_origin(f"http://127.0.0.1:{port}", "test")
+        waiter = Waits()
+        pool.connect(waiter)
+        await asyncio.sleep(0.02)
+        pool.sweep(SystemClock.mono_ns())
+        assert not waiter.came.done()
+        pool.sweep(SystemClock.mono_ns() + CONNECT_NS)
+        with pytest.raises(TimeoutError):
+            await waiter.came
+        assert not pool.attempts
+
+
+@scene
+async def test_who_no_longer_waits_is_told_nothing() -> None:
+    async with unanswered_port() as port, upstream() as server, pool_of(server) as pool:
+        waiters = [Waits() for _ in range(3)]
+        attempt = pool.connect(waiters[0])
+        attempt.cancel()  # while the name is looked up
+        pool.origin = parse_origin(f"http://127.0.0.1:{port}", "test")
+        attempt = pool.connect(waiters[1])
+        await asyncio.sleep(0.02)
+        attempt.cancel()  # while the handshake is under way
+        pool.connect(waiters[2])
+        await asyncio.sleep(0.02)
+        assert len(pool.attempts) == 1
+        pool.close()
+        await asyncio.sleep(0.02)
+        assert not pool.attempts
+        assert not any(w.came.done() for w in waiters)
+        assert server.connections == 0

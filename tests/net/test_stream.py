@@ -1,0 +1,299 @@
+"""One socket under test, its peer in the test's own hand; the clock's two ways beside each other."""
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from llmtap.clock import SystemClock
+from llmtap.net.lag import LagMeter
+from llmtap.net.stream import KernelStream, PlainStream, Timebase, open_stream
+from tests.support.peer import Ending, Peer, scene, wait_until
+
+CLOCKS = pytest.mark.parametrize("clock", ["mono", "kernel"])
+MARGIN_NS = 1_000_000
+"""What a kernel stamp mapped through a wall-clock sample may be off by, and ten times more."""
+
+
+class Notes:
+    """A handler that writes down what happens."""
+
+    def __init__(self) -> None:
+        self.data: list[bytes] = []
+        self.stamps: list[int] = []
+        self.read_at: list[int] = []
+        self.eofs = 0
+        self.lost: list[OSError | None] = []
+        self.drains = 0
+
+    def on_data(self, data: bytes, t_ns: int) -> None:
+        self.read_at.append(SystemClock.mono_ns())
+        self.data.append(data)
+        self.stamps.append(t_ns)
+
+    def on_eof(self) -> None:
+        self.eofs += 1
+
+    def on_lost(self, error: OSError | None) -> None:
+        self.lost.append(error)
+
+    def on_drained(self) -> None:
+        self.drains += 1
+
+
+@asynccontextmanager
+async def pair(clock: str = "mono") -> AsyncIterator[tuple[PlainStream, Notes, Peer, Timebase]]:
+    """A stream, its handler, and the other end of its connection."""
+    loop = asyncio.get_running_loop()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        far = socket.create_connection(server.getsockname())
+        near, _ = server.accept()
+    near.setblocking(False)
+    notes = Notes()
+    timebase = Timebase(SystemClock(), LagMeter(1_000))
+    stream = open_stream(loop, near, notes, timebase, clock)
+    peer = Peer(far)
+    try:
+        yield stream, notes, peer, timebase
+    finally:
+        stream.close()
+        peer.close()
+
+
+@CLOCKS
+@scene
+async def test_bytes_come_with_a_stamp_between_send_and_read(clock: str) -> None:
+    async with pair(clock) as (stream, notes, peer, timebase):
+        assert isinstance(stream, KernelStream) == (clock == "kernel")
+        for i in range(20):
+            before = SystemClock.mono_ns()
+            await peer.send(b"event %d" % i)
+            await wait_until(lambda n=i: len(notes.data) == n + 1)
+            assert before - MARGIN_NS <= notes.stamps[i] <= notes.read_at[i] + MARGIN_NS
+        assert notes.data == [b"event %d" % i for i in range(20)]
+        assert notes.stamps == sorted(notes.stamps)
+        assert sum(timebase.lag.buckets) == (20 if clock == "kernel" else 0)
+
+
+@CLOCKS
+@scene
+async def test_a_busy_loop_is_in_the_stamp_of_mono_and_not_in_the_kernels(clock: str) -> None:
+    held_ns = 60_000_000
+    async with pair(clock) as (_, notes, peer, timebase):
+        await peer.send(b"warm")  # the first read may precede the socket option
+        await wait_until(lambda: notes.data)
+        peer.sock.send(b"waits")
+        sent = SystemClock.mono_ns()
+        while SystemClock.mono_ns() - sent < held_ns:
+            pass  # the loop is busy
+        await wait_until(lambda: len(notes.data) == 2)
+        late = notes.stamps[1] - sent
+        if clock == "kernel":
+            assert late < held_ns / 2
+            assert timebase.lag.max_ns >= held_ns - MARGIN_NS, "our own lateness is noted instead"
+        else:
+            assert late >= held_ns - MARGIN_NS
+
+
+@scene
+async def test_a_stepped_wall_clock_falls_back_to_the_read_and_samples_again() -> None:
+    async with pair("kernel") as (_, notes, peer, timebase):
+        await peer.send(b"warm")
+        await wait_until(lambda: notes.data)
+        for step in (3_600_000_000_000, -3_600_000_000_000):
+            timebase.offset_ns += step
+            before = SystemClock.mono_ns()
+            count = len(notes.data)
+            await peer.send(b"x")
+            await wait_until(lambda n=count: len(notes.data) > n)
+            assert before <= notes.stamps[-1] <= notes.read_at[-1]
+            assert abs(timebase.offset_ns - (timebase.anchor.mono_ns - timebase.anchor.wall_ns)) == 0
+            await peer.send(b"y")
+            await wait_until(lambda n=count: len(notes.data) > n + 1)
+            assert before - MARGIN_NS <= notes.stamps[-1] <= notes.read_at[-1] + MARGIN_NS
+
+
+@CLOCKS
+@scene
+async def test_what_the_kernel_does_not_take_follows_in_order(clock: str) -> None:
+    async with pair(clock) as (stream, notes, peer, _):
+        sent = [os.urandom(300_000)]
+        while stream.write(sent[-1]):
+            sent.append(os.urandom(300_000))
+            assert len(sent) < 200, "the kernel takes everything"
+        assert stream.pending > 0
+        for i in range(60):  # far more than the kernel takes in one go once its buffer has room
+            sent.append(os.urandom(1_000 if i % 2 else 400_000))
+            assert not stream.write(sent[-1]), "nothing overtakes what is kept"
+        assert stream.pending >= 12_000_000
+        assert notes.drains == 0
+        data = b"".join(sent)
+        got = await peer.exactly(len(data))
+        assert got == data
+        await wait_until(lambda: notes.drains)
+        assert (notes.drains, stream.pending) == (1, 0)
+        assert stream.write(b"after")
+        assert await peer.exactly(5) == b"after"
+
+
+@scene
+async def test_an_empty_write_is_nothing() -> None:
+    async with pair() as (stream, notes, peer, _):
+        assert stream.write(b"")
+        assert stream.write(b"x")
+        assert await peer.exactly(1) == b"x"
+        assert notes.drains == 0
+
+
+@CLOCKS
+@scene
+async def test_a_paused_stream_reads_nothing_and_loses_nothing(clock: str) -> None:
+    async with pair(clock) as (stream, notes, peer, _):
+        stream.pause()
+        stream.pause()
+        await peer.send(b"held")
+        await asyncio.sleep(0.03)
+        assert notes.data == []
+        stream.resume()
+        stream.resume()
+        await wait_until(lambda: notes.data)
+        assert b"".join(notes.data) == b"held"
+
+
+@CLOCKS
+@scene
+async def test_the_end_is_told_once_and_writing_still_works(clock: str) -> None:
+    async with pair(clock) as (stream, notes, peer, _):
+        await peer.send(b"last words")
+        peer.half_close()
+        await wait_until(lambda: notes.eofs)
+        assert notes.data == [b"last words"]
+        await asyncio.sleep(0.02)
+        assert (notes.eofs, notes.lost) == (1, []), "the end stays readable; it is told once"
+        assert stream.write(b"reply")
+        assert await peer.exactly(5) == b"reply"
+
+
+@CLOCKS
+@scene
+async def test_a_reset_is_told_once_with_its_error(clock: str) -> None:
+    async with pair(clock) as (stream, notes, peer, _):
+        peer.reset()
+        await wait_until(lambda: notes.lost)
+        await asyncio.sleep(0.02)
+        assert len(notes.lost) == 1
+        assert isinstance(notes.lost[0], ConnectionResetError)
+        assert stream.closed
+        assert notes.eofs == 0
+
+
+@scene
+async def test_a_reset_while_bytes_are_kept_is_told_once() -> None:
+    async with pair() as (stream, notes, peer, _):
+        while stream.write(b"x" * 300_000):
+            pass
+        stream.pause()  # a paused reader must not hide it: the writer finds out
+        peer.reset()
+        await wait_until(lambda: notes.lost)
+        assert len(notes.lost) == 1
+        assert stream.closed
+        assert stream.pending == 0
+
+
+@scene
+async def test_writing_to_a_broken_connection_raises() -> None:
+    async with pair() as (stream, notes, peer, _):
+        stream.pause()
+        peer.reset()
+        await asyncio.sleep(0.02)
+        with pytest.raises(OSError):
+            for _ in range(2):  # the first may meet the reset, the second the broken pipe
+                stream.write(b"x")
+        assert notes.lost == []
+
+
+@scene
+async def test_close_is_an_orderly_end_and_silent_for_the_handler() -> None:
+    async with pair() as (stream, notes, peer, _):
+        stream.write(b"bye")
+        stream.close()
+        stream.close()
+        assert await peer.to_end() == (b"bye", Ending.FIN)
+        assert (notes.eofs, notes.lost) == (0, [])
+        stream.resume()
+        stream.abort()
+        assert not stream.is_alive()
+
+
+@scene
+async def test_abort_is_a_reset() -> None:
+    async with pair() as (stream, notes, peer, _):
+        stream.abort()
+        assert await peer.to_end() == (b"", Ending.RST)
+        assert (stream.closed, notes.lost) == (True, [])
+
+
+@scene
+async def test_shutting_the_writing_side_leaves_the_reading_side_open() -> None:
+    async with pair() as (stream, notes, peer, _):
+        stream.write(b"done")
+        stream.shutdown_write()
+        assert await peer.to_end() == (b"done", Ending.FIN)
+        await peer.send(b"more")
+        await wait_until(lambda: notes.data)
+        assert notes.data == [b"more"]
+        peer.reset()
+        await wait_until(lambda: notes.lost)
+        stream.shutdown_write()  # the peer is gone: nothing to say about it
+
+
+@CLOCKS
+@scene
+async def test_is_alive_sees_the_end_and_words_out_of_turn(clock: str) -> None:
+    for act, alive in (
+        (lambda peer: None, True),
+        (lambda peer: peer.half_close(), False),
+        (lambda peer: peer.reset(), False),
+        (lambda peer: peer.sock.send(b"HTTP/1.1 408 bye\r\n\r\n"), False),
+    ):
+        async with pair(clock) as (stream, _, peer, _):
+            stream.pause()
+            act(peer)
+            await asyncio.sleep(0.005)
+            assert stream.is_alive() is alive
+
+
+@scene
+async def test_a_handler_may_close_from_within_its_callback() -> None:
+    async with pair() as (stream, notes, peer, _):
+
+        class Closes(Notes):
+            def on_data(self, data: bytes, t_ns: int) -> None:
+                super().on_data(data, t_ns)
+                stream.close()
+
+        handler = Closes()
+        assert stream.handler is notes
+        stream.handler = handler
+        await peer.send(b"x" * 200_000)
+        assert (await peer.to_end())[0] == b""
+        assert len(handler.data) == 1
+
+
+@scene
+async def test_closed_streams_leave_nothing_in_the_loop() -> None:
+    """A stream that is closed with bytes kept must not wake its number's next owner."""
+    async with pair() as (stream, notes, peer, _):
+        while stream.write(b"x" * 300_000):
+            pass
+        stream.close()
+        peer.reset()
+        async with pair() as (other, other_notes, other_peer, _):
+            await other_peer.send(b"mine")
+            await wait_until(lambda: other_notes.data)
+            assert other_notes.data == [b"mine"]
+            assert other.write(b"yours")
+        assert (notes.data, notes.lost, notes.drains) == ([], [], 0)

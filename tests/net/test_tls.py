@@ -1,0 +1,462 @@
+"""TLS on the listener and towards the upstream: verified by default, and refused in plain words where not."""
+
+import asyncio
+import contextlib
+import json
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import trustme
+
+from llmtap.errors import ConfigError
+from llmtap.net.tls import client_context, server_context
+from tests.support.peer import Head, chunk, scene, wait_until
+from tests.support.proxy import Tapped, ms, stage, tapped
+from tests.support.raw_client import request
+from tests.support.upstream import CLOSE, Call, answers
+
+# ---------------------------------------------------------------- certificates, made once
+
+
+class Papers(NamedTuple):
+    """Paths of PEM files."""
+
+    ca: str
+    other_ca: str
+    certificate: str
+    key: str
+
+
+@pytest.fixture(scope="module")
+def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
+    folder: Path = tmp_path_factory.mktemp("papers")
+    ca, other = trustme.CA(), trustme.CA()
+    served = ca.issue_cert("localhost", "127.0.0.1", "gateway.test")
+    paths = Papers(*(str(folder / f"{name}.pem") for name in ("ca", "other", "cert", "key")))
+    ca.cert_pem.write_to_path(paths.ca)
+    other.cert_pem.write_to_path(paths.other_ca)
+    served.private_key_pem.write_to_path(paths.key)
+    for pem in served.cert_chain_pems:
+        pem.write_to_path(paths.certificate, append=True)
+    return paths
+
+
+# ---------------------------------------------------------------- both sides with TLS
+
+
+class TlsClient:
+    """A verifying client of the relay's TLS port."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    @classmethod
+    async def connect(cls, port: int, ca: str) -> "TlsClient":
+        context = ssl.create_default_context(cafile=ca)
+        context.set_alpn_protocols(["http/1.1"])
+        return cls(
+            *await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname="localhost")
+        )
+
+    async def head(self) -> Head:
+        return Head.parse(await self.reader.readuntil(b"\r\n\r\n"))
+
+    async def ask(self, raw: bytes) -> tuple[Head, bytes]:
+        self.writer.write(raw)
+        head = await self.head()
+        return head, await self.reader.readexactly(int(head.get("content-length") or 0))
+
+
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+class TlsUpstream:
+    """An https upstream: what `handler` says, and the names it was called by."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.names: list[str | None] = []
+        self.connections = 0
+
+
+@asynccontextmanager
+async def tls_upstream(papers: Papers, handler: Handler) -> AsyncIterator[TlsUpstream]:
+    upstream = TlsUpstream()
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(papers.certificate, papers.key)
+    context.sni_callback = lambda _obj, name, _context: upstream.names.append(name)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        upstream.connections += 1
+        try:
+            await handler(reader, writer)
+        except (OSError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+    upstream.port = server.sockets[0].getsockname()[1]
+    try:
+        yield upstream
+    finally:
+        server.close()
+
+
+async def says_hello(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while True:
+        head = Head.parse(await reader.readuntil(b"\r\n\r\n"))
+        body = await reader.readexactly(int(head.get("content-length") or 0))
+        text = b"hello " + body
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(text) + text)
+
+
+async def refused_with(tap: Tapped, status: int) -> dict[str, str | None]:
+    """Ask, expect the tap's own answer, give its error."""
+    client = await tap.client()
+    answer = await client.get("/")
+    assert answer.status == status
+    assert answer.head.get("x-llmtap-error")
+    assert answer.head.get("content-type") == b"application/json"
+    error: dict[str, str | None] = json.loads(answer.data)["error"]
+    assert error["message"]
+    return error
+
+
+# ---------------------------------------------------------------- contexts
+
+
+def test_contexts_say_http11_only_and_verify(papers: Papers) -> None:
+    context = client_context(papers.ca, True)
+    assert context.verify_mode is ssl.CERT_REQUIRED
+    assert context.check_hostname
+    assert len(context.get_ca_certs()) == 1, "the given CA alone"
+    assert len(client_context(None, True).get_ca_certs()) != 1
+    trusting = client_context(None, False)
+    assert trusting.verify_mode is ssl.CERT_NONE
+    assert server_context(papers.certificate, papers.key).verify_mode is ssl.CERT_NONE
+
+
+def test_bad_files_name_their_setting(papers: Papers, tmp_path: Path) -> None:
+    nonsense = tmp_path / "nonsense.pem"
+    nonsense.write_text("not a certificate")
+    cases: list[tuple[Callable[[], object], str]] = [
+        (lambda: server_context(str(tmp_path / "none"), papers.key), "relay.tls_certificate"),
+        (lambda: server_context(papers.certificate, str(tmp_path / "none")), "relay.tls_key"),
+        (lambda: server_context(str(nonsense), papers.key), "relay.tls_certificate"),
+        (
+            lambda: server_context(papers.ca, papers.key),
+            "relay.tls_certificate",
+        ),  # they do not belong together
+        (lambda: client_context(str(tmp_path / "none"), True), "relay.upstream_ca"),
+        (lambda: client_context(str(nonsense), True), "relay.upstream_ca"),
+    ]
+    for make, place in cases:
+        with pytest.raises(ConfigError) as refused:
+            make()
+        assert refused.value.place == place
+
+
+# ---------------------------------------------------------------- the listener
+
+
+@scene
+async def test_a_tls_client_is_answered_again_and_again(papers: Papers) -> None:
+    async with stage(tls_certificate=papers.certificate, tls_key=papers.key) as (up, tap):
+        path = up.on(answers(b"a" * 300_000))
+        client = await TlsClient.connect(tap.port, papers.ca)
+        assert client.writer.get_extra_info("ssl_object").selected_alpn_protocol() == "http/1.1"
+        for _ in range(3):
+            head, body = await client.ask(request("POST", path, body=b"q" * 100_000))
+            assert head.line == b"HTTP/1.1 200 OK"
+            assert body == b"a" * 300_000
+        assert [c.payload.data for c in up.calls_to(path) if c.payload] == [b"q" * 100_000] * 3
+        client.writer.close()
+        assert (await tap.meter.closed(3)).closing.outcome == "complete"
+
+
+@scene
+async def test_one_event_in_is_one_event_out_with_tls(papers: Papers) -> None:
+    async with stage(tls_certificate=papers.certificate, tls_key=papers.key) as (up, tap):
+        seen = asyncio.Event()
+
+        async def lockstep(call: Call) -> None:
+            await call.say(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+            for i in range(20):
+                await call.say(chunk(b"data: %02d\n\n" % i))
+                await seen.wait()
+                seen.clear()
+            await call.say(b"0\r\n\r\n")
+
+        client = await TlsClient.connect(tap.port, papers.ca)
+        client.writer.write(request("GET", up.on(lockstep)))
+        await client.head()
+        for i in range(20):
+            assert await client.reader.readexactly(15) == chunk(b"data: %02d\n\n" % i)
+            seen.set()
+        assert await client.reader.readexactly(5) == b"0\r\n\r\n"
+        client.writer.close()
+
+
+@scene
+async def test_plain_bytes_on_the_tls_port_are_turned_away(papers: Papers) -> None:
+    async with stage(tls_certificate=papers.certificate, tls_key=papers.key) as (up, tap):
+        path = up.on(answers())
+        client = await tap.client()
+        await client.send(request("GET", path))
+        data, _ = await client.to_end()
+        assert not data.startswith(b"HTTP/")
+        assert tap.relay.status().refused == {"tls_handshake": 1}
+        assert up.calls == []
+        await wait_until(lambda: not tap.relay.connections)
+
+
+@scene
+async def test_a_handshake_that_does_not_come_is_given_up(papers: Papers) -> None:
+    options = {"tls_certificate": papers.certificate, "tls_key": papers.key, "head_timeout": ms(150)}
+    async with stage(**options) as (_, tap):
+        client = await tap.client()
+        await client.to_end()
+        await wait_until(lambda: not tap.relay.connections)
+        assert tap.relay.status().refused == {"tls_handshake": 1}
+
+
+@scene
+async def test_a_tls_client_that_leaves_closes_the_upstream(papers: Papers) -> None:
+    async with stage(tls_certificate=papers.certificate, tls_key=papers.key) as (up, tap):
+        gone = asyncio.Event()
+
+        async def endless(call: Call) -> str:
+            await call.say(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", chunk(b"x"))
+            if await call.left():
+                gone.set()
+            return CLOSE
+
+        client = await TlsClient.connect(tap.port, papers.ca)
+        client.writer.write(request("GET", up.on(endless)))
+        await client.head()
+        client.writer.transport.abort()
+        await asyncio.wait_for(gone.wait(), 2)
+        assert (await tap.meter.closed(1)).closing.outcome == "client_cancelled"
+
+
+@scene
+async def test_an_early_answer_reaches_a_tls_client_that_still_uploads(papers: Papers) -> None:
+    """RFC 9112 9.6: the answer must not be lost to a reset because its reader was still talking."""
+    async with stage(tls_certificate=papers.certificate, tls_key=papers.key) as (up, tap):
+
+        async def too_large(call: Call) -> str:
+            await call.say(b"HTTP/1.1 413 Content Too Large\r\nContent-Length: 3\r\n\r\nbig")
+            return CLOSE
+
+        client = await TlsClient.connect(tap.port, papers.ca)
+        head = request("POST", up.on(too_large), "Content-Length: 3000000")
+        client.writer.write(head + b"x" * 200_000)
+        for _ in range(20):
+            client.writer.write(b"x" * 50_000)
+            await asyncio.sleep(0.005)
+        answer = await client.head()
+        assert answer.line.startswith(b"HTTP/1.1 413 ")
+        assert await client.reader.readexactly(3) == b"big"
+        client.writer.transport.abort()
+
+
+@scene
+async def test_a_slow_tls_client_is_back_pressure(papers: Papers) -> None:
+    async with stage(tls_certificate=papers.certificate, tls_key=papers.key) as (up, tap):
+        total = 40_000_000
+        call_peer = []
+
+        async def flood(call: Call) -> None:
+            call_peer.append(call.peer)
+            await call.say(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % total)
+            for _ in range(total // 100_000):
+                await call.say(b"z" * 100_000)
+
+        client = await TlsClient.connect(tap.port, papers.ca)
+        client.writer.write(request("GET", up.on(flood)))
+        await client.head()
+        client.writer.transport.pause_reading()
+        before = -1
+        while before != call_peer[0].sent_bytes:  # until the upstream can push no more
+            before = call_peer[0].sent_bytes
+            await asyncio.sleep(0.15)
+        assert before < 30_000_000
+        client.writer.transport.resume_reading()
+        got = 0
+        while got < total:
+            got += len(await client.reader.read(1 << 20))
+        assert got == total
+        client.writer.close()
+
+
+@scene
+async def test_time_outs_hold_for_tls_clients_too(papers: Papers) -> None:
+    options = {"tls_certificate": papers.certificate, "tls_key": papers.key}
+    async with stage(**options, idle_timeout=ms(300), keepalive_timeout=ms(600)) as (up, tap):
+
+        async def mute(call: Call) -> str:
+            await call.left()
+            return CLOSE
+
+        client = await TlsClient.connect(tap.port, papers.ca)
+        head, _ = await client.ask(request("GET", up.on(mute)))
+        assert head.line.startswith(b"HTTP/1.1 504 ")
+        assert await client.reader.read() == b"", "then it is idle, and closed"
+        client.writer.close()
+        await wait_until(lambda: not tap.relay.connections)
+
+
+# ---------------------------------------------------------------- towards the upstream
+
+
+@scene
+async def test_an_https_upstream_is_verified_called_by_name_and_kept(papers: Papers) -> None:
+    async with (
+        tls_upstream(papers, says_hello) as up,
+        tapped(f"https://localhost:{up.port}", upstream_ca=papers.ca) as tap,
+    ):
+        client = await tap.client()
+        for i in range(3):
+            answer = await client.post("/x", b"%d" % i)
+            assert (answer.status, answer.data) == (200, b"hello %d" % i)
+        assert up.names == ["localhost"], "SNI (RFC 6066 3), on the one connection"
+        assert up.connections == 1
+        assert tap.relay.pool.reuses == 2
+        assert (await tap.meter.closed(1)).closing.connect_ns is not None
+        assert (await tap.meter.closed(2)).closing.connect_ns is None
+
+
+@scene
+async def test_the_name_for_sni_and_verification_may_be_set(papers: Papers) -> None:
+    options = {"upstream_ca": papers.ca, "upstream_server_name": "gateway.test"}
+    async with tls_upstream(papers, says_hello) as up:
+        async with tapped(f"https://127.0.0.1:{up.port}", **options) as tap:
+            assert (await (await tap.client()).get("/")).status == 200
+        assert up.names == ["gateway.test"]
+        options["upstream_server_name"] = "somebody-else.test"
+        async with tapped(f"https://127.0.0.1:{up.port}", **options) as tap:
+            await refused_with(tap, 502)
+
+
+@scene
+async def test_an_upstream_known_by_its_address_is_verified_too(papers: Papers) -> None:
+    async with (
+        tls_upstream(papers, says_hello) as up,
+        tapped(f"https://127.0.0.1:{up.port}", upstream_ca=papers.ca) as tap,
+    ):
+        assert (await (await tap.client()).get("/")).data == b"hello "
+
+
+@pytest.mark.parametrize("trusted", ["another", "the system's"])
+@scene
+async def test_an_upstream_nobody_vouches_for_is_a_502(papers: Papers, trusted: str) -> None:
+    ca = papers.other_ca if trusted == "another" else None
+    async with (
+        tls_upstream(papers, says_hello) as up,
+        tapped(f"https://localhost:{up.port}", upstream_ca=ca) as tap,
+    ):
+        error = await refused_with(tap, 502)
+        assert error["type"] == "api_error"
+        assert (await tap.meter.closed(1)).closing.outcome == "upstream_error"
+
+
+@scene
+async def test_verification_may_be_switched_off(papers: Papers) -> None:
+    async with (
+        tls_upstream(papers, says_hello) as up,
+        tapped(f"https://localhost:{up.port}", upstream_verify=False) as tap,
+    ):
+        assert (await (await tap.client()).get("/")).status == 200
+
+
+@asynccontextmanager
+async def plain_server(says: bytes) -> AsyncIterator[int]:
+    """A port that knows nothing of TLS: it says its piece and then waits for the other side to go."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(says)
+        with contextlib.suppress(OSError):
+            await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+
+
+@scene
+async def test_an_upstream_that_speaks_no_tls_is_a_502() -> None:
+    async with (
+        plain_server(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n") as port,
+        tapped(f"https://127.0.0.1:{port}", upstream_verify=False) as tap,
+    ):
+        assert (await refused_with(tap, 502))["code"] == "upstream_connect"
+
+
+@scene
+async def test_an_upstream_that_never_shakes_hands_is_a_504() -> None:
+    """The limit for connecting includes TLS."""
+    async with (
+        plain_server(b"") as port,
+        tapped(f"https://127.0.0.1:{port}", upstream_verify=False, connect_timeout=ms(150)) as tap,
+    ):
+        assert (await refused_with(tap, 504))["code"] == "upstream_connect_timeout"
+
+
+@scene
+async def test_a_tls_answer_to_the_close_that_is_cut_looks_cut(papers: Papers) -> None:
+    """RFC 9112 9.8: without a closure alert an answer that the close would end is incomplete."""
+
+    async def cut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\nhalf of the")
+        await asyncio.sleep(0.05)
+        writer.transport.abort()  # TCP ends, TLS never said so
+
+    async with (
+        tls_upstream(papers, cut) as up,
+        tapped(f"https://localhost:{up.port}", upstream_ca=papers.ca) as tap,
+    ):
+        answer = await (await tap.client()).get("/")
+        assert answer.data == b"half of the"
+        assert not answer.whole, "a cut answer was passed off as complete"
+
+
+@scene
+async def test_a_tls_answer_to_the_close_that_ends_in_order_is_whole(papers: Papers) -> None:
+    async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 100_000)
+        await writer.drain()
+
+    async with (
+        tls_upstream(papers, say) as up,
+        tapped(f"https://localhost:{up.port}", upstream_ca=papers.ca) as tap,
+    ):
+        answer = await (await tap.client()).get("/")
+        assert (len(answer.data), answer.whole) == (100_000, True)
+
+
+@scene
+async def test_an_idle_tls_connection_that_the_upstream_closes_is_not_used(papers: Papers) -> None:
+    async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+
+    async with (
+        tls_upstream(papers, once) as up,
+        tapped(f"https://localhost:{up.port}", upstream_ca=papers.ca) as tap,
+    ):
+        client = await tap.client()
+        for i in range(4):
+            assert (await client.post("/", b"x")).status == 200
+            await wait_until(lambda: tap.relay.pool.idle == 0)
+            assert up.connections == i + 1

@@ -1,0 +1,102 @@
+"""Invariant: frames come out as they went in, however the batches are cut; anything else is refused."""
+
+import struct
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmtap.tap.frames import ACK, BATCH_BYTES_MAX, LAG_EDGES_NS, BatchReader, FrameKind, pack_batch
+
+Row = tuple[int, int, int, int, bytes]
+
+STAMP = st.integers(-(2**63), 2**63 - 1)
+ROW = st.tuples(
+    st.sampled_from([int(k) for k in FrameKind]),
+    st.integers(0, 2**63 - 1),
+    STAMP,
+    STAMP,
+    st.binary(max_size=50),
+)
+BATCH = st.tuples(st.integers(0, 2**64 - 1), st.lists(ROW, max_size=8))
+
+
+def packed(batch_no: int, rows: list[Row]) -> bytes:
+    flat: list[Any] = []
+    for row in rows:
+        flat += row
+    return pack_batch(batch_no, flat)
+
+
+def read_cut(stream: bytes, cuts: list[int]) -> list[tuple[int, list[Row]]]:
+    reader = BatchReader()
+    edges = [0, *sorted(c % (len(stream) + 1) for c in cuts), len(stream)]
+    return [batch for a, b in pairwise(edges) for batch in reader.feed(stream[a:b])]
+
+
+@given(st.lists(BATCH, max_size=5), st.lists(st.integers(0), max_size=12))
+def test_every_cut_gives_the_batches_back(batches: list[tuple[int, list[Row]]], cuts: list[int]) -> None:
+    stream = b"".join(packed(number, rows) for number, rows in batches)
+    assert read_cut(stream, cuts) == batches
+
+
+def test_byte_by_byte_gives_the_batches_back() -> None:
+    batches: list[tuple[int, list[Row]]] = [
+        (1, [(2, 1, 10, 0, b"GET / HTTP/1.1\r\n\r\n"), (13, 1, 20, 0, b"{}")]),
+        (2, []),
+        (3, [(8, 2, -1, 5, b"")]),
+    ]
+    stream = b"".join(packed(number, rows) for number, rows in batches)
+    reader = BatchReader()
+    assert [b for i in range(len(stream)) for b in reader.feed(stream[i : i + 1])] == batches
+
+
+def test_no_batch_appears_before_its_last_byte() -> None:
+    batch = packed(7, [(8, 1, 2, 3, b"payload")])
+    for end in range(len(batch)):
+        assert list(BatchReader().feed(batch[:end])) == []
+
+
+def test_a_batch_of_a_whole_flush_survives() -> None:
+    rows: list[Row] = [(8, i, i * 1000, i, b"x" * (i % 700)) for i in range(5_000)]
+    assert list(BatchReader().feed(packed(1, rows))) == [(1, rows)]
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"\0" * 64, b"\xff" * 64],
+    ids=["http", "zeros", "ones"],
+)
+def test_garbage_is_refused(garbage: bytes) -> None:
+    with pytest.raises(ValueError, match="not a tap batch"):
+        list(BatchReader().feed(garbage))
+
+
+def test_garbage_behind_a_good_batch_is_refused_after_it() -> None:
+    good = packed(1, [(15, 0, 1, 0, b"{}")])
+    feed = BatchReader().feed(good + b"\0" * 64)
+    assert next(feed) == (1, [(15, 0, 1, 0, b"{}")])
+    with pytest.raises(ValueError, match="not a tap batch"):
+        next(feed)
+
+
+def test_a_batch_beyond_the_bound_is_refused_before_it_is_read() -> None:
+    head = bytearray(packed(1, []))
+    struct.pack_into("=I", head, 8, BATCH_BYTES_MAX + 1)  # the length of the payload
+    with pytest.raises(ValueError, match="not a tap batch"):
+        list(BatchReader().feed(bytes(head)))
+
+
+def test_kinds_are_distinct_bytes() -> None:
+    assert len({int(k) for k in FrameKind}) == len(FrameKind)
+    assert all(0 < k < 256 for k in FrameKind)
+
+
+def test_an_acknowledgement_holds_any_batch_number() -> None:
+    assert ACK.unpack(ACK.pack(2**64 - 1)) == (2**64 - 1,)
+
+
+def test_lag_edges_rise() -> None:
+    assert all(a < b for a, b in pairwise(LAG_EDGES_NS))

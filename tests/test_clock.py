@@ -1,0 +1,76 @@
+import time
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmtap.clock import ManualClock, SystemClock, WallAnchor
+
+
+def test_the_system_clock_is_the_machines() -> None:
+    clock = SystemClock()
+    before, now, after = time.monotonic_ns(), clock.mono_ns(), time.monotonic_ns()
+    assert before <= now <= after
+    before, now, after = time.time_ns(), clock.wall_ns(), time.time_ns()
+    assert before <= now <= after or after < before  # somebody may set the wall clock
+
+
+def test_a_manual_clock_moves_when_told_to() -> None:
+    clock = ManualClock(now_ns=5)
+    assert clock.mono_ns() == clock.mono_ns() == 5
+    wall = clock.wall_ns()
+    clock.advance(0)
+    clock.advance(7)
+    assert (clock.mono_ns(), clock.wall_ns() - wall) == (12, 7)
+
+
+def test_a_manual_clock_does_not_go_back() -> None:
+    clock = ManualClock(now_ns=5)
+    with pytest.raises(AssertionError):
+        clock.advance(-1)
+    assert clock.mono_ns() == 5
+
+
+@given(st.integers(0, 2**60), st.integers(0, 2**60))
+def test_an_anchor_turns_stamps_into_dates_and_back(mono: int, wall: int) -> None:
+    anchor = WallAnchor(mono_ns=mono, wall_ns=wall, width_ns=0)
+    assert anchor.to_wall_ns(mono) == wall
+    for delta in (-1, 0, 1, 10**12):
+        assert anchor.to_mono_ns(anchor.to_wall_ns(mono + delta)) == mono + delta
+        assert anchor.to_wall_ns(mono + delta) == wall + delta
+
+
+@dataclass
+class Interrupted:
+    """A clock whose readings take as long as told: (before the wall's, after it), one pair for each try."""
+
+    pauses: list[tuple[int, int]]
+    now_ns: int = 0
+    reads: int = field(default=0, init=False)
+
+    def mono_ns(self) -> int:
+        self.reads += 1
+        return self.now_ns
+
+    def wall_ns(self) -> int:
+        before, after = self.pauses.pop(0)
+        wall = self.now_ns + before + 1_000_000
+        self.now_ns += before + after
+        return wall
+
+
+def test_an_anchor_is_the_tightest_of_its_readings() -> None:
+    clock = Interrupted([(500, 500), (3, 5), (900, 0)])
+    anchor = WallAnchor.sample(clock, tries=3)
+    assert anchor.width_ns == 8
+    # In the middle of its bracket: wrong by half of it at most.
+    assert anchor.mono_ns == 1_000 + 4
+    assert abs(anchor.wall_ns - 1_000_000 - anchor.mono_ns) <= anchor.width_ns / 2
+
+
+def test_an_anchor_of_the_machines_clocks_is_right_within_its_width() -> None:
+    clock = SystemClock()
+    anchor = WallAnchor.sample(clock)
+    assert 0 <= anchor.width_ns < 1_000_000_000
+    assert abs(anchor.to_wall_ns(clock.mono_ns()) - clock.wall_ns()) < 50_000_000

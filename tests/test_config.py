@@ -1,0 +1,237 @@
+"""Defaults < file < environment < flags; and whoever mistypes is told what, where, and what was meant."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from llmtap.config import Settings, fingerprint, keys, load_settings
+from llmtap.errors import ConfigError
+from llmtap.log import LogSetup
+from llmtap.meter.options import MeterOptions
+from llmtap.relay.options import RelayOptions
+from llmtap.supervisor.supervisor import check_settings
+
+HOUSE = Path(__file__).parents[1]
+EXAMPLES = sorted((HOUSE / "config").glob("*.toml"))
+S = 1_000_000_000
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "llmtap.toml"
+    file.write_text(text)
+    return file
+
+
+def refused(file: Path | None = None, environ: dict[str, str] | None = None, **flags: object) -> ConfigError:
+    named = {key.replace("__", "."): value for key, value in flags.items()}
+    with pytest.raises(ConfigError) as told:
+        load_settings(file, environ or {}, named)
+    return told.value
+
+
+# ---------------------------------------------------------------- order
+
+
+def test_without_a_word_there_are_defaults() -> None:
+    assert load_settings(None, {}, {}) == Settings(relay=RelayOptions(), meter=MeterOptions(), log=LogSetup())
+
+
+def test_each_source_goes_before_the_one_before_it(tmp_path: Path) -> None:
+    file = written(tmp_path, "[relay]\nhead_fields = 1\nworkers = 1\nstreams = 1\nvia = true\n")
+    environ = {"LLMTAP_RELAY_WORKERS": "2", "LLMTAP_RELAY_STREAMS": "2", "PATH": "/bin", "LLMTAP_CONFIG": "x"}
+    relay = load_settings(file, environ, {"relay.streams": 3, "relay.listen": None}).relay
+    assert (relay.head_fields, relay.workers, relay.streams, relay.via) == (1, 2, 3, True)
+    assert relay.listen == RelayOptions().listen, "a flag that was not given says nothing"
+
+
+OTHER_THAN_DEFAULT = {
+    "Duration": "5.5s", "Bytes": "3KiB", "int": "7", "float": "0.5", "str": "x", "NoneType": "x",
+}  # fmt: skip
+OF_A_SET = {
+    "relay.clock": "mono", "relay.host": "client", "relay.request_id": "make", "log.level": "debug",
+    "meter.admin": "127.0.0.1:1",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", sorted(keys()))
+def test_every_key_is_a_variable_of_the_environment(key: str) -> None:
+    table, _, name = key.partition(".")
+    default = getattr(getattr(Settings(), table), name)
+    if isinstance(default, bool):
+        texts = [str(not default).lower()]
+    elif key in OF_A_SET:
+        texts = [OF_A_SET[key]]
+    else:
+        texts = [OTHER_THAN_DEFAULT[type(default).__name__]]
+    variable = f"LLMTAP_{table}_{name}".upper()
+    for text in texts:
+        try:
+            settings = load_settings(None, {variable: text}, {})
+        except ConfigError as exc:  # a key of a closed set says which values there are
+            assert variable in exc.place
+            assert key in exc.place
+        else:
+            assert getattr(getattr(settings, table), name) != default
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("relay.idle_timeout", "120s", 120 * S),
+        ("relay.idle_timeout", "2m", 120 * S),
+        ("relay.idle_timeout", "0.5", S // 2),
+        ("relay.idle_timeout", 0.5, S // 2),
+        ("relay.idle_timeout", 3, 3 * S),
+        ("relay.head_bytes", "16KiB", 16_384),
+        ("relay.head_bytes", "100", 100),
+        ("relay.head_bytes", 100, 100),
+        ("relay.via", "true", True),
+        ("relay.via", "0", False),
+        ("relay.via", True, True),
+        ("relay.workers", "4", 4),
+        ("relay.tls_certificate", "/x.pem", "/x.pem"),
+        ("meter.window", "5m", 300 * S),
+    ],
+)
+def test_a_value_is_read_by_what_its_key_wants(key: str, text: object, value: object) -> None:
+    table, _, name = key.partition(".")
+    assert getattr(getattr(load_settings(None, {}, {key: text}), table), name) == value
+
+
+# ---------------------------------------------------------------- mistakes
+
+
+def test_an_unknown_key_names_the_nearest_and_the_place(tmp_path: Path) -> None:
+    file = written(tmp_path, "[relay]\nidle_timout = 5\n")
+    told = refused(file)
+    assert told.place == str(file)
+    assert "relay.idle_timout" in told.problem
+    assert told.hint == "did you mean 'relay.idle_timeout'?"
+    told = refused(environ={"LLMTAP_RELAY_UPSTREEM": "x"})
+    assert told.place == "environment variable LLMTAP_RELAY_UPSTREEM"
+    assert told.hint == "did you mean 'relay.upstream'?"
+    told = refused(relay__wrkers=2)
+    assert (told.place, told.hint) == ("command line", "did you mean 'relay.workers'?")
+
+
+def test_an_unknown_table_is_refused(tmp_path: Path) -> None:
+    told = refused(written(tmp_path, "[relays]\nupstream = 'x'\n"))
+    assert told.hint == "did you mean 'relay'?"
+    assert "metr" in refused(written(tmp_path, "[metr]\n")).problem, "an empty one, too"
+    assert refused(written(tmp_path, "[zzz]\nqqq = 1\n")).hint is None
+
+
+def test_a_key_outside_a_table_is_refused(tmp_path: Path) -> None:
+    told = refused(written(tmp_path, "upstream = 'http://x'\n"))
+    assert "upstream" in told.problem
+    assert "relay" in (told.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("relay.workers", "many"), ("relay.workers", 0), ("relay.workers", 257), ("relay.workers", 1.5),
+        ("relay.clock", "sundial"), ("relay.via", "maybe"), ("relay.idle_timeout", "soon"),
+        ("relay.idle_timeout", -1), ("relay.head_bytes", "big"), ("relay.head_bytes", -1),
+        ("relay.upstream", 5), ("relay.streams", 0), ("log.level", "loud"), ("meter.exchanges_kept", -1),
+        ("meter.models_max", 0), ("relay.tls_key", ["a"]),
+    ],
+)  # fmt: skip
+def test_a_value_that_does_not_fit_names_its_key_and_place(tmp_path: Path, key: str, value: object) -> None:
+    table, _, name = key.partition(".")
+    written_value = f'"{value}"' if isinstance(value, str) else value
+    file = written(tmp_path, f"[{table}]\n{name} = {written_value}\n")
+    told = refused(file)
+    assert key in told.place
+    assert str(file) in told.place
+    told = refused(**{key.replace(".", "__"): value})
+    assert key in told.place
+    assert "command line" in told.place
+
+
+def test_the_source_that_won_is_the_one_that_is_named(tmp_path: Path) -> None:
+    file = written(tmp_path, "[relay]\nworkers = 2\n")
+    told = refused(file, {"LLMTAP_RELAY_WORKERS": "x"})
+    assert "LLMTAP_RELAY_WORKERS" in told.place
+    assert str(file) not in told.place
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    told = refused(tmp_path / "none.toml")
+    assert "none.toml" in told.place
+    told = refused(tmp_path)
+    assert str(tmp_path) in told.place
+    told = refused(written(tmp_path, "[relay\n"))
+    assert "is not TOML" in told.problem
+    file = tmp_path / "latin.toml"
+    file.write_bytes(b"[relay]\nupstream = 'http://caf\xe9'\n")
+    assert "latin.toml" in refused(file).place
+
+
+def test_an_error_is_one_sentence_and_a_hint() -> None:
+    told = ConfigError("relay.listen", "is odd", "write HOST:PORT")
+    assert str(told) == "relay.listen: is odd\nhint: write HOST:PORT"
+    assert str(ConfigError("relay.listen", "is odd")) == "relay.listen: is odd"
+
+
+# ---------------------------------------------------------------- the whole
+
+
+def test_every_key_has_its_line_of_help() -> None:
+    told = keys()
+    assert len(told) == sum(len(kind.__struct_fields__) for kind in (RelayOptions, MeterOptions, LogSetup))
+    assert [key for key, text in told.items() if not text.strip()] == []
+
+
+def test_fingerprints_tell_configurations_apart() -> None:
+    one, same = load_settings(None, {}, {}), load_settings(None, {}, {"relay.workers": 1})
+    other = load_settings(None, {}, {"relay.workers": 2})
+    assert fingerprint(one) == fingerprint(same) != fingerprint(other)
+    assert len(fingerprint(one)) == 12
+
+
+@pytest.mark.skipif(not EXAMPLES, reason="no examples in config/")
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda f: f.name)
+def test_every_example_loads_and_can_be_started(file: Path) -> None:
+    check_settings(load_settings(file, {}, {"relay.upstream": "http://127.0.0.1:8000"}))
+
+
+@pytest.mark.skipif(not (HOUSE / "config/llmtap.toml").exists(), reason="config/llmtap.toml is not here")
+def test_the_commented_example_shows_every_key_with_its_default() -> None:
+    file = HOUSE / "config/llmtap.toml"
+    text = file.read_text()
+    for key in keys():
+        name = key.partition(".")[2]
+        assert any(line.lstrip("# ").startswith(f"{name} =") for line in text.splitlines()), (
+            f"{key} is not shown"
+        )
+    said = tomllib.loads(text)
+    assert load_settings(file, {}, {}) == Settings(), f"an example that changes something: {said}"
+
+
+@pytest.mark.parametrize(
+    ("flags", "place"),
+    [
+        ({}, "relay.upstream"),
+        ({"relay.upstream": "gw:80"}, "relay.upstream"),
+        ({"relay.upstream": "http://gw", "relay.listen": "8080"}, "relay.listen"),
+        ({"relay.upstream": "http://gw", "relay.tls_key": "/k"}, "relay.tls_key"),
+        (
+            {"relay.upstream": "http://gw", "relay.tls_key": "/k", "relay.tls_certificate": "/c"},
+            "relay.tls_certificate",
+        ),
+        ({"relay.upstream": "https://gw", "relay.upstream_ca": "/none"}, "relay.upstream_ca"),
+        ({"relay.upstream": "http://gw", "meter.admin": "0.0.0.0:9464"}, "meter.admin_token"),
+        ({"relay.upstream": "http://gw", "meter.admin": "9464"}, "meter.admin"),
+    ],
+)
+def test_what_only_a_look_at_the_world_can_find(flags: dict[str, object], place: str) -> None:
+    with pytest.raises(ConfigError) as told:
+        check_settings(load_settings(None, {}, flags))
+    assert told.value.place == place
+
+
+def test_an_admin_port_for_everybody_is_fine_with_a_token() -> None:
+    flags = {"relay.upstream": "http://gw", "meter.admin": "0.0.0.0:9464", "meter.admin_token": "s3cret"}
+    check_settings(load_settings(None, {}, flags))

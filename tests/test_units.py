@@ -1,0 +1,139 @@
+"""Invariant: a quantity that is written comes back as the same number; what is none is refused."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmtap.units import (
+    Bytes,
+    Duration,
+    decode_special,
+    encode_special,
+    format_bytes,
+    format_ns,
+    parse_bytes,
+    parse_duration_ns,
+    to_seconds,
+)
+
+S = 1_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("text", "ns"),
+    [
+        (30, 30 * S), (0, 0), (0.5, S // 2), (1e-9, 1), ("30", 30 * S), ("0.5", S // 2), ("500ms", S // 2),
+        ("2m", 120 * S), ("1h", 3_600 * S), ("1d", 86_400 * S), ("1.5s", 3 * S // 2), ("250us", 250_000),
+        ("250µs", 250_000), ("7ns", 7), (" 10 s ", 10 * S), ("0s", 0), ("0.1s", S // 10),
+        ("4.35s", 4_350_000_000),
+    ],
+)  # fmt: skip
+def test_a_duration(text: object, ns: int) -> None:
+    assert parse_duration_ns(text) == ns
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "s", "-1s", "+1s", "1 s s", "1e3", "1_000", "1,5s", "1min", "1S", ".5s", "5.", "0x10", "inf", "nan",
+     "\N{ARABIC-INDIC DIGIT ONE}s",
+     -1, -0.5, float("inf"), float("nan"), True, False, None, [1], b"1s", 1e10],
+)  # fmt: skip
+def test_no_duration(text: object) -> None:
+    with pytest.raises(ValueError, match="expected a duration"):
+        parse_duration_ns(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        (65_536, 65_536), (0, 0), ("0", 0), ("65536", 65_536), ("64KiB", 65_536), ("64 KiB", 65_536),
+        ("64kib", 65_536), ("64K", 64_000), ("64kB", 64_000), ("1.5 MB", 1_500_000), ("32MiB", 32 << 20),
+        ("1GiB", 1 << 30), ("2G", 2_000_000_000), ("10B", 10), (" 7 ", 7),
+    ],
+)  # fmt: skip
+def test_a_size(text: object, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize(
+    "text", ["", "B", "-1", "1e3", "1TB", "1 K i B", "KiB", -1, 1.5, True, None, [], b"1"]
+)
+def test_no_size(text: object) -> None:
+    with pytest.raises(ValueError, match="expected a size"):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("ns", "text"),
+    [
+        (0, "0 ns"), (1, "1 ns"), (999, "999 ns"), (1_000, "1 us"), (1_230, "1.23 us"),
+        (1_234_567, "1.23 ms"),
+        (12_345_678, "12.3 ms"), (123_456_789, "123 ms"), (1_500_000_000, "1.5 s"), (61 * S, "61 s"),
+        (12_345 * S, "12345 s"), (-1_500_000, "-1.5 ms"),
+    ],
+)  # fmt: skip
+def test_a_duration_for_people(ns: int, text: str) -> None:
+    assert format_ns(ns) == text
+
+
+@given(st.integers(-(10**15), 10**15))
+def test_people_are_not_shown_powers_of_ten(ns: int) -> None:
+    number, unit = format_ns(ns).split(" ")
+    assert "e" not in number, format_ns(ns)
+    scale = {"s": S, "ms": 1_000_000, "us": 1_000, "ns": 1}[unit]
+    assert abs(float(number) * scale - ns) <= abs(ns) * 0.006
+
+
+@pytest.mark.parametrize("ns", [999_500, 999_999, 999_600_000, 999_999_999, 999_900_000_000])
+def test_a_duration_just_below_the_next_unit(ns: int) -> None:
+    """Three digits round it up: that must not turn into `1e+03`."""
+    assert "e" not in format_ns(ns)
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (1_023, "1023 B"),
+        (1_024, "1.0 KiB"),
+        (6_554, "6.4 KiB"),
+        (32 << 20, "32.0 MiB"),
+        (3 << 30, "3.0 GiB"),
+    ],
+)
+def test_a_size_for_people(size: int, text: str) -> None:
+    assert format_bytes(size) == text
+
+
+@given(st.integers(0, 10**18))
+def test_nanoseconds_written_out_are_read_back(ns: int) -> None:
+    assert parse_duration_ns(f"{ns}ns") == pytest.approx(ns, rel=1e-15)
+    assert to_seconds(ns) == ns / S
+
+
+@given(st.integers(0, 2**62))
+def test_plain_sizes_are_exact(n: int) -> None:
+    assert parse_bytes(n) == n
+
+
+class Setup(msgspec.Struct):
+    wait: Duration
+    room: Bytes
+
+
+@given(st.integers(0, 2**53), st.integers(0, 2**53))
+def test_both_travel_between_our_processes_unchanged(wait: int, room: int) -> None:
+    sent = msgspec.json.encode(Setup(Duration(wait), Bytes(room)), enc_hook=encode_special)
+    got = msgspec.json.decode(sent, type=Setup, dec_hook=decode_special)
+    assert (got.wait, got.room) == (wait, room)
+    assert (type(got.wait), type(got.room)) == (Duration, Bytes)
+
+
+def test_nothing_else_travels() -> None:
+    with pytest.raises(NotImplementedError):
+        encode_special(object())
+    with pytest.raises(NotImplementedError):
+        decode_special(Duration, "30s")
+    with pytest.raises(NotImplementedError):
+        decode_special(set, 1)
