@@ -36,7 +36,8 @@ fmt: $(STAMP)  ## format and fix what can be fixed
 bench: $(STAMP)  ## the relay beside nginx, HAProxy and LLM gateways (see benchmarks/relay/README.md)
 	$(BIN)/python benchmarks/relay/run.py
 
-e2e: $(STAMP)  ## a real engine, a real gateway and the openai client, through the tap
+e2e: $(STAMP)  ## a real engine, gateway, client and Prometheus, with the tap between them
+	$(BIN)/python e2e/prometheus.py
 	$(BIN)/python e2e/run.py
 
 clean:  ## remove what the targets made

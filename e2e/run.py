@@ -7,6 +7,8 @@ Every path asks for the same answers: streams, streams with usage, answers in on
 leaves midway, and one after a pause in which the server closes the idle connection. Greedy decoding makes the
 texts comparable: what came through the tap must be what came without it.
 
+Then an experiment on the same engine and gateway: what LiteLLM's content filter costs, A/B and A/A.
+
 Exits 1, naming what is wrong, if an answer differs, a stream fails, the tap's account differs from what the
 client did, or the two vantage points contradict each other. README.md in this folder explains the table.
 """
@@ -28,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import environments
+import guardrail
 import vantages
 from servers import Failure, Server, get_json, port_free, post_json, tail
 
@@ -166,6 +169,7 @@ def gateway_argv(port: int, engine: int, tap: int) -> list[str]:
         "model_list": [model(MODEL, engine), model(TAPPED, tap)],
         "litellm_settings": {"num_retries": 0, "telemetry": False},
         # X-Request-Id goes on to the engine, so that a tap behind the gateway can be matched as well.
+        "guardrails": guardrail.GUARDRAILS,
         "general_settings": {"forward_client_headers_to_llm_api": True},
     }
     file = ROOT / "litellm.yaml"
@@ -265,6 +269,27 @@ def run_path(
     return records, exchanges, wrong
 
 
+def run_experiment(ports: dict[str, int], options: argparse.Namespace, *, aa: bool) -> list[str]:
+    """One experiment on the tap in front of LiteLLM; prints its table and returns what is wrong."""
+    way = Way("aa" if aa else "ab", "experiment", "tap", "gateway")
+    wrong: list[str] = []
+    requests = guardrail.plan(options.experiment, way.key)
+    file, admin = ROOT / f"experiment-{way.key}.toml", port_free()
+    guardrail.config(file, aa=aa)
+    argv = [str(options.llmtap), "proxy", "--config", str(file)]
+    argv += ["--upstream", f"http://127.0.0.1:{ports['gateway']}"]
+    argv += ["--listen", f"127.0.0.1:{ports['tap']}", "--admin", f"127.0.0.1:{admin}"]
+    with running(f"tap-{way.key}", argv, wrong) as tap:
+        tap.wait_ready(f"http://127.0.0.1:{admin}/readyz", limit_s=30)
+        calm = argparse.Namespace(**{**vars(options), "concurrency": 2})
+        records = run_client(way, ports, requests, calm)
+        exchanges, _ = read_tap(admin, len(requests))
+        found = get_json(f"http://127.0.0.1:{admin}/api/v1/experiment")
+        (ROOT / f"experiment-{way.key}.json").write_text(json.dumps(found, indent=1))
+    print(guardrail.table(found), flush=True)
+    return wrong + guardrail.check(requests, records, exchanges, found, aa=aa)
+
+
 def describe(way: Way, records: list[Any], exchanges: list[Any] | None) -> str:
     kinds = Counter(r["kind"] for r in records)
     line = "  client: " + ", ".join(f"{n} {kind}" for kind, n in kinds.items())
@@ -308,6 +333,11 @@ def run(options: argparse.Namespace) -> list[str]:
                 print(describe(way, records, exchanges), flush=True)
             rows.append((way.name, records, exchanges))
             wrong += [f"path {way.key} ({way.name}): {c}" for c in complaints]
+        for aa in () if options.no_tap or not options.experiment else (False, True):
+            with phase(
+                f"experiment: the content filter {'against itself, A/A' if aa else 'on and off, A/B'}"
+            ):
+                wrong += [f"experiment: {c}" for c in run_experiment(ports, options, aa=aa)]
         for server in (engine, gateway):
             if server.process.poll() is not None:
                 wrong.append(f"{server.name} ended on the way\n{tail(server.log)}")
@@ -339,6 +369,7 @@ def main() -> int:
     )
     parser.add_argument("--streams", type=int, default=20, help="plain streams per path (default 20)")
     parser.add_argument("--concurrency", type=int, default=4, help="requests at once (default 4)")
+    parser.add_argument("--experiment", type=int, default=240, help="requests of each experiment (240)")
     parser.add_argument("--quick", action="store_true", help="without the pause of the idle request")
     parser.add_argument("--no-tap", action="store_true", help="engine and gateway alone, no llmtap")
     parser.add_argument("--llmtap", type=Path, default=LLMTAP, help="the command to start as the tap")

@@ -1,28 +1,34 @@
 """Puts the rooms' options together: defaults, then the config file, then the environment, then flags.
 
-One TOML file, one table per room (`[relay]`, `[meter]`, `[log]`). Every key is an environment variable
-too: `relay.idle_timeout` is `LLMTAP_RELAY_IDLE_TIMEOUT`. A value that does not fit is a ConfigError that
-names the key, where it was set, and the nearest key there is.
+One TOML file, one table per room (`[relay]`, `[meter]`, `[log]`), and one for each class of tenants
+(`[slo.NAME]`). Every key is an environment variable too: `relay.idle_timeout` is `LLMTAP_RELAY_IDLE_TIMEOUT`,
+`slo.gold.target` is `LLMTAP_SLO_GOLD_TARGET`. A value that does not fit is a ConfigError that names the key,
+where it was set, and the nearest key there is.
 """
 
 import difflib
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from llmtap.errors import ConfigError
+from llmtap.export.options import STANDARD_ENV, OtlpOptions
 from llmtap.log import LogSetup
-from llmtap.meter.options import MeterOptions
+from llmtap.meter.options import CostOptions, MeterOptions, SloOptions, TenantOptions, check_slos
 from llmtap.relay.options import RelayOptions
+from llmtap.tap.experiment import ExperimentOptions
 from llmtap.units import Bytes, Duration, parse_bytes, parse_duration_ns
 
 __all__ = ["Settings", "fingerprint", "keys", "load_settings"]
 
 ENV_PREFIX: Final = "LLMTAP_"
+SLO: Final = "slo"
+"""The table whose keys are tables."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -30,12 +36,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     relay: RelayOptions = RelayOptions()
     meter: MeterOptions = MeterOptions()
+    tenants: TenantOptions = TenantOptions()
+    slo: dict[str, SloOptions] = {}
+    """Classes of tenants, by name: `[slo.NAME]`."""
+    cost: CostOptions = CostOptions()
+    experiment: ExperimentOptions = ExperimentOptions()
+    otlp: OtlpOptions = OtlpOptions()
     log: LogSetup = LogSetup()
 
 
 _TABLES: Final[dict[str, type[msgspec.Struct]]] = {
     "relay": RelayOptions,
     "meter": MeterOptions,
+    "tenants": TenantOptions,
+    "cost": CostOptions,
+    "experiment": ExperimentOptions,
+    "otlp": OtlpOptions,
     "log": LogSetup,
 }
 
@@ -43,7 +59,7 @@ _TABLES: Final[dict[str, type[msgspec.Struct]]] = {
 def keys() -> dict[str, str]:
     """Every key as `table.name`, with its help."""
     found = {}
-    for table, kind in _TABLES.items():
+    for table, kind in (*_TABLES.items(), (f"{SLO}.NAME", SloOptions)):
         for field in msgspec.inspect.type_info(kind).fields:  # type: ignore[attr-defined]
             meta = field.type
             schema = (getattr(meta, "extra_json_schema", None) or {}) if meta else {}
@@ -57,44 +73,69 @@ def load_settings(file: Path | None, environ: Mapping[str, str], flags: Mapping[
     Raises ConfigError.
     """
     tables: dict[str, dict[str, Any]] = {name: {} for name in _TABLES}
+    classes: dict[str, dict[str, Any]] = {}
     places: dict[str, str] = {}
 
     def put(key: str, value: Any, place: str) -> None:
-        table, _, name = key.partition(".")
-        if table not in _TABLES or name not in _TABLES[table].__struct_fields__:
-            near = difflib.get_close_matches(key, _all_keys(), 1, 0.5)
+        table, _, name = key.rpartition(".")
+        kind = _TABLES.get(table)
+        if table.startswith(f"{SLO}."):
+            kind, tables[table] = SloOptions, classes.setdefault(table.removeprefix(f"{SLO}."), {})
+        if kind is None or name not in kind.__struct_fields__:
+            near = difflib.get_close_matches(key, _all_keys(classes), 1, 0.5)
             raise ConfigError(
                 place, f"there is no key {key!r}", f"did you mean {near[0]!r}?" if near else None
             )
-        tables[table][name] = value
+        tables[table][name] = _from_json(value) if isinstance(value, str) and place != str(file) else value
         places[key] = place
 
+    for variable, key in STANDARD_ENV.items():
+        if environ.get(variable):
+            put(key, environ[variable], f"environment variable {variable}")
     if file is not None:
         for table, content in _read_toml(file).items():
             if not isinstance(content, dict):
                 raise ConfigError(
                     str(file), f"{table!r} stands outside a table", f"tables: {', '.join(_TABLES)}"
                 )
+            if table == SLO:
+                _put_classes(content, put, str(file))
+                continue
             if table not in _TABLES:
-                near = difflib.get_close_matches(table, _TABLES, 1, 0.5)
+                near = difflib.get_close_matches(table, (*_TABLES, SLO), 1, 0.5)
                 raise ConfigError(
                     str(file), f"there is no table {table!r}", f"did you mean {near[0]!r}?" if near else None
                 )
             for name, value in content.items():
+                if isinstance(value, datetime):
+                    value = value.isoformat()
                 put(f"{table}.{name}", value, str(file))
     for variable, value in environ.items():
         if variable.startswith(ENV_PREFIX):
             table, _, name = variable.removeprefix(ENV_PREFIX).lower().partition("_")
             if table in _TABLES:
                 put(f"{table}.{name}", value, f"environment variable {variable}")
+            elif table == SLO:
+                put(f"{SLO}.{'.'.join(name.rsplit('_', 1))}", value, f"environment variable {variable}")
     for key, value in flags.items():
         if value is not None:
             put(key, value, "command line")
-    return _convert(tables, places)
+    slos = {name: _convert_class(name, content, places) for name, content in classes.items()}
+    check_slos(slos)
+    return msgspec.structs.replace(_convert({name: tables[name] for name in _TABLES}, places), slo=slos)
 
 
-def _all_keys() -> list[str]:
-    return [f"{table}.{name}" for table, kind in _TABLES.items() for name in kind.__struct_fields__]
+def _put_classes(content: dict[str, Any], put: Callable[[str, Any, str], None], place: str) -> None:
+    for name, about in content.items():
+        if not isinstance(about, dict):
+            raise ConfigError(place, f"slo.{name} stands outside a class", "write [slo.default] before it")
+        for key, value in about.items():
+            put(f"{SLO}.{name}.{key}", value, place)
+
+
+def _all_keys(classes: Iterable[str]) -> list[str]:
+    kinds: dict[str, type[msgspec.Struct]] = {**_TABLES, **{f"{SLO}.{name}": SloOptions for name in classes}}
+    return [f"{table}.{name}" for table, kind in kinds.items() for name in kind.__struct_fields__]
 
 
 def _read_toml(file: Path) -> dict[str, Any]:
@@ -105,6 +146,16 @@ def _read_toml(file: Path) -> dict[str, Any]:
         raise ConfigError(str(file), f"cannot be read: {exc.strerror}") from None
     except ValueError as exc:  # TOMLDecodeError, or UnicodeDecodeError: TOML is UTF-8
         raise ConfigError(str(file), f"is not TOML: {exc}") from None
+
+
+def _from_json(text: str) -> Any:
+    """Where a key wants a list or a table, the environment and flags say it in JSON."""
+    if text.startswith(("[", "{")):
+        try:
+            return msgspec.json.decode(text)
+        except msgspec.DecodeError:
+            pass
+    return text
 
 
 def _from_text(kind: type, value: object) -> object:
@@ -121,10 +172,22 @@ def _convert(tables: dict[str, dict[str, Any]], places: dict[str, str]) -> Setti
         return msgspec.convert(tables, Settings, strict=False, dec_hook=_from_text)
     except msgspec.ValidationError as exc:
         text = str(exc)
-        m = re.search(r"\$\.([a-z_.]+)", text)
-        key = m[1] if m else "?"
+        m = re.search(r"\$\.([a-z_]+\.[a-z_]+)([^`]*)", text)
+        key = m[1] + m[2] if m else "?"
         problem = re.sub(r"\s*- at `.*`$", "", text)
+        place = places.get(m[1]) if m else None
+        raise ConfigError(f"{key} ({place})" if place else key, problem) from None
+
+
+def _convert_class(name: str, content: dict[str, Any], places: dict[str, str]) -> SloOptions:
+    try:
+        return msgspec.convert(content, SloOptions, strict=False)
+    except msgspec.ValidationError as exc:
+        text = str(exc)
+        m = re.search(r"`\$\.([a-z_]+)", text)
+        key = f"{SLO}.{name}" + (f".{m[1]}" if m else "")
         place = places.get(key)
+        problem = re.sub(r"\s*- at `.*`$", "", text)
         raise ConfigError(f"{key} ({place})" if place else key, problem) from None
 
 

@@ -4,11 +4,14 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+import llmtap.cli.proxy  # noqa: F401  it adds the command
+from llmtap.cli.main import app
 from llmtap.config import Settings, fingerprint, keys, load_settings
 from llmtap.errors import ConfigError
 from llmtap.log import LogSetup
-from llmtap.meter.options import MeterOptions
+from llmtap.meter.options import MeterOptions, SloOptions, TenantRule
 from llmtap.relay.options import RelayOptions
 from llmtap.supervisor.supervisor import check_settings
 
@@ -47,14 +50,19 @@ def test_each_source_goes_before_the_one_before_it(tmp_path: Path) -> None:
 
 OTHER_THAN_DEFAULT = {
     "Duration": "5.5s", "Bytes": "3KiB", "int": "7", "float": "0.5", "str": "x", "NoneType": "x",
+    "list": '[{"name": "a"}, {"name": "b", "body": {"n": 2}}]', "tuple": '["x"]', "dict": '{"a": 1}',
 }  # fmt: skip
 OF_A_SET = {
     "relay.clock": "mono", "relay.host": "client", "relay.request_id": "make", "log.level": "debug",
-    "meter.admin": "127.0.0.1:1",
+    "meter.admin": "127.0.0.1:1", "experiment.until": "1h",
+    "otlp.endpoint": "http://127.0.0.1:4317", "otlp.headers": "a=b", "otlp.resource": "a=b",
+    "meter.window": "5m", "meter.idle_cost": "tokens", "cost.gpus": "4", "tenants.names": '{"key-1": "acme"}',
+    "tenants.rules": '[{"header": "x-team"}]',
+    "otlp.protocol": "http/protobuf", "otlp.semconv": "off", "otlp.sampler": "always",
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("key", sorted(keys()))
+@pytest.mark.parametrize("key", sorted(key for key in keys() if not key.startswith("slo.")))
 def test_every_key_is_a_variable_of_the_environment(key: str) -> None:
     table, _, name = key.partition(".")
     default = getattr(getattr(Settings(), table), name)
@@ -97,6 +105,82 @@ def test_every_key_is_a_variable_of_the_environment(key: str) -> None:
 def test_a_value_is_read_by_what_its_key_wants(key: str, text: object, value: object) -> None:
     table, _, name = key.partition(".")
     assert getattr(getattr(load_settings(None, {}, {key: text}), table), name) == value
+
+
+# ---------------------------------------------------------------- tenants and their classes
+
+
+TENANTS = """
+[tenants]
+max = 50
+names = { "key-0f1e2d3c" = "acme" }
+[[tenants.rules]]
+api_key = true
+[[tenants.rules]]
+body = "metadata.team"
+"""
+CLASSES = """
+[slo.gold]
+objectives = "ttft:300ms tpot:40ms"
+target = 0.995
+tenants = ["acme"]
+[slo.rest_of_us]
+objectives = "ttft:2s"
+"""
+
+
+def test_tenants_are_rules_in_their_order(tmp_path: Path) -> None:
+    tenants = load_settings(written(tmp_path, TENANTS), {}, {}).tenants
+    assert tenants.rules == (TenantRule(api_key=True), TenantRule(body="metadata.team"))
+    assert (tenants.max, tenants.names) == (50, {"key-0f1e2d3c": "acme"})
+
+
+def test_each_class_is_a_table_in_the_order_of_the_file(tmp_path: Path) -> None:
+    slo = load_settings(written(tmp_path, CLASSES), {}, {}).slo
+    assert list(slo) == ["gold", "rest_of_us"]
+    assert slo["gold"] == SloOptions(objectives="ttft:300ms tpot:40ms", target=0.995, tenants=("acme",))
+
+
+def test_a_classs_keys_are_variables_and_flags_too(tmp_path: Path) -> None:
+    file = written(tmp_path, CLASSES)
+    environ = {"LLMTAP_SLO_GOLD_TARGET": "0.9", "LLMTAP_SLO_REST_OF_US_TARGET": "0.8"}
+    slo = load_settings(file, environ, {"slo.gold.objectives": "e2e:30s"}).slo
+    assert (slo["gold"].target, slo["gold"].objectives, slo["rest_of_us"].target) == (0.9, "e2e:30s", 0.8)
+    slo = load_settings(
+        None, {"LLMTAP_SLO_NEW_OBJECTIVES": "ttft:1s", "LLMTAP_SLO_NEW_TENANTS": '["a"]'}, {}
+    ).slo
+    assert slo == {"new": SloOptions(objectives="ttft:1s", tenants=("a",))}
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "said"),
+    [
+        ('[slo.gold]\ntarget = 0.9\n', "slo.gold", "objectives"),
+        ('[slo.gold]\nobjectives = 5\n', "slo.gold.objectives", "str"),
+        ('[slo.gold]\nobjectives = "ttft:1s"\ntarget = "high"\n', "slo.gold.target", "float"),
+        ('[slo.gold]\nobjectives = "ttft:1s"\ntarget = 1.0\n', "slo.gold.target", "share"),
+        ('[slo.gold]\nobjectives = "ttft:fast"\n', "slo.gold.objectives", "ttft"),
+        ('[slo.gold]\nobjectives = "ttft:1s"\ntarget = 0.9\nburn = {"1h" = 15}\n', "slo.gold.burn.1h", "10"),
+        ('[slo]\nobjectives = "ttft:1s"\n', "llmtap.toml", "slo.objectives"),
+        ('[slo.gold]\nobjectives = "ttft:1s"\ntraget = 0.9\n', "llmtap.toml", "slo.gold.traget"),
+        ('[[tenants.rules]]\nheader = "a"\nbody = "b"\n', "tenants.rules[0]", "header and body"),
+        ('[[tenants.rules]]\nheadr = "a"\n', "tenants.rules[0]", "headr"),
+        ('[tenants]\nmax = 0\n', "tenants.max", "1"),
+        ('[meter]\nrefusal_patterns = ["("]\n', "meter.refusal_patterns[0]", "regular expression"),
+    ],
+)  # fmt: skip
+def test_what_tenants_and_classes_cannot_be(tmp_path: Path, text: str, place: str, said: str) -> None:
+    told = refused(written(tmp_path, text))
+    assert place in told.place
+    assert said in told.problem
+    if "traget" in text:
+        assert told.hint == "did you mean 'slo.gold.target'?"
+
+
+def test_a_tokenizer_that_is_not_there_is_found_before_the_start() -> None:
+    settings = load_settings(None, {}, {"relay.upstream": "http://gw", "meter.tokenizer": "/none.json"})
+    with pytest.raises(ConfigError, match=r"^meter\.tokenizer: there is no file /none\.json"):
+        check_settings(settings)
 
 
 # ---------------------------------------------------------------- mistakes
@@ -180,7 +264,8 @@ def test_an_error_is_one_sentence_and_a_hint() -> None:
 
 def test_every_key_has_its_line_of_help() -> None:
     told = keys()
-    assert len(told) == sum(len(kind.__struct_fields__) for kind in (RelayOptions, MeterOptions, LogSetup))
+    tables = [getattr(Settings(), table) for table in Settings.__struct_fields__ if table != "slo"]
+    assert len(told) == sum(len(table.__struct_fields__) for table in (*tables, SloOptions))
     assert [key for key, text in told.items() if not text.strip()] == []
 
 
@@ -197,12 +282,20 @@ def test_every_example_loads_and_can_be_started(file: Path) -> None:
     check_settings(load_settings(file, {}, {"relay.upstream": "http://127.0.0.1:8000"}))
 
 
+@pytest.mark.skipif(not EXAMPLES, reason="no examples in config/")
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda f: f.name)
+def test_the_command_checks_every_example(file: Path) -> None:
+    args = ["proxy", "--check", "--config", str(file), "--upstream", "http://127.0.0.1:8000"]
+    done = CliRunner().invoke(app, args, env={"LLMTAP_CONFIG": None})
+    assert (done.exit_code, done.output.startswith("ok (config ")) == (0, True), done.output
+
+
 @pytest.mark.skipif(not (HOUSE / "config/llmtap.toml").exists(), reason="config/llmtap.toml is not here")
 def test_the_commented_example_shows_every_key_with_its_default() -> None:
     file = HOUSE / "config/llmtap.toml"
     text = file.read_text()
     for key in keys():
-        name = key.partition(".")[2]
+        name = key.rpartition(".")[2]
         assert any(line.lstrip("# ").startswith(f"{name} =") for line in text.splitlines()), (
             f"{key} is not shown"
         )
@@ -224,6 +317,7 @@ def test_the_commented_example_shows_every_key_with_its_default() -> None:
         ({"relay.upstream": "https://gw", "relay.upstream_ca": "/none"}, "relay.upstream_ca"),
         ({"relay.upstream": "http://gw", "meter.admin": "0.0.0.0:9464"}, "meter.admin_token"),
         ({"relay.upstream": "http://gw", "meter.admin": "9464"}, "meter.admin"),
+        ({"relay.upstream": "http://gw", "cost.gpu_hour": 2.5}, "cost.gpus"),
     ],
 )
 def test_what_only_a_look_at_the_world_can_find(flags: dict[str, object], place: str) -> None:

@@ -1,12 +1,13 @@
 """Classic Prometheus buckets, counted cheaply.
 
-`prometheus_client.Histogram.observe` costs 0.7 us a value and a gap passes for every token, so values
-are set aside and counted by the hundred: sort once, then one binary search for each edge (0.1 us a
-value). Counting is exact: a bucket `le` holds every value up to and including its edge.
+`prometheus_client.Histogram.observe` costs 0.7 us a value and a gap passes for every token, so the gaps of
+an exchange are counted together: sort once, then one binary search for each edge (0.1 us a value). Nothing
+is set aside for later, because there are tens of thousands of these. Counting is exact: a bucket `le` holds
+every value up to and including its edge.
 """
 
-from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from typing import Final
 
 __all__ = [
@@ -44,44 +45,41 @@ ADDED_EDGES_NS: Final = _ns(
 """What the tap adds: 10 us to 50 ms."""
 TOKEN_EDGES: Final = (1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 256)
 
-_PENDING_MAX: Final = 512
-"""Values set aside before they are counted: where sorting is cheapest for each (measured), 16 KB at most."""
+_SORT_MIN: Final = 24
+"""So many values are counted faster by one sort and one search for each edge than one by one (measured)."""
 
 
 class Buckets:
     """Counts of integers by fixed upper edges, and their sum."""
 
-    __slots__ = ("_counts", "_edges", "_pending", "_total")
+    __slots__ = ("_counts", "_edges", "_total")
 
     def __init__(self, edges: Sequence[int]) -> None:
         self._edges = edges
         self._counts = [0] * (len(edges) + 1)
-        self._pending: list[int] = []
         self._total = 0
 
     def record(self, value: int) -> None:
-        self._pending.append(value)
-        if len(self._pending) >= _PENDING_MAX:
-            self._fold()
+        self._counts[bisect_left(self._edges, value)] += 1
+        self._total += value
 
-    def record_many(self, values: Iterable[int]) -> None:
-        self._pending += values
-        if len(self._pending) >= _PENDING_MAX:
-            self._fold()
-
-    def _fold(self) -> None:
-        values, counts = sorted(self._pending), self._counts
-        self._pending = []
+    def record_many(self, values: Sequence[int]) -> None:
+        counts, edges = self._counts, self._edges
         self._total += sum(values)
-        below = 0
-        for i, edge in enumerate(self._edges):
-            upto = bisect_right(values, edge, below)
+        if len(values) < _SORT_MIN:
+            for value in values:
+                counts[bisect_left(edges, value)] += 1
+            return
+        ordered = sorted(values)
+        below, n = 0, len(ordered)
+        for i, edge in enumerate(edges):
+            upto = bisect_right(ordered, edge, below)
             counts[i] += upto - below
             below = upto
-        counts[-1] += len(values) - below
+            if upto == n:
+                return
+        counts[-1] += n - below
 
     def read(self) -> tuple[list[int], int]:
         """Counts per bucket (not cumulative, the last without upper edge) and the sum; a copy."""
-        if self._pending:
-            self._fold()
         return self._counts.copy(), self._total

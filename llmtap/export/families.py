@@ -1,15 +1,14 @@
 """Metric families from counts that we keep ourselves."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, replace
 from typing import Final
 
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 
-__all__ = ["WHO", "HistogramFamily", "counter", "gauge", "histogram"]
+__all__ = ["WHO", "CounterFamily", "HistogramFamily", "counter", "gauge"]
 
-WHO: Final = ("tenant", "model")
+WHO: Final = ("tenant", "model", "arm")
 """The labels that most metrics share."""
 
 
@@ -23,16 +22,18 @@ class HistogramFamily:
     unit: float = 1e9
     labels: tuple[str, ...] = WHO
 
+    def with_edges(self, more: Iterable[int]) -> "HistogramFamily":
+        """The same with further edges."""
+        return replace(self, edges=tuple(sorted({*self.edges, *more})))
 
-def histogram(
-    family: HistogramFamily, cells: Iterable[tuple[Sequence[str], Sequence[int], int]]
-) -> HistogramMetricFamily:
-    """Cells are `(labels, counts by bucket with the one beyond, sum)`."""
-    edges = [repr(edge / family.unit) for edge in family.edges] + ["+Inf"]
-    metric = HistogramMetricFamily(family.name, family.help, labels=family.labels)
-    for labels, counts, total in cells:
-        metric.add_metric(labels, list(zip(edges, accumulate(counts), strict=True)), total / family.unit)
-    return metric
+
+@dataclass(frozen=True, slots=True)
+class CounterFamily:
+    """One counter metric; the exposition adds `_total` to its name."""
+
+    name: str
+    help: str
+    labels: tuple[str, ...] = WHO
 
 
 def counter(

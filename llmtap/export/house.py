@@ -3,7 +3,7 @@
 A relay that left keeps its counters, so that sums over relays do not fall, and loses its gauges.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -12,7 +12,7 @@ from prometheus_client.metrics_core import Metric
 from llmtap.export.families import counter, gauge
 from llmtap.tap.frames import RelayStatus
 
-__all__ = ["MeterState", "RelayState", "collect_meter", "collect_relays"]
+__all__ = ["ExporterState", "MeterState", "RelayState", "collect_meter", "collect_relays"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,29 @@ class RelayState:
 
 
 @dataclass(frozen=True, slots=True)
+class ExporterState:
+    """An exporter about itself at the time of a scrape."""
+
+    name: str
+    sent: int
+    """Spans that the receiver took."""
+    queued: int
+    failures: int
+    """Requests that did not arrive: each was tried again, or its spans are in `dropped`."""
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    """Spans by reason: queue_full, refused, rejected, shutdown."""
+
+
+@dataclass(frozen=True, slots=True)
 class MeterState:
     """The meter about itself at the time of a scrape."""
 
     frames: int = 0
     live_exchanges: int = 0
+    subscribers: int = 0
+    """Of the live feed."""
+    live_missed: int = 0
+    """Exchanges that some subscriber of it was too slow for."""
     cpu_ns: int = 0
     rss_bytes: int = 0
     errors: Mapping[str, int] = field(default_factory=dict)
@@ -40,6 +58,13 @@ class MeterState:
     """Exchanges counted as `other`, by the label that was full."""
     smooth_goodput: Mapping[str, float] = field(default_factory=dict)
     """Tokens per second, by name of the window."""
+    smooth_goodput_text: str = "output tokens - alpha x user idle latency"
+    """What it sums."""
+    goodput: Mapping[str, float] = field(default_factory=dict)
+    """Requests per second that met their objectives, by name of the window."""
+    lag_ns: Mapping[str, int] = field(default_factory=dict)
+    """Worst lag of a relay's event loop, by name of the window."""
+    exporters: Sequence[ExporterState] = ()
 
 
 _RELAY_COUNTERS: Final[tuple[tuple[str, str, Callable[[RelayStatus], float]], ...]] = (
@@ -105,7 +130,7 @@ def collect_meter(meter: MeterState) -> Iterator[Metric]:
     """The meter's own figures."""
     yield counter(
         "llmtap_label_overflow",
-        "Exchanges counted as `other` because the label was full",
+        "Exchanges counted as `other` because the label (or the number of series) was full",
         ("label",),
         [((label,), n) for label, n in meter.label_overflow.items()],
     )
@@ -119,9 +144,57 @@ def collect_meter(meter: MeterState) -> Iterator[Metric]:
     yield counter("llmtap_meter_cpu_seconds", "CPU time of the meter", (), [((), meter.cpu_ns / 1e9)])
     yield gauge("llmtap_meter_rss_bytes", "Resident memory of the meter", (), [((), meter.rss_bytes)])
     yield gauge("llmtap_meter_live_exchanges", "Exchanges being rebuilt", (), [((), meter.live_exchanges)])
+    yield gauge("llmtap_live_subscribers", "Subscribers of the live feed", (), [((), meter.subscribers)])
+    yield counter(
+        "llmtap_live_missed_exchanges",
+        "Exchanges that a subscriber of the live feed was too slow for",
+        (),
+        [((), meter.live_missed)],
+    )
     yield gauge(
         "llmtap_smooth_goodput_tokens_per_second",
-        "Sum of output tokens - 5 x seconds of user idle latency, per second",
+        f"Sum of {meter.smooth_goodput_text}, per second",
         ("window",),
         [((window,), value) for window, value in meter.smooth_goodput.items()],
+    )
+    yield gauge(
+        "llmtap_goodput_requests_per_second",
+        "Requests that met all their objectives, per second",
+        ("window",),
+        [((window,), value) for window, value in meter.goodput.items()],
+    )
+    yield gauge(
+        "llmtap_window_uncertainty_seconds",
+        "Worst lag of a relay's event loop in a window: no figure of it is more exact",
+        ("window",),
+        [((window,), ns / 1e9) for window, ns in meter.lag_ns.items()],
+    )
+    if meter.exporters:
+        yield from _collect_exporters(meter.exporters)
+
+
+def _collect_exporters(exporters: Sequence[ExporterState]) -> Iterator[Metric]:
+    yield counter(
+        "llmtap_export_sent",
+        "Spans that receivers took",
+        ("exporter",),
+        [((e.name,), e.sent) for e in exporters],
+    )
+    yield counter(
+        "llmtap_export_dropped",
+        "Spans that no receiver got",
+        ("exporter", "reason"),
+        [((e.name, reason), n) for e in exporters for reason, n in e.dropped.items()],
+    )
+    yield counter(
+        "llmtap_export_failures",
+        "Requests to receivers that failed",
+        ("exporter",),
+        [((e.name,), e.failures) for e in exporters],
+    )
+    yield gauge(
+        "llmtap_export_queued_spans",
+        "Spans waiting for a receiver",
+        ("exporter",),
+        [((e.name,), e.queued) for e in exporters],
     )

@@ -1,30 +1,28 @@
 """The meter's numbers as a Prometheus exposition.
 
-Recording happens once per exchange, at its end, into counters of our own (`buckets.py`); a scrape copies
+Recording happens once per exchange, at its end, into counters of our own (`series.py`); a scrape copies
 them in one go (`Exposition.freeze`, on the thread that records) and renders the copy wherever it likes
-(`Frozen.render`, in a worker thread): rendering 28,000 series takes Python 0.2 s, and nothing may wait
-for it. Latencies in seconds; names as in design.md, "Public contract"; no `_created` series.
+(`Frozen.render`, in a worker thread), because rendering takes seconds and nothing may wait for it. Latencies
+in seconds; names as in design.md, "Public contract"; no `_created` series.
 """
 
 import platform
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import InfoMetricFamily, Metric
 
-from llmtap.export.buckets import (
-    ADDED_EDGES_NS,
-    DURATION_EDGES_NS,
-    GAP_EDGES_NS,
-    TOKEN_EDGES,
-    TTFT_EDGES_NS,
-    Buckets,
-)
-from llmtap.export.families import WHO, HistogramFamily, counter, histogram
+from llmtap.export.buckets import ADDED_EDGES_NS, Buckets
+from llmtap.export.exemplars import Exemplars, Kept, by_series
+from llmtap.export.families import HistogramFamily, counter
 from llmtap.export.house import MeterState, RelayState, collect_meter, collect_relays
+from llmtap.export.objectives import SloState, collect_slos
+from llmtap.export.series import COUNTERS, Key, Series, families_for
+from llmtap.export.text import Writer, escape
+from llmtap.export.trace_context import parse_trace_parent
 from llmtap.metrics.latency import Measured
 from llmtap.metrics.summary import ENDED_WELL
 from llmtap.record.exchange import Exchange
@@ -32,37 +30,6 @@ from llmtap.tap.frames import LAG_EDGES_NS
 
 __all__ = ["Exposition", "Frozen"]
 
-_TTFT: Final = HistogramFamily(
-    "llmtap_time_to_first_token_seconds",
-    "Submit to first token of a stream; kind=content: first content that is not blank, any: of any kind",
-    TTFT_EDGES_NS,
-    labels=(*WHO, "kind"),
-)
-_TTFB: Final = HistogramFamily(
-    "llmtap_time_to_first_byte_seconds", "Submit to first byte of the response's body", TTFT_EDGES_NS
-)
-_CHUNK_GAP: Final = HistogramFamily(
-    "llmtap_inter_chunk_seconds", "Time between consecutive events that carry output", GAP_EDGES_NS
-)
-_TOKEN_GAP: Final = HistogramFamily(
-    "llmtap_inter_token_seconds",
-    "Inter-token latency; option=A: gaps between chunks, B: all tokens of a chunk arrive with it,"
-    " B-even: a gap is spread over the tokens of its chunk (the last two where tokens per chunk are known)",
-    GAP_EDGES_NS,
-    labels=(*WHO, "option"),
-)
-_TPOT: Final = HistogramFamily(
-    "llmtap_time_per_output_token_seconds", "(last token - first token) / (output tokens - 1)", GAP_EDGES_NS
-)
-_DURATION: Final = HistogramFamily(
-    "llmtap_request_duration_seconds", "Submit to last byte, of answers that ended well", DURATION_EDGES_NS
-)
-_IDLE: Final = HistogramFamily(
-    "llmtap_user_idle_seconds", "Longest wait of a reader of 20 tokens/s with nothing to read", TTFT_EDGES_NS
-)
-_CHUNK_TOKENS: Final = HistogramFamily(
-    "llmtap_chunk_tokens", "Tokens in each event that carries output, where known", TOKEN_EDGES, unit=1
-)
 _ADDED: Final = HistogramFamily(
     "llmtap_tap_added_seconds",
     "What the tap itself added, from a read to the kernel's taking the bytes",
@@ -72,87 +39,30 @@ _ADDED: Final = HistogramFamily(
 _LAG: Final = HistogramFamily(
     "llmtap_tap_loop_lag_seconds", "How late the relay's event loop ran", LAG_EDGES_NS, labels=("relay",)
 )
-
-
-class _Series:
-    """The histograms of one tenant and model."""
-
-    __slots__ = ("chunk_gap", "chunk_tokens", "duration", "idle", "itl_b", "itl_even", "tpot", "ttfb", "ttft",
-                 "ttft_any")  # fmt: skip
-
-    def __init__(self) -> None:
-        self.ttft = Buckets(TTFT_EDGES_NS)
-        self.ttft_any = Buckets(TTFT_EDGES_NS)
-        self.ttfb = Buckets(TTFT_EDGES_NS)
-        self.chunk_gap = Buckets(GAP_EDGES_NS)
-        self.itl_b = Buckets(GAP_EDGES_NS)
-        self.itl_even = Buckets(GAP_EDGES_NS)
-        self.tpot = Buckets(GAP_EDGES_NS)
-        self.duration = Buckets(DURATION_EDGES_NS)
-        self.idle = Buckets(TTFT_EDGES_NS)
-        self.chunk_tokens = Buckets(TOKEN_EDGES)
-
-    def parts(self) -> Iterator[tuple[HistogramFamily, tuple[str, ...], Buckets]]:
-        """Each histogram with its metric and the labels it has beside tenant and model."""
-        yield _TTFT, ("content",), self.ttft
-        yield _TTFT, ("any",), self.ttft_any
-        yield _TTFB, (), self.ttfb
-        yield _CHUNK_GAP, (), self.chunk_gap
-        yield _TOKEN_GAP, ("A",), self.chunk_gap
-        yield _TOKEN_GAP, ("B",), self.itl_b
-        yield _TOKEN_GAP, ("B-even",), self.itl_even
-        yield _TPOT, (), self.tpot
-        yield _DURATION, (), self.duration
-        yield _IDLE, (), self.idle
-        yield _CHUNK_TOKENS, (), self.chunk_tokens
-
-    def add(self, x: Exchange, m: Measured) -> None:
-        if m.ttfb_ns is not None:
-            self.ttfb.record(m.ttfb_ns)
-        if m.e2e_ns is not None and x.outcome in ENDED_WELL:
-            self.duration.record(m.e2e_ns)
-        if not x.stream:
-            return
-        if m.ttft_ns is not None:
-            self.ttft.record(m.ttft_ns)
-        if m.ttft_any_ns is not None:
-            self.ttft_any.record(m.ttft_any_ns)
-        if m.tpot_ns is not None:
-            self.tpot.record(round(m.tpot_ns))
-        if m.user_idle_ns is not None:
-            self.idle.record(m.user_idle_ns)
-        self.chunk_gap.record_many(m.tbc_ns)
-        if m.tokens_per_chunk is not None:
-            self.chunk_tokens.record_many(m.tokens_per_chunk)
-        if m.itl_b_ns is not None:
-            self.itl_b.record_many(m.itl_b_ns)
-        if m.itl_even_ns is not None:
-            self.itl_even.record_many(m.itl_even_ns)
+_Who = tuple[str, str, str]
+_Cell = tuple[tuple[str, ...], Sequence[int], int]
 
 
 class Exposition:
-    """Everything counted since the meter started."""
+    """Everything counted since the meter started; `bounds` (objective, ns) become edges of histograms."""
 
-    def __init__(self, version: str) -> None:
+    def __init__(self, version: str, bounds: Sequence[tuple[str, int]] = ()) -> None:
         self._version = version
-        self._series: dict[tuple[str, str], _Series] = {}
-        self._exchanges: dict[tuple[str, ...], int] = {}
-        self._tokens: dict[tuple[str, ...], int] = {}
+        self._families = families_for(bounds)
+        self._series: dict[_Who, Series] = {}
         self._added = {point: Buckets(ADDED_EDGES_NS) for point in ("request", "first_chunk", "chunk")}
         self._unparsed = 0
+        self._exemplars = Exemplars()
 
-    def add(self, x: Exchange, m: Measured, tenant: str, model: str) -> None:
+    def add(self, x: Exchange, m: Measured, tenant: str, model: str, arm: str = "") -> None:
         """Counts one exchange under labels whose number the caller keeps bounded."""
-        who = (tenant, model)
+        who = (tenant, model, arm)
         series = self._series.get(who)
         if series is None:
-            series = self._series[who] = _Series()
+            series = self._series[who] = Series(self._families)
         series.add(x, m)
-        key = (tenant, model, x.outcome.value)
-        self._exchanges[key] = self._exchanges.get(key, 0) + 1
-        if x.tokens.output is not None:
-            key = (tenant, model, x.tokens.source.value)
-            self._tokens[key] = self._tokens.get(key, 0) + x.tokens.output
+        if x.uncertain:
+            series.uncertain()
         self._unparsed += x.unparsed_events
         added = x.added
         if added.request_ns is not None:
@@ -160,61 +70,106 @@ class Exposition:
         if added.first_chunk_ns is not None:
             self._added["first_chunk"].record(added.first_chunk_ns)
         self._added["chunk"].record_many(added.chunks_ns)
+        if x.trace_parent is not None:
+            self._note_trace(x, m, who)
 
-    def freeze(self, relays: Sequence[RelayState] = (), meter: MeterState | None = None) -> "Frozen":
+    def _note_trace(self, x: Exchange, m: Measured, who: _Who) -> None:
+        """Exemplars, where the caller records its trace."""
+        parent = parse_trace_parent(x.trace_parent)
+        if parent is None or not parent.sampled or m.e2e_ns is None or x.timeline.response_end_ns is None:
+            return
+        wall_ns = x.arrival_wall_ns + x.timeline.response_end_ns - x.timeline.arrival_ns
+        ttft, duration = self._families["ttft"], self._families["duration"]
+        for family, labels, value in (
+            (ttft, (*who, "content"), m.ttft_ns if x.stream else None),
+            (ttft, (*who, "any"), m.ttft_any_ns if x.stream else None),
+            (duration, who, m.e2e_ns if x.outcome in ENDED_WELL else None),
+        ):
+            if value is not None:
+                shown = tuple(map(escape, labels))
+                self._exemplars.note(family.name, shown, family.edges, value, parent, wall_ns)
+
+    def freeze(
+        self,
+        relays: Sequence[RelayState] = (),
+        meter: MeterState | None = None,
+        slos: SloState | None = None,
+    ) -> "Frozen":
         """A copy of all counts as they are now. Call it where `add` is called."""
-        histograms: dict[HistogramFamily, list[tuple[tuple[str, ...], list[int], int]]] = {}
-        for who, series in self._series.items():
-            for family, more, buckets in series.parts():
-                counts, total = buckets.read()
-                if any(counts):
-                    histograms.setdefault(family, []).append((who + more, counts, total))
-        histograms[_ADDED] = [((point,), *buckets.read()) for point, buckets in self._added.items()]
-        histograms[_LAG] = [
-            ((relay.name,), relay.status.lag_buckets, relay.status.lag_sum_ns)
-            for relay in relays
-            if relay.status is not None and len(relay.status.lag_buckets) == len(LAG_EDGES_NS) + 1
-        ]
+        # Sorting and formatting can wait for another thread: only copying has to be done here.
         return Frozen(
-            self._version, histograms, dict(self._exchanges), dict(self._tokens), self._unparsed,
-            tuple(relays), MeterState() if meter is None else meter,
+            self._version, self._families, [(who, *s.freeze()) for who, s in self._series.items()],
+            {point: buckets.read() for point, buckets in self._added.items()}, self._unparsed, tuple(relays),
+            MeterState() if meter is None else meter, SloState() if slos is None else slos,
+            self._exemplars.freeze(),
         )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Frozen:
-    """A copy of an Exposition's counts; a prometheus_client collector."""
+    """A copy of an Exposition's counts."""
 
     version: str
-    histograms: Mapping[HistogramFamily, list[tuple[tuple[str, ...], list[int], int]]]
-    exchanges: Mapping[tuple[str, ...], int]
-    tokens: Mapping[tuple[str, ...], int]
+    families: Mapping[str, HistogramFamily]
+    series: Sequence[tuple[_Who, list[tuple[Key, list[int], int]], dict[Key, int]]]
+    added: Mapping[str, tuple[list[int], int]]
     unparsed: int
     relays: tuple[RelayState, ...]
     meter: MeterState
+    slos: SloState = field(default_factory=SloState)
+    exemplars: Kept = field(default_factory=dict)
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """The exposition and its content type, in the format that the Accept header asks for."""
+        encode, content_type = choose_encoder(accept)
+        writer = Writer(openmetrics=content_type.startswith("application/openmetrics-text"))
+        exemplars = by_series(self.exemplars, 1e9)
+        for family, cells in self._histograms():
+            writer.histogram(family, cells, exemplars.get(family.name))
+        for name, rows in self._counters().items():
+            writer.counter(COUNTERS[name], rows)
         registry = CollectorRegistry(auto_describe=False)
         registry.register(self)
-        encode, content_type = choose_encoder(accept)
-        return encode(registry), content_type
+        return writer.bytes() + encode(registry), content_type
 
     def collect(self) -> Iterator[Metric]:
-        for family, cells in self.histograms.items():
-            yield histogram(family, cells)
-        yield counter("llmtap_exchanges", "Exchanges by outcome", (*WHO, "outcome"), self.exchanges.items())
-        yield counter(
-            "llmtap_output_tokens",
-            "Output tokens by the source of the count",
-            (*WHO, "source"),
-            self.tokens.items(),
-        )
+        """The few series that are not of a tenant: a prometheus_client collector."""
         yield counter(
             "llmtap_unparsed_events", "Events of a shape the dialect does not know", (), [((), self.unparsed)]
         )
+        yield from collect_slos(self.slos)
         yield from collect_relays(self.relays)
         yield from collect_meter(self.meter)
         yield InfoMetricFamily(
             "llmtap_build", "What runs", {"version": self.version, "python": platform.python_version()}
         )
+
+    def _histograms(self) -> Iterator[tuple[HistogramFamily, list[_Cell]]]:
+        found: dict[str, list[_Cell]] = {}
+        for who, cells, _ in self.series:
+            labels = tuple(map(escape, who))
+            for (name, more), counts, total in cells:
+                found.setdefault(name, []).append(((*labels, *more), counts, total))
+        # Option A is the gap between chunks, counted once and shown by both names.
+        gaps = [((*labels, "A"), counts, total) for labels, counts, total in found.get("chunk_gap", ())]
+        if gaps:
+            found["token_gap"] = gaps + found.get("token_gap", [])
+        for name, rows in found.items():
+            yield self.families[name], rows
+        yield _ADDED, [((point,), counts, total) for point, (counts, total) in self.added.items()]
+        yield (
+            _LAG,
+            [
+                ((relay.name,), relay.status.lag_buckets, relay.status.lag_sum_ns)
+                for relay in self.relays
+                if relay.status is not None and len(relay.status.lag_buckets) == len(LAG_EDGES_NS) + 1
+            ],
+        )
+
+    def _counters(self) -> dict[str, list[tuple[tuple[str, ...], int]]]:
+        found: dict[str, list[tuple[tuple[str, ...], int]]] = {}
+        for who, _, counts in self.series:
+            labels = tuple(map(escape, who))
+            for (name, more), n in counts.items():
+                found.setdefault(name, []).append(((*labels, *map(escape, more)), n))
+        return found

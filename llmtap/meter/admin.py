@@ -14,9 +14,13 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
 from llmtap.meter import kept
+from llmtap.meter.experiment_api import add_experiment_routes
 from llmtap.meter.kept import BadQuery, Query
+from llmtap.meter.live import LiveFeed
+from llmtap.meter.openapi import add_openapi_route
+from llmtap.meter.options import WINDOWS
 from llmtap.meter.tally import Tally
-from llmtap.meter.windows import window_name
+from llmtap.meter.windows import BY, BY_DEFAULT, window_name
 
 __all__ = ["admin_app"]
 
@@ -33,6 +37,9 @@ def admin_app(tally: Tally, token: str | None = None) -> web.Application:
     app.router.add_get("/metrics", api.metrics)
     app.router.add_get("/api/v1/summary", api.summary)
     app.router.add_get("/api/v1/exchanges", api.exchanges)
+    LiveFeed(tally).add_to(app)
+    add_openapi_route(app, token=token is not None)
+    add_experiment_routes(app, tally.experiments, token)
     return app
 
 
@@ -67,16 +74,21 @@ class _Admin:
         return web.Response(body=body, headers=headers)
 
     async def summary(self, request: web.Request) -> web.Response:
-        """The Summary of `?window=`: the rolling window (the default) or `all` since the start."""
-        window = _window(request, window_name(self._tally.options.window))
-        work = self._tally.summary(everything=window == "all")
+        """The Summary of `?window=`, split by `?by=`; `?certain=1`: of what was stamped well enough."""
+        fields = _fields(request)
+        window = _window(fields.pop("window", self._tally.options.window_name))
+        by = _by(fields.pop("by", ",".join(BY_DEFAULT)))
+        certain = kept.read_flag("certain", fields.pop("certain", "0"))
+        for field in fields:
+            raise BadQuery(field, "no such field; known: window, by, certain")
+        work = self._tally.summary(window, by, certain=certain)
         return _json(await asyncio.to_thread(lambda: msgspec.json.encode(work())))
 
     async def exchanges(self, request: web.Request) -> web.Response:
         """The newest exchanges that match, newest first."""
         query = Query.parse(_fields(request))
         found, cursor = self._tally.kept.find(query)
-        return _json(await asyncio.to_thread(kept.to_json, found, cursor, events=query.events))
+        return _json(await asyncio.to_thread(self._tally.kept.to_json, found, cursor, events=query.events))
 
 
 def _guard(token: str | None) -> Middleware:
@@ -101,14 +113,19 @@ def _guard(token: str | None) -> Middleware:
     return guard
 
 
-def _window(request: web.Request, rolling: str) -> str:
-    fields = _fields(request)
-    window = fields.pop("window", rolling)
-    for field in fields:
-        raise BadQuery(field, "no such field; known: window")
-    if window not in (rolling, "all"):
-        raise BadQuery("window", f"expected {rolling} or all, got {window!r}")
-    return window
+def _window(text: str) -> str:
+    name = window_name(text)
+    if name is None:
+        raise BadQuery("window", f"expected {', '.join(WINDOWS)} or all, got {text!r}")
+    return name
+
+
+def _by(text: str) -> tuple[str, ...]:
+    labels = tuple(label for label in text.split(",") if label not in ("", "none"))
+    for label in labels:
+        if label not in BY:
+            raise BadQuery("by", f"expected some of {', '.join(BY)}, or none, got {label!r}")
+    return labels
 
 
 def _fields(request: web.Request) -> dict[str, str]:

@@ -3,14 +3,14 @@
 An exchange that cannot be understood is given up, counted and told once; the others go on.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Final, Protocol
 
 import msgspec
 
 from llmtap.record.exchange import Exchange
 from llmtap.record.observer import Observer
-from llmtap.tap.frames import Closing, FrameKind, Hello, RelayStatus
+from llmtap.tap.frames import Assigned, Closing, FrameKind, Hello, RelayStatus
 
 __all__ = ["Assembler", "Sink"]
 
@@ -33,17 +33,23 @@ _DROP: Final = int(FrameKind.DROP)
 _STATUS: Final = int(FrameKind.STATUS)
 _ANSWER: Final = int(FrameKind.ANSWER)
 _SENT: Final = int(FrameKind.SENT)
+_ARM: Final = int(FrameKind.ARM)
 
 _closing: Final = msgspec.json.Decoder(Closing)
+_assigned: Final = msgspec.json.Decoder(Assigned)
 _status: Final = msgspec.json.Decoder(RelayStatus)
 
 
 class Sink(Protocol):
     """Who is told what came of the frames (the Tally)."""
 
+    def observe(
+        self, relay: str, seq: int, arrival_ns: int, arrival_wall_ns: int, head: bytes, clock: str
+    ) -> Observer: ...
     def opened(self) -> None: ...
     def forgot(self, n: int = 1) -> None: ...
     def ended(self, x: Exchange) -> None: ...
+    def assigned(self, arm: Assigned) -> None: ...
     def status(self, relay: str, status: RelayStatus) -> None: ...
     def failed(self, kind: str, error: BaseException | str) -> None: ...
 
@@ -51,10 +57,9 @@ class Sink(Protocol):
 class Assembler:
     """The open exchanges of one connection of one relay."""
 
-    def __init__(self, hello: Hello, sink: Sink, observe: Callable[..., Observer] = Observer) -> None:
+    def __init__(self, hello: Hello, sink: Sink) -> None:
         self._hello = hello
         self._sink = sink
-        self._observe = observe
         self._live: dict[int, Observer] = {}
 
     def __len__(self) -> int:
@@ -98,7 +103,9 @@ class Assembler:
         # Counted before it is understood: what follows gives it up by the same number.
         self._sink.opened()
         try:
-            observer = self._live[seq] = self._observe(hello.relay, seq, t_ns, wall_ns, head, hello.clock)
+            observer = self._live[seq] = self._sink.observe(
+                hello.relay, seq, t_ns, wall_ns, head, hello.clock
+            )
         except Exception:
             self._sink.forgot()
             raise
@@ -130,6 +137,8 @@ class Assembler:
             self._forget(seq)
         elif kind == _UPGRADED:
             observer.upgraded(t_ns)
+        elif kind == _ARM:
+            self._sink.assigned(_assigned.decode(data))
         elif kind == _TUNNEL_UP:
             observer.tunnel(data, None, t_ns, extra_ns)
         elif kind == _TUNNEL_DOWN:
@@ -148,6 +157,9 @@ class Assembler:
             request_bytes=closing.request_bytes,
             response_bytes=closing.response_bytes,
         )
+        if closing.arm is not None:
+            exchange.arm, exchange.route = closing.arm, closing.route
+            exchange.unit, exchange.excluded = closing.unit, closing.excluded
         del self._live[seq]
         self._sink.ended(exchange)
 

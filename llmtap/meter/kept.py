@@ -6,11 +6,12 @@ from typing import Final
 
 import msgspec
 
-from llmtap.metrics.latency import chunking_of, metrics_of
+from llmtap.metrics.deadlines import Benefit
+from llmtap.metrics.latency import DEFAULT_BENEFIT, chunking_of, measure
 from llmtap.record.exchange import Exchange
 from llmtap.record.outcome import Outcome
 
-__all__ = ["BadQuery", "Kept", "Query"]
+__all__ = ["FILTERS", "BadQuery", "Kept", "Query", "read_flag", "weight_of"]
 
 EVENTS_MAX: Final = 2_000_000
 """Events kept in all, at 25 to 40 bytes each: 80 MB at most, whatever the length of the streams."""
@@ -36,7 +37,8 @@ def _number(field: str, value: str) -> object:
     return int(value)
 
 
-def _flag(field: str, value: str) -> object:
+def read_flag(field: str, value: str) -> bool:
+    """`1` or `0` of a query parameter. Raises BadQuery."""
     known = {"1": True, "true": True, "0": False, "false": False}
     if value not in known:
         raise BadQuery(field, f"expected 1 or 0, got {value!r}")
@@ -50,10 +52,11 @@ def _outcome(field: str, value: str) -> object:
         raise BadQuery(field, f"expected one of {', '.join(Outcome)}, got {value!r}") from None
 
 
-_FILTERS: Final[Mapping[str, Callable[[str, str], object]]] = {
+FILTERS: Final[Mapping[str, Callable[[str, str], object]]] = {
     "id": _text, "relay": _text, "seq": _number, "tenant": _text, "model": _text, "route": _text,
     "arm": _text, "endpoint": _text, "dialect": _text, "method": _text, "path": _text, "request_id": _text,
-    "status": _number, "stream": _flag, "outcome": _outcome, "finish_reason": _text, "clock": _text,
+    "status": _number, "stream": read_flag, "outcome": _outcome, "finish_reason": _text, "clock": _text,
+    "uncertain": read_flag,
 }  # fmt: skip
 """What an exchange can be asked for by: its own names, and how to read a value."""
 
@@ -72,6 +75,8 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     def parse(cls, fields: Mapping[str, str]) -> "Query":
         """Reads `limit`, `events`, `next` (a cursor from an earlier answer) and filters by name.
 
+        `certain=1` leaves out what is flagged `uncertain`.
+
         Raises BadQuery for an unknown name or a value that cannot be.
         """
         limit, events, before = LIMIT_DEFAULT, False, None
@@ -83,14 +88,19 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
                     raise BadQuery(field, f"expected 1 to {LIMIT_MAX}, got {value!r}")
                 limit = number
             elif field == "events":
-                events = bool(_flag(field, value))
+                events = read_flag(field, value)
+            elif field == "certain":
+                if read_flag(field, value):
+                    wanted["uncertain"] = False
             elif field in ("next", "cursor"):
                 number = _number(field, value)
                 before = number if isinstance(number, int) else None
-            elif field in _FILTERS:
-                wanted[field] = _FILTERS[field](field, value)
+            elif field in FILTERS:
+                wanted[field] = FILTERS[field](field, value)
             else:
-                raise BadQuery(field, f"no such field; known: limit, events, next, {', '.join(_FILTERS)}")
+                raise BadQuery(
+                    field, f"no such field; known: limit, events, next, certain, {', '.join(FILTERS)}"
+                )
         return cls(limit=limit, events=events, before=before, wanted=wanted)
 
     def matches(self, x: Exchange) -> bool:
@@ -100,10 +110,13 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
 class Kept:
     """A ring of exchanges in the order in which they ended."""
 
-    def __init__(self, exchanges_max: int, events_max: int = EVENTS_MAX) -> None:
+    def __init__(
+        self, exchanges_max: int, events_max: int = EVENTS_MAX, *, benefit: Benefit = DEFAULT_BENEFIT
+    ) -> None:
         self._ring: deque[tuple[int, Exchange]] = deque()
         self._exchanges_max = exchanges_max
         self._events_max = events_max
+        self._benefit = benefit
         self._events = 0
         self._next = 1
 
@@ -115,9 +128,9 @@ class Kept:
         ring = self._ring
         ring.append((self._next, x))
         self._next += 1
-        self._events += _weight(x)
+        self._events += weight_of(x)
         while len(ring) > self._exchanges_max or (self._events > self._events_max and ring):
-            self._events -= _weight(ring.popleft()[1])
+            self._events -= weight_of(ring.popleft()[1])
 
     def find(self, query: Query) -> tuple[list[Exchange], str | None]:
         """The newest exchanges that match, and the cursor to the rest (None when there is none)."""
@@ -132,17 +145,12 @@ class Kept:
             last = number
         return found, None
 
-
-def to_json(found: list[Exchange], cursor: str | None, *, events: bool) -> bytes:
-    """The answer of `/api/v1/exchanges`. Finished exchanges do not change: any thread may do this."""
-    return msgspec.json.encode(
-        {
-            "exchanges": [x.to_dict(metrics_of(x), chunking_of(x), events=events) for x in found],
-            "next": cursor,
-        }
-    )
+    def to_json(self, found: list[Exchange], cursor: str | None, *, events: bool) -> bytes:
+        """The answer of `/api/v1/exchanges`. Finished exchanges do not change: any thread may do this."""
+        told = [x.to_dict(measure(x, self._benefit).metrics(), chunking_of(x), events=events) for x in found]
+        return msgspec.json.encode({"exchanges": told, "next": cursor})
 
 
-def _weight(x: Exchange) -> int:
+def weight_of(x: Exchange) -> int:
     """Events and reads: what an exchange's memory grows with."""
     return len(x.timeline.events) + len(x.added.chunks_ns)

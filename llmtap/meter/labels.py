@@ -3,52 +3,71 @@
 A name never loses its place: a series that changed its meaning half-way would be worse than `other`.
 """
 
+from collections.abc import Iterable
 from typing import Final
 
-__all__ = ["OTHER", "UNKNOWN", "Labels"]
+__all__ = ["DEFAULT", "OTHER", "UNKNOWN", "Labels"]
 
+DEFAULT: Final = "default"
+"""The tenant of whoever no rule finds a name for."""
 OTHER: Final = "other"
 UNKNOWN: Final = "unknown"
 """The model of an exchange that named none."""
-PAIRS_MAX: Final = 2_000
-"""Tenant and model together: each pair has ten histograms of about 30 series, and windows keep 13 sets."""
+MODEL_CHARS_MAX: Final = 128
 
 
 class Labels:
-    """Folds tenant and model names into bounded sets."""
+    """Folds names of tenants, models and arms into bounded sets; `reserved` tenants have their place."""
 
-    def __init__(self, tenants_max: int, models_max: int, pairs_max: int = PAIRS_MAX) -> None:
-        self._tenants: set[str] = set()
-        self._models: set[str] = set()
-        self._pairs: set[tuple[str, str]] = set()
-        self._tenants_max = tenants_max
+    def __init__(
+        self, tenants_max: int, models_max: int, series_max: int, reserved: Iterable[str] = ()
+    ) -> None:
+        self._tenants = {OTHER, DEFAULT, *reserved}
+        self._models = {OTHER}
+        self._series: set[tuple[str, str, str]] = set()
+        self._room = tenants_max - (len(self._tenants) - 2)
+        """For tenants that nobody told us of beforehand."""
         self._models_max = models_max
-        self._pairs_max = pairs_max
-        self.overflow: dict[str, int] = {}
-        """Exchanges folded into `other`, by label."""
+        self._series_max = series_max
+        self.overflow = {"tenant": 0, "model": 0, "series": 0}
+        """Exchanges folded into `other`, by what was full."""
 
-    def fold(self, tenant: str, model: str | None) -> tuple[str, str]:
-        """The label values to count an exchange of this tenant and model under."""
-        pair = (tenant, UNKNOWN if model is None else model)
-        if pair in self._pairs:
-            return pair
-        tenant = self._place("tenant", pair[0], self._tenants, self._tenants_max)
-        model = self._place("model", pair[1], self._models, self._models_max)
-        if (tenant, model) not in self._pairs and len(self._pairs) >= self._pairs_max:
-            # At most one pair (tenant, other) for each tenant comes on top.
-            self._count("model")
-            return tenant, OTHER
-        self._pairs.add((tenant, model))
-        return tenant, model
-
-    def _place(self, label: str, name: str, known: set[str], most: int) -> str:
-        if name in known:
+    def tenant(self, name: str, *, trusted: bool = True) -> str:
+        """The name to count a tenant under. An untrusted one without a place is given none: `other`."""
+        if name in self._tenants:
             return name
-        if len(known) < most:
-            known.add(name)
+        if not trusted:
+            return OTHER
+        if self._room > 0:
+            self._room -= 1
+            self._tenants.add(name)
             return name
-        self._count(label)
+        self.overflow["tenant"] += 1
         return OTHER
 
-    def _count(self, label: str) -> None:
-        self.overflow[label] = self.overflow.get(label, 0) + 1
+    def fold(self, tenant: str, model: str | None, arm: str | None = None) -> tuple[str, str, str]:
+        """The label values to count an exchange under; `tenant` has its place already."""
+        model = UNKNOWN if model is None else _visible(model)
+        key = (tenant, model, arm or "")
+        if key in self._series:
+            return key
+        if model not in self._models:
+            if len(self._models) > self._models_max:
+                self.overflow["model"] += 1
+                return self._place((tenant, OTHER, key[2]))
+            self._models.add(model)
+        return self._place(key)
+
+    def _place(self, key: tuple[str, str, str]) -> tuple[str, str, str]:
+        if key in self._series or len(self._series) < self._series_max:
+            self._series.add(key)
+            return key
+        # At most one series (tenant, other, arm) for each tenant and arm comes on top.
+        self.overflow["series"] += 1
+        return key[0], OTHER, key[2]
+
+
+def _visible(name: str) -> str:
+    if len(name) > MODEL_CHARS_MAX:
+        name = name[:MODEL_CHARS_MAX]
+    return name if name.isprintable() else "".join(c if c.isprintable() else "_" for c in name)

@@ -1,14 +1,39 @@
 """The meter's options, each with the line of help that flags, config file and reference page show."""
 
+import re
 from ipaddress import ip_address
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
 from llmtap.errors import ConfigError
+from llmtap.metrics.burn import STANDARD_ALARMS, check_objective, check_reachable
+from llmtap.metrics.cost import Price
+from llmtap.metrics.deadlines import ALPHA, READER_NS_PER_TOKEN, Benefit
+from llmtap.metrics.objectives import Objectives
+from llmtap.record.refusal import TEXT_PATTERNS
 from llmtap.units import NS_PER_S, Duration
 
-__all__ = ["MeterOptions", "split_address"]
+__all__ = [
+    "WINDOWS",
+    "CostOptions",
+    "MeterOptions",
+    "SloOptions",
+    "TenantOptions",
+    "TenantRule",
+    "check_slos",
+    "split_address",
+]
+
+WINDOWS: Final = {"10s": 10 * NS_PER_S, "1m": 60 * NS_PER_S, "5m": 300 * NS_PER_S, "1h": 3_600 * NS_PER_S}
+"""The rolling windows, shortest first."""
+ALARMS: Final = {"1h": STANDARD_ALARMS[0], "6h": STANDARD_ALARMS[1]}
+"""The burn-rate alarms that the meter watches itself, by their long window."""
+TENANT_CHARS_MAX: Final = 64
+OURS: Final = "default"
+"""Among `refusal_patterns`: those of `record/refusal.py`."""
+_HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_CLASS: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -22,7 +47,7 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Meta(description="Bearer token that the admin port asks for; required when it is not on loopback."),
     ] = None
     window: Annotated[
-        Duration, Meta(description="Length of the rolling summary window; kept in twelve slices.")
+        Duration, Meta(description="Rolling window that the summary shows unasked: 10s, 1m, 5m or 1h.")
     ] = Duration(60 * NS_PER_S)
     exchanges_kept: Annotated[
         int, Meta(ge=0, description="Newest exchanges kept in memory for the API, with their events.")
@@ -30,9 +55,34 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     models_max: Annotated[
         int, Meta(ge=1, description="Model names that get series of their own; the rest is `other`.")
     ] = 100
-    tenants_max: Annotated[
-        int, Meta(ge=1, description="Tenant names that get series of their own; the rest is `other`.")
-    ] = 1_000
+    series_max: Annotated[
+        int,
+        Meta(ge=1, description="Series of tenant, model and arm together; more have the model `other`."),
+    ] = 2_000
+    uncertainty_limit: Annotated[
+        Duration,
+        Meta(description="Exchanges whose stamps are wider are flagged `uncertain`; see `certain=1`."),
+    ] = Duration(10_000_000)
+    refusal_patterns: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Regular expressions of answers that refuse; `default` stands for ours, [] for none."
+        ),
+    ] = (OURS,)
+    tokenizer: Annotated[
+        str | None,
+        Meta(description="Counts tokens where nobody tells: `tiktoken:NAME`, or a tokenizer.json; local."),
+    ] = None
+    alpha: Annotated[
+        float, Meta(ge=0, description="Smooth goodput: tokens that a second of user idle latency costs.")
+    ] = ALPHA
+    reader_tokens_per_second: Annotated[
+        float, Meta(gt=0, le=1e6, description="Reading speed behind user idle latency and smooth goodput.")
+    ] = 1e9 / READER_NS_PER_TOKEN
+    idle_cost: Annotated[
+        Literal["seconds", "tokens"],
+        Meta(description="f of smooth goodput: the wait in seconds, or in tokens unread meanwhile."),
+    ] = "seconds"
     priority: Annotated[
         Literal["normal", "idle"],
         Meta(description="`idle`: the meter runs only where relays and others leave CPU, and may starve."),
@@ -40,8 +90,11 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def __post_init__(self) -> None:
         host, _ = split_address(self.admin, "meter.admin")
-        if self.window < NS_PER_S:
-            raise ConfigError("meter.window", f"{self.window / NS_PER_S:g} s is too short", "use at least 1s")
+        if self.window not in WINDOWS.values():
+            raise ConfigError(
+                "meter.window", f"there is no window of {self.window / NS_PER_S:g} s",
+                f"there are {', '.join(WINDOWS)}",
+            )  # fmt: skip
         if self.admin_token is None and not _is_loopback(host):
             raise ConfigError(
                 "meter.admin_token",
@@ -52,6 +105,170 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ConfigError(
                 "meter.admin_token", "must be visible ASCII characters", "try: openssl rand -hex 24"
             )
+        for i, pattern in enumerate(self.refusal_patterns):
+            if pattern != OURS:
+                _check_pattern(pattern, f"meter.refusal_patterns[{i}]")
+
+    @property
+    def patterns(self) -> tuple[re.Pattern[str], ...]:
+        """What `refusal_patterns` says, ready to use."""
+        found: list[re.Pattern[str]] = []
+        for pattern in self.refusal_patterns:
+            found += TEXT_PATTERNS if pattern == OURS else [re.compile(pattern, re.IGNORECASE)]
+        return tuple(found)
+
+    @property
+    def benefit(self) -> Benefit:
+        """Who reads, and what waiting costs."""
+        return Benefit.at_speed(self.reader_tokens_per_second, self.alpha, self.idle_cost)
+
+    @property
+    def window_name(self) -> str:
+        """The key of WINDOWS."""
+        return next(name for name, window_ns in WINDOWS.items() if window_ns == self.window)
+
+
+class TenantRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One way to tell who asks: exactly one of `header`, `api_key`, `body` and `path`."""
+
+    header: Annotated[str | None, Meta(description="The value of this header field.")] = None
+    api_key: Annotated[
+        bool, Meta(description="The key in Authorization, X-Api-Key or Api-Key, as `key-` and 8 hex digits.")
+    ] = False
+    body: Annotated[
+        str | None, Meta(description="A field of the JSON body, as a path: `user` or `metadata.team`.")
+    ] = None
+    path: Annotated[
+        str | None,
+        Meta(description="Regular expression that the path begins with; its first group is the tenant."),
+    ] = None
+    name: Annotated[
+        str | None, Meta(description="The tenant, whatever the value is (for `path` without a group).")
+    ] = None
+    hashed: Annotated[
+        bool, Meta(description="Do not show the value but a keyed hash of it: for what names a person.")
+    ] = False
+
+
+class TenantOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who asks. Raises ConfigError for what cannot be."""
+
+    rules: Annotated[
+        tuple[TenantRule, ...],
+        Meta(description="In order; the first that finds a value names the tenant, else it is `default`."),
+    ] = (TenantRule(header="x-llm-d-inference-fairness-id"),)
+    names: Annotated[
+        dict[str, str], Meta(description="Better names: what a rule finds (a hash, say) -> the tenant.")
+    ] = {}
+    max: Annotated[
+        int, Meta(ge=1, description="Tenants that are told apart; later ones are `other`, for good.")
+    ] = 1_000
+    salt: Annotated[
+        str | None,
+        Meta(description="Key of the hashes; default: of this host (/etc/machine-id), else of this start."),
+    ] = None
+
+    def __post_init__(self) -> None:
+        for i, rule in enumerate(self.rules):
+            _check_rule(rule, f"tenants.rules[{i}]")
+        if self.salt is not None and not self.salt:
+            raise ConfigError("tenants.salt", "is empty", "try: openssl rand -hex 16, or leave it out")
+        for found, name in self.names.items():
+            if not name.strip() or not name.isprintable() or len(name) > TENANT_CHARS_MAX:
+                raise ConfigError(
+                    f"tenants.names.{found}", f"1 to {TENANT_CHARS_MAX} visible characters, please"
+                )  # fmt: skip
+
+
+class SloOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One class of tenants and what they were promised; checked by `check_slos`, which knows its name."""
+
+    objectives: Annotated[
+        str, Meta(description="Bounds that an exchange must meet all at once: `ttft:500ms tpot:50ms`.")
+    ]
+    target: Annotated[float, Meta(description="Share of the exchanges that must meet them.")] = 0.99
+    tenants: Annotated[
+        tuple[str, ...],
+        Meta(description="Names, or patterns with * and ?; none: the class of all who are in no other."),
+    ] = ()
+    burn: Annotated[
+        dict[str, float],
+        Meta(description='Burn rates that ring, by long window (short: a twelfth): { "1h" = 14.4 }.'),
+    ] = {}
+
+    @property
+    def parsed(self) -> Objectives:
+        """The bounds."""
+        return Objectives.parse(self.objectives)
+
+
+class CostOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is paid for what the gateway serves. Without a price there are no costs."""
+
+    gpus: Annotated[int, Meta(ge=0, description="GPUs behind the gateway, paid for busy or idle.")] = 0
+    gpu_hour: Annotated[float, Meta(ge=0, description="Price of one GPU for an hour.")] = 0.0
+    input_million: Annotated[float, Meta(ge=0, description="Price of a million input tokens.")] = 0.0
+    output_million: Annotated[float, Meta(ge=0, description="Price of a million output tokens.")] = 0.0
+    currency: Annotated[str, Meta(description="Of the prices; a name, nothing is converted.")] = "USD"
+
+    @property
+    def price(self) -> Price | None:
+        """None where nothing has a price."""
+        if not (self.gpus or self.input_million or self.output_million):
+            return None
+        return Price(self.gpus, self.gpu_hour, self.input_million, self.output_million, self.currency)
+
+
+def check_slos(classes: dict[str, SloOptions]) -> None:
+    """What one class cannot see of itself: its name, and the others. Raises ConfigError."""
+    default: str | None = None
+    owner: dict[str, str] = {}
+    for name, slo in classes.items():
+        place = f"slo.{name}"
+        if not _CLASS.fullmatch(name):
+            raise ConfigError(place, f"{name!r} is no name for a class", "letters, digits and _ . - only")
+        Objectives.parse(slo.objectives, f"{place}.objectives")
+        check_objective(slo.target, f"{place}.target")
+        for window, factor in slo.burn.items():
+            if window not in ALARMS:
+                raise ConfigError(
+                    f"{place}.burn", f"no alarm has a long window of {window!r}", f"use {' or '.join(ALARMS)}"
+                )
+            check_reachable(slo.target, factor, f"{place}.burn.{window}")
+        if not slo.tenants and default is not None:
+            raise ConfigError(
+                f"{place}.tenants", f"is empty, as that of slo.{default}: both are of all others", "name some"
+            )
+        default = default if slo.tenants else name
+        for tenant in slo.tenants:
+            if owner.setdefault(tenant, name) != name:
+                raise ConfigError(f"{place}.tenants", f"{tenant!r} is in slo.{owner[tenant]} already")
+
+
+def _check_rule(rule: TenantRule, place: str) -> None:
+    given = [key for key in ("header", "api_key", "body", "path") if getattr(rule, key)]
+    if len(given) != 1:
+        raise ConfigError(
+            place, f"has {' and '.join(given) or 'nothing to look at'}", "one of header, api_key, body, path"
+        )
+    if rule.header is not None and not _HEADER.fullmatch(rule.header):
+        raise ConfigError(f"{place}.header", f"{rule.header!r} is no header name")
+    if rule.body is not None and not all(rule.body.split(".")):
+        raise ConfigError(f"{place}.body", f"{rule.body!r} is no path of names", "such as metadata.team")
+    if rule.path is not None:
+        pattern = _check_pattern(rule.path, f"{place}.path")
+        if not pattern.groups and rule.name is None:
+            raise ConfigError(
+                f"{place}.path", "has no group to take the tenant from",
+                "such as /teams/([^/]+)/, or give the rule a name",
+            )  # fmt: skip
+
+
+def _check_pattern(text: str, place: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as exc:
+        raise ConfigError(place, f"{text!r} is no regular expression: {exc}") from None
 
 
 def split_address(text: str, place: str) -> tuple[str, int]:

@@ -11,18 +11,28 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 import uvloop
 from aiohttp import web
 
+from llmtap import __version__
 from llmtap.clock import SystemClock
+from llmtap.errors import LlmtapError
+from llmtap.export.options import OtlpOptions
 from llmtap.log import LogSetup, set_up
 from llmtap.meter.admin import admin_app
-from llmtap.meter.options import MeterOptions, split_address
+from llmtap.meter.options import CostOptions, MeterOptions, SloOptions, TenantOptions, split_address
 from llmtap.meter.receiver import Receiver, listen_on
 from llmtap.meter.tally import Tally
+from llmtap.meter.tokenizer import load_tokenizer
+from llmtap.tap.experiment import Experiment
 from llmtap.units import decode_special
+
+if TYPE_CHECKING:
+    from llmtap.export.opentelemetry import OtlpExporter
 
 __all__ = ["MeterSetup", "main"]
 
@@ -41,6 +51,15 @@ class MeterSetup(msgspec.Struct, kw_only=True):
     admin_fd: int | None = None
     """A listening socket for the admin port; None: bind `options.admin`."""
     log: LogSetup = LogSetup()
+    experiment: Experiment | None = None
+    otlp: OtlpOptions = OtlpOptions()
+    tenants: TenantOptions = TenantOptions()
+    salt: str = ""
+    """Key of the hashes that stand for API keys."""
+    slo: dict[str, SloOptions] = {}
+    cost: CostOptions = CostOptions()
+    servers: dict[str, tuple[str, int]] = {}
+    """Host and port of the upstream by arm, under "" for all others."""
 
 
 def main() -> int:
@@ -72,6 +91,32 @@ def _yield_to_relays(priority: str) -> None:
         os.nice(NICE)
 
 
+def _start_tokenizer(text: str | None) -> Callable[[str], int] | None:
+    if text is None:
+        return None
+    try:
+        return load_tokenizer(text)
+    except LlmtapError as exc:  # checked at the start of the proxy; measuring goes on without
+        log.error("event=tokenizer_not_loaded error=%r", str(exc))
+        return None
+
+
+def _start_exporter(setup: MeterSetup, tally: Tally) -> "OtlpExporter | None":
+    # 25 MB and 100 ms, so only for who exports: protobuf and gRPC.
+    from llmtap.export.opentelemetry import OtlpExporter
+
+    try:
+        exporter = OtlpExporter(setup.otlp, tally.clock, __version__, setup.servers)
+    except LlmtapError as exc:  # measuring goes on without
+        tally.failed("otlp", exc)
+        return None
+    tally.listeners.append(exporter)
+    tally.exporters.append(exporter.state)
+    exporter.start()
+    log.info("event=otlp_exporter protocol=%s semconv=%s", setup.otlp.protocol, setup.otlp.semconv)
+    return exporter
+
+
 async def _run(setup: MeterSetup) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
@@ -82,7 +127,17 @@ async def _run(setup: MeterSetup) -> None:
         loop.add_signal_handler(number, lambda: None)
     loop.add_reader(sys.stdin.fileno(), stop.set)
 
-    tally = Tally(setup.options, SystemClock())
+    tally = Tally(
+        setup.options,
+        SystemClock(),
+        setup.experiment,
+        tenants=setup.tenants,
+        salt=setup.salt,
+        slos=setup.slo,
+        price=setup.cost.price,
+        count_tokens=_start_tokenizer(setup.options.tokenizer),
+    )
+    exporter = _start_exporter(setup, tally) if setup.otlp.endpoint else None
     receiver = Receiver(tally)
     await receiver.start(listen_on(setup.socket))
     runner = web.AppRunner(admin_app(tally, setup.options.admin_token), access_log=None)
@@ -101,6 +156,8 @@ async def _run(setup: MeterSetup) -> None:
     await stop.wait()
     loop.remove_reader(sys.stdin.fileno())
     await receiver.close()
+    if exporter is not None:
+        await asyncio.to_thread(exporter.close)
     await runner.cleanup()
     try:
         os.unlink(setup.socket)

@@ -89,6 +89,7 @@ class _Connection(asyncio.Protocol):
         self.lost.set()
         if self._assembler is None:
             return
+        self._tally.experiments.leave(self._say)
         open_exchanges = self._assembler.discard()
         self._tally.relays.leave(self._relay, self._epoch, open_exchanges, self._tally.clock.mono_ns())
         log.info("event=relay_left relay=%s open_exchanges=%d", self._relay, open_exchanges)
@@ -98,12 +99,18 @@ class _Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def _say(self, word: int) -> None:
+        """A word to the relay, among the acknowledgements."""
+        if self._transport is not None:
+            self._transport.write(ACK.pack(word))
+
     def _join(self, frame: tuple[int, int, int, int, bytes]) -> None:
         if frame[0] != FrameKind.HELLO:
             raise ValueError(f"the first frame is of kind {frame[0]}, not a hello")
         hello = msgspec.json.decode(frame[4], type=Hello)
         self._relay = hello.relay
         self._epoch = self._tally.relays.join(hello)
+        self._tally.experiments.join(hello.switch, self._say)
         self._assembler = Assembler(hello, self._tally)
         log.info("event=relay_joined relay=%s pid=%d clock=%s", hello.relay, hello.pid, hello.clock)
 

@@ -2,44 +2,100 @@
 
 import logging
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 
 from llmtap import __version__
 from llmtap.clock import Clock
-from llmtap.export.house import MeterState
+from llmtap.export.house import ExporterState, MeterState
+from llmtap.export.objectives import SloState
 from llmtap.export.prometheus import Exposition, Frozen
+from llmtap.meter.experiments import Experiments
 from llmtap.meter.kept import Kept
 from llmtap.meter.labels import Labels
-from llmtap.meter.options import MeterOptions
+from llmtap.meter.options import MeterOptions, SloOptions, TenantOptions
 from llmtap.meter.relays import RelayBook
-from llmtap.meter.windows import Windows, window_name
-from llmtap.metrics.latency import measure
+from llmtap.meter.slo import SloBook
+from llmtap.meter.tenants import Tenants
+from llmtap.meter.windows import BY_DEFAULT, Who, Windows
+from llmtap.metrics.cost import Price
+from llmtap.metrics.latency import Measured, measure
 from llmtap.record.exchange import Exchange
-from llmtap.tap.frames import RelayStatus
+from llmtap.record.observer import Observer
+from llmtap.tap.experiment import Experiment
+from llmtap.tap.frames import Assigned, RelayStatus
 
 __all__ = ["Tally"]
+
+UNAUTHORIZED = 401
 
 log = logging.getLogger(__name__)
 _exchange_log = logging.getLogger("llmtap.exchange")
 
 
 class Tally:
-    """The meter's memory. One thread writes; what readers take is a copy or never changes again."""
+    """The meter's memory. One thread writes; what readers take is a copy or never changes again.
 
-    def __init__(self, options: MeterOptions, clock: Clock) -> None:
+    Args:
+        tenants: rules that tell who asks; `salt`: key of the hashes that stand for API keys.
+        slos: classes of tenants by name, checked.
+        price: what is paid, None if that is not known.
+        count_tokens: counts the tokens of a text where nobody tells them.
+    """
+
+    def __init__(
+        self,
+        options: MeterOptions,
+        clock: Clock,
+        experiment: Experiment | None = None,
+        *,
+        tenants: TenantOptions | None = None,
+        salt: str = "",
+        slos: Mapping[str, SloOptions] | None = None,
+        price: Price | None = None,
+        count_tokens: Callable[[str], int] | None = None,
+    ) -> None:
         self.options = options
         self.clock = clock
         self.relays = RelayBook()
-        self.windows = Windows(options.window, clock)
-        self.kept = Kept(options.exchanges_kept)
-        self.exposition = Exposition(__version__)
-        self.labels = Labels(options.tenants_max, options.models_max)
+        self.windows = Windows(clock)
+        self.kept = Kept(options.exchanges_kept, benefit=options.benefit)
+        tenants = TenantOptions() if tenants is None else tenants
+        self.tenants = Tenants(tenants, salt)
+        self.slos = SloBook(slos or {}, clock)
+        told_beforehand = [*tenants.names.values(), *self.slos.tenants]
+        self.labels = Labels(tenants.max, options.models_max, options.series_max, told_beforehand)
+        bounds = [bound for slo in self.slos.classes.values() for bound in slo.objectives.bounds]
+        self.exposition = Exposition(__version__, bounds)
         self.frames = 0
         """Frames read, from all relays."""
         self.live = 0
         """Exchanges being rebuilt, of all relays."""
         self.errors: dict[str, int] = {}
         """What could not be measured, by kind of error."""
+        self.listeners: list[Callable[[Exchange, Measured], None]] = []
+        """Who else is told of each finished exchange."""
+        self.experiments = Experiments(experiment, clock)
+        if experiment is not None:
+            self.listeners.append(self.experiments.ended)
+        self.exporters: list[Callable[[], ExporterState]] = []
+        """What exporters say of themselves."""
+        self.subscribers = 0
+        """Of the live feed."""
+        self.live_missed = 0
+        """Exchanges that some subscriber of it was too slow for."""
+        self._benefit = options.benefit
+        self._price = price
+        self._count_tokens = count_tokens
+        self._patterns = options.patterns
+
+    def observe(
+        self, relay: str, seq: int, arrival_ns: int, arrival_wall_ns: int, head: bytes, clock: str
+    ) -> Observer:
+        """An observer for an exchange that began just now."""
+        return Observer(
+            relay, seq, arrival_ns, arrival_wall_ns, head, clock,
+            self.tenants.identify, self._patterns, self._count_tokens,
+        )  # fmt: skip
 
     def opened(self) -> None:
         """An exchange began."""
@@ -53,16 +109,31 @@ class Tally:
     def ended(self, x: Exchange) -> None:
         """An exchange is complete, in whatever way it ended."""
         self.live -= 1
-        m = measure(x)
-        tenant, model = self.labels.fold(x.tenant, x.model)
-        self.windows.add(x, m, tenant, model)
-        self.exposition.add(x, m, tenant, model)
+        m = measure(x, self._benefit)
+        x.uncertain = x.uncertainty_ns > self.options.uncertainty_limit
+        slo = self.slos.of(x.tenant)
+        # Whoever has no valid key could otherwise use up all the names.
+        x.tenant = self.labels.tenant(x.tenant, trusted=x.status != UNAUTHORIZED)
+        tenant, model, arm = self.labels.fold(x.tenant, x.model, x.arm)
+        met = self.slos.judge(x, m, slo, tenant)
+        who = Who(tenant, model, arm, "" if slo is None else slo.name, x.uncertain)
+        self.windows.add(x, m, who, None if slo is None else slo.objectives, met)
+        self.exposition.add(x, m, tenant, model, arm)
         self.kept.add(x)
+        for tell in self.listeners:
+            try:
+                tell(x, m)
+            except Exception as error:  # an exporter's trouble is not the meter's
+                self.failed("listener", error)
         if _exchange_log.isEnabledFor(logging.INFO):
             _exchange_log.info(
                 "event=exchange id=%s tenant=%s model=%r path=%r status=%s outcome=%s ttft_ms=%s e2e_ms=%s",
                 x.id, x.tenant, x.model, x.path, x.status, x.outcome.value, _ms(m.ttft_ns), _ms(m.e2e_ns),
             )  # fmt: skip
+
+    def assigned(self, arm: Assigned) -> None:
+        """An exchange was dealt to an arm of the experiment."""
+        self.experiments.assigned(arm.arm, arm.unit, arm.single)
 
     def status(self, relay: str, status: RelayStatus) -> None:
         """A relay spoke of itself."""
@@ -79,25 +150,62 @@ class Tally:
 
     def freeze(self) -> Frozen:
         """A copy of all that `/metrics` shows, to be rendered anywhere."""
-        goodput = self.windows.smooth_goodput()
         usage = resource.getrusage(resource.RUSAGE_SELF)
+        rates = self.windows.rates()
         state = MeterState(
             frames=self.frames,
             live_exchanges=self.live,
             cpu_ns=round((usage.ru_utime + usage.ru_stime) * 1e9),
             rss_bytes=_rss_bytes(fallback=usage.ru_maxrss * 1024),
             errors=dict(self.errors),
+            subscribers=self.subscribers,
+            live_missed=self.live_missed,
             label_overflow=dict(self.labels.overflow),
-            smooth_goodput={} if goodput is None else {window_name(self.options.window): goodput},
+            smooth_goodput={
+                name: r.smooth_goodput_tps for name, r in rates.items() if r.smooth_goodput_tps is not None
+            },
+            smooth_goodput_text=(
+                f"output tokens - {self._benefit.alpha:g} x user idle latency,"
+                f" {self._benefit.f_text}, of a reader of {self._benefit.speed:g} tokens/s"
+            ),
+            goodput={name: r.goodput_rps for name, r in rates.items() if r.goodput_rps is not None},
+            lag_ns={name: r.lag_ns for name, r in rates.items()},
+            exporters=[state() for state in self.exporters],
         )
-        return self.exposition.freeze(self.relays.states(self.clock.mono_ns()), state)
+        return self.exposition.freeze(self.relays.states(self.clock.mono_ns()), state, self._slo_state())
 
-    def summary(self, *, everything: bool) -> Callable[[], dict[str, object]]:
-        """The summary of the window, or of everything since the start, as work for any thread."""
-        frozen = self.windows.freeze(everything)
+    def _slo_state(self) -> SloState:
+        frozen = self.slos.freeze()
+        classes = frozen.classes
+        return SloState(
+            targets={name: slo.target for name, slo in classes.items()},
+            bounds_ns={(name, of): ns for name, slo in classes.items() for of, ns in slo.objectives.bounds},
+            counts=frozen.total,
+            burn_rates=frozen.burn_rates(),
+        )
+
+    def summary(
+        self, window: str | None = None, by: Collection[str] = BY_DEFAULT, *, certain: bool = False
+    ) -> Callable[[], dict[str, object]]:
+        """The summary of a window, or of `all` since the start, as work for any thread.
+
+        Args:
+            window: its name; None: the one of the options.
+            by: what to split it by, some of `windows.BY`.
+            certain: without the exchanges whose stamps are too wide.
+        """
+        frozen = self.windows.freeze(self.options.window_name if window is None else window)
+        slos = self.slos.freeze()
         relays = self.relays.to_dict(self.clock.mono_ns())
         errors = dict(self.errors)
-        return lambda: {**frozen.to_dict(), "relays": relays, "meter_errors": errors}
+        limit_s = self.options.uncertainty_limit / 1e9
+
+        def work() -> dict[str, object]:
+            out = frozen.to_dict(by, certain=certain, price=self._price)
+            out["uncertain"]["limit"] = limit_s  # type: ignore[index]
+            return {**out, "slo": slos.to_dict(), "relays": relays, "meter_errors": errors}
+
+        return work
 
 
 def _ms(ns: int | None) -> str:

@@ -1,115 +1,193 @@
-"""Rolling windows that cost nothing per event: time is cut into slices, and slices are merged on reading.
+"""The rolling windows of the meter: the last 10 s, minute, 5 minutes and hour, and all since the start.
 
-A slice holds one Summary for each tenant, model and arm. The newest slice is written; older ones are
-sealed and never change again, so that a reader may merge them in another thread. What leaves the window
-goes into the totals since the start.
+A slice (`slices.py`) holds one Summary for each series that had an exchange in it. While it is in the
+shortest window it is kept as it was written; older slices are merged and packed into bytes, so that thousands
+of series over an hour fit into memory. A reader takes a window's slices as they are, which costs nothing, and
+merges them in a thread of its own.
 """
 
-from collections import deque
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, NamedTuple
 
 from llmtap.clock import Clock, WallAnchor
+from llmtap.meter.options import WINDOWS
+from llmtap.meter.slices import Level, Merging, Slices
+from llmtap.metrics.cost import Price
 from llmtap.metrics.latency import Measured
+from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.summary import Summary
 from llmtap.record.exchange import Exchange
-from llmtap.units import NS_PER_S
+from llmtap.units import NS_PER_S, parse_duration_ns
 
-__all__ = ["FrozenWindow", "Windows", "window_name"]
+__all__ = ["BY", "BY_DEFAULT", "FrozenWindow", "Rates", "Who", "Windows", "window_name"]
 
-SLICES: Final = 12
-"""Slices of a window: it moves in steps of 1/12 of its length (5 s of a minute)."""
+_STEPS_S: Final = (1, 5, 30, 300)
+LEVELS: Final = tuple(
+    Level(window_ns, step_s * NS_PER_S) for window_ns, step_s in zip(WINDOWS.values(), _STEPS_S, strict=True)
+)
+TIDY_EACH: Final = 4
+"""Pieces of merging done for each exchange: each makes at most one Summary, and each Summary is merged at
+most once on each level, so this keeps up with anything."""
+TIDY_EACH_STATUS: Final = 16
+"""And whenever a relay speaks, once a second: what is left over when exchanges stop."""
+EVERYTHING: Final = "all"
 
-Who = tuple[str, str, str | None]
-"""Tenant, model, arm."""
+
+class Who(NamedTuple):
+    """One series."""
+
+    tenant: str
+    model: str
+    arm: str = ""
+    """Of the experiment; empty where there is none, as the next where there is no class."""
+    slo: str = ""
+    """The class of tenants whose objectives it is judged by."""
+    uncertain: bool = False
+    """Its stamps are wider than `meter.uncertainty_limit`."""
+
+
+BY: Final = ("tenant", "model", "arm", "class", "series")
+"""What a summary can be split by; `series` is the combination of the others."""
+BY_DEFAULT: Final = BY[:-1]
 
 
 @dataclass(slots=True)
-class _Slice:
-    start_ns: int
+class _Tile:
+    """What one slice holds."""
+
     opened: int = 0
-    """Exchanges begun, and below how late the relays ran: what belongs to no tenant."""
+    """Exchanges begun, and below how late the relays ran: what belongs to no series."""
     lag_ns: int = 0
-    parts: dict[Who, Summary] = field(default_factory=dict)
+    n: int = 0
+    uncertain: int = 0
+    benefit: float = 0.0
+    benefit_n: int = 0
+    counted: int = 0
+    met: int = 0
+    parts: dict[Who, Summary | bytes] = field(default_factory=dict)
+
+    def add_sums(self, other: "_Tile") -> None:
+        self.opened += other.opened
+        self.lag_ns = max(self.lag_ns, other.lag_ns)
+        self.n += other.n
+        self.uncertain += other.uncertain
+        self.benefit += other.benefit
+        self.benefit_n += other.benefit_n
+        self.counted += other.counted
+        self.met += other.met
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """The few figures of a window that cost nothing to read."""
+
+    seconds: float
+    n: int
+    uncertain: int
+    lag_ns: int
+    goodput_rps: float | None
+    """None where no exchange was judged; below, where no stream ended."""
+    smooth_goodput_tps: float | None
 
 
 class Windows:
-    """The last `window_ns`, and everything since the start."""
+    """All windows. One thread writes; what a reader gets never changes again."""
 
-    def __init__(self, window_ns: int, clock: Clock) -> None:
-        self.window_ns = window_ns
-        self._slice_ns = window_ns // SLICES
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._anchor = WallAnchor.sample(clock)
         self._start_ns = clock.mono_ns()
-        self._now = _Slice(self._start_ns)
-        self._sealed: deque[_Slice] = deque()
-        self._old = _Slice(self._start_ns)
-        """The sum of all slices that left the window."""
+        self._slices: Slices[_Tile] = Slices(LEVELS, self._start_ns, _Tile, _merge, past=True)
 
-    def add(self, x: Exchange, m: Measured, tenant: str, model: str) -> None:
-        """Counts an exchange that ended just now."""
-        current = self._current()
-        who = (tenant, model, x.arm)
-        summary = current.parts.get(who)
+    def __len__(self) -> int:
+        """Slices kept now."""
+        return len(self._slices)
+
+    def add(
+        self,
+        x: Exchange,
+        m: Measured,
+        who: Who,
+        objectives: Objectives | None = None,
+        met: bool | None = None,
+    ) -> None:
+        """Counts an exchange that ended just now; `met`: its objectives, None if it does not count."""
+        tile = self._slices.current(self._clock.mono_ns())
+        summary = tile.parts.get(who)
         if summary is None:
-            summary = current.parts[who] = Summary()
+            summary = tile.parts[who] = Summary(objectives)
+        assert isinstance(summary, Summary)
         summary.add(x, m)
+        tile.n += 1
+        tile.uncertain += who.uncertain
+        if m.smooth_benefit is not None and x.stream:
+            tile.benefit += m.smooth_benefit
+            tile.benefit_n += 1
+        if met is not None:
+            tile.counted += 1
+            tile.met += met
+        self._tidy(TIDY_EACH)
 
     def opened(self) -> None:
         """An exchange began just now."""
-        self._current().opened += 1
+        self._slices.current(self._clock.mono_ns()).opened += 1
 
     def lagged(self, lag_ns: int) -> None:
         """A relay's event loop ran this late."""
-        current = self._current()
-        current.lag_ns = max(current.lag_ns, lag_ns)
+        tile = self._slices.current(self._clock.mono_ns())
+        tile.lag_ns = max(tile.lag_ns, lag_ns)
+        self._tidy(TIDY_EACH_STATUS)
 
-    def smooth_goodput(self) -> float | None:
-        """Tokens per second of the window; None before any stream ended in it."""
-        current = self._current()
-        summaries = [s for piece in (*self._sealed, current) for s in piece.parts.values()]
-        span_ns = self._clock.mono_ns() - self._window_start_ns()
-        if span_ns <= 0 or not any(s.benefit_n for s in summaries):
-            return None
-        return sum(s.benefit for s in summaries) / (span_ns / NS_PER_S)
+    def tidy(self) -> None:
+        """Merges all that can be merged, at once. Right in any case; smaller afterwards."""
+        self._slices.current(self._clock.mono_ns())
+        while self._slices.tidy():
+            pass
 
-    def freeze(self, everything: bool = False) -> "FrozenWindow":
-        """What the window (or, with `everything`, the time since the start) holds now."""
-        current = self._current()
-        pieces = [*self._sealed, _copy(current)]
-        start_ns = self._window_start_ns()
-        if everything:
-            pieces.append(_copy(self._old))
-            start_ns = self._start_ns
+    def rates(self) -> dict[str, Rates]:
+        """By window."""
+        now_ns = self._clock.mono_ns()
+        found = {}
+        for level, name in enumerate(WINDOWS):
+            total = _Tile()
+            for tile in self._slices.window(level, now_ns):
+                total.add_sums(tile)
+            seconds = (now_ns - self._slices.window_start_ns(level, now_ns)) / NS_PER_S
+            found[name] = Rates(
+                seconds, total.n, total.uncertain, total.lag_ns,
+                total.met / seconds if total.counted and seconds else None,
+                total.benefit / seconds if total.benefit_n and seconds else None,
+            )  # fmt: skip
+        return found
+
+    def freeze(self, window: str) -> "FrozenWindow":
+        """What a window holds now: one of WINDOWS, or `all` since the start."""
+        now_ns = self._clock.mono_ns()
+        if self._slices.current(now_ns).n:
+            self._slices.seal(now_ns)
+        if window == EVERYTHING:
+            tiles, start_ns = self._slices.everything(now_ns), self._start_ns
+        else:
+            level = list(WINDOWS).index(window)
+            tiles = self._slices.window(level, now_ns)
+            start_ns = self._slices.window_start_ns(level, now_ns)
+        open_ = _Tile()
+        open_.add_sums(tiles[-1])  # it has no parts, only sums that still grow
         return FrozenWindow(
-            name="all" if everything else window_name(self.window_ns),
+            name=window,
             start=self._date(start_ns),
-            end=self._date(self._clock.mono_ns()),
-            seconds=(self._clock.mono_ns() - start_ns) / NS_PER_S,
-            pieces=pieces,
+            end=self._date(now_ns),
+            seconds=(now_ns - start_ns) / NS_PER_S,
+            tiles=[*tiles[:-1], open_],
         )
 
-    def _window_start_ns(self) -> int:
-        # Also where nothing passed and no slice was made: quiet time is part of a rate.
-        return max(self._start_ns, self._now.start_ns - (SLICES - 1) * self._slice_ns)
-
-    def _current(self) -> _Slice:
-        """The slice that is written now; seals and retires slices when their time has come."""
-        now_ns = self._clock.mono_ns()
-        current = self._now
-        if now_ns - current.start_ns < self._slice_ns:
-            return current
-        for summary in current.parts.values():
-            summary.fold()
-        self._sealed.append(current)
-        # Slices begin at whole steps from the start, also after a quiet hour.
-        steps = (now_ns - self._start_ns) // self._slice_ns
-        self._now = _Slice(self._start_ns + steps * self._slice_ns)
-        while self._sealed and self._sealed[0].start_ns <= self._now.start_ns - self.window_ns:
-            _add(self._old, self._sealed.popleft())
-        return self._now
+    def _tidy(self, pieces: int) -> None:
+        for _ in range(pieces):
+            if not self._slices.tidy():
+                break
 
     def _date(self, mono_ns: int) -> str:
         seconds = self._anchor.to_wall_ns(mono_ns) / NS_PER_S
@@ -124,54 +202,136 @@ class FrozenWindow:
     start: str
     end: str
     seconds: float
-    pieces: list[_Slice]
+    tiles: Sequence[_Tile]
 
-    def to_dict(self) -> dict[str, object]:
-        """The merged Summary as public JSON, with `by` tenant, model and (where there are any) arm."""
-        merged = _Slice(0)
-        for piece in self.pieces:
-            _add(merged, piece)
+    def to_dict(
+        self,
+        by: Collection[str] = BY_DEFAULT,
+        *,
+        certain: bool = False,
+        price: Price | None = None,
+    ) -> dict[str, object]:
+        """The merged Summary as public JSON.
+
+        Args:
+            by: some of BY, to have the same for each tenant, model, ...
+            certain: without the exchanges whose stamps are too wide.
+            price: what is paid. GPUs are paid for all together; the parts are told what their tokens cost.
+        """
+        sums = _Tile()
+        for tile in self.tiles:
+            sums.add_sums(tile)
+        series, total = self._merged(each=bool(by), certain=certain)
+        total.opened = sums.opened
+        total.saw_uncertainty(sums.lag_ns)
+        window: dict[str, object] = {
+            "name": self.name, "seconds": self.seconds, "start": self.start, "end": self.end,
+            "lag_max": sums.lag_ns / NS_PER_S,
+        }  # fmt: skip
+        part_price = None if price is None else _of_tokens(price)
+
+        def told(summary: Summary) -> dict[str, object]:
+            return summary.to_dict(window, self.seconds, price=part_price)
+
+        parts: dict[str, dict[str, object]] = {
+            label: {name: told(part) for name, part in sorted(found.items())}
+            for label, found in _split(series, by).items()
+        }
+        out = total.to_dict(window, self.seconds, by=parts, price=price)
+        out["uncertain"] = {"n": sums.uncertain, "included": not certain}
+        if "series" in by:
+            out["by"] = {
+                **parts,
+                "series": [_named(who) | told(part) for who, part in sorted(series.items())],
+            }
+        return out
+
+    def _merged(self, *, each: bool, certain: bool) -> tuple[dict[Who, Summary], Summary]:
+        """By series (empty if not `each` is asked for), and all together."""
+        series: dict[Who, Summary] = {}
         total = Summary()
-        total.opened = merged.opened
-        total.saw_uncertainty(merged.lag_ns)
-        by: dict[str, dict[str, Summary]] = {"tenant": {}, "model": {}, "arm": {}}
-        for (tenant, model, arm), summary in merged.parts.items():
+        for tile in self.tiles:
+            for who, part in tile.parts.items():
+                if certain and who.uncertain:
+                    continue
+                target = total
+                if each:
+                    who = who._replace(uncertain=False) if who.uncertain else who
+                    found = series.get(who)
+                    if found is None:
+                        found = series[who] = Summary()
+                    target = found
+                _add(target, part)
+        for summary in series.values():
             total.merge(summary)
-            for label, name in (("tenant", tenant), ("model", model), ("arm", arm)):
-                if name is not None:
-                    by[label].setdefault(name, Summary()).merge(summary)
-        window = {"name": self.name, "seconds": self.seconds, "start": self.start, "end": self.end}
-        return total.to_dict(
-            window,
-            self.seconds,
-            by={
-                label: {
-                    name: summary.to_dict(window, self.seconds) for name, summary in sorted(parts.items())
-                }
-                for label, parts in by.items()
-            },
-        )
+        return series, total
 
 
-def window_name(window_ns: int) -> str:
-    """`1m`, `90s`, `1h`: the shortest whole form of a window's length."""
-    for unit, ns in (("h", 3_600 * NS_PER_S), ("m", 60 * NS_PER_S), ("s", NS_PER_S)):
-        if window_ns % ns == 0:
-            return f"{window_ns // ns}{unit}"
-    return f"{window_ns / NS_PER_S:g}s"
+def window_name(text: str) -> str | None:
+    """The window that is meant, by its name or by its length (`60s` is `1m`); None if there is none."""
+    if text in WINDOWS or text == EVERYTHING:
+        return text
+    try:
+        length_ns = parse_duration_ns(text)
+    except ValueError:
+        return None
+    return next((name for name, window_ns in WINDOWS.items() if window_ns == length_ns), None)
 
 
-def _add(into: _Slice, piece: _Slice) -> None:
-    into.opened += piece.opened
-    into.lag_ns = max(into.lag_ns, piece.lag_ns)
-    for who, summary in piece.parts.items():
-        target = into.parts.get(who)
-        if target is None:
-            target = into.parts[who] = Summary()
-        target.merge(summary)
+def _split(series: Mapping[Who, Summary], by: Collection[str]) -> dict[str, dict[str, Summary]]:
+    """The series added up by one label at a time; those without a value are in none."""
+    found: dict[str, dict[str, Summary]] = {}
+    for label, index in (("tenant", 0), ("model", 1), ("arm", 2), ("class", 3)):
+        if label in by:
+            groups = found[label] = defaultdict(Summary)
+            for who, summary in series.items():
+                name = who[index]
+                if name:
+                    groups[str(name)].merge(summary)
+    return found
 
 
-def _copy(piece: _Slice) -> _Slice:
-    twin = _Slice(piece.start_ns)
-    _add(twin, piece)
-    return twin
+def _named(who: Who) -> dict[str, object]:
+    return {"tenant": who.tenant, "model": who.model, "arm": who.arm or None, "class": who.slo or None}
+
+
+def _of_tokens(price: Price) -> Price | None:
+    if not (price.per_million_input or price.per_million_output):
+        return None
+    return Price(0, 0.0, price.per_million_input, price.per_million_output, price.currency)
+
+
+def _add(into: Summary, part: Summary | bytes) -> None:
+    if isinstance(part, bytes):
+        into.merge_bytes(part)
+    else:
+        into.merge(part)
+
+
+def _merge(tiles: Sequence[_Tile], level: int) -> Merging[_Tile]:
+    """One tile of several; on the finest level still as objects, because they will be merged again soon."""
+    out = _Tile()
+    for tile in tiles:
+        out.add_sums(tile)
+    if level == len(LEVELS):  # the past: most of it stays as it is
+        out.parts = dict(tiles[0].parts)
+        tiles = tiles[1:]
+    for who, found in _by_who(tiles):
+        first = out.parts.get(who)
+        if first is None and len(found) == 1 and (level == 0 or isinstance(found[0], bytes)):
+            out.parts[who] = found[0]
+            continue
+        summary = Summary()
+        for part in found if first is None else (first, *found):
+            _add(summary, part)
+        out.parts[who] = summary.to_bytes() if level else summary
+        yield
+    return out
+
+
+def _by_who(tiles: Sequence[_Tile]) -> Iterator[tuple[Who, list[Summary | bytes]]]:
+    found: dict[Who, list[Summary | bytes]] = {}
+    for tile in tiles:
+        for who, part in tile.parts.items():
+            found.setdefault(who, []).append(part)
+    yield from found.items()

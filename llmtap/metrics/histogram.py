@@ -10,6 +10,7 @@ Rules:
 - Percentiles interpolate linearly between order statistics at rank (n - 1) p, the rule of
   `statistics.py` and numpy's default; the first and the last order statistic are the exact ones.
 - Merging adds counts, so merged histograms equal the histogram of all values together.
+- `to_bytes` brings one down to 3 bytes a bucket and one object, losing nothing.
 
 Why own code: the `hdrhistogram` package records at 0.9 us a value here and starts at 36 KB and 74 us an
 instance, and windows keep hundreds of instances. This one takes 0.1 us a value, because a whole batch
@@ -33,6 +34,11 @@ _UPPER_HALF: Final = slice(1, None, 2) if sys.byteorder == "little" else slice(0
 _SIGN: Final = 0x8000
 _BITS: Final = Struct("=I")
 _FLOAT: Final = Struct("=f")
+_PACKED: Final = Struct("=cqqq16sH")
+"""Type of the counts, n, min, max, total, number of buckets."""
+_VALUES: Final = ord("v")
+_VALUES_MAX: Final = 16
+"""So many take less than buckets would."""
 _PENDING_MAX: Final = 512
 """Values kept aside before they are sorted into buckets: enough to make the batch cheap, 16 KB at most."""
 
@@ -43,7 +49,8 @@ class Histogram:
     __slots__ = ("_counts", "_max", "_min", "_n", "_pending", "_total")
 
     def __init__(self, values: Iterable[int] = ()) -> None:
-        self._counts: Counter[int] = Counter()
+        self._counts: Counter[int] | None = None
+        """By bucket; None while there is nothing to count."""
         self._pending: list[int] = []
         self._n = 0
         self._total = 0
@@ -75,20 +82,62 @@ class Histogram:
         self._total += sum(values)
         self._min = low if self._min is None or low < self._min else self._min
         self._max = high if self._max is None or high > self._max else self._max
-        self._counts.update(memoryview(array("f", values)).cast("B").cast("H")[_UPPER_HALF])
+        self._open().update(memoryview(array("f", values)).cast("B").cast("H")[_UPPER_HALF])
         self._pending = []
 
+    def _open(self) -> Counter[int]:
+        """The counts, to be written."""
+        if self._counts is None:
+            self._counts = Counter()
+        return self._counts
+
     def merge(self, other: "Histogram") -> None:
-        """Adds all that `other` counted. `other` stays as it is."""
-        other.fold()
-        if other._min is None or other._max is None:
-            return
+        """Adds all that `other` counted. `other` stays exactly as it is, so that threads may share it."""
+        counts = other._counts
+        if counts is not None and other._min is not None and other._max is not None:
+            self._add(counts.keys(), counts.values(), other._n, other._total, other._min, other._max)
+        self.record_many(other._pending)
+
+    def _add(
+        self, indices: Iterable[int], counts: Iterable[int], n: int, total: int, low: int, high: int
+    ) -> None:
+        mine = self._open()
+        if mine:
+            get = mine.get
+            for index, count in zip(indices, counts, strict=True):
+                mine[index] = get(index, 0) + count
+        else:
+            mine.update(dict(zip(indices, counts, strict=True)))
+        self._n += n
+        self._total += total
+        self._min = low if self._min is None or low < self._min else self._min
+        self._max = high if self._max is None or high > self._max else self._max
+
+    def to_bytes(self) -> bytes:
+        """All it counted: a few values as they are, many in 3 bytes a bucket, or more for large counts."""
+        if self._min is None and len(self._pending) <= _VALUES_MAX:
+            return b"v" + array("q", self._pending).tobytes()
         self.fold()
-        self._counts.update(other._counts)  # Counter.update adds
-        self._n += other._n
-        self._total += other._total
-        self._min = other._min if self._min is None else min(self._min, other._min)
-        self._max = other._max if self._max is None else max(self._max, other._max)
+        assert self._min is not None
+        assert self._max is not None
+        counts = self._open()
+        most = max(counts.values())
+        code = next(code for code in "BHIQ" if most < 1 << 8 * array(code).itemsize)
+        indices = sorted(counts)
+        total = self._total.to_bytes(16, "little", signed=True)
+        head = _PACKED.pack(code.encode(), self._n, self._min, self._max, total, len(indices))
+        values = array(code, [counts[i] for i in indices])
+        return b"".join((head, array("H", indices).tobytes(), values.tobytes()))
+
+    def merge_bytes(self, packed: bytes) -> None:
+        """Adds what `to_bytes` gave."""
+        if packed[0] == _VALUES:
+            self.record_many(array("q", packed[1:]))
+            return
+        code, n, low, high, total, size = _PACKED.unpack_from(packed)
+        end = _PACKED.size + 2 * size
+        indices, counts = array("H", packed[_PACKED.size : end]), array(code.decode(), packed[end:])
+        self._add(indices, counts, n, int.from_bytes(total, "little", signed=True), low, high)
 
     def copy(self) -> "Histogram":
         """The same counts in an object of their own."""
@@ -125,7 +174,7 @@ class Histogram:
     def count(self, value: int) -> int:
         """How many values fell into the bucket of `value`: exactly it, for whole numbers below 256."""
         self.fold()
-        return self._counts[_BITS.unpack(_FLOAT.pack(value))[0] >> 16]
+        return self._open()[_BITS.unpack(_FLOAT.pack(value))[0] >> 16]
 
     def percentile(self, p: float) -> float | None:
         """The value below which the share `p` (0 to 1) lies; None when nothing was recorded."""
@@ -136,8 +185,9 @@ class Histogram:
         self.fold()
         if self._min is None or self._max is None:
             return [None] * len(shares)
-        indices = sorted(self._counts, key=_by_value)
-        ends = list(accumulate(self._counts[i] for i in indices))
+        counts = self._open()
+        indices = sorted(counts, key=_by_value)
+        ends = list(accumulate(counts[i] for i in indices))
         out: list[float | None] = []
         for p in shares:
             rank = (self._n - 1) * p

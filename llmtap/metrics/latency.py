@@ -5,32 +5,34 @@ answers 0 for "unknown". `measure` works all of them out once per exchange, for 
 `metrics_of` and `chunking_of` give the public names, in seconds. What each term means, and who means
 something else by the same name, stands in DEFINITIONS.md beside this file.
 
-An event *carries output* when its class is content, reasoning, tool call or refusal.
+An event *carries output* when something generated is in it, whatever its primary class.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, compress, count, repeat
+from itertools import chain, compress, repeat
 from math import sqrt
 from operator import mul, sub
 from typing import Final
 
-from llmtap.record.exchange import EventLog, Exchange, Timeline
+from llmtap.metrics.bursts import NO_BURSTS, Bursts, bursts_of
+from llmtap.metrics.deadlines import Benefit, user_idle_ns
+from llmtap.record.exchange import OUTPUT, EventLog, Exchange, Timeline
 from llmtap.record.outcome import EventClass, TokenSource
 
 __all__ = [
-    "ALPHA",
-    "READER_NS_PER_TOKEN",
+    "DEFAULT_BENEFIT",
     "Measured",
     "chunking_of",
     "e2e_ns",
+    "first_event_ns",
+    "itl_c_ns",
     "itl_even_ns",
     "itl_ns",
     "jitter_ns",
     "measure",
     "metrics_of",
     "output_times_ns",
-    "smooth_benefit",
     "tbc_max_ns",
     "tbc_ns",
     "tokens_per_chunk",
@@ -38,25 +40,13 @@ __all__ = [
     "ttfb_ns",
     "ttft_any_ns",
     "ttft_ns",
-    "user_idle_ns",
+    "ttft_reasoning_ns",
+    "ttft_tool_call_ns",
 ]
 
-READER_NS_PER_TOKEN: Final = 50_000_000
-"""V of seed 001, eq. 4: a reader of 20 tokens per second (5.1) needs 50 ms for each."""
-ALPHA: Final = 5.0
-"""Weight of a second of waiting against one token (seed 001, 5.1)."""
-
-_CARRIES_OUTPUT: Final = bytes(
-    code
-    in {
-        EventClass.CONTENT.value,
-        EventClass.REASONING.value,
-        EventClass.TOOL_CALL.value,
-        EventClass.REFUSAL.value,
-    }
-    for code in range(256)
-)
-"""By EventClass code: 1 where the event carries output."""
+DEFAULT_BENEFIT: Final = Benefit()
+_CARRIES_OUTPUT: Final = bytes(bool(flags & OUTPUT) for flags in range(256))
+"""By the flags of an event: 1 where it carries output."""
 
 
 def ttfb_ns(t: Timeline) -> int | None:
@@ -79,6 +69,21 @@ def ttft_any_ns(t: Timeline) -> int | None:
     return _since_submit(t, t.first_token_ns)
 
 
+def ttft_reasoning_ns(t: Timeline) -> int | None:
+    """Time to the first reasoning text - submit."""
+    return _since_submit(t, t.first_reasoning_ns)
+
+
+def ttft_tool_call_ns(t: Timeline) -> int | None:
+    """Time to the first piece of a tool call - submit."""
+    return _since_submit(t, t.first_tool_call_ns)
+
+
+def first_event_ns(t: Timeline) -> int | None:
+    """Time to the first event of any class - submit: a role, a comment and a ping too."""
+    return _since_submit(t, t.first_any_ns)
+
+
 def e2e_ns(t: Timeline) -> int | None:
     """End to end: last byte of the response - submit. None when the response never ended.
 
@@ -96,14 +101,14 @@ def tpot_ns(t: Timeline, output_tokens: int | None) -> float | None:
     """
     if t.first_token_ns is None or t.last_token_ns is None or output_tokens is None or output_tokens < 2:
         return None
-    if t.events.classes.translate(_CARRIES_OUTPUT).count(1) < 2:
+    if t.events.flags.translate(_CARRIES_OUTPUT).count(1) < 2:
         return None
     return (t.last_token_ns - t.first_token_ns) / (output_tokens - 1)
 
 
 def output_times_ns(log: EventLog) -> list[int]:
     """Stamps of the events that carry output, in order."""
-    return list(compress(log.t_ns, log.classes.translate(_CARRIES_OUTPUT)))
+    return list(compress(log.t_ns, log.flags.translate(_CARRIES_OUTPUT)))
 
 
 def tbc_ns(times_ns: Sequence[int]) -> list[int]:
@@ -147,6 +152,14 @@ def itl_even_ns(times_ns: Sequence[int], tokens: Sequence[int]) -> list[int]:
     return out
 
 
+def itl_c_ns(x: Exchange) -> list[int] | None:
+    """Inter-token latency by option C: gaps by the server's own clock; None where it tells none.
+
+    Source: IETF seed 000, 4.6.3 option C.
+    """
+    return None if x.server_gaps_ns is None else list(x.server_gaps_ns)
+
+
 def jitter_ns(gaps_ns: Sequence[int]) -> float | None:
     """Standard deviation of the gaps of one exchange; None with fewer than two of them.
 
@@ -166,42 +179,6 @@ def tbc_max_ns(gaps_ns: Sequence[int]) -> int | None:
     return max(gaps_ns, default=None)
 
 
-def user_idle_ns(
-    times_ns: Sequence[int],
-    origin_ns: int | None,
-    tokens: Sequence[int] | float = 1,
-    reader_ns_per_token: int = READER_NS_PER_TOKEN,
-) -> int | None:
-    """How long a reader who needs V per token waits with nothing to read, from `origin_ns` (submit) on.
-
-    max over tokens i of (t_i - origin - V (i - 1)), never below 0. `tokens` says how many tokens each
-    chunk brings: one number for all of them, or one for each. All tokens of a chunk share its stamp, so
-    only the first of each can decide. None without an origin or without output.
-
-    Source: seed 001, eq. 4 and 6, in the reading A0 of `oracle/` (equal to simulating the reader).
-    With the first token's stamp as origin it is the same figure with TTFT forgiven (reading F).
-    """
-    if origin_ns is None or not times_ns:
-        return None
-    if isinstance(tokens, int | float):
-        due_ns: Iterable[int] = count(origin_ns, round(reader_ns_per_token * tokens))
-    else:
-        read_before = accumulate(tokens, initial=0)
-        due_ns = (origin_ns + reader_ns_per_token * i for i in read_before)
-    late_ns: Iterable[int] = map(sub, times_ns, due_ns)
-    return max(0, max(late_ns))
-
-
-def smooth_benefit(output_tokens: int | None, idle_ns: int | None, alpha: float = ALPHA) -> float | None:
-    """What the exchange was worth to its reader: n - alpha l, with l the user idle latency in seconds.
-
-    In tokens, and below 0 when the wait outweighs them. Source: seed 001, eq. 7, with f(l) = l.
-    """
-    if output_tokens is None or idle_ns is None:
-        return None
-    return output_tokens - alpha * idle_ns / 1e9
-
-
 def tokens_per_chunk(x: Exchange) -> list[int] | None:
     """Tokens of each event that carries output, or None when the stream does not tell.
 
@@ -209,7 +186,7 @@ def tokens_per_chunk(x: Exchange) -> list[int] | None:
     equals their number: each brings at least one, so each brought exactly one.
     """
     log = x.timeline.events
-    declared = list(compress(log.tokens, log.classes.translate(_CARRIES_OUTPUT)))
+    declared = list(compress(log.tokens, log.flags.translate(_CARRIES_OUTPUT)))
     if not declared:
         return None
     if min(declared) >= 0:
@@ -223,12 +200,19 @@ class Measured:
 
     ttft_ns: int | None
     ttft_any_ns: int | None
+    ttft_reasoning_ns: int | None
+    ttft_tool_call_ns: int | None
+    first_event_ns: int | None
     ttfb_ns: int | None
     tpot_ns: float | None
     e2e_ns: int | None
     user_idle_ns: int | None
+    user_idle_from_first_token_ns: int | None
+    """The same with TTFT forgiven: the reader starts at the first token."""
     smooth_benefit: float | None
     """Tokens."""
+    benefit: Benefit
+    """What the two lines above were worked out with."""
     tbc_ns: list[int]
     tbc_max_ns: int | None
     jitter_ns: float | None
@@ -237,24 +221,33 @@ class Measured:
     itl_b_ns: list[int] | None
     """None when the tokens of each chunk are not known."""
     itl_even_ns: list[int] | None
+    itl_c_ns: list[int] | None
+    """None when the server does not tell its own stamps."""
+    itl_policy: str
+    """Which ITL this exchange's figure should be read as, and where its tokens were counted."""
+    bursts: Bursts
 
     def metrics(self) -> dict[str, float | None]:
         """The public names: seconds, `smooth_benefit` in tokens."""
         return {
             "ttft": _seconds(self.ttft_ns),
             "ttft_any": _seconds(self.ttft_any_ns),
+            "ttft_reasoning": _seconds(self.ttft_reasoning_ns),
+            "ttft_tool_call": _seconds(self.ttft_tool_call_ns),
+            "first_event": _seconds(self.first_event_ns),
             "ttfb": _seconds(self.ttfb_ns),
             "tpot": _seconds(self.tpot_ns),
             "e2e": _seconds(self.e2e_ns),
             "user_idle": _seconds(self.user_idle_ns),
+            "user_idle_from_first_token": _seconds(self.user_idle_from_first_token_ns),
             "tbc_max": _seconds(self.tbc_max_ns),
             "jitter": _seconds(self.jitter_ns),
             "smooth_benefit": self.smooth_benefit,
         }
 
 
-def measure(x: Exchange) -> Measured:
-    """All terms of one exchange."""
+def measure(x: Exchange, benefit: Benefit = DEFAULT_BENEFIT) -> Measured:
+    """All terms of one exchange; `benefit` says for which reader."""
     t = x.timeline
     times = output_times_ns(t.events)
     gaps = tbc_ns(times)
@@ -272,22 +265,33 @@ def measure(x: Exchange) -> Measured:
     else:
         pace = tokens
         b, even = itl_ns(times, tokens), itl_even_ns(times, tokens)
-    idle = user_idle_ns(times, t.submit_ns, pace)
+    v_ns = benefit.reader_ns_per_token
+    idle = user_idle_ns(times, t.submit_ns, pace, v_ns)
+    pause = tbc_max_ns(gaps)
+    c = itl_c_ns(x)
     return Measured(
         ttft_ns=ttft_ns(t),
         ttft_any_ns=ttft_any_ns(t),
+        ttft_reasoning_ns=ttft_reasoning_ns(t),
+        ttft_tool_call_ns=ttft_tool_call_ns(t),
+        first_event_ns=first_event_ns(t),
         ttfb_ns=ttfb_ns(t),
         tpot_ns=tpot_ns(t, x.tokens.output),
         e2e_ns=e2e_ns(t),
         user_idle_ns=idle,
-        smooth_benefit=smooth_benefit(x.tokens.output, idle),
+        user_idle_from_first_token_ns=user_idle_ns(times, times[0] if times else None, pace, v_ns),
+        smooth_benefit=benefit.tokens(x.tokens.output, idle),
+        benefit=benefit,
         tbc_ns=gaps,
-        tbc_max_ns=tbc_max_ns(gaps),
+        tbc_max_ns=pause,
         jitter_ns=jitter_ns(gaps),
         tokens_per_chunk=tokens,
         output_events=len(times),
         itl_b_ns=b,
         itl_even_ns=even,
+        itl_c_ns=c,
+        itl_policy=_itl_policy(tokens, even is gaps, c is not None, x.tokens.source),
+        bursts=NO_BURSTS if pause is None else bursts_of(times, gaps, pause),
     )
 
 
@@ -303,14 +307,23 @@ def chunking_of(x: Exchange) -> dict[str, object]:
     `single_token_share` needs the tokens of each chunk. Both are None otherwise.
     """
     tokens = tokens_per_chunk(x)
-    carrying = x.timeline.events.classes.translate(_CARRIES_OUTPUT).count(1)
+    log = x.timeline.events
+    times = output_times_ns(log)
+    carrying = len(times)
     streamed = sum(tokens) if tokens is not None else _streamed_tokens(x)
+    gaps = tbc_ns(times)
+    bursts = bursts_of(times, gaps, max(gaps)) if gaps else NO_BURSTS
     return {
-        "events": len(x.timeline.events),
+        "events": len(log),
         "content_events": carrying,
         "reads": x.reads,
+        "events_per_read": len(log) / x.reads if x.reads else None,
+        "bytes_per_event_mean": sum(log.sizes) / len(log) if log else None,
         "tokens_per_chunk_mean": streamed / carrying if carrying and streamed is not None else None,
         "single_token_share": None if tokens is None else tokens.count(1) / carrying,
+        "bursts": bursts.count,
+        "burst_events": bursts.events,
+        "burst_hold_max": _seconds(bursts.hold_max_ns),
     }
 
 
@@ -333,6 +346,19 @@ def _since_submit(t: Timeline, t_ns: int | None) -> int | None:
     if t_ns is None or t.submit_ns is None or t_ns < t.submit_ns:
         return None
     return t_ns - t.submit_ns
+
+
+def _itl_policy(tokens: list[int] | None, single: bool, server: bool, source: TokenSource) -> str:
+    """The delivery pattern, and so which option may be called ITL (IETF seed 000, 4.6.3 and B.2.1)."""
+    if tokens is None:
+        option = "A (time between chunks)"
+    elif single or tokens.count(1) > 0.9 * len(tokens):
+        option = "direct (single-token chunks)"
+    else:
+        option = "B-even (gaps spread over the tokens of a chunk)"
+    if server:
+        option = f"C (the server's stamps) beside {option}"
+    return f"{option}; tokens by {source.value}"
 
 
 def _seconds(ns: float | None) -> float | None:

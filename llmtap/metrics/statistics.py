@@ -2,15 +2,31 @@
 
 One rule for percentiles, everywhere: linear interpolation between order statistics at rank (n - 1) p
 (numpy's default, type 7 of Hyndman and Fan). `percentile` applies it to values, `Histogram` to its
-buckets. Nothing is summed up as None, never as 0.
+buckets. `percentile_by` has the rules of others, for comparing with them. Nothing is summed up as None,
+never as 0.
 """
 
 from collections.abc import Sequence
+from math import ceil, exp, log, sqrt
 from typing import Final
 
 from llmtap.metrics.histogram import Histogram
 
-__all__ = ["SAMPLES_MIN", "SHARES", "marks", "percentile", "summarise_ns"]
+__all__ = [
+    "EXPONENTIAL_TAIL_RATIO",
+    "PERCENTILE_RULES",
+    "SAMPLES_MIN",
+    "SHARES",
+    "deviation",
+    "lognormal_sigma",
+    "lognormal_tail_ratio",
+    "marks",
+    "mean",
+    "percentile",
+    "percentile_by",
+    "summarise_ns",
+    "tail_ratio",
+]
 
 SHARES: Final = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99, "p999": 0.999}
 SAMPLES_MIN: Final = {"p99": 1_000, "p999": 10_000}
@@ -25,6 +41,80 @@ def percentile(ordered: Sequence[float], p: float) -> float | None:
     lower = int(rank)
     low, high = ordered[lower], ordered[min(lower + 1, len(ordered) - 1)]
     return low + (high - low) * (rank - lower)
+
+
+PERCENTILE_RULES: Final = (
+    "linear", "nearest_rank", "hazen", "weibull", "median_unbiased", "lower", "higher", "nearest",
+)  # fmt: skip
+"""What `percentile_by` knows: types 7, 1, 5, 6 and 8 of Hyndman and Fan, and numpy's three others."""
+
+_ROUNDING: Final = 1e-9
+"""0.07 x 100 is a little over 7 in binary; the rank meant is 7."""
+
+
+def percentile_by(rule: str, ordered: Sequence[float], p: float) -> float | None:
+    """The percentile by another rule of `PERCENTILE_RULES`, so that a figure of another tool can be checked.
+
+    Source: Hyndman and Fan 1996, "Sample quantiles in statistical packages"; numpy's names.
+    """
+    assert rule in PERCENTILE_RULES
+    n = len(ordered)
+    if not n:
+        return None
+    rank = (n - 1) * p
+    match rule:
+        case "linear":
+            return percentile(ordered, p)
+        case "lower":
+            return ordered[int(rank + _ROUNDING)]
+        case "higher":
+            return ordered[ceil(rank - _ROUNDING)]
+        case "nearest":
+            return ordered[round(rank)]  # halves go to the even rank, as in numpy
+        case "nearest_rank":
+            return ordered[max(0, ceil(n * p - _ROUNDING) - 1)]
+    shift, grow = {"hazen": (0.5, 0.0), "weibull": (0.0, 1.0), "median_unbiased": (1 / 3, 1 / 3)}[rule]
+    place = min(max((n + grow) * p + shift, 1.0), n) - 1
+    lower = int(place)
+    low, high = ordered[lower], ordered[min(lower + 1, n - 1)]
+    return low + (high - low) * (place - lower)
+
+
+def mean(values: Sequence[float]) -> float | None:
+    """Arithmetic mean; None when there is none."""
+    return sum(values) / len(values) if values else None
+
+
+def deviation(values: Sequence[float], *, sample: bool = False) -> float | None:
+    """Standard deviation of a population (divided by n), or of a sample (n - 1); None with too few values."""
+    n = len(values)
+    if n < (2 if sample else 1):
+        return None
+    middle = sum(values) / n
+    return sqrt(sum((value - middle) ** 2 for value in values) / (n - 1 if sample else n))
+
+
+_Z_99: Final = 2.3263478740408408
+EXPONENTIAL_TAIL_RATIO: Final = log(100) / log(2)
+"""P99 / P50 of an exponential distribution, 6.64: above it a tail is heavier than exponential."""
+
+
+def tail_ratio(p50: float | None, p99: float | None) -> float | None:
+    """P99 / P50, how heavy the tail is; None when either is missing or the median is 0.
+
+    Source: IETF seed 000, 5.4.4.3.
+    """
+    return None if p99 is None or not p50 else p99 / p50
+
+
+def lognormal_tail_ratio(sigma: float) -> float:
+    """P99 / P50 of a log-normal distribution of shape sigma."""
+    return exp(_Z_99 * sigma)
+
+
+def lognormal_sigma(ratio: float) -> float:
+    """The shape sigma of the log-normal distribution whose P99 / P50 is `ratio`."""
+    return log(ratio) / _Z_99
 
 
 def marks(n: int) -> list[str]:

@@ -3,19 +3,34 @@
 Built by adding exchanges, and mergeable: the sum of two summaries is the summary of both sets. What is
 pooled:
 
-- `ttft`, `ttft_any`, `tpot`, `tbc`, `itl`, `tbc_max`, `jitter`, `user_idle` and smooth goodput: streamed
+- `ttft` and its kin, `tpot`, `tbc`, `itl`, `tbc_max`, `jitter`, `user_idle` and smooth goodput: streamed
   answers, whatever became of them. An answer in one piece has no first token to wait for.
 - `ttfb`: every answer. `e2e`: answers that ended as they should (complete, refused).
 - `itl`: where the tokens of each chunk are known, gaps spread evenly over them (`B-even`); elsewhere
-  the gaps between chunks (`A`). `option` names what the figure holds.
+  the gaps between chunks (`A`). `option` names what the figure holds. `itl_server` is option C.
+
+- Etalon's fluidity index and the area ratio: where objectives give a bound for the first token and for gaps.
+
+A histogram exists once something was recorded in it: a meter keeps thousands of summaries, most of them
+small.
 """
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Final
 
+from msgspec import Struct, msgpack
+
+from llmtap.metrics.cost import Price, cost_of
+from llmtap.metrics.deadlines import Benefit
+from llmtap.metrics.endings import no_token_reason, tokens_after_cancel
+from llmtap.metrics.experience import experience_of
+from llmtap.metrics.goodput import Goodput, GoodputCount
 from llmtap.metrics.histogram import Histogram
-from llmtap.metrics.latency import ALPHA, READER_NS_PER_TOKEN, Measured, measure
+from llmtap.metrics.latency import DEFAULT_BENEFIT, Measured, measure
+from llmtap.metrics.objectives import Objectives
+from llmtap.metrics.server import clock_disagreement
 from llmtap.metrics.statistics import summarise_ns
 from llmtap.record.exchange import Exchange
 from llmtap.record.outcome import Outcome
@@ -23,43 +38,77 @@ from llmtap.record.outcome import Outcome
 __all__ = ["ENDED_WELL", "METRICS", "Summary"]
 
 METRICS: Final = (
-    "ttft", "ttft_any", "ttfb", "tpot", "e2e", "user_idle", "tbc_max", "jitter", "smooth_benefit",
-    "tbc", "itl",
+    "ttft", "ttft_any", "ttft_reasoning", "ttft_tool_call", "first_event", "ttfb", "tpot", "e2e",
+    "user_idle", "user_idle_from_first_token", "tbc_max", "jitter", "smooth_benefit",
+    "fluidity_index_doc", "fluidity_index_code", "qoe_area_step", "tbc", "itl", "itl_server",
 )  # fmt: skip
-"""Every name under `metrics`: those of an exchange, then the pooled gaps."""
+"""Every name under `metrics`: those of an exchange, of its experience (shares), then the pooled gaps."""
 ENDED_WELL: Final = frozenset({Outcome.COMPLETE, Outcome.REFUSED})
 """Outcomes whose end to end time is that of an answer."""
 _ADDED: Final = ("request", "first_chunk", "chunk")
 _TOKENS: Final = ("input", "output", "reasoning", "cached")
+_NOTHING: Final = Histogram()
+_COUNTERS: Final = (
+    "_counts", "_itl_policies", "_itl_samples", "_no_token", "_outcomes", "_refusals", "_sources", "_tokens",
+)  # fmt: skip
+
+
+class _Packed(Struct, array_like=True):
+    """A Summary as bytes; the names are those of its attributes."""
+
+    n: int
+    opened: int | None
+    benefit: float
+    readers: list[tuple[float, int, str]]
+    metrics: dict[str, bytes]
+    added: dict[str, bytes]
+    clocks: dict[str, bytes]
+    chunk_tokens: bytes
+    counters: list[dict[str, int] | None]
+    """In the order of _COUNTERS."""
+    goodput: list[tuple[str, int, int, int, int, dict[str, int]]]
+    burst_hold_max_ns: int | None
+    uncertainty_ns: int
+
+
+_encode: Final = msgpack.Encoder().encode
+_decode: Final = msgpack.Decoder(_Packed).decode
 
 
 class Summary:
-    """Sums and histograms over exchanges."""
+    """Sums and histograms over exchanges. `objectives` are those that its exchanges are judged by."""
 
     __slots__ = (
-        "_added", "_chunk_tokens", "_content_events", "_events", "_itl_samples", "_metrics",
-        "_outcomes", "_reads", "_refusals", "_sources", "_tokens", "_uncertainty_ns",
-        "benefit", "n", "opened",
+        *_COUNTERS, "_added", "_burst_hold_max_ns", "_chunk_tokens", "_clocks", "_metrics", "_readers",
+        "_uncertainty_ns", "benefit", "goodput", "n", "objectives", "opened",
     )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, objectives: Objectives | None = None) -> None:
+        self.objectives = objectives
         self.n = 0
         """Exchanges added."""
         self.opened: int | None = None
         """Exchanges begun, whether or not they have ended: the offered load. None if not counted."""
-        self._metrics = {name: Histogram() for name in METRICS}
-        self._added = {point: Histogram() for point in _ADDED}
+        self.goodput = Goodput()
+        self.benefit = 0.0
+        """Tokens: the sum of every stream's smooth benefit."""
+        self._readers: tuple[Benefit, ...] = ()
+        """The parameters that `benefit` and `user_idle` were worked out with, each once."""
+        self._metrics: dict[str, Histogram] = {}
+        self._added: dict[str, Histogram] = {}
+        self._clocks: dict[str, Histogram] = {}
+        """Ours minus the server's, by duration; values below 0 too."""
         self._chunk_tokens = Histogram()
+        self._counts: Counter[str] = Counter()
+        """Events, reads, bytes, bursts, and what became of cancelled streams."""
+        self._itl_policies: Counter[str] = Counter()
         self._itl_samples: Counter[str] = Counter()
+        self._no_token: Counter[str] = Counter()
         self._outcomes: Counter[str] = Counter()
         self._refusals: Counter[str] = Counter()
         self._sources: Counter[str] = Counter()
         self._tokens: Counter[str] = Counter()
-        self.benefit = 0.0
-        """Tokens: the sum of every stream's smooth benefit."""
-        self._events = 0
-        self._content_events = 0
-        self._reads = 0
+        self._burst_hold_max_ns: int | None = None
         self._uncertainty_ns = 0
 
     def add(self, x: Exchange, measured: Measured | None = None) -> None:
@@ -70,40 +119,76 @@ class Summary:
         if x.refusal is not None or x.outcome is Outcome.REFUSED:
             self._refusals[str((x.refusal or {}).get("kind") or "unknown")] += 1
         self.saw_uncertainty(x.uncertainty_ns)
+        self.goodput.add(self.objectives, m, x)
         self._add_tokens(x)
         self._add_added(x)
-        metrics = self._metrics
         if m.ttfb_ns is not None:
-            metrics["ttfb"].record(m.ttfb_ns)
+            _in(self._metrics, "ttfb").record(m.ttfb_ns)
         if m.e2e_ns is not None and x.outcome in ENDED_WELL:
-            metrics["e2e"].record(m.e2e_ns)
+            _in(self._metrics, "e2e").record(m.e2e_ns)
+        if not m.output_events and (reason := no_token_reason(x, m)) is not None:
+            self._no_token[reason] += 1
+        if x.outcome is Outcome.CLIENT_CANCELLED:
+            after = tokens_after_cancel(x, m) or 0
+            self._counts["cancelled_tokens"] += max(0, (x.tokens.output or 0) - after)
+            self._counts["cancelled_tokens_after"] += after
+        if x.server_timing:
+            for name, ns in clock_disagreement(x, m).items():
+                _in(self._clocks, name).record(ns)
         if x.stream:
             self._add_stream(x, m)
 
     def _add_stream(self, x: Exchange, m: Measured) -> None:
         metrics = self._metrics
         for name, value in (
-            ("ttft", m.ttft_ns), ("ttft_any", m.ttft_any_ns), ("tpot", m.tpot_ns),
-            ("user_idle", m.user_idle_ns), ("tbc_max", m.tbc_max_ns), ("jitter", m.jitter_ns),
+            ("ttft", m.ttft_ns), ("ttft_any", m.ttft_any_ns), ("ttft_reasoning", m.ttft_reasoning_ns),
+            ("ttft_tool_call", m.ttft_tool_call_ns), ("first_event", m.first_event_ns), ("tpot", m.tpot_ns),
+            ("user_idle", m.user_idle_ns), ("user_idle_from_first_token", m.user_idle_from_first_token_ns),
+            ("tbc_max", m.tbc_max_ns), ("jitter", m.jitter_ns),
         ):  # fmt: skip
             if value is not None:
-                metrics[name].record(round(value))
+                _in(metrics, name).record(round(value))
         if m.smooth_benefit is not None:
             # In billionths of a token, so that the histogram's integers serve.
-            metrics["smooth_benefit"].record(round(m.smooth_benefit * 1e9))
+            _in(metrics, "smooth_benefit").record(round(m.smooth_benefit * 1e9))
             self.benefit += m.smooth_benefit
-        metrics["tbc"].record_many(m.tbc_ns)
-        if m.itl_even_ns is None:
-            metrics["itl"].record_many(m.tbc_ns)
-            self._itl_samples["A"] += len(m.tbc_ns)
-        else:
-            metrics["itl"].record_many(m.itl_even_ns)
-            self._itl_samples["B-even"] += len(m.itl_even_ns)
-        self._events += len(x.timeline.events)
-        self._content_events += m.output_events
-        self._reads += x.reads
+            if m.benefit not in self._readers:
+                self._readers = (*self._readers, m.benefit)
+        if m.tbc_ns:
+            _in(metrics, "tbc").record_many(m.tbc_ns)
+            option, gaps = ("A", m.tbc_ns) if m.itl_even_ns is None else ("B-even", m.itl_even_ns)
+            _in(metrics, "itl").record_many(gaps)
+            self._itl_samples[option] += len(gaps)
+            self._itl_policies[m.itl_policy] += 1
+        if m.itl_c_ns:
+            _in(metrics, "itl_server").record_many(m.itl_c_ns)
+        if self.objectives is not None:
+            experience = experience_of(x, m, self.objectives)
+            if experience is not None:
+                # In billionths, as the benefit is.
+                _in(metrics, "fluidity_index_doc").record(round(experience.fluidity.doc * 1e9))
+                _in(metrics, "fluidity_index_code").record(round(experience.fluidity.code * 1e9))
+                _in(metrics, "qoe_area_step").record(round(experience.qoe_area_step * 1e9))
+        self._add_chunking(x, m)
+
+    def _add_chunking(self, x: Exchange, m: Measured) -> None:
+        log, counts = x.timeline.events, self._counts
+        counts["events"] += len(log)
+        counts["content_events"] += m.output_events
+        counts["reads"] += x.reads
+        counts["bytes"] += sum(log.sizes)
+        bursts = m.bursts
+        if bursts.hold_max_ns is not None:
+            counts["bursts"] += bursts.count
+            counts["burst_events"] += bursts.events
+            counts["burst_streams"] += 1
+            self._held(bursts.hold_max_ns)
         if m.tokens_per_chunk is not None:
             self._chunk_tokens.record_many(m.tokens_per_chunk)
+
+    def _held(self, ns: int | None) -> None:
+        if ns is not None and (self._burst_hold_max_ns is None or ns > self._burst_hold_max_ns):
+            self._burst_hold_max_ns = ns
 
     def _add_tokens(self, x: Exchange) -> None:
         tokens, totals = x.tokens, self._tokens
@@ -120,10 +205,11 @@ class Summary:
     def _add_added(self, x: Exchange) -> None:
         added = x.added
         if added.request_ns is not None:
-            self._added["request"].record(added.request_ns)
+            _in(self._added, "request").record(added.request_ns)
         if added.first_chunk_ns is not None:
-            self._added["first_chunk"].record(added.first_chunk_ns)
-        self._added["chunk"].record_many(added.chunks_ns)
+            _in(self._added, "first_chunk").record(added.first_chunk_ns)
+        if added.chunks_ns:
+            _in(self._added, "chunk").record_many(added.chunks_ns)
 
     def saw_uncertainty(self, ns: int) -> None:
         """A byte may have waited this long before it was stamped."""
@@ -135,32 +221,75 @@ class Summary:
         self.n += other.n
         if other.opened is not None:
             self.opened = (self.opened or 0) + other.opened
-        for name, histogram in other._metrics.items():
-            self._metrics[name].merge(histogram)
-        for point, histogram in other._added.items():
-            self._added[point].merge(histogram)
+        for mine, others in (
+            (self._metrics, other._metrics),
+            (self._added, other._added),
+            (self._clocks, other._clocks),
+        ):
+            for name, histogram in others.items():
+                _in(mine, name).merge(histogram)
         self._chunk_tokens.merge(other._chunk_tokens)
-        for name in ("_itl_samples", "_outcomes", "_refusals", "_sources", "_tokens"):
+        for name in _COUNTERS:
             getattr(self, name).update(getattr(other, name))
+        self.goodput.merge(other.goodput)
         self.benefit += other.benefit
-        self._events += other._events
-        self._content_events += other._content_events
-        self._reads += other._reads
+        self._readers += tuple(reader for reader in other._readers if reader not in self._readers)
+        self._held(other._burst_hold_max_ns)
         self.saw_uncertainty(other._uncertainty_ns)
 
     @property
     def benefit_n(self) -> int:
         """Streams that `benefit` sums."""
-        return self._metrics["smooth_benefit"].n
+        return self._metrics.get("smooth_benefit", _NOTHING).n
 
-    def fold(self) -> None:
-        """Makes the summary final: from here on reading does not change it, so threads may share it."""
-        for histogram in (*self._metrics.values(), *self._added.values(), self._chunk_tokens):
-            histogram.fold()
+    def to_bytes(self) -> bytes:
+        """All its numbers (not what it judges by), as small as they go: for keeping thousands of them."""
+        return _encode(
+            _Packed(
+                self.n, self.opened, self.benefit,
+                [(r.alpha, r.reader_ns_per_token, r.f) for r in self._readers if isinstance(r.f, str)],
+                {name: h.to_bytes() for name, h in self._metrics.items()},
+                {name: h.to_bytes() for name, h in self._added.items()},
+                {name: h.to_bytes() for name, h in self._clocks.items()},
+                self._chunk_tokens.to_bytes(),
+                [getattr(self, name) or None for name in _COUNTERS],
+                [
+                    (name, c.counted, c.met, c.tokens, c.good_tokens, c.broken)
+                    for name, c in self.goodput.by_objectives.items()
+                ],
+                self._burst_hold_max_ns, self._uncertainty_ns,
+            )
+        )  # fmt: skip
+
+    def merge_bytes(self, packed: bytes) -> None:
+        """Adds what `to_bytes` gave."""
+        p = _decode(packed)
+        self.n += p.n
+        if p.opened is not None:
+            self.opened = (self.opened or 0) + p.opened
+        for mine, others in (
+            (self._metrics, p.metrics), (self._added, p.added), (self._clocks, p.clocks)
+        ):  # fmt: skip
+            for name, histogram in others.items():
+                _in(mine, name).merge_bytes(histogram)
+        self._chunk_tokens.merge_bytes(p.chunk_tokens)
+        for name, counts in zip(_COUNTERS, p.counters, strict=True):
+            if counts:
+                getattr(self, name).update(counts)
+        for name, counted, met, tokens, good_tokens, broken in p.goodput:
+            count = GoodputCount(counted, met, tokens, good_tokens, Counter(broken))
+            self.goodput.by_objectives.setdefault(name, GoodputCount()).merge(count)
+        self.benefit += p.benefit
+        for alpha, reader_ns, f in p.readers:
+            reader = Benefit(alpha, reader_ns, f)
+            if reader not in self._readers:
+                self._readers = (*self._readers, reader)
+        self._held(p.burst_hold_max_ns)
+        self.saw_uncertainty(p.uncertainty_ns)
 
     def copy(self) -> "Summary":
         """The same numbers in an object of their own."""
-        twin = Summary()
+        twin = Summary(self.objectives)
         twin.merge(self)
         return twin
 
@@ -170,15 +299,19 @@ class Summary:
         seconds: float,
         mode: str = "live",
         by: Mapping[str, Mapping[str, object]] | None = None,
+        price: Price | None = None,
     ) -> dict[str, object]:
         """The summary as public JSON: stable names, seconds, null where nothing was seen.
 
         `window` says what span of time it is of, `seconds` how long that is, `mode` how the load was
-        made (`live`, `open`, `closed`), `by` holds the same per tenant, model and arm.
+        made (`live`, `open`, `closed`), `by` holds the same per tenant, model, arm and class; with a
+        `price` it says what the window cost.
         """
-        metrics = {name: summarise_ns(histogram) for name, histogram in self._metrics.items()}
+        metrics = {name: summarise_ns(self._metrics.get(name, _NOTHING)) for name in METRICS}
         metrics["itl"]["option"] = "+".join(sorted(+self._itl_samples)) or None
         metrics["itl"]["samples"] = dict(sorted((+self._itl_samples).items()))
+        metrics["itl"]["policy"] = dict(sorted(self._itl_policies.items()))
+        metrics["itl_server"]["option"] = "C" if "itl_server" in self._metrics else None
         out: dict[str, object] = {
             "n": self.n,
             "window": dict(window),
@@ -188,46 +321,85 @@ class Summary:
                 "achieved_rps": _rate(self.n, seconds),
             },
             "metrics": metrics,
-            "added": {point: summarise_ns(histogram) for point, histogram in self._added.items()},
+            "added": {point: summarise_ns(self._added.get(point, _NOTHING)) for point in _ADDED},
             "outcomes": dict(sorted(self._outcomes.items())),
+            "no_token": {"n": self._no_token.total(), "reasons": dict(sorted(self._no_token.items()))},
             "tokens": {
                 # A Counter holds a name once somebody counted it: what nobody counted is null, not 0.
                 **{name: self._tokens.get(name) for name in _TOKENS},
                 "output_per_second": _rate(self._tokens["output"], seconds) if self._sources else None,
                 "source": dict(sorted(self._sources.items())),
+                "cancelled": self._counts.get("cancelled_tokens"),
+                "after_cancel": self._counts.get("cancelled_tokens_after"),
             },
-            "goodput": None,
-            "smooth_goodput": {
-                "tokens_per_second": _rate(self.benefit, seconds) if self.benefit_n else None,
-                "n": self.benefit_n,
-                "alpha": ALPHA,
-                "speed_tokens_per_second": 1e9 / READER_NS_PER_TOKEN,
-                "idle": "A0: max(t_i - submit - V(i-1)), f(l) = l in seconds",
-            },
+            "goodput": self.goodput.to_dict(seconds),
+            "smooth_goodput": self._smooth_goodput(seconds),
             "chunking": self._chunking(),
+            "clock_disagreement": {
+                name: summarise_ns(histogram) for name, histogram in sorted(self._clocks.items())
+            },
             "refusals": {
                 "n": self._refusals.total(),
                 "share": self._refusals.total() / self.n if self.n else None,
                 "kinds": dict(sorted(self._refusals.items())),
             },
+            "cost": None if price is None else self._cost(price, seconds),
             "uncertainty": self._uncertainty_ns / 1e9 if self.n or self._uncertainty_ns else None,
         }
         if by is not None:
             out["by"] = {label: dict(parts) for label, parts in by.items()}
         return out
 
+    def _smooth_goodput(self, seconds: float) -> dict[str, object]:
+        """With its parameters; where answers were judged for different readers, those are null and listed."""
+        readers = self._readers or (DEFAULT_BENEFIT,)
+        one = readers[0] if len(readers) == 1 else None
+        out: dict[str, object] = {
+            "tokens_per_second": _rate(self.benefit, seconds) if self.benefit_n else None,
+            "n": self.benefit_n,
+            "alpha": None if one is None else one.alpha,
+            "speed_tokens_per_second": None if one is None else one.speed,
+            "idle": f"max(t_i - submit - V(i-1)), {'several f' if one is None else one.f_text}",
+        }
+        if one is None:
+            out["readers"] = [
+                {"alpha": reader.alpha, "speed_tokens_per_second": reader.speed, "f": reader.f_text}
+                for reader in readers
+            ]
+        return out
+
     def _chunking(self) -> dict[str, object]:
-        sizes = self._chunk_tokens
+        sizes, counts = self._chunk_tokens, self._counts
+        events, reads = counts["events"], counts["reads"]
         return {
-            "events": self._events,
-            "content_events": self._content_events,
-            "reads": self._reads,
-            "events_per_read": self._events / self._reads if self._reads else None,
+            "events": events,
+            "content_events": counts["content_events"],
+            "reads": reads,
+            "events_per_read": events / reads if reads else None,
+            "bytes_per_event_mean": counts["bytes"] / events if events else None,
             "tokens_per_chunk_mean": sizes.mean,
             "tokens_per_chunk_max": sizes.max,
             "single_token_share": sizes.count(1) / sizes.n if sizes.n else None,
             "chunks_with_known_tokens": sizes.n,
+            "bursts": {
+                "n": counts["bursts"],
+                "streams": counts["burst_streams"],
+                "events": counts["burst_events"],
+                "hold_max": None if self._burst_hold_max_ns is None else self._burst_hold_max_ns / 1e9,
+            },
         }
+
+    def _cost(self, price: Price, seconds: float) -> dict[str, object]:
+        good = self.goodput.total().good_tokens if self.goodput.by_objectives else None
+        return asdict(cost_of(price, seconds, self._tokens["output"], good, self._tokens["input"]))
+
+
+def _in(histograms: dict[str, Histogram], name: str) -> Histogram:
+    """The histogram of that name, made at its first use."""
+    histogram = histograms.get(name)
+    if histogram is None:
+        histogram = histograms[name] = Histogram()
+    return histogram
 
 
 def _rate(amount: float, seconds: float) -> float | None:

@@ -1,18 +1,22 @@
 """The body of an answer, decoded: payload bytes to Deltas.
 
-Whether it is an event stream or one JSON value is told by the content type and by the first byte, never
-by what the request asked for: errors come as JSON where a stream was wanted, and the other way round.
-A body that is neither is timed by its reads.
+Whether it is an event stream, lines of JSON or one JSON value is told by the content type and by the first
+bytes, never by what the request asked for: errors come as JSON where a stream was wanted, and the other way
+round. A body that is none of these is timed by its reads. What comes down a tunnel is read as messages of a
+WebSocket, and timed by its reads where it is none.
 
-Source: shared/dialects/dialects.md sections 1 (units) and 8 (HTTP layer).
+Source: shared/dialects/dialects.md sections 1 (units) and 8 (HTTP layer); RFC 6455.
 """
 
 from enum import Enum
 from typing import Final
 
 from llmtap.wire.delta import Delta, EventClass
+from llmtap.wire.dialects.openai_shapes import read_json
 from llmtap.wire.dialects.registry import Undecided
-from llmtap.wire.sse import EVENT_BYTES_MAX, SseParser
+from llmtap.wire.ndjson import LineParser
+from llmtap.wire.sse import EVENT_BYTES_MAX, SseEvent, SseParser
+from llmtap.wire.websocket import Message, MessageParser, Opcode
 
 __all__ = ["AnswerReader", "BodyKind"]
 
@@ -22,6 +26,10 @@ _PREFIX_BYTES: Final = 6
 """Enough to know an SSE field name at the start of a body of no telling type."""
 _HELD_BYTES_MAX: Final = 4_096
 """White space before anything else; a body with more of it in one line is nothing we know."""
+_FIRST_LINE_BYTES_MAX: Final = 65_536
+"""Of a JSON body, where a line may tell that more of them follow."""
+_LINES: Final = (b"ndjson", b"jsonl", b"jsonlines", b"json-lines")
+"""Ends of the types of bodies that are JSON by the line."""
 
 
 class BodyKind(Enum):
@@ -31,6 +39,8 @@ class BodyKind(Enum):
     SSE = 1
     JSON = 2
     OPAQUE = 3
+    NDJSON = 4
+    MESSAGES = 5
 
 
 class AnswerReader:
@@ -41,27 +51,43 @@ class AnswerReader:
         path: of the request, for the choice of dialect.
     """
 
-    __slots__ = ("_body", "_held", "_parser", "_size", "_type", "dialect", "kind")
+    __slots__ = (
+        "_body", "_held", "_lines", "_messages", "_one_value", "_parser", "_size", "_type", "dialect", "kind",
+    )  # fmt: skip
 
     def __init__(self, content_type: bytes | None, path: str) -> None:
         self.kind = BodyKind.UNDECIDED
         self.dialect = Undecided(path)
         self._type = (content_type or b"").partition(b";")[0].strip().lower()
         self._parser = SseParser()
+        self._lines: LineParser | None = None
+        self._messages: MessageParser | None = None
         self._held = b""  # while undecided
         self._body = bytearray()  # of JSON
         self._size = 0
+        self._one_value = False  # its first line told that no more of them follow
+
+    @classmethod
+    def of_tunnel(cls, path: str) -> "AnswerReader":
+        """Reads what comes down a tunnel in place of a body."""
+        reader = cls(None, path)
+        reader.kind = BodyKind.MESSAGES
+        reader._messages = MessageParser("upstream", masked=False)
+        return reader
 
     @property
     def skipped(self) -> int:
         """Events that were too long to be kept."""
-        return self._parser.skipped
+        return self._parser.skipped + (self._lines.skipped if self._lines is not None else 0)
 
     @property
     def streamed(self) -> bool:
-        """It is an event stream, or was to be one when its reader gave up."""
-        given_up = self.kind is BodyKind.OPAQUE and self._type == b"text/event-stream"
-        return given_up or self.kind is BodyKind.SSE
+        """It is a stream of events or lines, or was to be one when its reader gave up. A tunnel is none: what
+        comes down it need not answer the request that opened it."""
+        given_up = self.kind is BodyKind.OPAQUE and (
+            self._type == b"text/event-stream" or self._type.endswith(_LINES)
+        )
+        return given_up or self.kind in (BodyKind.SSE, BodyKind.NDJSON)
 
     def feed(self, payload: bytes) -> list[Delta]:
         """What these bytes, at least one, complete. Never raises."""
@@ -74,10 +100,13 @@ class AnswerReader:
                 out.append(delta)
             return out
         if self.kind is BodyKind.JSON:
-            self._keep(payload)
-            return []
+            return self._keep(payload)
         if self.kind is BodyKind.OPAQUE:
             return [Delta(EventClass.METADATA, len(payload), parsed=False)]
+        if self._lines is not None:
+            return [self._read_line(line) for line in self._lines.feed(payload)]
+        if self._messages is not None:
+            return self._read_messages(self._messages, payload)
         return self._decide(payload)
 
     def close(self, *, whole: bool) -> list[Delta]:
@@ -95,6 +124,10 @@ class AnswerReader:
                 delta.size = event.end - event.start
                 out.append(delta)
             return out
+        if self.kind is BodyKind.NDJSON and self._lines is not None:
+            lines = self._lines.close()
+            # The part of a line that was cut off says nothing.
+            return [self._read_line(line) for line in lines if read_json(line.data or b"") is not None]
         if self.kind is not BodyKind.JSON or not self._size:
             return []
         if self._size > BODY_BYTES_MAX:
@@ -112,14 +145,62 @@ class AnswerReader:
         """Understand nothing more of this body: from here on, time its reads."""
         self.kind = BodyKind.OPAQUE
         self._held = b""
+        self._lines = self._messages = None
         self._body.clear()
 
-    def _keep(self, payload: bytes) -> None:
+    def _keep(self, payload: bytes) -> list[Delta]:
+        """The next bytes of a JSON body, which may turn out to be the first of several lines."""
         self._size += len(payload)
         if self._size > BODY_BYTES_MAX:
             self._body.clear()
+            return []
+        self._body += payload
+        if self._one_value:
+            return []
+        newline = self._body.find(b"\n", max(0, self._size - len(payload)))
+        if newline < 0:
+            self._one_value = self._size > _FIRST_LINE_BYTES_MAX
+            return []
+        # Ollama behind a gateway that names another type: its lines say themselves that they go on.
+        value = read_json(bytes(self._body[:newline]))
+        if not (isinstance(value, dict) and value.get("done") is False):
+            self._one_value = True
+            return []
+        body = bytes(self._body)
+        self._body.clear()
+        self._size = 0
+        return self._begin_lines(body)
+
+    def _begin_lines(self, payload: bytes) -> list[Delta]:
+        self.kind = BodyKind.NDJSON
+        self._lines = LineParser()
+        return self.feed(payload)
+
+    def _read_line(self, line: SseEvent) -> Delta:
+        delta = self.dialect.read_event(line)
+        delta.size = line.end - line.start
+        return delta
+
+    def _read_messages(self, parser: MessageParser, payload: bytes) -> list[Delta]:
+        out = [self._read_message(message) for message in parser.feed(payload)]
+        if parser.broken is not None:
+            self.give_up()
+            if not out:
+                return self.feed(payload)
+        return out
+
+    def _read_message(self, message: Message) -> Delta:
+        payload = message.payload
+        if message.opcode in (Opcode.PING, Opcode.PONG):
+            delta = Delta(EventClass.KEEPALIVE)
+        elif message.opcode is Opcode.CLOSE:
+            delta = Delta(EventClass.METADATA)
+        elif payload is None or message.opcode is Opcode.BINARY:
+            delta = Delta(EventClass.METADATA, parsed=False)
         else:
-            self._body += payload
+            delta = self.dialect.read_event(SseEvent(0, len(payload), payload))
+        delta.size = message.size
+        return delta
 
     def _decide(self, payload: bytes) -> list[Delta]:
         """As `feed`, as long as the kind of the body is open."""
@@ -135,7 +216,10 @@ class AnswerReader:
             out += [Delta(EventClass.KEEPALIVE, len(line)) for line in lines]
             held = rest + text
         is_sse = self._type == b"text/event-stream"
-        if text.startswith((b"{", b"[")) and not self._type.endswith(b"ndjson"):
+        if text.startswith((b"{", b"[")):
+            if self._type.endswith(_LINES):
+                self._held = b""
+                return out + self._begin_lines(held)
             self.kind = BodyKind.JSON
         elif (text and is_sse) or text.startswith((b"data:", b"event:", b"id:", b"retry:", b":")):
             self.kind = BodyKind.SSE

@@ -8,13 +8,18 @@ reached. Seconds appear only in `to_dict`, the public form (design: "Public cont
 from array import array
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Final
 
 from llmtap.record.outcome import EventClass, Outcome, TokenSource
 
-__all__ = ["Added", "EventLog", "Exchange", "Timeline", "Tokens"]
+__all__ = ["BLANK", "OUTPUT", "Added", "EventLog", "Exchange", "Timeline", "Tokens"]
 
 EVENT_CLASSES = tuple(EventClass)
 """By code, as kept in EventLog.classes."""
+BLANK: Final = 1
+"""Flag of an event whose content was only white space."""
+OUTPUT: Final = 2
+"""Flag of an event that carries generated output of any kind."""
 
 
 @dataclass(slots=True)
@@ -28,16 +33,17 @@ class EventLog:
     sizes: "array[int]" = field(default_factory=lambda: array("l"))
     """Bytes of the event in the decoded body."""
     tokens: "array[int]" = field(default_factory=lambda: array("l"))
-    """Tokens the event itself declares (ids, logprobs, running usage); -1 where it does not say."""
-    blank: bytearray = field(default_factory=bytearray)
-    """1 where the event's content was only white space."""
+    """Tokens the event itself declares (ids, logprobs, running usage), or that a configured tokenizer counts
+    in its text; -1 where neither says."""
+    flags: bytearray = field(default_factory=bytearray)
+    """BLANK and OUTPUT, of each event: a guardrail's or an error's event may carry output, too."""
 
-    def add(self, t_ns: int, event_class: EventClass, size: int, tokens: int, blank: bool) -> None:
+    def add(self, t_ns: int, event_class: EventClass, size: int, tokens: int, flags: int) -> None:
         self.t_ns.append(t_ns)
         self.classes.append(event_class)
         self.sizes.append(size)
         self.tokens.append(tokens)
-        self.blank.append(blank)
+        self.flags.append(flags)
 
     def __len__(self) -> int:
         return len(self.t_ns)
@@ -62,6 +68,8 @@ class Timeline:
     first_token_ns: int | None = None
     """First event with generated output: content (blank too), reasoning, tool call, refusal."""
     first_reasoning_ns: int | None = None
+    first_tool_call_ns: int | None = None
+    first_refusal_ns: int | None = None
     first_content_ns: int | None = None
     """First content that is not only white space (IETF seed 000, 5.1.3.1: T_first)."""
     last_token_ns: int | None = None
@@ -116,9 +124,21 @@ class Exchange:
     """`chat.completions`, `completions`, ... or None for a path we do not know."""
     dialect: str | None = None
     model: str | None = None
+    response_model: str | None = None
+    """The model that the answer names, which may be a more exact name."""
     tenant: str = "default"
     route: str | None = None
     arm: str | None = None
+    """Of the experiment that was running; None when it took part in none."""
+    unit: str | None = None
+    """Public id of the unit of randomisation it is part of: a keyed hash."""
+    excluded: str | None = None
+    """Why the arm's change was not made to this request."""
+    trace_parent: str | None = None
+    """The request's `traceparent`, as sent (W3C Trace Context)."""
+    slo_ttft_ns: int | None = None
+    """What the request asks for itself, by `x-llm-d-slo-ttft-ms`; below by `x-llm-d-slo-tpot-ms`."""
+    slo_tpot_ns: int | None = None
     request_id: str | None = None
     """The X-Request-Id of the request, or else of the response."""
     status: int | None = None
@@ -126,16 +146,30 @@ class Exchange:
     """The response was an event stream."""
     finish_reason: str | None = None
     refusal: dict[str, object] | None = None
+    """Who refused (`kind`), by which sign (`source`), `detail` and `confidence`; see `record/refusal.py`."""
     guardrail: dict[str, object] | None = None
+    """What a filter, rail or hook did: `phase`, `action`, `signal`, `event`, `category`; `late` and
+    `tokens_before` where tokens had gone out before it acted."""
+    retries: int = 0
+    """Times that a gateway began the answer again; `usage` is then that of the last attempt."""
+    no_token_reason: str | None = None
+    """Why a stream never brought a token: `guardrail`, `refusal`, `error`, `cancelled`, `rejected`, `empty`
+    (keep-alives and an end marker at most) or `only_metadata`. None where one came, and for an answer in one
+    piece."""
     tokens: Tokens = field(default_factory=Tokens)
     usage: dict[str, object] | None = None
     """As the provider sent it."""
-    server_timing: dict[str, object] | None = None
+    server_timing: list[dict[str, object]] | None = None
+    """Durations the server told of its own work: `name`, `ms`, `where`, and what else is known."""
+    server_gaps_ns: "array[int] | None" = None
+    """ITL option C: gaps between tokens by the server's own clock, where it tells one for each event."""
     error: str | None = None
     """What went wrong, in one sentence that names the side; never text of a body."""
     added: Added = field(default_factory=Added)
     uncertainty_ns: int = 0
     """Worst time a byte may have waited unread in this exchange: the width of every stamp."""
+    uncertain: bool = False
+    """That is more than the operator's limit."""
     clock: str = "mono"
     """`mono`: stamped on read; `kernel`: stamped by the kernel on arrival."""
     reads: int = 0
@@ -167,6 +201,7 @@ class Exchange:
             "id": self.id, "relay": self.relay, "seq": self.seq,
             "arrival": _rfc3339(self.arrival_wall_ns),
             "tenant": self.tenant, "model": self.model, "route": self.route, "arm": self.arm,
+            "unit": self.unit, "excluded": self.excluded,
             "endpoint": self.endpoint, "dialect": self.dialect, "method": self.method, "path": self.path,
             "request_id": self.request_id, "status": self.status, "stream": self.stream,
             "outcome": self.outcome.value,
@@ -174,6 +209,7 @@ class Exchange:
                 "request_end": s(t.request_end_ns), "submit": s(t.submit_ns), "head": s(t.head_ns),
                 "first_byte": s(t.first_byte_ns), "first_any": s(t.first_any_ns),
                 "first_token": s(t.first_token_ns), "first_reasoning": s(t.first_reasoning_ns),
+                "first_tool_call": s(t.first_tool_call_ns), "first_refusal": s(t.first_refusal_ns),
                 "first_content": s(t.first_content_ns), "last_token": s(t.last_token_ns),
                 "response_end": s(t.response_end_ns), "delivered": s(t.delivered_ns),
             },
@@ -184,8 +220,10 @@ class Exchange:
             },
             "chunking": chunking,
             "finish_reason": self.finish_reason, "refusal": self.refusal, "guardrail": self.guardrail,
+            "retries": self.retries, "no_token_reason": self.no_token_reason,
             "usage": self.usage, "server_timing": self.server_timing, "error": self.error,
-            "clock": self.clock, "uncertainty": self.uncertainty_ns / 1e9, "paused": t.paused_ns / 1e9,
+            "clock": self.clock, "uncertainty": self.uncertainty_ns / 1e9, "uncertain": self.uncertain,
+            "paused": t.paused_ns / 1e9,
             "added": {
                 "request": None if self.added.request_ns is None else self.added.request_ns / 1e9,
                 "first_chunk": None if self.added.first_chunk_ns is None else self.added.first_chunk_ns / 1e9,

@@ -9,44 +9,43 @@ Source: design.md sections 2 and 5; shared/dialects/dialects.md sections 1, 5 an
 """
 
 import re
+from collections.abc import Callable
 from typing import Any, Final
-
-import msgspec
 
 from llmtap.errors import PeerProtocolError
 from llmtap.record.answer import AnswerReader
-from llmtap.record.exchange import Exchange, Timeline, Tokens
+from llmtap.record.exchange import BLANK, OUTPUT, Exchange, Timeline, Tokens
 from llmtap.record.outcome import Outcome, TokenSource
+from llmtap.record.refusal import APPLIED_GUARDRAILS, TEXT_PATTERNS, Interventions
+from llmtap.record.request import Identify, RequestReader, short_text
+from llmtap.record.server_timing import ServerTiming
 from llmtap.wire.delta import Delta, EventClass, UsageCounts
 from llmtap.wire.encoding import Decoder
 from llmtap.wire.http1 import (
     ChunkedDecoder,
     Framing,
     header_value,
-    parse_request_head,
     parse_response_head,
 )
+from llmtap.wire.verdicts import MODEL_REFUSAL
 
-__all__ = ["EVENTS_MAX", "REQUEST_BYTES_MAX", "Observer"]
+__all__ = ["EVENTS_MAX", "Observer"]
 
-REQUEST_BYTES_MAX: Final = 8 << 20
-"""A longer request body is not kept, and its model is then not known from it."""
 EVENTS_MAX: Final = 1 << 18
 """Events logged one by one: 40 bytes each, 10 MB an exchange. Later ones still move the points."""
-
-_ID_BYTES_MAX: Final = 256
-"""Of a request id: a UUID has 36, a trace id 32."""
-
-_WORD: Final = re.compile(r"[A-Za-z0-9_.:\-]{1,64}")
-_ENDPOINTS: Final = (("/chat/completions", "chat.completions"), ("/completions", "completions"))
-
-
-class _RequestBody(msgspec.Struct):
-    model: Any = None
-    stream: Any = None
-
-
-_decode_request = msgspec.json.Decoder(_RequestBody).decode
+TOKENS_MAX: Final = 1 << 20
+"""Tokens that the events of one exchange may declare: no answer is as long, and what is counted from them
+takes memory."""
+_TOKENIZED_CHARS_MAX: Final = 1 << 16
+"""Of one event; a tokenizer is given up at a longer one, which would hold up all other exchanges."""
+_NAME_CHARS_MAX: Final = 256
+"""Of a model's name."""
+_WORD: Final = re.compile(r"[A-Za-z0-9_.:/\-]{1,64}")
+_FIGURE_MAX: Final = 1 << 53
+_CONTENT: Final = EventClass.CONTENT
+_USAGE_DEPTH_MAX: Final = 4
+_USAGE_ITEMS_MAX: Final = 64
+"""Members of a usage object, and of each object in it; the longest known has 18."""
 
 
 class Observer:
@@ -57,20 +56,26 @@ class Observer:
         arrival_ns: the read that held the request's first byte; arrival_wall_ns: the same as a date.
         head: the request head as received.
         clock: how the stamps were taken, `mono` or `kernel`.
+        identify: tells the tenant of a request; without it all are `default`.
+        patterns: words of a refusal, for `record/refusal.py`.
+        count_tokens: counts the tokens in a text, for streams that declare nothing themselves.
     """
 
     def __init__(
-        self, relay: str, seq: int, arrival_ns: int, arrival_wall_ns: int, head: bytes, clock: str = "mono"
+        self,
+        relay: str,
+        seq: int,
+        arrival_ns: int,
+        arrival_wall_ns: int,
+        head: bytes,
+        clock: str = "mono",
+        identify: Identify | None = None,
+        patterns: tuple[re.Pattern[str], ...] = TEXT_PATTERNS,
+        count_tokens: Callable[[str], int] | None = None,
     ) -> None:
         self._t = Timeline(arrival_ns)
         self._x = Exchange(relay, seq, arrival_wall_ns, self._t, clock=clock)
-        self._method = b""
-        # The request's body.
-        self._request: list[bytes] = []
-        self._request_size = 0
-        self._request_chunked = False
-        self._request_coding: bytes | None = None
-        self._wants_stream = False
+        self._request = RequestReader(self._x, head, identify)
         # The response's body, from the wire inwards.
         self._dechunk: ChunkedDecoder | None = None
         self._decoder: Decoder | None = None
@@ -83,64 +88,30 @@ class Observer:
         self._counts: UsageCounts | None = None
         self._counts_total = False
         self._declared = {TokenSource.TOKEN_IDS: 0, TokenSource.LOGPROBS: 0, TokenSource.RUNNING_USAGE: 0}
+        self._declared_sum = 0
         self._chunks = 0
+        self._count_tokens = count_tokens
+        self._counted = 0
+        self._interventions = Interventions(patterns)
+        self._server = ServerTiming()
         self._error_type: str | None = None
         self._done = False
-        self._read_request_head(head)
 
     # The request.
 
-    def _read_request_head(self, raw: bytes) -> None:
-        x = self._x
-        try:
-            head = parse_request_head(raw)
-        except PeerProtocolError:
-            return  # the relay refused it as well, and says so at the end
-        self._method = head.method
-        x.method = head.method.decode("latin-1")
-        x.path = _path(head.target)
-        bare = x.path.rstrip("/")
-        x.endpoint = next((name for suffix, name in _ENDPOINTS if bare.endswith(suffix)), None)
-        x.request_id = _text(header_value(head.headers, b"x-request-id"))
-        self._request_chunked = head.framing is Framing.CHUNKED
-        self._request_coding = header_value(head.headers, b"content-encoding")
-
     def request_data(self, data: bytes, t_ns: int) -> None:
         """Body bytes of the request, HTTP framing included, read at `t_ns`."""
-        self._request_size += len(data)
-        if self._request_size > REQUEST_BYTES_MAX:
-            self._request.clear()
-        else:
-            self._request.append(data)
+        self._request.feed(data)
 
     def request_end(self, t_ns: int) -> None:
         """The request's last byte was read at `t_ns`."""
         self._t.request_end_ns = t_ns
-        self._read_request_body()
+        self._request.end()
 
     def submitted(self, t_ns: int, added_ns: int) -> None:
         """The upstream's socket took the request's last byte at `t_ns`, `added_ns` after its read."""
         self._t.submit_ns = t_ns
         self._x.added.request_ns = added_ns
-
-    def _read_request_body(self) -> None:
-        body = b"".join(self._request)
-        self._request.clear()
-        try:
-            if self._request_chunked:
-                body = ChunkedDecoder().feed(body)
-            body = Decoder(self._request_coding, decoded_bytes_max=REQUEST_BYTES_MAX).feed(body)
-        except PeerProtocolError:
-            return
-        if not body.lstrip().startswith(b"{"):
-            return
-        try:
-            request = _decode_request(body)
-        except (ValueError, RecursionError):
-            return
-        if isinstance(request.model, str):
-            self._x.model = request.model
-        self._wants_stream = request.stream is True
 
     # The response.
 
@@ -148,7 +119,7 @@ class Observer:
         """The response's head, complete at `t_ns`; interim (1xx) heads are passed over."""
         x = self._x
         try:
-            head = parse_response_head(raw_head, self._method)
+            head = parse_response_head(raw_head, self._request.method)
         except PeerProtocolError as exc:
             self._t.head_ns = t_ns
             self._lose(exc)
@@ -158,7 +129,9 @@ class Observer:
         self._t.head_ns = t_ns
         x.status = head.status
         if x.request_id is None:
-            x.request_id = _text(header_value(head.headers, b"x-request-id"))
+            x.request_id = short_text(header_value(head.headers, b"x-request-id"))
+        self._interventions.applied = header_value(head.headers, APPLIED_GUARDRAILS)
+        self._server.read_head(head.headers)
         self._answer = AnswerReader(header_value(head.headers, b"content-type"), x.path.rstrip("/"))
         if head.framing is Framing.CHUNKED:
             self._dechunk = ChunkedDecoder()
@@ -202,13 +175,21 @@ class Observer:
         """The connection is a tunnel from `t_ns` on (the 101 went before, by `response_head`)."""
         if self._t.head_ns is None:
             self._t.head_ns = t_ns
-        self._dechunk = self._decoder = self._answer = None
+        self._dechunk = self._decoder = None
+        self._answer = AnswerReader.of_tunnel(self._x.path.rstrip("/"))
 
     def tunnel(self, data_up: bytes | None, data_down: bytes | None, t_ns: int, added_ns: int) -> None:
-        """Bytes that passed a tunnel, up or down, read at `t_ns`: those from the upstream are timed."""
+        """Bytes that passed a tunnel, up or down, read at `t_ns`.
+
+        Those from the upstream are timed, as messages of a WebSocket if that is what they are. All responses
+        of a session (OpenAI Realtime) are timed on this one exchange, whose submission is that of the request
+        that opened the tunnel: when each was asked for is not told apart, so the points are no latencies.
+        """
         if data_down:
             self._count_read(t_ns, added_ns)
-            self._add(Delta(EventClass.METADATA, len(data_down)), t_ns)
+            if self._answer is not None:
+                for delta in self._answer.feed(data_down):
+                    self._add(delta, t_ns)
 
     def finish(
         self,
@@ -233,8 +214,7 @@ class Observer:
             request_bytes, response_bytes: as read, heads included.
         """
         x, t = self._x, self._t
-        if self._request:
-            self._read_request_body()
+        self._request.end()
         self._close(whole=False)
         t.delivered_ns = delivered_ns
         t.paused_ns = paused_ns
@@ -243,12 +223,19 @@ class Observer:
         x.response_bytes = response_bytes
         if status is not None:
             x.status = status
+        x.response_model = None if self._model is None else self._model[:_NAME_CHARS_MAX]
         if x.model is None:
-            x.model = self._model
+            x.model = x.response_model
         x.tokens = self._tokens()
+        if x.usage is not None:
+            x.usage = _figures(x.usage)
+        x.server_timing, x.server_gaps_ns = self._server.entries(), self._server.gaps_ns()
+        self._interventions.judge(x)
         said = Outcome(outcome)
         x.outcome, reason = self._judge(said)
         x.error = (error if x.outcome is said else None) or reason
+        if x.stream and t.first_token_ns is None:
+            x.no_token_reason = _no_token_reason(x)
         return x
 
     # What was seen.
@@ -279,8 +266,20 @@ class Observer:
         """An event that the read at `t_ns` completed."""
         t = self._t
         log = t.events
+        tokens = delta.tokens
+        if delta.verdict is not None:
+            self._interventions.add(delta.verdict, self._events_seen, self._tokens_so_far())
+        if tokens > 0:
+            self._declared_sum += tokens
+            if self._declared_sum <= TOKENS_MAX:
+                self._declared[delta.token_source] += tokens
+            else:
+                tokens = -1
+        elif self._count_tokens is not None and delta.text:
+            tokens = self._tokenize(delta.text)
         if len(log.classes) < EVENTS_MAX:
-            log.add(t_ns, delta.event_class, delta.size, delta.tokens, delta.blank)
+            flags = (OUTPUT if delta.output else 0) | (BLANK if delta.blank else 0)
+            log.add(t_ns, delta.event_class, delta.size, tokens, flags)
         else:
             self._x.unlogged_events += 1
         if t.first_any_ns is None:
@@ -293,12 +292,23 @@ class Observer:
                 t.first_content_ns = t_ns
             if t.first_reasoning_ns is None and delta.reasoning:
                 t.first_reasoning_ns = t_ns
+            if t.first_tool_call_ns is None and delta.tool_call:
+                t.first_tool_call_ns = t_ns
+            if t.first_refusal_ns is None and delta.refusal:
+                t.first_refusal_ns = t_ns
             if delta.text:
                 self._chunks += len(delta.choices)
-        if delta.tokens > 0:
-            self._declared[delta.token_source] += delta.tokens
+                # Of several choices the first one's words are read: mixed up they would be nobody's.
+                if self._interventions.reading and delta.event_class is _CONTENT and delta.choices[0] == 0:
+                    self._interventions.read(delta.text)
+        elif delta.choices:
+            self._chunks += len(delta.choices)  # a marker: no text, and yet generated
         if delta.finish_reason is not None:
-            self._x.finish_reason = delta.finish_reason  # the last one counts (dialects.md section 1)
+            # The last one counts (dialects.md section 1).
+            reason = delta.finish_reason
+            self._x.finish_reason = reason if _WORD.fullmatch(reason) else "other"
+        if delta.server_times or delta.server_clock_ns >= 0:
+            self._server.read_event(self._events_seen - 1, delta)
         if delta.counts is not None:
             self._counts, self._x.usage = delta.counts, delta.usage
             self._counts_total = not delta.usage_running
@@ -308,8 +318,32 @@ class Observer:
             self._error_type = delta.error_type
         if delta.done:
             self._done = True
+        if delta.retry:
+            self._x.retries += 1
         if not delta.parsed and self._is_expected():
             self._x.unparsed_events += 1
+
+    @property
+    def _events_seen(self) -> int:
+        return len(self._t.events.classes) + self._x.unlogged_events
+
+    def _tokenize(self, text: str) -> int:
+        """Tokens in the text of an event; -1 from the first text on that cannot be counted."""
+        count = self._count_tokens
+        try:
+            if count is None or len(text) > _TOKENIZED_CHARS_MAX:
+                raise ValueError
+            n = count(text)
+        except Exception:  # whatever a tokenizer minds in a text, the exchange is measured without it
+            self._count_tokens = None
+            self._counted = 0
+            return -1
+        self._counted += n
+        return n
+
+    def _tokens_so_far(self) -> int:
+        """Tokens of the events until now, by the best that they tell."""
+        return next((n for n in self._declared.values() if n), 0) or self._counted or self._chunks
 
     def _is_expected(self) -> bool:
         """Whether this answer ought to be understood: other people's files need not be."""
@@ -321,9 +355,11 @@ class Observer:
         if self._closed:
             return
         self._closed = True
+        if self._dechunk is not None and self._dechunk.trailers:
+            self._server.read_trailers(self._dechunk.trailers)
         answer = self._answer
         if answer is None:
-            self._x.stream = self._wants_stream and self._x.status is None
+            self._x.stream = self._request.wants_stream and self._x.status is None
             return
         for delta in answer.close(whole=whole):
             self._add(delta, self._last_read_ns)
@@ -344,7 +380,9 @@ class Observer:
             if n:
                 tokens.output, tokens.source = n, source
                 return tokens
-        if self._chunks and self._x.stream:
+        if self._counted and self._x.stream:
+            tokens.output, tokens.source = self._counted, TokenSource.TOKENIZER
+        elif self._chunks and self._x.stream:
             tokens.output, tokens.source = self._chunks, TokenSource.CHUNKS
         return tokens
 
@@ -359,7 +397,7 @@ class Observer:
             return said, None
         kind = self._error_type
         about = f" ({kind})" if kind is not None and _WORD.fullmatch(kind) else ""
-        if x.finish_reason == "content_filter":
+        if x.refusal is not None and x.refusal["confidence"] != "low":
             return Outcome.REFUSED, None
         if x.status is not None and x.status >= 400:
             return Outcome.UPSTREAM_ERROR, f"upstream answered {x.status}{about}"
@@ -372,16 +410,39 @@ class Observer:
         return said, None
 
 
-def _path(target: bytes) -> str:
-    """The path of a request target in origin or absolute form, without the query."""
-    path = target.partition(b"?")[0]
-    if not path.startswith(b"/"):
-        _, found, rest = path.partition(b"://")
-        if found:
-            path = b"/" + rest.partition(b"/")[2]
-    return path.decode("latin-1")
+def _no_token_reason(x: Exchange) -> str:
+    """Why a stream brought no token."""
+    match x.outcome:
+        case Outcome.COMPLETE:
+            said = set(x.timeline.events.classes) - {EventClass.KEEPALIVE, EventClass.DONE}
+            return "only_metadata" if said else "empty"
+        case Outcome.REFUSED:
+            kind = None if x.refusal is None else x.refusal["kind"]
+            return "refusal" if kind == MODEL_REFUSAL else "guardrail"
+        case Outcome.CLIENT_CANCELLED:
+            return "cancelled"
+        case Outcome.REJECTED:
+            return "rejected"
+        case _:
+            return "error"
 
 
-def _text(value: bytes | None) -> str | None:
-    """A header's value as text, cut to a length that labels can bear."""
-    return None if value is None else value[:_ID_BYTES_MAX].decode("latin-1")
+def _figures(usage: dict[str, Any], depth: int = 1) -> dict[str, Any]:
+    """A usage object as sent, as far as it is figures and single words: texts have no business in it."""
+    out: dict[str, Any] = {}
+    for key, value in usage.items():
+        if len(out) == _USAGE_ITEMS_MAX:
+            break
+        if not isinstance(key, str) or _WORD.fullmatch(key) is None:
+            continue
+        if isinstance(value, dict):
+            if depth < _USAGE_DEPTH_MAX:
+                out[key] = _figures(value, depth + 1)
+        elif value is None or _is_figure(value) or (isinstance(value, str) and _WORD.fullmatch(value)):
+            out[key] = value
+    return out
+
+
+def _is_figure(value: Any) -> bool:
+    # What every JSON reader can take: NaN is none, and beyond 2^53 not all of them are exact.
+    return isinstance(value, int | float) and -_FIGURE_MAX <= value <= _FIGURE_MAX

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from llmtap.errors import PeerProtocolError
 from llmtap.net.stream import Stream
 from llmtap.record.outcome import Outcome
-from llmtap.relay.flow import QUIET_NS, Flow, FlowToHttp10
+from llmtap.relay.flow import QUIET_NS, Flow
 from llmtap.relay.heads import own_answer, target_of
 from llmtap.tap.frames import Closing
 from llmtap.wire.http1 import Headers, RequestHead, header_value, parse_request_head
@@ -150,7 +150,7 @@ class ClientConnection:
             self._reject(503, "tap_overloaded", "too many requests at a time", raw, t_ns, fields)
             return
         assert self._stream is not None
-        kind = Flow if self.is_11 else FlowToHttp10
+        kind = relay.flow_kind if self.is_11 else relay.flow_kind_10
         flow = self._flow = kind(relay, self, self._stream)
         self._state = BODY
         rest = flow.start(head, data, end, self._arrival_ns, t_ns)

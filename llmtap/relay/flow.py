@@ -33,6 +33,7 @@ from llmtap.wire.http1 import (
 )
 
 if TYPE_CHECKING:
+    from llmtap.relay.arms import Dealt
     from llmtap.relay.connection import ClientConnection
     from llmtap.relay.relay import Relay
 
@@ -58,18 +59,24 @@ class Flow:
     """An exchange between a client's connection and the upstream; the upstream stream's handler."""
 
     __slots__ = (
-        "_again", "_answered", "_attempt", "_client", "_connect_ns", "_error", "_finishing", "_head_part",
-        "_held", "_keep_client", "_keep_upstream", "_method", "_outcome", "_paused_since_ns", "_relay",
-        "_request_end_ns", "_request_scanner", "_retries", "_reused", "_scanner", "_sent", "_stream",
-        "_tap", "_tapped", "_task", "_upgrade", "_upload_broken", "_upstream", "arrival_ns", "last_ns",
-        "over", "paused_ns", "request_bytes", "response_bytes", "seq", "status",
+        "_again", "_answered", "_attempt", "_client", "_connect_ns", "_dealt", "_error", "_finishing",
+        "_head_part", "_held", "_keep_client", "_keep_upstream", "_method", "_note", "_outcome",
+        "_paused_since_ns", "_relay", "_request_end_ns", "_request_scanner", "_retries", "_reused",
+        "_route", "_scanner", "_sent", "_stream", "_tap", "_tapped", "_upgrade", "_upload_broken",
+        "_upstream", "_withheld", "arrival_ns", "last_ns", "over", "paused_ns", "request_bytes",
+        "response_bytes", "seq", "status",
     )  # fmt: skip
+
+    _withheld: RequestHead | None  # only while an experiment runs: see relay/arms.py
 
     def __init__(self, relay: "Relay", client: "ClientConnection", stream: Stream) -> None:
         self._relay = relay
         self._client = client
         self._stream = stream
         self._tap = relay.tap
+        self._route = relay.route
+        self._dealt: Dealt | None = None  # its place in an experiment
+        self._note: bytes | None = None  # the same, for the tap
         self._upstream: Stream | None = None
         self._scanner: BodyScanner | None = None
         self._request_scanner: BodyScanner | None = None
@@ -117,10 +124,11 @@ class Flow:
         self.arrival_ns = arrival_ns
         self.last_ns = t_ns
         relay.flows.add(self)
+        route = self._route
         lines = request_lines(
             head,
-            prefix=relay.origin.prefix,
-            authority=relay.authority,
+            prefix=route.origin.prefix,
+            authority=route.authority,
             upgrade=self._upgrade,
             extra=self._extra_fields(head) if relay.adds_fields else [],
         )
@@ -130,7 +138,7 @@ class Flow:
             end = head_end
         elif head.framing is LENGTH and len(data) - head_end >= head.length:
             end = head_end + head.length
-        upstream = relay.pool.take(self, t_ns)
+        upstream = route.pool.take(self, t_ns)
         self._upstream = upstream
         self._reused = upstream is not None
         if end >= 0:
@@ -143,7 +151,7 @@ class Flow:
                 self._again = request
             self._send_whole(request, whole, arrival_ns, t_ns)
             return rest
-        self.seq, self._tapped = self._tap.open(arrival_ns, data[:head_end])
+        self.seq, self._tapped = self._tap.open(arrival_ns, data[:head_end], arm=self._note)
         self.request_bytes = head_end
         self._request_scanner = scanner_for(head.framing, head.length)
         body, rest = self._scan_request(data[head_end:], t_ns) if len(data) > head_end else (b"", b"")
@@ -164,18 +172,18 @@ class Flow:
             try:
                 if upstream.write(request):
                     self._sent = True
-                    self.seq, self._tapped = self._tap.open(arrival_ns, whole, mono_ns(), SENT)
+                    self.seq, self._tapped = self._tap.open(arrival_ns, whole, mono_ns(), SENT, self._note)
                     return
             except OSError:
                 upstream.close()
                 self._upstream = upstream = None
-                self.seq, self._tapped = self._tap.open(arrival_ns, whole, t_ns)
+                self.seq, self._tapped = self._tap.open(arrival_ns, whole, t_ns, arm=self._note)
                 self._retry(request)
                 return
             self._sent = True
-            self.seq, self._tapped = self._tap.open(arrival_ns, whole, t_ns)
+            self.seq, self._tapped = self._tap.open(arrival_ns, whole, t_ns, arm=self._note)
             return  # `on_drained` will say when the rest was taken
-        self.seq, self._tapped = self._tap.open(arrival_ns, whole, t_ns)
+        self.seq, self._tapped = self._tap.open(arrival_ns, whole, t_ns, arm=self._note)
         if upstream is not None:
             self._send_up(request)
         else:
@@ -267,7 +275,7 @@ class Flow:
         self._held = request
         if not self._request_end_ns:
             self._stream.pause()
-        self._attempt = self._relay.pool.connect(self)
+        self._attempt = self._route.pool.connect(self)
         if self._upstream is not None or self.over:
             self._attempt = None  # it was all over before the call returned
 
@@ -577,7 +585,7 @@ class Flow:
                 and not upstream.pending
                 and not self._upload_broken
             ):
-                self._relay.pool.give_back(upstream, self.last_ns, emptied=read_bytes < READ_BYTES_MAX)
+                self._route.pool.give_back(upstream, self.last_ns, emptied=read_bytes < READ_BYTES_MAX)
             else:
                 upstream.close()
         if not self._request_end_ns:
@@ -683,21 +691,20 @@ class Flow:
         relay.bytes_up += self.request_bytes
         relay.bytes_down += self.response_bytes
         if self._tapped:
-            self._tap.close_exchange(
-                self.seq,
-                now_ns,
-                Closing(
-                    outcome=self._outcome.value,
-                    status=self.status,
-                    error=self._error,
-                    paused_ns=self.paused_ns,
-                    lag_ns=relay.lag.worst_since(self.arrival_ns),
-                    connect_ns=self._connect_ns,
-                    request_bytes=self.request_bytes,
-                    response_bytes=self.response_bytes,
-                    retries=self._retries,
-                ),
+            closing = Closing(
+                outcome=self._outcome.value,
+                status=self.status,
+                error=self._error,
+                paused_ns=self.paused_ns,
+                lag_ns=relay.lag.worst_since(self.arrival_ns),
+                connect_ns=self._connect_ns,
+                request_bytes=self.request_bytes,
+                response_bytes=self.response_bytes,
+                retries=self._retries,
             )
+            if self._dealt is not None:
+                self._dealt.sign(closing)
+            self._tap.close_exchange(self.seq, now_ns, closing)
         self._client.flow_over(
             now_ns,
             keep=self._keep_client,

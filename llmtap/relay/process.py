@@ -18,6 +18,7 @@ import uvloop
 from llmtap.log import LogSetup, set_up
 from llmtap.relay.options import RelayOptions
 from llmtap.relay.relay import Relay
+from llmtap.tap.experiment import Experiment
 from llmtap.units import decode_special
 
 __all__ = ["RelaySetup", "main"]
@@ -33,6 +34,7 @@ class RelaySetup(msgspec.Struct, kw_only=True):
     listen_fds: list[int]
     tap_path: str
     log: LogSetup
+    experiment: Experiment | None = None
 
 
 def main() -> int:
@@ -52,13 +54,15 @@ def main() -> int:
 
 async def _run(setup: RelaySetup) -> None:
     loop = asyncio.get_running_loop()
-    relay = Relay(loop, setup.options, name=setup.name, tap_path=setup.tap_path)
+    relay = Relay(loop, setup.options, name=setup.name, tap_path=setup.tap_path, experiment=setup.experiment)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     # A terminal's Ctrl-C and hang-up reach the whole group; the supervisor decides what they mean.
     loop.add_signal_handler(signal.SIGHUP, lambda: None)
     loop.add_reader(sys.stdin.fileno(), stop.set)
+    if setup.experiment is not None:
+        await relay.briefed()  # connections wait in the kernel meanwhile
     relay.start(socket.socket(fileno=fd) for fd in setup.listen_fds)
     sys.stdout.write("ready\n")
     sys.stdout.flush()

@@ -10,13 +10,16 @@ from collections.abc import Iterable
 from llmtap.clock import SystemClock
 from llmtap.net.lag import LagMeter
 from llmtap.net.listener import Listener
-from llmtap.net.pool import Pool, parse_origin
+from llmtap.net.pool import Origin, Pool, parse_origin
 from llmtap.net.stream import Timebase, open_stream
 from llmtap.net.tls import TlsStream, client_context, server_context
+from llmtap.relay.arms import ArmedFlow, ArmedFlowToHttp10, Split
 from llmtap.relay.connection import ClientConnection
-from llmtap.relay.flow import Flow
+from llmtap.relay.flow import Flow, FlowToHttp10
 from llmtap.relay.options import RelayOptions
+from llmtap.relay.route import Route
 from llmtap.tap.channel import Tap
+from llmtap.tap.experiment import Experiment, read_switch
 from llmtap.tap.frames import Hello, RelayStatus
 
 __all__ = ["Relay"]
@@ -31,6 +34,8 @@ PROBE_GRAIN_NS = 1_000_000
 KERNEL_FLOOR_NS = 50_000
 """What a kernel stamp and its mapping to the monotonic clock may be off by (measured: 13 to 18 us)."""
 WARN_EVERY_NS = 1_000_000_000
+BRIEFING_S = 0.5
+"""How long a fresh relay waits to hear whether the experiment is on; the meter answers in milliseconds."""
 
 log = logging.getLogger(__name__)
 
@@ -39,13 +44,17 @@ class Relay:
     """The data plane of one process."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, options: RelayOptions, *, name: str, tap_path: str
+        self,
+        loop: asyncio.AbstractEventLoop,
+        options: RelayOptions,
+        *,
+        name: str,
+        tap_path: str,
+        experiment: Experiment | None = None,
     ) -> None:
         self.loop = loop
         self.options = options
         self.name = name
-        self.origin = parse_origin(options.upstream, "relay.upstream")
-        self.authority = self.origin.authority if options.host == "upstream" else None
         self.adds_fields = options.request_id == "make" or options.forwarded_for or options.via
         clock = SystemClock()
         self.now_ns = clock.mono_ns
@@ -57,18 +66,20 @@ class Relay:
         else:
             self.lag = LagMeter(PROBE_GRAIN_NS, blind_ns=probe_ns)
         self._timebase = Timebase(clock, self.lag)
-        self.tap = Tap(loop, tap_path, options.tap_bytes, self._hello)
-        self.pool = Pool(
-            loop,
-            self.origin,
-            self._timebase,
-            clock=options.clock,
-            idle_max=options.upstream_idle_connections,
-            idle_ns=options.upstream_keepalive,
-            connect_ns=options.connect_timeout,
-            tls=client_context(options.upstream_ca, options.upstream_verify) if self.origin.tls else None,
-            server_name=options.upstream_server_name,
-        )
+        self.tap = Tap(loop, tap_path, options.tap_bytes, self._hello, self._on_word)
+        origin = parse_origin(options.upstream, "relay.upstream")
+        self.route = self._route_to(origin, options.upstream_server_name)
+        self.pool = self.route.pool
+        self._pools = [self.pool]
+        # What an experiment changes about a request is in other kinds of Flow: without one nothing is asked.
+        self.flow_kind: type[Flow] = Flow
+        self.flow_kind_10: type[Flow] = FlowToHttp10
+        self.split: Split | None = None
+        self._switch = 0
+        self._briefing = asyncio.Event()
+        if experiment is not None:
+            self.split = Split(experiment, name, self.route, self._arm_routes(experiment))
+            self.switch_experiment(experiment.enabled)
         self._server_tls = None
         if options.tls_certificate or options.tls_key:
             self._server_tls = server_context(options.tls_certificate or "", options.tls_key or "")
@@ -85,6 +96,57 @@ class Relay:
         self._probe: asyncio.TimerHandle | None = None
         self._probe_due_ns = 0
         self._drained = asyncio.Event()
+
+    def _route_to(self, origin: Origin, server_name: str | None) -> Route:
+        options = self.options
+        pool = Pool(
+            self.loop,
+            origin,
+            self._timebase,
+            clock=options.clock,
+            idle_max=options.upstream_idle_connections,
+            idle_ns=options.upstream_keepalive,
+            connect_ns=options.connect_timeout,
+            tls=client_context(options.upstream_ca, options.upstream_verify) if origin.tls else None,
+            server_name=server_name,
+        )
+        return Route(origin, origin.authority if options.host == "upstream" else None, pool)
+
+    def _arm_routes(self, experiment: Experiment) -> dict[str, Route]:
+        """Connections of their own for arms with an upstream of their own."""
+        routes: dict[str, Route] = {}
+        for i, arm in enumerate(experiment.arms):
+            if arm.upstream is not None:
+                origin = parse_origin(arm.upstream, f"experiment.arms[{i}].upstream")
+                routes[arm.name] = route = self._route_to(origin, None)
+                self._pools.append(route.pool)
+        return routes
+
+    # ---------------------------------------------------------------- the experiment
+
+    def switch_experiment(self, on: bool) -> None:
+        """From the next request on, deal requests to arms, or no more."""
+        on = on and self.split is not None and self.split.running()
+        self.flow_kind = ArmedFlow if on else Flow
+        self.flow_kind_10 = ArmedFlowToHttp10 if on else FlowToHttp10
+
+    def _on_word(self, word: int) -> None:
+        """The meter says whether the experiment is on; a word about another experiment says nothing here."""
+        told_id, on = read_switch(word)
+        self._briefing.set()
+        if self.split is not None and told_id == self.split.experiment.id:
+            if word != self._switch:
+                log.info("event=experiment_switched relay=%s on=%s", self.name, on)
+            self._switch = word
+            self.switch_experiment(on)
+
+    async def briefed(self) -> None:
+        """Wait for the meter's word on the experiment before the first request; not for long."""
+        self.tap.connect()
+        try:
+            await asyncio.wait_for(self._briefing.wait(), BRIEFING_S)
+        except TimeoutError:
+            log.info("event=experiment_not_briefed relay=%s", self.name)
 
     def start(self, sockets: Iterable[socket.socket]) -> None:
         """Accept from `sockets`, and look for the meter."""
@@ -182,7 +244,8 @@ class Relay:
         while True:
             await asyncio.sleep(SWEEP_S)
             now_ns = self.now_ns()
-            self.pool.sweep(now_ns)
+            for pool in self._pools:
+                pool.sweep(now_ns)
             if self.flows and self._probe is None:
                 self._start_probe()
             waiting = list(self.connections)
@@ -211,9 +274,9 @@ class Relay:
             unsettled=tap.ledger.unsettled,
             connections=len(self.connections),
             streams=len(self.flows),
-            upstream_idle=self.pool.idle,
-            upstream_connects=self.pool.connects,
-            upstream_reuses=self.pool.reuses,
+            upstream_idle=sum(pool.idle for pool in self._pools),
+            upstream_connects=sum(pool.connects for pool in self._pools),
+            upstream_reuses=sum(pool.reuses for pool in self._pools),
             accepted=self._accepted,
             refused=self._refused,
             tap_pending_bytes=tap.pending_bytes,
@@ -235,6 +298,7 @@ class Relay:
             clock=self.options.clock,
             anchor_mono_ns=anchor.mono_ns,
             anchor_wall_ns=anchor.wall_ns,
+            switch=self._switch,
         )
 
     # ---------------------------------------------------------------- the end
@@ -256,7 +320,8 @@ class Relay:
                 log.warning("event=drain_timeout relay=%s cut=%d", self.name, len(self.flows))
         for connection in list(self.connections):
             connection.kill()
-        self.pool.close()
+        for pool in self._pools:
+            pool.close()
         self.tap.status(self.status())
         await self.tap.drain(2.0)
         self.tap.close()

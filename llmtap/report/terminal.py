@@ -92,9 +92,15 @@ def _lines(summary: Mapping[str, Any]) -> Iterator[str]:
         yield "tokens     " + " · ".join(counted + ([] if rate is None else [f"{_number(rate)} output/s"]))
     smooth = summary.get("smooth_goodput") or {}
     if smooth.get("tokens_per_second") is not None:
+        of = "several readers"
+        if smooth["alpha"] is not None:
+            of = f"alpha {smooth['alpha']:g}, reader {smooth['speed_tokens_per_second']:g} tokens/s"
+        yield f"smooth     {_number(smooth['tokens_per_second'])} tokens/s goodput ({of})"
+    goodput = summary.get("goodput") or {}
+    if goodput.get("attainment") is not None:
         yield (
-            f"smooth     {_number(smooth['tokens_per_second'])} tokens/s goodput"
-            f" (alpha {smooth['alpha']:g}, reader {smooth['speed_tokens_per_second']:g} tokens/s)"
+            f"goodput    {_number(goodput['requests_per_second'])} req/s,"
+            f" {goodput['met']:,} of {goodput['counted']:,} met {goodput['objectives']}"
         )
     chunking = summary.get("chunking") or {}
     if chunking.get("events"):

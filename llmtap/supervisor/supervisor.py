@@ -19,13 +19,17 @@ from pathlib import Path
 
 import msgspec
 
+from llmtap.clock import SystemClock
 from llmtap.config import Settings, fingerprint
 from llmtap.errors import ConfigError, LlmtapError
+from llmtap.meter.tenants import host_salt
+from llmtap.meter.tokenizer import load_tokenizer
 from llmtap.net.listener import bind, is_free, parse_address
 from llmtap.net.pool import parse_origin
 from llmtap.net.tls import client_context, server_context
 from llmtap.relay.process import RelaySetup
 from llmtap.supervisor.child import Child
+from llmtap.tap.experiment import Experiment, resolve
 from llmtap.units import encode_special
 
 __all__ = ["Supervisor", "check_settings"]
@@ -64,11 +68,25 @@ def check_settings(settings: Settings) -> None:
             raise ConfigError(key, str(exc)) from None
     if relay.head_bytes < HEAD_BYTES_MIN:
         raise ConfigError("relay.head_bytes", f"no request fits in {relay.head_bytes} bytes")
+    if settings.cost.gpu_hour and not settings.cost.gpus:
+        raise ConfigError("cost.gpus", "is 0, and cost.gpu_hour has a price", "how many are there?")
+    if settings.meter.tokenizer is not None:
+        load_tokenizer(settings.meter.tokenizer)
+    if settings.otlp.ca and not os.access(settings.otlp.ca, os.R_OK):
+        raise ConfigError("otlp.ca", f"{settings.otlp.ca} cannot be read")
     for key in ("idle_timeout", "head_timeout", "connect_timeout"):
         if getattr(relay, key) <= 0:
             raise ConfigError(f"relay.{key}", "must be more than 0", "for no limit to speak of, try 365d")
-    if (origin.host, origin.port) == parse_address(relay.listen):
-        raise ConfigError("relay.upstream", "is the tap's own address: it would forward to itself")
+    if settings.experiment.enabled and not settings.experiment.arms:
+        raise ConfigError("experiment.arms", "is empty, and experiment.enabled is true", "name two arms")
+    upstreams = {"relay.upstream": origin}
+    for i, arm in enumerate(settings.experiment.arms):
+        if arm.upstream is not None:
+            place = f"experiment.arms[{i}].upstream"
+            upstreams[place] = parse_origin(arm.upstream, place)
+    for place, found in upstreams.items():
+        if (found.host, found.port) == parse_address(relay.listen):
+            raise ConfigError(place, "is the tap's own address: it would forward to itself")
     host, _ = parse_address(settings.meter.admin)
     if host not in ("127.0.0.1", "::1", "localhost") and not settings.meter.admin_token:
         raise ConfigError(
@@ -85,6 +103,14 @@ def _bind(key: str, text: str, copies: int) -> list[socket.socket]:
         return [bind(host, port, shared=True) for _ in range(copies)]
     except OSError as exc:
         raise ConfigError(key, f"cannot listen on {text}: {exc.strerror}") from None
+
+
+def _servers(settings: Settings) -> dict[str, tuple[str, int]]:
+    """Host and port of the upstream by arm; under "" of whoever has no arm, or an arm without its own."""
+    urls = {"": settings.relay.upstream}
+    urls |= {arm.name: arm.upstream for arm in settings.experiment.arms if arm.upstream is not None}
+    origins = {arm: parse_origin(url, "upstream") for arm, url in urls.items()}
+    return {arm: (origin.host, origin.port) for arm, origin in origins.items()}
 
 
 def _name_of(sock: socket.socket) -> str:
@@ -104,6 +130,9 @@ class Supervisor:
         self._reload = reload
         self._announce = announce
         self._run_id = secrets.token_hex(2)
+        self._experiment_key = secrets.token_hex(16)
+        self._tenant_salt = host_salt() or secrets.token_hex(16)
+        self._experiment = self._resolve_experiment()
         self._folder = Path(tempfile.mkdtemp(prefix="llmtap-"))
         self._sockets: list[socket.socket] = []
         self._admin: socket.socket | None = None
@@ -145,6 +174,17 @@ class Supervisor:
             self._close_sockets()
             shutil.rmtree(self._folder, ignore_errors=True)
         return 0
+
+    def _resolve_experiment(self) -> Experiment | None:
+        """The experiment of the present settings, the same for all children however often they start."""
+        experiment = resolve(self._settings.experiment, self._experiment_key, SystemClock.wall_ns())
+        if experiment is not None:
+            log.info(
+                "event=experiment name=%s enabled=%s unit=%s arms=%d key_fingerprint=%s",
+                experiment.name, experiment.enabled, experiment.unit, len(experiment.arms),
+                experiment.key_fingerprint,
+            )  # fmt: skip
+        return experiment
 
     def _spawn(self, coroutine: "asyncio._CoroutineLike[None]") -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -243,6 +283,7 @@ class Supervisor:
             listen_fds=fds,
             tap_path=self._tap_path,
             log=self._settings.log,
+            experiment=self._experiment,
         )
         line = msgspec.json.encode(setup, enc_hook=encode_special)
         return await Child.start(setup.name, "llmtap.relay", line, fds)
@@ -255,6 +296,13 @@ class Supervisor:
             "socket": self._tap_path,
             "admin_fd": fd,
             "log": self._settings.log,
+            "experiment": None if self._experiment is None else self._experiment.without_key(),
+            "otlp": self._settings.otlp,
+            "servers": _servers(self._settings),
+            "tenants": self._settings.tenants,
+            "salt": self._settings.tenants.salt or self._tenant_salt,
+            "slo": self._settings.slo,
+            "cost": self._settings.cost,
         }
         return await Child.start(
             "meter", "llmtap.meter", msgspec.json.encode(setup, enc_hook=encode_special), [fd]
@@ -303,12 +351,18 @@ class Supervisor:
                 self._sockets += [self._sockets[0].dup() for _ in range(more)]
         if settings.meter.admin != old.meter.admin:
             log.warning("event=reload_partial key=meter.admin hint='needs a restart'")
+        renewed = any(
+            getattr(settings, table) != getattr(old, table)
+            for table in ("experiment", "otlp", "tenants", "slo", "cost")
+        )
+        if settings.experiment != old.experiment:
+            self._experiment = self._resolve_experiment()
         retiring = self._relays
         await self._start_generation()
         for child in retiring.values():
             self._retire(child)
         kept = msgspec.structs.replace(settings.meter, admin=old.meter.admin)
-        if kept != old.meter and self._meter is not None:
+        if (kept != old.meter or renewed) and self._meter is not None:
             # Its watcher starts it again, with the new settings; what is under way goes unmeasured, counted.
             self._meter_renewed = True
             self._meter.signal(signal.SIGTERM)

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from llmtap.tap.frames import ACK, Closing, FrameKind, Hello, RelayStatus, pack_batch
+from llmtap.tap.frames import ACK, CONTROL, Closing, FrameKind, Hello, RelayStatus, pack_batch
 from llmtap.tap.ledger import Ledger
 
 __all__ = ["Tap"]
@@ -30,6 +30,7 @@ FRAME_BYTES: Final = 128
 # By name: an enum's member costs a look-up in its class, and its value another, for every frame.
 OPEN: Final = int(FrameKind.OPEN)
 CLOSE: Final = int(FrameKind.CLOSE)
+ARM: Final = int(FrameKind.ARM)
 
 log = logging.getLogger(__name__)
 _json = msgspec.json.Encoder()
@@ -39,12 +40,19 @@ class Tap:
     """Frames of one relay, on their way to the meter."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, path: str, bytes_max: int, hello: Callable[[], Hello]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        path: str,
+        bytes_max: int,
+        hello: Callable[[], Hello],
+        on_word: Callable[[int], None] | None = None,
     ) -> None:
+        """`on_word` is told the words that the meter sends among its acknowledgements."""
         self._loop = loop
         self._path = path
         self._bytes_max = bytes_max
         self._hello = hello
+        self._on_word = on_word
         self.ledger = Ledger()
         self._sock: socket.socket | None = None
         self._rows: list[Any] = []
@@ -70,8 +78,10 @@ class Tap:
     def connected(self) -> bool:
         return self._sock is not None
 
-    def open(self, t_ns: int, data: bytes, extra_ns: int = 0, kind: int = OPEN) -> tuple[int, bool]:
-        """Number a new exchange; True when it will be measured. `kind` is OPEN or SENT."""
+    def open(
+        self, t_ns: int, data: bytes, extra_ns: int = 0, kind: int = OPEN, arm: bytes | None = None
+    ) -> tuple[int, bool]:
+        """Number a new exchange; True when it will be measured. `kind` is OPEN or SENT; `arm`: Assigned."""
         ledger = self.ledger
         seq = ledger.open()
         if self._sock is None:
@@ -83,6 +93,8 @@ class Tap:
             return seq, False
         ledger.begin(seq)
         self._append(kind, seq, t_ns, extra_ns, data)
+        if arm is not None:
+            self._append(ARM, seq, t_ns, 0, arm)
         return seq, True
 
     def offer(self, kind: int, seq: int, t_ns: int, extra_ns: int, data: bytes = b"") -> bool:
@@ -191,8 +203,13 @@ class Tap:
         data = self._acks + data
         whole = len(data) // ACK.size * ACK.size
         self._acks = data[whole:]
-        if whole:
-            (batch_no,) = ACK.unpack_from(data, whole - ACK.size)
+        batch_no = 0
+        for (word,) in ACK.iter_unpack(data[:whole]):
+            if word < CONTROL:
+                batch_no = word
+            elif self._on_word is not None:
+                self._on_word(word)
+        if batch_no:
             while self._in_flight and self._in_flight[0][0] <= batch_no:
                 self._outstanding -= self._in_flight.popleft()[1]
             self.ledger.acknowledge(batch_no)

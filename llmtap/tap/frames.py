@@ -12,7 +12,8 @@ no object per frame:
 
 All integers are in the host's byte order: both ends are processes of one machine. The meter answers a
 batch that it has fully digested with its batch number (u64), which is how the relay knows, to the
-exchange, what was measured (see `tap/ledger.py`).
+exchange, what was measured (see `tap/ledger.py`). A u64 with the CONTROL bit is no acknowledgement but a
+word to the relay (see `tap/experiment.py`).
 """
 
 import struct
@@ -23,7 +24,18 @@ from typing import Any, Final
 
 import msgspec
 
-__all__ = ["ACK", "LAG_EDGES_NS", "BatchReader", "Closing", "FrameKind", "Hello", "RelayStatus", "pack_batch"]
+__all__ = [
+    "ACK",
+    "CONTROL",
+    "LAG_EDGES_NS",
+    "Assigned",
+    "BatchReader",
+    "Closing",
+    "FrameKind",
+    "Hello",
+    "RelayStatus",
+    "pack_batch",
+]
 
 
 LAG_EDGES_NS: Final = (
@@ -73,6 +85,9 @@ class FrameKind(IntEnum):
     extra: when the upstream's socket had taken it; data: head and body as received."""
     ANSWER = 16
     """A whole answer in one read. t: read; extra: added; data: head and body as received."""
+    ARM = 18
+    """The exchange takes part in an experiment. data: Assigned as JSON. Sent as soon as the arm is known, so
+    that a slow arm's exchanges are counted as early as a fast one's."""
 
 
 class Hello(msgspec.Struct, kw_only=True):
@@ -85,6 +100,18 @@ class Hello(msgspec.Struct, kw_only=True):
     """`mono` or `kernel`."""
     anchor_mono_ns: int
     anchor_wall_ns: int
+    switch: int = 0
+    """The last switch word it was told: a meter that has just started learns it from its relays."""
+
+
+class Assigned(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """To which arm an exchange was dealt, and as part of which unit of randomisation."""
+
+    arm: str
+    unit: str
+    """The unit's public id: a keyed hash."""
+    single: bool = False
+    """There was no conversation or tenant to be found: the request is a unit by itself."""
 
 
 class Closing(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -103,6 +130,14 @@ class Closing(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Bytes read from the client for this exchange, head included."""
     response_bytes: int = 0
     retries: int = 0
+    arm: str | None = None
+    """Of the experiment; None when the exchange took no part in one."""
+    route: str | None = None
+    """What the arm changed about this request; None: nothing."""
+    unit: str | None = None
+    """Public id of its unit of randomisation."""
+    excluded: str | None = None
+    """Why the arm's change was not made to this request, which was sent as it came."""
 
 
 class RelayStatus(msgspec.Struct, kw_only=True):
@@ -142,6 +177,8 @@ class RelayStatus(msgspec.Struct, kw_only=True):
 MAGIC: Final = 0x4C4C5402
 _HEAD: Final = struct.Struct("=IIIQ")
 ACK: Final = struct.Struct("=Q")
+CONTROL: Final = 1 << 63
+"""Batches are numbered from 1 and never get there."""
 BATCH_BYTES_MAX: Final = 64 << 20
 """A batch longer than this is not one of ours."""
 

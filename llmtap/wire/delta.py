@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["Delta", "EventClass", "TokenSource", "UsageCounts"]
+__all__ = ["Delta", "EventClass", "ServerTime", "TokenSource", "UsageCounts", "Verdict"]
 
 
 class EventClass(IntEnum):
@@ -20,8 +20,9 @@ class EventClass(IntEnum):
     Where several apply, the earliest in this order is primary.
     """
 
-    ERROR = 0
-    GUARDRAIL = 1
+    GUARDRAIL = 0
+    """First, because a guardrail that speaks through an error is a guardrail."""
+    ERROR = 1
     REFUSAL = 2
     CONTENT = 3
     TOOL_CALL = 4
@@ -40,6 +41,8 @@ class TokenSource(StrEnum):
     TOKEN_IDS = "token_ids"
     LOGPROBS = "logprobs"
     RUNNING_USAGE = "running_usage"
+    TOKENIZER = "tokenizer"
+    """Counted here by a configured tokenizer, from the text in passing."""
     CHUNKS = "chunks"
     """One token per chunk that carries text: an estimate, and named as one."""
     NONE = "none"
@@ -52,6 +55,47 @@ class UsageCounts(msgspec.Struct, gc=False):
     output: int | None = None
     reasoning: int | None = None
     cached: int | None = None
+
+
+class Verdict(msgspec.Struct, gc=False):
+    """What one event says of an intervention by a filter, a rail or a hook, or of the model's refusal.
+
+    Source: shared/dialects/dialects.md section 7.
+    """
+
+    signal: str
+    """What gave it away: `finish_reason`, `delta.refusal`, `stream_error.type`, ..."""
+    kind: str | None = None
+    """`model_refusal`, `input_guardrail` or `output_guardrail`. None where it flags and does not act, or
+    acts and does not tell in which phase: what came before then decides (`record/refusal.py`)."""
+    action: str | None = None
+    """`flagged`, `blocked`, `replaced` or `redacted`; None for the model's own refusal."""
+    phase: str | None = None
+    """`input` or `output`; None where it is not told."""
+    confidence: str = "high"
+    """`high`, `medium` or `low`."""
+    value: str | None = None
+    """The word that was decisive, from a closed set: a code or a reason, never text of a body."""
+    category: str | None = None
+    path: str | None = None
+    """Where in the event it stood, when that is worth telling."""
+    substituted: bool = False
+    """Canned text stands in place of the answer."""
+    detail: dict[str, Any] | None = None
+    """What else is known, by name."""
+
+
+class ServerTime(msgspec.Struct, gc=False):
+    """One duration that the server tells of its own work (IETF seed 000, 4.6.3 option C)."""
+
+    name: str
+    """One of `SERVER_TIMES` in `wire/server_times.py`."""
+    ms: float
+    where: str
+    """The object, or `header:NAME`, `trailer:NAME`, that held it."""
+    path: str | None = None
+    unit: str = "ms"
+    """As on the wire: `s`, `ms` or `ns`."""
 
 
 class Delta(msgspec.Struct, gc=False):
@@ -68,10 +112,12 @@ class Delta(msgspec.Struct, gc=False):
     """It carries content, and only white space."""
     reasoning: bool = False
     """It carries reasoning text, be it the primary class or not."""
+    # The fast path of openai_chat.py builds the fields up to `also` by position.
     text: str = ""
     """The text of the primary class; in passing only, nothing keeps it."""
     choices: tuple[int, ...] = ()
-    """Indexes of the choices that carry output."""
+    """Indexes of the choices that carry output. Without output: those that sent only a marker, `<think>` say,
+    which is no text and yet was generated."""
     also: tuple[EventClass, ...] = ()
     """Other classes that apply, in their order."""
     tokens: int = -1
@@ -90,6 +136,16 @@ class Delta(msgspec.Struct, gc=False):
     error_type: str | None = None
     """The error's code or type."""
     error_message: str | None = None
+    tool_call: bool = False
+    """It carries a call's name or arguments, be it the primary class or not."""
+    refusal: bool = False
+    """It carries text of the model's refusal."""
+    verdict: Verdict | None = None
+    server_times: tuple[ServerTime, ...] = ()
+    server_clock_ns: int = -1
+    """The server's own clock at this event's last token, from any zero of its own; -1 where not told."""
+    retry: bool = False
+    """A gateway began the answer again: another role, with a new id or model, behind output."""
     done: bool = False
     """It is, or carries, the end marker of its dialect."""
     parsed: bool = True

@@ -372,9 +372,11 @@ class ChunkedScanner:
     Chunk extensions are passed over, as 7.1.1 asks of a recipient that does not know them.
     """
 
-    __slots__ = ("_left", "_line", "_trailers")
+    __slots__ = ("_left", "_line", "_trailers", "trailers")
 
-    def __init__(self) -> None:
+    def __init__(self, trailers: list[bytes] | None = None) -> None:
+        self.trailers = trailers
+        """Where to put the trailer lines, for a reader that wants them."""
         self._left = 0  # of the current chunk, its CR LF included
         self._line = b""  # the part of a line that an earlier read ended with
         self._trailers = -1  # trailer lines so far; -1 before the last chunk
@@ -425,6 +427,8 @@ class ChunkedScanner:
                     raise PeerProtocolError("a trailer line is malformed")
                 if self._trailers > TRAILER_LINES_MAX:
                     raise PeerProtocolError("too many trailer lines")
+                if self.trailers is not None:
+                    self.trailers.append(line)
                 continue
             size = _SIZES.get(line, -1)
             if size < 0:
@@ -442,10 +446,12 @@ class ChunkedScanner:
 class ChunkedDecoder:
     """The payload of a chunked body."""
 
-    __slots__ = ("_scanner", "done")
+    __slots__ = ("_scanner", "done", "trailers")
 
     def __init__(self) -> None:
-        self._scanner = ChunkedScanner()
+        self.trailers: list[bytes] = []
+        """Lines of the trailer section as read, at most `TRAILER_LINES_MAX`."""
+        self._scanner = ChunkedScanner(self.trailers)
         self.done = False
 
     def feed(self, data: bytes) -> bytes:

@@ -225,6 +225,10 @@ class SseParser:
                 self._event = line[7:] if line.startswith(b" ", 6) else line[6:]
             elif line == b"event":
                 self._event = b""
+            elif line.startswith(b"error:"):
+                # No field of the standard: llama.cpp named it so before ggml-org/llama.cpp#16109.
+                self._event = b"error"
+                self._data.append(line[7:] if line.startswith(b" ", 6) else line[6:])
 
     def _dispatch(self, end: int, out: list[SseEvent]) -> None:
         """Ends the block."""

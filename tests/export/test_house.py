@@ -1,4 +1,4 @@
-from llmtap.export.house import MeterState, RelayState, collect_meter, collect_relays
+from llmtap.export.house import ExporterState, MeterState, RelayState, collect_meter, collect_relays
 from tests.support.relay_status import relay_status
 
 
@@ -43,3 +43,20 @@ def test_the_meter_counts_its_own_failures() -> None:
     assert found["llmtap_label_overflow_total", "model"] == 4
     assert found["llmtap_meter_frames_total",] == 9
     assert found["llmtap_smooth_goodput_tokens_per_second", "1m"] == -1.5
+
+
+def test_exporters_tell_what_they_sent_and_what_they_dropped() -> None:
+    otlp = ExporterState("otlp", sent=5, queued=2, failures=3, dropped={"queue_full": 4})
+    found = {
+        (s.name, *s.labels.values()): s.value
+        for family in collect_meter(MeterState(exporters=[otlp]))
+        for s in family.samples
+        if s.name.startswith("llmtap_export")
+    }
+    assert found == {
+        ("llmtap_export_sent_total", "otlp"): 5,
+        ("llmtap_export_dropped_total", "otlp", "queue_full"): 4,
+        ("llmtap_export_failures_total", "otlp"): 3,
+        ("llmtap_export_queued_spans", "otlp"): 2,
+    }
+    assert not [f for f in collect_meter(MeterState()) if f.name.startswith("llmtap_export")]

@@ -90,6 +90,24 @@ def test_the_summary_is_of_the_window_or_of_everything() -> None:
     play(scene)
 
 
+def test_every_window_can_be_asked_for_by_name_or_length_and_split_as_wanted() -> None:
+    async def scene(tally: Tally, client: Client) -> None:
+        tally.ended(streamed(100, 140))
+        tally.clock.advance(30 * S)  # type: ignore[attr-defined]
+        tally.ended(streamed(100, 140, tenant="b"))
+        for asked, name, n in (("10s", "10s", 1), ("60s", "1m", 2), ("300s", "5m", 2), ("1h", "1h", 2)):
+            _, out = await get(client, f"/api/v1/summary?window={asked}")
+            assert (out["window"]["name"], out["n"]) == (name, n)
+            assert out["by"].keys() == {"tenant", "model", "arm", "class"}
+        _, out = await get(client, "/api/v1/summary?by=none")
+        assert out["by"] == {}
+        _, out = await get(client, "/api/v1/summary?by=series,tenant")
+        assert [(part["tenant"], part["n"]) for part in out["by"]["series"]] == [("b", 1), ("default", 1)]
+        assert out["by"]["tenant"].keys() == {"b", "default"}
+
+    play(scene)
+
+
 def test_exchanges_are_filtered_paged_and_with_events_on_request() -> None:
     async def scene(tally: Tally, client: Client) -> None:
         for seq in range(1, 6):
@@ -112,7 +130,9 @@ def test_exchanges_are_filtered_paged_and_with_events_on_request() -> None:
     ("path", "field"),
     [("/api/v1/exchanges?limit=0", "limit"), ("/api/v1/exchanges?colour=red", "colour"),
      ("/api/v1/exchanges?status=1&status=2", "status"), ("/api/v1/exchanges?outcome=fine", "outcome"),
-     ("/api/v1/summary?window=2m", "window"), ("/api/v1/summary?since=1", "since")],
+     ("/api/v1/summary?window=2m", "window"), ("/api/v1/summary?since=1", "since"),
+     ("/api/v1/summary?by=tenant,colour", "by"), ("/api/v1/summary?certain=perhaps", "certain"),
+     ("/api/v1/exchanges?certain=2", "certain")],
 )  # fmt: skip
 def test_a_query_that_cannot_be_is_told_its_field(path: str, field: str) -> None:
     async def scene(tally: Tally, client: Client) -> None:
@@ -154,7 +174,7 @@ def test_health_answers_while_metrics_are_rendered(monkeypatch: pytest.MonkeyPat
             return (b"in time\n" if healthy.wait(5) else b"too late\n"), "text/plain"
 
     async def scene(tally: Tally, client: Client) -> None:
-        monkeypatch.setattr(tally, "freeze", lambda: Slow("", {}, {}, {}, 0, (), MeterState()))
+        monkeypatch.setattr(tally, "freeze", lambda: Slow("", {}, [], {}, 0, (), MeterState()))
         rendering = asyncio.ensure_future(client.get("/metrics"))
         await asyncio.sleep(0.01)
         assert (await client.get("/healthz")).status == 200

@@ -5,6 +5,7 @@ import pytest
 from llmtap.meter.assembler import Assembler
 from llmtap.metrics.latency import metrics_of
 from llmtap.record.exchange import Exchange
+from llmtap.record.observer import Observer
 from llmtap.record.outcome import Outcome, TokenSource
 from llmtap.tap.frames import FrameKind, Hello, RelayStatus
 from tests.support.relay_status import relay_status
@@ -21,6 +22,11 @@ class Ear:
         self.statuses: list[tuple[str, RelayStatus]] = []
         self.failures: list[str] = []
         self.live = 0
+
+    def observe(
+        self, relay: str, seq: int, arrival_ns: int, arrival_wall_ns: int, head: bytes, clock: str
+    ) -> Observer:
+        return Observer(relay, seq, arrival_ns, arrival_wall_ns, head, clock)
 
     def opened(self) -> None:
         self.live += 1
@@ -103,10 +109,13 @@ def test_an_observer_that_raises_costs_only_its_exchange(where: str) -> None:
 
     setattr(Broken, where, fail)
 
-    def observe(relay: str, seq: int, *args: Any) -> Observer:
-        return (Broken if seq == 1 else Observer)(relay, seq, *args)
+    class Unlucky(Ear):
+        def observe(self, relay: str, seq: int, *args: Any) -> Observer:
+            return (Broken if seq == 1 else Observer)(relay, seq, *args)
 
-    ear, assembler = digest(Script().stream(1).stream(2), observe=observe)
+    ear = Unlucky()
+    assembler = Assembler(HELLO, ear)
+    assembler.digest(Script().stream(1).stream(2).frames())
     assert ear.failures == ["ZeroDivisionError"]
     assert [x.seq for x in ear.exchanges] == [2]
     assert (len(assembler), ear.live) == (0, 0)

@@ -2,7 +2,8 @@ import json
 
 import pytest
 
-from llmtap.meter.kept import BadQuery, Kept, Query, to_json
+from llmtap.meter.kept import BadQuery, Kept, Query
+from llmtap.metrics.deadlines import Benefit
 from llmtap.record.exchange import Exchange
 from llmtap.record.outcome import Outcome
 from tests.support.streams import streamed
@@ -85,8 +86,9 @@ def test_a_query_that_cannot_be_names_its_field(field: str, value: str) -> None:
 
 
 def test_as_json_an_exchange_has_its_metrics_and_on_request_its_events() -> None:
-    found, cursor = ring(2).find(Query(limit=1))
-    answer = json.loads(to_json(found, cursor, events=True))
+    kept = ring(2)
+    found, cursor = kept.find(Query(limit=1))
+    answer = json.loads(kept.to_json(found, cursor, events=True))
     assert answer["next"] == "2"
     (x,) = answer["exchanges"]
     assert (x["id"], x["outcome"], x["metrics"]["ttft"], x["metrics"]["tbc_max"]) == (
@@ -97,4 +99,20 @@ def test_as_json_an_exchange_has_its_metrics_and_on_request_its_events() -> None
     )
     assert x["chunking"]["content_events"] == 2
     assert [event["t"] for event in x["events"]] == [0.1, 0.14]
-    assert "events" not in json.loads(to_json(found, cursor, events=False))["exchanges"][0]
+    assert "events" not in json.loads(kept.to_json(found, cursor, events=False))["exchanges"][0]
+
+
+def test_what_is_uncertain_can_be_left_out_and_asked_for() -> None:
+    kept = ring(3)
+    for _, x in kept._ring:
+        x.uncertain = x.seq == 2
+    assert [x.seq for x in kept.find(Query.parse({"certain": "1"}))[0]] == [3, 1]
+    assert [x.seq for x in kept.find(Query.parse({"certain": "0"}))[0]] == [3, 2, 1]
+    assert [x.seq for x in kept.find(Query.parse({"uncertain": "1"}))[0]] == [2]
+
+
+def test_a_reader_of_another_speed_waits_otherwise() -> None:
+    kept = Kept(2, benefit=Benefit.at_speed(10.0))
+    kept.add(streamed(100, 140))
+    (x,) = json.loads(kept.to_json(*kept.find(Query()), events=False))["exchanges"]
+    assert x["metrics"]["smooth_benefit"] == 2 - 5 * 0.1

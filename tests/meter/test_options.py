@@ -2,7 +2,8 @@ import msgspec
 import pytest
 
 from llmtap.errors import ConfigError
-from llmtap.meter.options import MeterOptions, split_address
+from llmtap.meter.options import CostOptions, MeterOptions, split_address
+from llmtap.metrics.deadlines import Benefit
 from llmtap.units import Duration, decode_special, encode_special
 
 
@@ -12,7 +13,7 @@ def test_the_defaults_are_those_of_the_design() -> None:
 
 
 def test_options_travel_between_processes() -> None:
-    options = MeterOptions(admin="[::1]:0", window=Duration(5_000_000_000), priority="normal")
+    options = MeterOptions(admin="[::1]:0", window=Duration(10_000_000_000), priority="normal")
     line = msgspec.json.encode(options, enc_hook=encode_special)
     assert msgspec.json.decode(line, type=MeterOptions, dec_hook=decode_special) == options
 
@@ -40,9 +41,34 @@ def test_a_token_is_visible_ascii(token: str) -> None:
         MeterOptions(admin_token=token)
 
 
-def test_a_window_has_room_for_its_slices() -> None:
-    with pytest.raises(ConfigError, match=r"meter\.window"):
-        MeterOptions(window=Duration(5))
+def test_a_window_is_one_of_those_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"meter\.window.*\n.*10s, 1m, 5m, 1h"):
+        MeterOptions(window=Duration(90_000_000_000))
+    assert MeterOptions(window=Duration(3_600_000_000_000)).window_name == "1h"
+
+
+def test_our_words_of_a_refusal_can_be_kept_left_out_and_added_to() -> None:
+    ours = MeterOptions().patterns
+    assert len(ours) > 3
+    assert MeterOptions(refusal_patterns=()).patterns == ()
+    (*kept, mine) = MeterOptions(refusal_patterns=("default", "^nope")).patterns
+    assert tuple(kept) == ours
+    assert mine.match("Nope, not this")
+    with pytest.raises(ConfigError, match=r"meter\.refusal_patterns\[1\].*no regular expression"):
+        MeterOptions(refusal_patterns=("default", "(unclosed"))
+
+
+def test_the_reader_is_who_the_options_say() -> None:
+    assert MeterOptions().benefit == Benefit()
+    benefit = MeterOptions(alpha=2.0, reader_tokens_per_second=10.0, idle_cost="tokens").benefit
+    assert benefit == Benefit(2.0, 100_000_000, "tokens")
+
+
+def test_without_a_price_there_is_none() -> None:
+    assert CostOptions().price is None
+    price = CostOptions(gpus=8, gpu_hour=2.5, input_million=0.1).price
+    assert price is not None
+    assert (price.gpus, price.per_gpu_hour, price.per_million_input) == (8, 2.5, 0.1)
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ async def ack(reader: asyncio.StreamReader) -> int:
 
 
 def n(tally: Tally) -> object:
-    return tally.summary(everything=True)()["n"]
+    return tally.summary("all")()["n"]
 
 
 def test_an_acknowledged_batch_is_in_the_summary(tmp_path: Path) -> None:

@@ -1,10 +1,15 @@
 import logging
+from typing import Any
 
 import pytest
 
 from llmtap.clock import ManualClock
-from llmtap.meter.options import MeterOptions
+from llmtap.meter.kept import Query
+from llmtap.meter.options import MeterOptions, SloOptions, TenantOptions
 from llmtap.meter.tally import Tally
+from llmtap.metrics.cost import Price
+from llmtap.metrics.latency import Measured
+from llmtap.record.exchange import Exchange
 from llmtap.record.outcome import Outcome
 from llmtap.tap.frames import Hello
 from tests.support.relay_status import relay_status
@@ -23,8 +28,8 @@ def test_an_exchange_is_counted_everywhere_once() -> None:
     assert t.live == 1
     t.ended(streamed(100, 140))
     assert (t.live, len(t.kept)) == (0, 1)
-    assert t.summary(everything=False)()["n"] == 1
-    assert t.summary(everything=True)()["n"] == 1
+    assert t.summary()()["n"] == 1
+    assert t.summary("all")()["n"] == 1
     body, _ = t.freeze().render()
     assert b'llmtap_exchanges_total{model="m",outcome="complete",tenant="default"} 1.0' in body
 
@@ -33,7 +38,7 @@ def test_labels_beyond_the_bound_are_other() -> None:
     t = tally(models_max=1)
     for model in ("a", "b", "c"):
         t.ended(streamed(100, model=model))
-    by = t.summary(everything=False)()["by"]
+    by = t.summary()()["by"]
     assert isinstance(by, dict)
     assert {name: part["n"] for name, part in by["model"].items()} == {"a": 1, "other": 2}
     body, _ = t.freeze().render()
@@ -51,7 +56,7 @@ def test_failures_are_counted_always_and_told_once_for_each_kind(caplog: pytest.
         "kind=ValueError",
         "kind=bad_batch",
     ]
-    assert t.summary(everything=False)()["meter_errors"] == t.errors
+    assert t.summary()()["meter_errors"] == t.errors
 
 
 def test_one_line_for_each_exchange_at_info(caplog: pytest.LogCaptureFixture) -> None:
@@ -68,8 +73,89 @@ def test_a_relays_status_reaches_summary_and_exposition() -> None:
     t = tally()
     t.relays.join(Hello(relay="r0", pid=1, clock="mono", anchor_mono_ns=0, anchor_wall_ns=0))
     t.status("r0", relay_status(opened=4, measured=3, unsettled=1, lag_ns_max=2_000_000))
-    out = t.summary(everything=False)()
+    out = t.summary()()
     assert isinstance(out["relays"], dict)
     assert out["relays"]["r0"]["opened"] == 4
     assert out["uncertainty"] == 0.002
     assert b'llmtap_relay_exchanges_total{relay="r0"} 4.0' in t.freeze().render()[0]
+
+
+def test_listeners_are_told_of_each_exchange_and_their_trouble_is_counted() -> None:
+    t, told = tally(), []
+
+    def broken(x: Exchange, m: Measured) -> None:
+        raise RuntimeError("odd")
+
+    t.listeners += [broken, lambda x, m: told.append((x.id, m.ttft_ns))]
+    t.ended(streamed(100, 140))
+    assert told == [("r-1", 100_000_000)]
+    assert t.errors == {"listener": 1}
+
+
+def told(t: Tally, window: str = "1m", **how: Any) -> Any:
+    return t.summary(window, **how)()
+
+
+def test_a_tenants_class_judges_it_and_its_own_name_stays_out_when_there_is_no_room() -> None:
+    slos = {
+        "gold": SloOptions(objectives="ttft:50ms", tenants=("vip-*",)),
+        "rest": SloOptions(objectives="ttft:1s"),
+    }
+    t = Tally(MeterOptions(), ManualClock(now_ns=S), tenants=TenantOptions(max=1), slos=slos)
+    for tenant in ("a", "vip-1", "vip-2"):
+        t.ended(streamed(100, 140, tenant=tenant))
+    out = told(t, by=("tenant", "class"))
+    assert {name: part["n"] for name, part in out["by"]["tenant"].items()} == {"a": 1, "other": 2}
+    assert {name: part["goodput"]["met"] for name, part in out["by"]["class"].items()} == {
+        "gold": 0,
+        "rest": 1,
+    }
+    assert out["slo"]["gold"]["by"]["tenant"].keys() == {"other"}
+    body, _ = t.freeze().render()
+    assert b'llmtap_slo_events_total{slo="gold",tenant="other"} 2.0' in body
+    assert b'kind="content",model="m",tenant="a",le="0.05"} 0.0' in body
+
+
+def test_names_that_the_configuration_tells_have_their_place() -> None:
+    slos = {"gold": SloOptions(objectives="ttft:50ms", tenants=("vip",))}
+    tenants = TenantOptions(max=2, names={"key-1": "acme"})
+    t = Tally(MeterOptions(), ManualClock(), tenants=tenants, slos=slos)
+    for tenant in ("a", "b", "vip", "acme", "default"):
+        t.ended(streamed(100, tenant=tenant))
+    assert told(t)["by"]["tenant"].keys() == {"other", "vip", "acme", "default"}
+
+
+def test_wide_stamps_are_flagged_counted_and_left_out_on_request() -> None:
+    t = tally(uncertainty_limit=5_000_000)
+    for lag_ns in (5_000_000, 5_000_001):
+        x = streamed(100, 140)
+        x.uncertainty_ns = lag_ns
+        t.ended(x)
+    assert [x.uncertain for x in t.kept.find(Query())[0]] == [True, False]
+    assert told(t)["uncertain"] == {"n": 1, "included": True, "limit": 0.005}
+    assert (told(t)["n"], told(t, certain=True)["n"]) == (2, 1)
+    assert told(t, certain=True)["uncertainty"] == 0.005
+    assert b'llmtap_uncertain_exchanges_total{model="m",tenant="default"} 1.0' in t.freeze().render()[0]
+
+
+def test_the_reader_and_the_price_reach_the_summary() -> None:
+    t = Tally(MeterOptions(alpha=2.0), ManualClock(now_ns=S), price=Price(gpus=1, per_million_output=1e6))
+    t.ended(streamed(100, 140, 180))
+    out = told(t)
+    assert out["smooth_goodput"]["alpha"] == 2.0
+    assert out["metrics"]["smooth_benefit"]["mean"] == pytest.approx(3 - 2 * 0.1)
+    assert out["cost"]["spent"] == 3.0
+    assert b"output tokens - 2 x user idle latency" in t.freeze().render()[0]
+
+
+def test_an_arm_is_a_part_and_a_label() -> None:
+    t = tally()
+    x = streamed(100, 140)
+    x.arm = "guarded"
+    t.ended(x)
+    t.ended(streamed(100, 140))
+    assert {name: part["n"] for name, part in told(t)["by"]["arm"].items()} == {"guarded": 1}
+    assert (
+        b'llmtap_exchanges_total{arm="guarded",model="m",outcome="complete",tenant="default"} 1.0'
+        in (t.freeze().render()[0])
+    )

@@ -42,6 +42,45 @@ def test_negative_values_keep_their_order(recorded: list[int]) -> None:
     check_against_sort(Histogram(recorded), recorded)
 
 
+@given(signed, values)
+def test_packing_loses_nothing(recorded: list[int], later: list[int]) -> None:
+    histogram = Histogram(recorded)
+    unread = histogram.to_bytes()
+    loose = histogram.percentiles(SHARES)
+    for packed in (unread, histogram.to_bytes()):
+        twin = Histogram()
+        twin.merge_bytes(packed)
+        assert twin.percentiles(SHARES) == loose
+        check_against_sort(twin, recorded)
+        assert twin.count(recorded[0]) == Histogram(recorded).count(recorded[0])
+        merged = Histogram(later)
+        merged.merge_bytes(packed)
+        check_against_sort(merged, recorded + later)
+    check_against_sort(histogram, recorded)
+
+
+def test_large_counts_and_sums_are_packed_too() -> None:
+    histogram = Histogram([5] * 300 + [2**62] * 70_000)
+    twin = Histogram()
+    twin.merge_bytes(histogram.to_bytes())
+    assert (twin.n, twin.total, twin.count(5)) == (70_300, 1_500 + 70_000 * 2**62, 300)
+    assert len(histogram.to_bytes()) < 70
+
+
+def test_what_is_merged_stays_as_it_was() -> None:
+    source = Histogram(range(700))
+    source.record(3)
+    before = source.n, source._pending.copy()
+    Histogram([1]).merge(source)
+    assert (source.n, source._pending) == before
+
+
+def test_packing_nothing_is_nothing() -> None:
+    histogram = Histogram()
+    histogram.merge_bytes(Histogram().to_bytes())
+    assert (histogram.n, histogram.percentile(0.5), histogram.count(5)) == (0, None, 0)
+
+
 @given(st.lists(values, max_size=5))
 def test_merging_equals_recording_together(parts: list[list[int]]) -> None:
     merged = Histogram()

@@ -1,12 +1,19 @@
-import json
-from pathlib import Path
-
 import pytest
 
 from llmtap.metrics.histogram import Histogram
-from llmtap.metrics.statistics import marks, percentile, summarise_ns
-
-ORACLE = Path(__file__).resolve().parents[3] / "shared" / "oracle" / "ietf_cases.json"
+from llmtap.metrics.statistics import (
+    EXPONENTIAL_TAIL_RATIO,
+    PERCENTILE_RULES,
+    deviation,
+    lognormal_sigma,
+    lognormal_tail_ratio,
+    marks,
+    mean,
+    percentile,
+    percentile_by,
+    summarise_ns,
+    tail_ratio,
+)
 
 
 @pytest.mark.parametrize(
@@ -20,13 +27,47 @@ def test_percentiles_interpolate_between_order_statistics(
     assert percentile(ordered, share) == (None if expected is None else pytest.approx(expected))
 
 
-@pytest.mark.skipif(not ORACLE.exists(), reason="the oracle is not at hand")
-def test_the_rule_is_the_oracles_linear_one() -> None:
-    case = json.loads(ORACLE.read_text())["cases"][0]
-    ordered = sorted(case["input"]["ttft_ms"])
-    linear = case["expected"]["by_method"]["linear (numpy default, type 7)"]
-    for name, expected in linear.items():
-        assert percentile(ordered, float(name[1:]) / 100) == pytest.approx(expected)
+# Oracle S1: ten TTFTs in ms.
+TEN = [95, 97, 99, 101, 108, 120, 133, 142, 310, 2050]
+
+
+@pytest.mark.parametrize(
+    ("rule", "p50", "p90", "p95", "p99"),
+    [("linear", 114, 484, 1267, 1893.4), ("nearest_rank", 108, 310, 2050, 2050),
+     ("hazen", 114, 1180, 2050, 2050), ("weibull", 114, 1876, 2050, 2050),
+     ("median_unbiased", 114, 1412, 2050, 2050), ("higher", 120, 2050, 2050, 2050),
+     ("lower", 108, 310, 310, 310), ("nearest", 108, 310, 2050, 2050)],
+)  # fmt: skip
+def test_every_rule_of_others_is_known(rule: str, p50: float, p90: float, p95: float, p99: float) -> None:
+    assert rule in PERCENTILE_RULES
+    found = [percentile_by(rule, TEN, p) for p in (0.5, 0.9, 0.95, 0.99)]
+    assert found == pytest.approx([p50, p90, p95, p99])
+
+
+@pytest.mark.parametrize("rule", PERCENTILE_RULES)
+def test_every_rule_has_its_ends(rule: str) -> None:
+    assert percentile_by(rule, [], 0.5) is None
+    assert percentile_by(rule, [42.0], 0.99) == 42.0
+    assert (percentile_by(rule, TEN, 0.0), percentile_by(rule, TEN, 1.0)) == (95, 2050)
+
+
+def test_the_nearest_rank_is_not_moved_by_rounding() -> None:
+    hundred = list(range(1, 101))
+    assert [percentile_by("nearest_rank", hundred, p / 100) for p in hundred] == hundred
+
+
+def test_deviations_of_a_population_and_of_a_sample() -> None:
+    assert (deviation([2, 4, 4, 4, 5, 5, 7, 9]), mean([1, 2, 6])) == (2.0, 3.0)
+    assert deviation([2, 4, 4, 4, 5, 5, 7, 9], sample=True) == pytest.approx((32 / 7) ** 0.5)
+    assert (deviation([5]), deviation([5], sample=True), deviation([]), mean([])) == (0.0, None, None, None)
+
+
+def test_tails_have_reference_points() -> None:
+    assert tail_ratio(38, 124) == pytest.approx(3.26315789474, abs=1e-11)  # Table 6 prints 3.26
+    assert pytest.approx(6.64385618977, abs=1e-11) == EXPONENTIAL_TAIL_RATIO
+    assert lognormal_sigma(3.26315789474) == pytest.approx(0.508391465901, abs=1e-12)
+    assert lognormal_tail_ratio(lognormal_sigma(5.0)) == pytest.approx(5.0)
+    assert (tail_ratio(None, 1), tail_ratio(1, None), tail_ratio(0, 1)) == (None, None, None)
 
 
 @pytest.mark.parametrize(

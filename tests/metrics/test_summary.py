@@ -1,7 +1,13 @@
+from array import array
+
 import pytest
 
+from llmtap.metrics.cost import Price
+from llmtap.metrics.deadlines import Benefit
+from llmtap.metrics.latency import measure
+from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.summary import METRICS, Summary
-from llmtap.record.exchange import Added, EventLog, Exchange, Timeline, Tokens
+from llmtap.record.exchange import OUTPUT, Added, EventLog, Exchange, Timeline, Tokens
 from llmtap.record.outcome import EventClass, Outcome, TokenSource
 
 MS = 1_000_000
@@ -12,9 +18,10 @@ def stream(times_ms: list[int], *, tokens: int = 1, outcome: Outcome = Outcome.C
     """A streamed answer with a chunk of `tokens` tokens at each time, submitted at 0."""
     log = EventLog()
     for t in times_ms:
-        log.add(t * MS, EventClass.CONTENT, 100, tokens, False)
+        log.add(t * MS, EventClass.CONTENT, 100, tokens, OUTPUT)
     t = Timeline(
-        arrival_ns=0, submit_ns=0, first_byte_ns=log.t_ns[0], first_token_ns=log.t_ns[0],
+        arrival_ns=0, submit_ns=0, first_byte_ns=log.t_ns[0], first_any_ns=log.t_ns[0],
+        first_token_ns=log.t_ns[0],
         first_content_ns=log.t_ns[0], last_token_ns=log.t_ns[-1], response_end_ns=log.t_ns[-1], events=log,
     )  # fmt: skip
     x = Exchange(relay="r", seq=1, arrival_wall_ns=0, timeline=t, stream=True, outcome=outcome)
@@ -44,8 +51,10 @@ def test_streams_fill_every_metric() -> None:
     metrics = out["metrics"]
     assert isinstance(metrics, dict)
     assert {name: m["n"] for name, m in metrics.items()} == {
-        "ttft": 2, "ttft_any": 2, "ttfb": 2, "tpot": 2, "e2e": 2, "user_idle": 2, "tbc_max": 2, "jitter": 2,
-        "smooth_benefit": 2, "tbc": 4, "itl": 4,
+        "ttft": 2, "ttft_any": 2, "ttft_reasoning": 0, "ttft_tool_call": 0, "first_event": 2, "ttfb": 2,
+        "tpot": 2, "e2e": 2, "user_idle": 2, "user_idle_from_first_token": 2, "tbc_max": 2, "jitter": 2,
+        "smooth_benefit": 2, "fluidity_index_doc": 0, "fluidity_index_code": 0, "qoe_area_step": 0,
+        "tbc": 4, "itl": 4, "itl_server": 0,
     }  # fmt: skip
     assert metrics["ttft"]["mean"] == pytest.approx(0.2)
     assert metrics["tbc"]["max"] == 0.03
@@ -54,12 +63,12 @@ def test_streams_fill_every_metric() -> None:
     assert (metrics["smooth_benefit"]["min"], metrics["smooth_benefit"]["max"]) == (1.5, 2.5)
     assert out["smooth_goodput"] == {
         "tokens_per_second": pytest.approx(0.4), "n": 2, "alpha": 5.0, "speed_tokens_per_second": 20.0,
-        "idle": "A0: max(t_i - submit - V(i-1)), f(l) = l in seconds",
+        "idle": "max(t_i - submit - V(i-1)), f(l) = l in seconds",
     }  # fmt: skip
-    assert out["goodput"] is None
+    assert (out["goodput"], out["cost"], out["clock_disagreement"]) == (None, None, {})
     assert out["tokens"] == {
         "input": 14, "output": 6, "reasoning": None, "cached": None, "output_per_second": 0.6,
-        "source": {"token_ids": 2},
+        "source": {"token_ids": 2}, "cancelled": None, "after_cancel": None,
     }  # fmt: skip
 
 
@@ -102,7 +111,120 @@ def test_chunking_says_how_the_answers_were_cut() -> None:
     assert out["chunking"] == {
         "events": 4, "content_events": 4, "reads": 4, "events_per_read": 1.0, "tokens_per_chunk_mean": 2.0,
         "tokens_per_chunk_max": 5, "single_token_share": 0.75, "chunks_with_known_tokens": 4,
+        "bytes_per_event_mean": 100.0, "bursts": {"n": 0, "streams": 0, "events": 0, "hold_max": None},
     }  # fmt: skip
+
+
+def test_bursts_are_summed_up() -> None:
+    held, steady = stream([0, 10, 20, 30, 130, 130, 130]), stream([0, 10, 20])
+    worse = stream([0, 10, 20, 30, 430, 430, 430, 430])
+    out = summary_of(held, steady, worse).to_dict(WINDOW, 1.0)
+    assert isinstance(out["chunking"], dict)
+    assert out["chunking"]["bursts"] == {"n": 2, "streams": 2, "events": 7, "hold_max": 0.4}
+
+
+def test_goodput_is_of_the_summarys_objectives() -> None:
+    summary = Summary(Objectives.parse("ttft:200ms tpot:50ms"))
+    for x in (stream([100, 120]), stream([300, 320]), stream([100, 120, 140], tokens=5)):
+        summary.add(x)
+    out = summary.to_dict(WINDOW, 10.0)
+    goodput = out["goodput"]
+    assert isinstance(goodput, dict)
+    assert (goodput["objectives"], goodput["met"], goodput["counted"]) == ("ttft:200ms tpot:50ms", 2, 3)
+    assert (goodput["requests_per_second"], goodput["tokens_per_second"]) == (0.2, 1.7)
+    assert isinstance(out["metrics"], dict)
+    assert out["metrics"]["fluidity_index_code"]["n"] == 3
+    assert out["metrics"]["fluidity_index_code"]["max"] == 1.0
+    assert out["metrics"]["qoe_area_step"]["n"] == 3
+    assert summary.copy().to_dict(WINDOW, 10.0) == out
+
+
+def test_smooth_goodput_says_for_which_reader() -> None:
+    fast, slow = Benefit.at_speed(100, alpha=1), Benefit.at_speed(10, f="tokens")
+    x = stream([100, 120, 150])
+    summary = Summary()
+    summary.add(x, measure(x, fast))
+    out = summary.to_dict(WINDOW, 1.0)["smooth_goodput"]
+    assert isinstance(out, dict)
+    # Read at 10 ms a token the third is due at 120 and comes at 150: 30 ms after the first 100.
+    assert out["tokens_per_second"] == pytest.approx(3 - 0.13)
+    assert (out["alpha"], out["speed_tokens_per_second"]) == (1, 100.0)
+    summary.add(x, measure(x, slow))
+    summary.add(x, measure(x, fast))
+    out = summary.to_dict(WINDOW, 1.0)["smooth_goodput"]
+    assert isinstance(out, dict)
+    assert (out["alpha"], out["speed_tokens_per_second"]) == (None, None)
+    assert out["idle"] == "max(t_i - submit - V(i-1)), several f"
+    assert out["readers"] == [
+        {"alpha": 1, "speed_tokens_per_second": 100.0, "f": "f(l) = l in seconds"},
+        {"alpha": 5.0, "speed_tokens_per_second": 10.0, "f": "f(l) = l / V in tokens"},
+    ]
+
+
+def test_streams_without_a_token_are_counted_by_reason() -> None:
+    def silent(outcome: Outcome) -> Exchange:
+        x = stream([1], outcome=outcome)
+        x.timeline.events = EventLog()
+        return x
+
+    blocked = silent(Outcome.REFUSED)
+    blocked.refusal = {"kind": "input_guardrail"}
+    out = summary_of(
+        stream([1]),
+        silent(Outcome.COMPLETE),
+        blocked,
+        silent(Outcome.TRUNCATED),
+        silent(Outcome.UPSTREAM_ERROR),
+    ).to_dict(WINDOW, 1.0)
+    assert out["no_token"] == {"n": 4, "reasons": {"empty": 1, "error": 2, "guardrail": 1}}
+
+
+def test_tokens_of_clients_that_left_are_told_apart() -> None:
+    left = stream([10, 20, 30, 40], tokens=3, outcome=Outcome.CLIENT_CANCELLED)
+    left.timeline.delivered_ns = 25 * MS
+    tokens = summary_of(left, stream([1])).to_dict(WINDOW, 1.0)["tokens"]
+    assert isinstance(tokens, dict)
+    assert (tokens["output"], tokens["cancelled"], tokens["after_cancel"]) == (13, 6, 6)
+
+
+def test_the_servers_clock_is_compared_with_ours() -> None:
+    x, y = stream([100, 120]), stream([100, 120])
+    x.server_timing = [{"name": "ttft", "ms": 90, "where": "usage"}]
+    y.server_timing = [{"name": "ttft", "ms": 130, "where": "usage"}]
+    x.server_gaps_ns = array("q", [19 * MS])
+    out = summary_of(x, y).to_dict(WINDOW, 1.0)
+    disagreement, metrics = out["clock_disagreement"], out["metrics"]
+    assert isinstance(disagreement, dict)
+    assert isinstance(metrics, dict)
+    assert disagreement.keys() == {"ttft"}
+    assert (disagreement["ttft"]["n"], disagreement["ttft"]["min"], disagreement["ttft"]["max"]) == (
+        2,
+        -0.03,
+        0.01,
+    )
+    assert (metrics["itl_server"]["n"], metrics["itl_server"]["max"], metrics["itl_server"]["option"]) == (
+        1, 0.019, "C",
+    )  # fmt: skip
+    assert metrics["itl"]["policy"] == {
+        "C (the server's stamps) beside direct (single-token chunks); tokens by token_ids": 1,
+        "direct (single-token chunks); tokens by token_ids": 1,
+    }
+
+
+def test_a_price_makes_a_cost() -> None:
+    summary = summary_of(stream([100, 120]))
+    cost = summary.to_dict(WINDOW, 10.0, price=Price(gpus=2, per_gpu_hour=36))["cost"]
+    assert isinstance(cost, dict)
+    assert (cost["spent"], cost["per_output_token"], cost["per_good_token"]) == (
+        pytest.approx(0.2),
+        pytest.approx(0.1),
+        None,
+    )
+    summary = Summary(Objectives.parse("ttft:1s"))
+    summary.add(stream([100, 120]))
+    cost = summary.to_dict(WINDOW, 10.0, price=Price(gpus=2, per_gpu_hour=36))["cost"]
+    assert isinstance(cost, dict)
+    assert cost["per_good_token"] == pytest.approx(0.1)
 
 
 def test_refusals_are_counted_by_kind() -> None:
@@ -159,11 +281,13 @@ def test_merging_equals_adding_together() -> None:
     refused.refusal = {"kind": "model"}
     refused.uncertainty_ns = 9
     refused.added.chunks_ns.extend([1, 2, 3])
-    parts = [[stream([100, 120]), whole(7)], [refused], []]
+    refused.server_timing = [{"name": "decode", "ms": 5}]
+    held = stream([0, 10, 20, 30, 130, 130, 130])
+    parts = [[stream([100, 120]), whole(7)], [refused, held], []]
     merged = Summary()
     for part in parts:
         merged.merge(summary_of(*part))
     together = summary_of(*(x for part in parts for x in part))
     assert merged.to_dict(WINDOW, 3.0) == together.to_dict(WINDOW, 3.0)
     assert merged.copy().to_dict(WINDOW, 3.0) == together.to_dict(WINDOW, 3.0)
-    assert (merged.n, merged.benefit_n) == (3, 2)
+    assert (merged.n, merged.benefit_n) == (4, 3)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from llmtap.record import answer
 from llmtap.record.answer import AnswerReader, BodyKind
+from llmtap.wire import ndjson
 from llmtap.wire.delta import Delta, EventClass
 
 UNTIMED = settings(deadline=None)  # a busy machine is no failure
@@ -20,6 +21,12 @@ STREAM = b"".join([
     b"data: [DONE]\n\n",
 ])  # fmt: skip
 ANSWER = b'{"object":"chat.completion","choices":[{"message":{"content":"hi"},"finish_reason":"stop"}]}'
+OLLAMA = b"".join([
+    b'{"model":"m","message":{"role":"assistant","content":"a"},"done":false}\n',
+    b'{"model":"m","message":{"role":"assistant","content":"b"},"done":false}\n',
+    b'{"model":"m","message":{"role":"assistant","content":""},"done":true,"done_reason":"stop"}\n',
+])  # fmt: skip
+LINES = b"application/x-ndjson"
 ERROR = b'{"error":{"message":"m","type":"t"}}'
 
 
@@ -47,6 +54,22 @@ def read(reader: AnswerReader, body: bytes, edges: list[int], *, whole: bool = T
         (b"text/plain", b": k\n\n", BodyKind.SSE, ["keepalive"]),
         (b"text/plain", b"  \n", BodyKind.UNDECIDED, []),
         (SSE, b"data: [DONE]", BodyKind.SSE, ["done"]),
+        (LINES, OLLAMA, BodyKind.NDJSON, ["content", "content", "done"]),
+        (
+            b"application/jsonl; charset=utf-8",
+            OLLAMA.rstrip(),
+            BodyKind.NDJSON,
+            ["content", "content", "done"],
+        ),
+        (LINES, b"\r\n" + OLLAMA, BodyKind.NDJSON, ["keepalive", "content", "content", "done"]),
+        (LINES, OLLAMA[:-3], BodyKind.NDJSON, ["content", "content"]),
+        (LINES, OLLAMA.replace(b"\n", b"\r\n"), BodyKind.NDJSON, ["content", "content", "done"]),
+        (LINES, STREAM, BodyKind.SSE, ["content", "keepalive", "done"]),
+        (LINES, b'{"error":"m"}', BodyKind.NDJSON, ["error"]),
+        (JSON, OLLAMA, BodyKind.NDJSON, ["content", "content", "done"]),
+        (None, OLLAMA, BodyKind.NDJSON, ["content", "content", "done"]),
+        (JSON, OLLAMA.splitlines()[2] + b"\n", BodyKind.JSON, ["done"]),
+        (JSON, ANSWER.replace(b",", b",\n"), BodyKind.JSON, ["content"]),
         (JSON, b"", BodyKind.UNDECIDED, []),
     ],
 )
@@ -60,7 +83,7 @@ def test_the_body_tells_what_it_is(
         deltas = read(reader, body, cut)
         assert [d.event_class.name.lower() for d in deltas] == classes
         assert reader.kind is kind
-        assert reader.streamed == (kind is BodyKind.SSE)
+        assert reader.streamed == (kind in (BodyKind.SSE, BodyKind.NDJSON))
 
 
 @pytest.mark.parametrize("body", [b"<html>502</html>", b"deep thoughts", b"event horizon, of sorts"])
@@ -84,10 +107,54 @@ def test_sizes_are_those_of_the_events_in_the_body() -> None:
     assert [d.size for d in read(AnswerReader(JSON, CHAT), b"\n\r\n" + ANSWER, [])] == [1, 2, len(ANSWER)]
 
 
-def test_lines_of_json_are_not_one_json() -> None:
-    reader = AnswerReader(b"application/x-ndjson", "/api/chat")
-    assert len(reader.feed(b'{"done":false}\n')) == 1
-    assert reader.kind is BodyKind.OPAQUE
+def test_a_line_is_an_event_when_its_last_byte_is_there() -> None:
+    for content_type in (LINES, JSON, None):
+        reader = AnswerReader(content_type, "/api/chat")
+        lines = OLLAMA.splitlines(keepends=True)
+        assert [[d.size for d in reader.feed(line)] for line in lines] == [[len(line)] for line in lines]
+        assert (reader.dialect.name, reader.close(whole=True)) == ("ollama.native", [])
+
+
+def test_lines_of_no_known_dialect_are_timed_and_counted() -> None:
+    reader = AnswerReader(LINES, "/api/pull")
+    deltas = reader.feed(b'{"status":"pulling"}\nnot json\n')
+    assert [(d.event_class, d.parsed) for d in deltas] == [(EventClass.METADATA, False)] * 2
+    reader.give_up()
+    assert ([d.size for d in reader.feed(b"rest")], reader.streamed) == ([4], True)
+
+
+def test_a_line_that_is_too_long_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ndjson.LineParser.__init__, "__defaults__", (80,))
+    reader = AnswerReader(LINES, "/api/chat")
+    assert [d.text for d in reader.feed(b'{"x":"' + b"y" * 90 + b'"}\n' + OLLAMA)][:2] == ["a", "b"]
+    assert reader.skipped == 2, "the last line has more than 80 bytes, too"
+
+
+def frame(payload: bytes, first: int = 0x81) -> bytes:
+    return bytes([first, len(payload)]) + payload
+
+
+def test_what_comes_down_a_tunnel_is_read_as_messages() -> None:
+    reader = AnswerReader.of_tunnel("/v1/realtime")
+    delta = frame(b'{"type":"response.text.delta","delta":"hi"}')
+    stream = frame(b'{"type":"session.created"}') + delta + frame(b"", 0x89) + frame(b"\0\1", 0x82)
+    stream += frame(b"plain") + frame(b"\x03\xe8", 0x88)
+    deltas = read(reader, stream, [3, 30, 31, 99])
+    assert [d.event_class.name.lower() for d in deltas] == [
+        "metadata", "content", "keepalive", "metadata", "metadata", "metadata",
+    ]  # fmt: skip
+    assert [d.parsed for d in deltas] == [True, True, True, False, False, True]
+    assert (deltas[1].text, deltas[1].size, sum(d.size for d in deltas)) == ("hi", len(delta), len(stream))
+    assert (reader.dialect.name, reader.kind, reader.streamed) == (
+        "openai.realtime", BodyKind.MESSAGES, False,
+    )  # fmt: skip
+
+
+def test_a_tunnel_of_anything_else_is_timed_by_its_reads() -> None:
+    reader = AnswerReader.of_tunnel("/v1/realtime")
+    assert [d.event_class for d in reader.feed(frame(b"", 0x89) + b"HTTP/2")] == [EventClass.KEEPALIVE]
+    assert [(d.size, d.parsed) for d in reader.feed(b"more")] == [(4, False)]
+    assert (reader.kind, reader.streamed, reader.close(whole=True)) == (BodyKind.OPAQUE, False, [])
 
 
 @pytest.mark.parametrize(("whole", "n"), [(True, 1), (False, 0)])

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmtap.record import observer as module
-from llmtap.record.exchange import Exchange
+from llmtap.record import observer, request
+from llmtap.record.exchange import BLANK, OUTPUT, Exchange
 from llmtap.record.observer import Observer
 from llmtap.record.outcome import EventClass, Outcome, TokenSource
 
@@ -46,9 +46,10 @@ def observe(
     end_ns: int | None = 900,
     status: int | None = None,
     error: str | None = None,
+    **options: Any,
 ) -> Exchange:
     """The exchange of a response that was read so; stamps are small numbers of ns."""
-    o = Observer("r1", 7, 10, 1_700_000_000_000_000_000, request)
+    o = Observer("r1", 7, 10, 1_700_000_000_000_000_000, request, **options)
     o.request_data(body, 20)
     o.request_end(20)
     o.submitted(30, 5)
@@ -87,7 +88,8 @@ def test_the_points_of_a_streamed_answer() -> None:
         "keepalive", "role", "reasoning", "content", "content", "content", "content", "metadata", "done",
     ]  # fmt: skip
     assert list(t.events.t_ns) == [100, 110, 120, 130, 140, 140, 160, 170, 180]
-    assert list(t.events.blank) == [0, 0, 0, 1, 0, 0, 0, 0, 0]
+    assert [f & BLANK for f in t.events.flags] == [0, 0, 0, 1, 0, 0, 0, 0, 0]
+    assert [bool(f & OUTPUT) for f in t.events.flags] == [n in ("reasoning", "content") for n in names(x)]
     assert t.events.sizes[1] == len(ROLE)
     assert (x.id, x.relay, x.seq, x.method, x.path) == ("r1-7", "r1", 7, "POST", "/v1/chat/completions")
     assert (x.endpoint, x.dialect, x.model, x.stream) == ("chat.completions", "openai.chat", "acme-8b", True)
@@ -242,7 +244,7 @@ ERROR = sse({"error": {"message": "secret text", "type": "server_error", "code":
             "upstream sent an error in its answer",
         ),
         (ROLE + CONTENT + chunk({}, "content_filter") + DONE, Outcome.REFUSED, None),
-        (sse({"type": "message_start"}), Outcome.COMPLETE, None),
+        (sse({"type": "acme_start"}), Outcome.COMPLETE, None),
         (b": k\n\n", Outcome.COMPLETE, None),
     ],
 )
@@ -315,7 +317,7 @@ def test_an_answer_the_relay_made_itself_has_the_status_it_gave() -> None:
         (b"http://g:80/v1/completions?q", "/v1/completions", "completions"),
         (b"http://g", "/", None),
         (b"/v1/models", "/v1/models", None),
-        (b"/completion", "/completion", None),
+        (b"/completion", "/completion", "llamacpp.completion"),
         (b"*", "*", None),
     ],
 )  # fmt: skip
@@ -360,7 +362,7 @@ def test_the_model_of_the_answer_serves_where_the_request_names_none() -> None:
 
 
 def test_a_request_body_that_is_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "REQUEST_BYTES_MAX", 30)
+    monkeypatch.setattr(request, "REQUEST_BYTES_MAX", 30)
     assert observe(body=BODY).model is None
 
 
@@ -423,7 +425,7 @@ def test_other_peoples_answers_are_not_counted_as_unparsed() -> None:
     assert (names(x), x.unparsed_events, x.dialect, x.outcome) == (["metadata"], 0, None, Outcome.COMPLETE)
     x = observe((100, b'{"object":"list","data":[]}'), head=head)
     assert x.unparsed_events == 1
-    x = observe((100, sse({"type": "message_start"})), request=get)
+    x = observe((100, sse({"type": "acme_start"})), request=get)
     assert x.unparsed_events == 1, "an event stream is expected to be understood"
 
 
@@ -461,13 +463,13 @@ def test_a_tunnel_is_timed_by_what_comes_down() -> None:
     o.tunnel(None, b"down", 60, 4)
     o.tunnel(None, b"again", 70, 5)
     x = o.finish(80, "complete", None, None, 0, 0, 100, 200)
-    assert (x.status, x.reads, x.stream, x.unparsed_events) == (101, 2, False, 0)
+    assert (x.status, x.reads, x.stream, x.unparsed_events) == (101, 2, False, 2)
     assert (x.timeline.first_byte_ns, list(x.timeline.events.t_ns)) == (60, [60, 70])
     assert (x.added.first_chunk_ns, x.added.chunk_max_ns) == (4, 5)
 
 
 def test_a_log_has_an_end_and_the_points_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "EVENTS_MAX", 3)
+    monkeypatch.setattr(observer, "EVENTS_MAX", 3)
     x = observe((100, ROLE), *((110 + i, CONTENT) for i in range(5)), (200, STOP + DONE))
     assert (len(x.timeline.events), x.unlogged_events, len(x.added.chunks_ns)) == (3, 5, 3)
     assert (x.timeline.last_token_ns, x.tokens.output, x.outcome) == (114, 5, Outcome.COMPLETE)
@@ -476,6 +478,123 @@ def test_a_log_has_an_end_and_the_points_go_on(monkeypatch: pytest.MonkeyPatch) 
 def test_an_event_that_is_too_long_is_counted_as_unparsed() -> None:
     x = observe((100, ROLE + b"data: " + b"x" * (17 << 20) + b"\n\n" + DONE))
     assert (names(x), x.unparsed_events) == (["role", "done"], 1)
+
+
+def test_tokens_by_a_tokenizer_where_the_stream_declares_none() -> None:
+    def words(text: str) -> int:
+        return len(text.split())
+
+    stream = ROLE + chunk({"reasoning_content": "hm so"}) + chunk({"content": "one two three"}) + STOP + DONE
+    x = observe((100, stream), count_tokens=words)
+    assert (x.tokens.output, x.tokens.source) == (5, TokenSource.TOKENIZER)
+    assert list(x.timeline.events.tokens) == [-1, 2, 3, -1, -1]
+    padded = chunk({"content": "one"}, obfuscation="pad ding", p="abc def")
+    assert observe((100, padded + STOP + DONE), count_tokens=words).tokens.output == 1
+    usage = sse({"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 9}})
+    x = observe((100, stream + usage), count_tokens=words)
+    assert (x.tokens.output, x.tokens.source) == (9, TokenSource.USAGE)
+    ids = sse({"choices": [{"delta": {"content": "a b c"}, "token_ids": [1]}]})
+    x = observe((100, ROLE + ids + ids + STOP), count_tokens=words)
+    assert (x.tokens.output, x.tokens.source) == (2, TokenSource.TOKEN_IDS)
+
+
+def test_a_tokenizer_that_fails_is_given_up() -> None:
+    def fails(text: str) -> int:
+        if text == "b":
+            raise RuntimeError
+        return 7
+
+    stream = ROLE + b"".join(chunk({"content": c}) for c in "abc") + STOP + DONE
+    x = observe((100, stream), count_tokens=fails)
+    assert (x.tokens.output, x.tokens.source) == (3, TokenSource.CHUNKS)
+    x = observe((100, ROLE + chunk({"content": "x" * 70_000}) + STOP), count_tokens=len)
+    assert (x.tokens.output, x.tokens.source) == (1, TokenSource.CHUNKS)
+
+
+def test_more_tokens_than_any_answer_has_are_not_believed() -> None:
+    def running(n: int) -> bytes:
+        return chunk({"content": "a"}, usage={"prompt_tokens": 1, "completion_tokens": n})
+
+    x = observe((100, running(1) + running(10**30) + running(2 + 2**30) + running(2**39) + DONE))
+    assert sum(n for n in x.timeline.events.tokens if n > 0) <= observer.TOKENS_MAX
+
+
+def test_gaps_by_the_servers_own_clock() -> None:
+    def step(n: int, ms: float) -> bytes:
+        return chunk({"content": "a"}, timings={"predicted_n": n, "predicted_ms": ms})
+
+    x = observe((100, ROLE + step(1, 0.5)), (110, step(2, 30.5)), (120, step(4, 50.5)), (130, STOP + DONE))
+    assert list(x.server_gaps_ns or ()) == [30_000_000, 10_000_000, 10_000_000]
+    assert (x.tokens.output, x.tokens.source) == (4, TokenSource.RUNNING_USAGE)
+    assert observe((100, STREAM)).server_gaps_ns is None
+
+
+def test_a_gateway_that_begins_again_is_counted_and_the_clock_runs_on() -> None:
+    def attempt(name: str, t_ns: int, text: str) -> list[tuple[int, bytes]]:
+        role = chunk({"role": "assistant", "content": ""}, id=name, model="m")
+        return [(t_ns, role), (t_ns + 1, chunk({"content": text}, id=name, model="m"))]
+
+    x = observe(*attempt("A", 100, "a"), *attempt("B", 200, "b"), *attempt("B", 300, "c"), (400, STOP + DONE))
+    assert (x.retries, x.timeline.first_content_ns, x.timeline.last_token_ns) == (1, 101, 301)
+    assert x.to_dict({}, {})["retries"] == 1
+
+
+FILTERED = chunk({}, "content_filter")
+
+
+@pytest.mark.parametrize(
+    ("reads", "beside", "reason"),
+    [
+        ([ROLE, chunk({"content": "a"}), STOP, DONE], {}, None),
+        ([DONE], {}, "empty"),
+        ([b": ping\n\n", DONE], {}, "empty"),
+        ([ROLE, STOP, DONE], {}, "only_metadata"),
+        ([ROLE, FILTERED, DONE], {}, "guardrail"),
+        ([ROLE, sse({"error": {"message": "m"}})], {}, "error"),
+        ([ROLE], {}, "error"),
+        ([ROLE], {"outcome": "client_cancelled", "end_ns": None}, "cancelled"),
+        ([ROLE], {"outcome": "upstream_reset", "end_ns": None}, "error"),
+    ],
+)
+def test_why_a_stream_brought_no_token(
+    reads: list[bytes], beside: dict[str, Any], reason: str | None
+) -> None:
+    x = observe(*((100 + i, data) for i, data in enumerate(reads)), **beside)
+    assert x.no_token_reason == x.to_dict({}, {})["no_token_reason"] == reason
+
+
+def test_an_answer_in_one_piece_needs_no_token() -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n"
+    assert observe((100, b'{"object":"list","data":[]}'), head=head).no_token_reason is None
+
+
+def test_a_usage_object_is_kept_without_texts() -> None:
+    usage = {
+        "completion_tokens": 2, "prompt_tokens": 1, "service_tier": "default", "note": "words of somebody",
+        "cost": 1e-5, "details": {"b": {"c": {"d": 1, "e": {"f": 1}}}, "a b": 1}, "list": [1], "big": 10**40,
+        "is_last": True, "none": None,
+    }  # fmt: skip
+    x = observe((100, ROLE + sse({"choices": [], "usage": usage}) + DONE))
+    assert x.usage == {
+        "completion_tokens": 2, "prompt_tokens": 1, "service_tier": "default", "cost": 1e-5,
+        "details": {"b": {"c": {"d": 1}}}, "is_last": True, "none": None,
+    }  # fmt: skip
+
+
+def test_names_from_a_body_are_short() -> None:
+    x = observe((100, chunk({"content": "a"}, "words of somebody", model="m" * 999) + DONE))
+    assert (x.finish_reason, len(x.response_model or "")) == ("other", 256)
+
+
+def test_trailers_are_read() -> None:
+    head = OK % b"Transfer-Encoding: chunked\r\n"
+    trailers = b"Server-Timing: queue;dur=3.5\r\n\r\n"
+    for cut in range(1, len(trailers)):
+        wire = framed(STREAM, 50).removesuffix(b"x-trailer: 1\r\n\r\n")
+        x = observe((100, wire + trailers[:cut]), (110, trailers[cut:]), head=head)
+        assert x.server_timing == [
+            {"name": "queue", "ms": 3.5, "where": "trailer:server-timing", "unit": "ms"}
+        ]
 
 
 @UNTIMED

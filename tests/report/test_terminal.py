@@ -1,7 +1,7 @@
 import pytest
 
 from llmtap.metrics.summary import Summary
-from llmtap.record.exchange import EventLog, Exchange, Timeline, Tokens
+from llmtap.record.exchange import OUTPUT, EventLog, Exchange, Timeline, Tokens
 from llmtap.record.outcome import EventClass, TokenSource
 from llmtap.report.terminal import _ms, summary_text
 
@@ -13,7 +13,7 @@ def summary(n: int) -> dict[str, object]:
     for i in range(n):
         log = EventLog()
         for t in (100 + i % 7, 140, 181):
-            log.add(t * MS, EventClass.CONTENT, 10, 1, False)
+            log.add(t * MS, EventClass.CONTENT, 10, 1, OUTPUT)
         t = Timeline(
             arrival_ns=0, submit_ns=0, first_byte_ns=log.t_ns[0], first_token_ns=log.t_ns[0],
             first_content_ns=log.t_ns[0], last_token_ns=log.t_ns[-1], response_end_ns=1_234 * MS, events=log,

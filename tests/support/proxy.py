@@ -12,6 +12,7 @@ import msgspec
 
 from llmtap.relay.options import RelayOptions
 from llmtap.relay.relay import Relay
+from llmtap.tap.experiment import Experiment
 from llmtap.tap.frames import ACK, BatchReader, Closing, FrameKind, Hello, RelayStatus
 from llmtap.units import Duration
 from tests.support.peer import wait_until
@@ -146,6 +147,11 @@ class FakeMeter:
         for link in self._links:
             link.acknowledge(self.batches[-1])
 
+    def say(self, word: int) -> None:
+        """A word to every relay, among the acknowledgements."""
+        for link in self._links:
+            link.transport.write(ACK.pack(word))
+
     def exchange(self, seq: int) -> Recording:
         """What came of one exchange so far."""
         return Recording([f for f in self.frames if f.seq == seq])
@@ -219,7 +225,14 @@ class Tapped:
 
 
 @asynccontextmanager
-async def tapped(url: str, *, with_meter: bool = True, **options: Any) -> AsyncIterator[Tapped]:
+async def tapped(
+    url: str,
+    *,
+    with_meter: bool = True,
+    experiment: Experiment | None = None,
+    name: str = "test.0.1",
+    **options: Any,
+) -> AsyncIterator[Tapped]:
     """A relay in front of `url`; at the end it drains, and must have lost count of nothing."""
     loop = asyncio.get_running_loop()
     folder = tempfile.mkdtemp(prefix="tap-")
@@ -230,7 +243,9 @@ async def tapped(url: str, *, with_meter: bool = True, **options: Any) -> AsyncI
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setblocking(False)
     said: dict[str, Any] = {"drain_timeout": ms(200), "connect_timeout": ms(2_000), **options}
-    relay = Relay(loop, RelayOptions(upstream=url, **said), name="test.0.1", tap_path=meter.path)
+    relay = Relay(
+        loop, RelayOptions(upstream=url, **said), name=name, tap_path=meter.path, experiment=experiment
+    )
     tap = Tapped(relay, meter, sock.getsockname()[1])
     try:
         relay.start([sock])

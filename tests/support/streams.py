@@ -1,6 +1,6 @@
 """Finished exchanges, made from a few numbers."""
 
-from llmtap.record.exchange import EventLog, Exchange, Timeline, Tokens
+from llmtap.record.exchange import OUTPUT, EventLog, Exchange, Timeline, Tokens
 from llmtap.record.outcome import EventClass, Outcome, TokenSource
 
 __all__ = ["streamed"]
@@ -19,7 +19,7 @@ def streamed(
     """A streamed answer with a chunk of `tokens` tokens at each time (ms after submit, at 0)."""
     log = EventLog()
     for t in times_ms:
-        log.add(t * MS, EventClass.CONTENT, 100, tokens, False)
+        log.add(t * MS, EventClass.CONTENT, 100, tokens, OUTPUT)
     first, last = log.t_ns[0], log.t_ns[-1]
     x = Exchange(
         relay="r", seq=seq, arrival_wall_ns=1_700_000_000_000_000_000, stream=True, outcome=outcome,

@@ -6,7 +6,7 @@ from llmtap.wire.delta import Delta, EventClass, TokenSource
 
 def test_the_codes_are_the_order_of_precedence() -> None:
     assert [c.name.lower() for c in sorted(EventClass)] == [
-        "error", "guardrail", "refusal", "content", "tool_call", "reasoning", "role", "done", "usage",
+        "guardrail", "error", "refusal", "content", "tool_call", "reasoning", "role", "done", "usage",
         "metadata", "keepalive",
     ]  # fmt: skip
 

@@ -669,6 +669,15 @@ def test_trailers_are_counted() -> None:
     assert scan([b"0\r\n" + b"".join([*lines, b"One: more\r\n"]) + b"\r\n"]) == "refused"
 
 
+def test_a_decoder_keeps_the_trailer_lines_however_they_are_cut() -> None:
+    body, _ = VALID["trailers"]
+    for cut in range(len(body) + 1):
+        decoder = ChunkedDecoder()
+        decoder.feed(body[:cut])
+        decoder.feed(body[cut:])
+        assert decoder.trailers == [b"X-T: 1\r\n", b"Server-Timing: a;dur=3\r\n"]
+
+
 def test_a_refused_size_line_is_refused_again() -> None:
     """Sizes are remembered between scanners: a bad one must not be."""
     for _ in range(2):

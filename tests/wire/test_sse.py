@@ -194,6 +194,16 @@ def test_a_single_event_and_an_unfinished_done_on_the_next_line_are_two() -> Non
     assert [e.data for e in play(b'data: {"a":1}\ndata: [DONE]', [])] == [b'{"a":1}', b"[DONE]"]
 
 
+def test_an_error_field_is_an_event_named_error() -> None:
+    body = b'error: {"code":400}\n\nerror:x\r\n\r\ndata: [DONE]\n\n'
+    for edges in ([], list(range(len(body)))):
+        assert [(e.data, e.event) for e in play(body, edges)] == [
+            (b'{"code":400}', b"error"),
+            (b"x", b"error"),
+            (b"[DONE]", None),
+        ]
+
+
 def test_json_over_several_data_lines_stays_one_event() -> None:
     assert [e.data for e in play(b'data: {"a": {\ndata: }\ndata: }\n\n', [])] == [b'{"a": {\n}\n}']
 

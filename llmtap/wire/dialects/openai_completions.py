@@ -5,13 +5,15 @@ prompt comes back in the first chunk's text: it cannot be told from the answer, 
 ids count right then.
 """
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from llmtap.wire.delta import Delta, EventClass
+from llmtap.wire.dialects.openai_beside import BESIDE_NAMES, add_beside, read_beside
 from llmtap.wire.dialects.openai_shapes import (
     BAD_JSON,
+    CHOICES_MAX,
     Findings,
     RunningCount,
     read_frame,
@@ -19,6 +21,7 @@ from llmtap.wire.dialects.openai_shapes import (
     unknown,
 )
 from llmtap.wire.sse import SseEvent
+from llmtap.wire.verdicts import of_guardrail_action
 
 __all__ = ["OpenAICompletions"]
 
@@ -33,17 +36,23 @@ class _Choice(msgspec.Struct, gc=False):
     finish_reason: str | None = None
     logprobs: _Logprobs | None = None
     token_ids: list[int] | None = None
+    content_filter_results: Any = None
 
 
 class _Chunk(msgspec.Struct, gc=False):
+    """What may come with output; all else is in `Beside`."""
+
     choices: list[_Choice] | None = None
     model: str | None = None
     usage: dict[str, Any] | None = None
     error: Any = None
-    object: str | None = None
+    moderation: Any = None
+    timings: Any = None
+    hook_results: Any = None
+    warnings: Any = None
 
 
-_decode = msgspec.json.Decoder(_Chunk).decode
+_decode: Final = msgspec.json.Decoder(_Chunk).decode
 
 
 class OpenAICompletions:
@@ -51,11 +60,15 @@ class OpenAICompletions:
 
     name = "openai.completions"
 
-    __slots__ = ("_model", "_running")
+    __slots__ = ("_finished", "_model", "_predicted", "_running", "_spoken")
 
     def __init__(self) -> None:
         self._model: str | None = None
         self._running = RunningCount()
+        self._predicted = RunningCount()
+        self._finished = False
+        self._spoken: set[int] = set()
+        """Choices that have begun to speak."""
 
     @staticmethod
     def claim(value: dict[str, Any], path: str) -> int:
@@ -68,7 +81,7 @@ class OpenAICompletions:
             # Together repeats a chat delta as `text`: where both are, it is chat.
             if any(isinstance(c, dict) and "text" in c and "delta" not in c for c in choices):
                 return 2
-        elif "error" not in value:
+        elif not any(name in value for name in BESIDE_NAMES):
             return 0
         return int(path.endswith("/completions") and not path.endswith("/chat/completions"))
 
@@ -77,13 +90,13 @@ class OpenAICompletions:
         data = event.data
         if data is None or not data.lstrip().startswith(b"{"):
             return read_frame(event)
-        return self._read_json(data, event.event)
+        return self._read_json(data, event.event, streamed=True)
 
     def read_body(self, body: bytes) -> Delta:
         """What a whole JSON answer says. Never raises."""
-        return self._read_json(body, None)
+        return self._read_json(body, None, streamed=False)
 
-    def _read_json(self, data: bytes, name: bytes | None) -> Delta:
+    def _read_json(self, data: bytes, name: bytes | None, *, streamed: bool) -> Delta:
         try:
             chunk = _decode(data)
         except BAD_JSON:
@@ -94,45 +107,81 @@ class OpenAICompletions:
         if name == b"ping":
             return Delta(EventClass.KEEPALIVE)
         findings = Findings()
-        for choice in chunk.choices or ():
-            findings.choice(
-                choice.index,
-                ids=len(choice.token_ids or ()),
-                logprobs=0 if choice.logprobs is None else len(choice.logprobs.tokens or ()),
-            )
-            if choice.finish_reason is not None:
-                findings.finish(choice.finish_reason)
-            if isinstance(choice.text, str) and choice.text:
-                findings.piece(choice.index, EventClass.CONTENT, choice.text)
-        findings.usage(chunk.usage, self._running)
-        if chunk.error or chunk.object == "error" or name == b"error":
-            findings.error(chunk.error)
-        if chunk.model and chunk.model != self._model:
-            self._model = findings.delta.model = chunk.model
+        choices = chunk.choices or ()
+        beside = None
+        if (
+            not choices
+            or name is not None
+            or choices[0].finish_reason
+            or len(choices) > 1
+            or chunk.error is not None
+            or chunk.moderation is not None
+            or chunk.hook_results is not None
+            or chunk.warnings is not None
+        ):
+            beside = read_beside(data)
+        replaced = beside is not None and of_guardrail_action(beside.guardrail_action) is not None
+        for choice in choices:
+            self._read_choice(choice, findings, streamed=streamed, replaced=replaced)
+        usage: Any = chunk.usage
+        known = chunk.choices is not None
+        if beside is not None:
+            add_beside(findings, beside, data, name, finished=self._finished)
+            usage = beside.counted()[0]
+            known = known or beside.known
+        if findings.delta.finish_reason is not None:
+            self._finished = True
+        findings.usage(usage, self._running)
+        if chunk.timings is not None:
+            findings.timings(chunk.timings, self._predicted)
         delta = findings.ranked()
-        delta.parsed = not (findings.empty and chunk.choices is None)
+        if chunk.model and chunk.model != self._model:
+            self._model = delta.model = chunk.model
+        delta.parsed = known or not findings.empty
         return delta
+
+    def _read_choice(self, choice: _Choice, findings: Findings, *, streamed: bool, replaced: bool) -> None:
+        index, text, reason = choice.index, choice.text, choice.finish_reason
+        findings.choice(
+            index,
+            ids=len(choice.token_ids or ()),
+            logprobs=0 if choice.logprobs is None else len(choice.logprobs.tokens or ()),
+        )
+        spoken = isinstance(text, str) and bool(text)
+        if reason:
+            verdict = findings.finish(reason, choice.content_filter_results)
+            if verdict is not None and streamed and spoken and index not in self._spoken:
+                # The only text, in the very block of the verdict, stands in for the answer.
+                replaced = verdict.substituted = True
+                verdict.action = "replaced"
+        if choice.content_filter_results is not None:
+            findings.filtered(choice.content_filter_results, alone=text is None)
+        if spoken and not replaced:
+            findings.piece(index, EventClass.CONTENT, text)
+            if len(self._spoken) < CHOICES_MAX:
+                self._spoken.add(index)
 
 
 def _build(value: dict[str, Any]) -> _Chunk:
     """The chunk in a JSON object that does not quite have its shape; what does not fit is left out."""
-    choices, model, usage = value.get("choices"), value.get("model"), value.get("usage")
-    kind = value.get("object")
+    get = value.get
+    choices, model, usage = get("choices"), get("model"), get("usage")
     return _Chunk(
         [_build_choice(c) for c in choices if isinstance(c, dict)] if isinstance(choices, list) else None,
         model if isinstance(model, str) else None,
         usage if isinstance(usage, dict) else None,
-        value.get("error"),
-        kind if isinstance(kind, str) else None,
+        *(get(name) for name in _Chunk.__struct_fields__[3:]),
     )
 
 
 def _build_choice(value: dict[str, Any]) -> _Choice:
-    index, reason, ids = value.get("index"), value.get("finish_reason"), value.get("token_ids")
+    get = value.get
+    index, reason, ids = get("index"), get("finish_reason"), get("token_ids")
     return _Choice(
-        value.get("text"),
+        get("text"),
         index if type(index) is int else 0,
         reason if isinstance(reason, str) else None,
         None,
         ids if isinstance(ids, list) else None,
+        get("content_filter_results"),
     )

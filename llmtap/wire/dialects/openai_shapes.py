@@ -1,30 +1,43 @@
 """What the OpenAI-shaped dialects have in common: usage, errors, running counts, the ranking of classes,
 and events that are no JSON object.
 
-Source: shared/dialects/dialects.md sections 1, 2 and 5.
+Source: shared/dialects/dialects.md sections 1, 2, 5 and 6.
 """
 
 import json
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 
-from llmtap.wire.delta import Delta, EventClass, TokenSource, UsageCounts
+from llmtap.wire.delta import Delta, EventClass, TokenSource, UsageCounts, Verdict
+from llmtap.wire.server_times import clock_ns, object_times
 from llmtap.wire.sse import SseEvent
+from llmtap.wire.verdicts import of_filter_results, of_finish_reason
 
 __all__ = [
     "BAD_JSON",
+    "CHOICES_MAX",
+    "NO_RAW",
     "Findings",
     "RunningCount",
+    "add_timings",
     "read_error",
     "read_frame",
     "read_json",
     "read_usage",
+    "to_raw",
     "unknown",
 ]
 
 BAD_JSON: Final = (ValueError, RecursionError)
 """What decoders raise at bytes from outside: malformed, of another shape, not UTF-8, nested too deep."""
+CHOICES_MAX: Final = 128
+"""Choices of one answer that something is remembered about; OpenAI's own limit for `n` is 128."""
+NO_RAW: Final = msgspec.Raw()
+"""Default of a raw field: it was absent."""
+_COUNT_MAX: Final = 1 << 40
+"""No usage counts as many tokens."""
 
 
 def read_frame(event: SseEvent) -> Delta:
@@ -72,8 +85,18 @@ def _clean(value: Any) -> Any:
     return value
 
 
+def to_raw(value: Any) -> msgspec.Raw:
+    """The value as a raw field; absent where it is None or cannot be written."""
+    if value is None:
+        return NO_RAW
+    try:
+        return msgspec.Raw(msgspec.json.encode(value))
+    except (*BAD_JSON, TypeError, OverflowError):
+        return NO_RAW
+
+
 def _count(value: Any) -> int | None:
-    return value if type(value) is int and value >= 0 else None
+    return value if type(value) is int and 0 <= value <= _COUNT_MAX else None
 
 
 def read_usage(usage: Any) -> UsageCounts | None:
@@ -95,10 +118,12 @@ def read_usage(usage: Any) -> UsageCounts | None:
 
 
 def read_error(error: Any) -> tuple[str, str | None]:
-    """`(type, message)` of an error object, or of the text that stands in for one.
+    """`(type, message)` of an error object, of the first in a list, or of the text that stands in for one.
 
     The type is `code` where that is a word, else `type`, else a numeric `code`, else `"error"`.
     """
+    if isinstance(error, list) and error:
+        error = error[0]
     if isinstance(error, str):
         return "error", error
     if not isinstance(error, dict):
@@ -106,7 +131,7 @@ def read_error(error: Any) -> tuple[str, str | None]:
     code, kind, message = error.get("code"), error.get("type"), error.get("message")
     name = next((v for v in (code, kind) if isinstance(v, str) and v), None)
     if name is None:
-        name = str(code) if type(code) is int else "error"
+        name = str(code) if type(code) is int and abs(code) <= _COUNT_MAX else "error"
     return name, message if isinstance(message, str) else None
 
 
@@ -114,7 +139,8 @@ class RunningCount:
     """Tokens per event, from the difference of a `usage` that runs along with the output.
 
     A usage counts as running only if the stream's first chunk with a choice had one and did not end
-    the choice: otherwise it is a total, whichever chunk it stands on.
+    the choice, and if it had counted the first text when that came: Gemini's totals run as well, but
+    count by another clock. Otherwise it is a total, whichever chunk it stands on.
     """
 
     __slots__ = ("_last", "running")
@@ -124,19 +150,29 @@ class RunningCount:
         """None until the first chunk with a choice was seen."""
         self._last: dict[int, int] = {}
 
-    def added(self, choices: list[int], counts: UsageCounts | None, *, running: bool) -> int:
+    def added(
+        self, choices: list[int], counts: UsageCounts | None, *, running: bool, text: bool = False
+    ) -> int:
         """Tokens since the last chunk of the same choice; 0 where nothing can be said.
 
-        `running` is whether this chunk looks like one of a running count. vLLM counts each choice for
-        itself, so a chunk of several choices says nothing.
+        `running` is whether this chunk looks like one of a running count, `text` whether it has output.
+        vLLM counts each choice for itself, so a chunk of several choices says nothing.
         """
         if self.running is None and choices:
             self.running = running
         if not self.running or len(choices) != 1 or counts is None or counts.output is None:
             return 0
-        last = self._last.get(choices[0], 0)
-        self._last[choices[0]] = counts.output
-        return max(0, counts.output - last)
+        if text and not counts.output:
+            self.running = False
+            return 0
+        return self.step(choices[0], counts.output)
+
+    def step(self, choice: int, count: int) -> int:
+        """How far the count of a choice has gone since it was told last."""
+        last = self._last.get(choice, 0)
+        if choice in self._last or len(self._last) < CHOICES_MAX:
+            self._last[choice] = count
+        return max(0, count - last)
 
     @property
     def several(self) -> bool:
@@ -144,69 +180,146 @@ class RunningCount:
         return len(self._last) > 1
 
 
-class Findings:
-    """What the choices of one event say, put together and ranked."""
+def add_timings(delta: Delta, timings: Any, choices: Sequence[int], predicted: RunningCount) -> None:
+    """llama.cpp's `timings` of an event; `choices` are those with output in it.
 
-    __slots__ = ("_carrying", "_found", "_ids", "_indexes", "_logprobs", "_role", "_texts", "delta")
+    Where they run along with the output they stamp its tokens, and count them if nothing better does.
+    """
+    delta.server_times += object_times("timings", timings)
+    if len(choices) != 1 or not isinstance(timings, dict):
+        return
+    delta.server_clock_ns = clock_ns(timings)
+    count = _count(timings.get("predicted_n"))
+    added = 0 if count is None else predicted.step(choices[0], count)
+    if added and delta.tokens < 0:
+        delta.tokens, delta.token_source = added, TokenSource.RUNNING_USAGE
+
+
+_RANKED: Final[dict[int, tuple[EventClass, ...]]] = {}
+"""Classes in their order, by the bits of a mask; at most 2^11 of them."""
+_USAGE_BIT: Final = 1 << EventClass.USAGE
+_CONTENT_BIT: Final = 1 << EventClass.CONTENT
+_ROLE_BIT: Final = 1 << EventClass.ROLE
+_ERROR_BIT: Final = 1 << EventClass.ERROR
+_METADATA_BIT: Final = 1 << EventClass.METADATA
+
+
+def _ranked(mask: int) -> tuple[EventClass, ...]:
+    classes = _RANKED.get(mask)
+    if classes is None:
+        classes = _RANKED[mask] = tuple(c for c in EventClass if mask >> c & 1)
+    return classes
+
+
+class Findings:
+    """What the choices of one event say, and what stands beside them, put together and ranked."""
+
+    __slots__ = (
+        "_carrying",
+        "_ids",
+        "_indexes",
+        "_logprobs",
+        "_markers",
+        "_mask",
+        "_role",
+        "_texts",
+        "delta",
+    )
 
     def __init__(self) -> None:
         self.delta = Delta(EventClass.METADATA)
-        self._found: set[EventClass] = set()
-        self._texts: dict[EventClass, str] = {}
+        self._mask = 0
+        self._texts: dict[int, str] = {}
         self._carrying: list[int] = []
         self._indexes: list[int] = []
+        self._markers: list[int] = []
         self._ids = self._logprobs = 0
         self._role = False
 
     def choice(self, index: int, *, ids: int = 0, logprobs: int = 0, role: bool = False) -> None:
         """A choice and what it declares about itself; its pieces follow."""
         self._indexes.append(index)
-        self._ids += ids
         self._logprobs += logprobs
         self._role |= role
         if ids:
+            self._ids += ids
             self._carry(index)
 
     def piece(
         self, index: int, kind: EventClass, text: str, *, output: bool = True, audio: bool = False
     ) -> None:
         """Something generated for a choice. A call that has only an id is a piece without output."""
-        self._found.add(kind)
-        self._texts[kind] = self._texts.get(kind, "") + text
+        self._mask |= 1 << kind
+        texts = self._texts
+        texts[kind] = texts[kind] + text if kind in texts else text
         if output:
             self._carry(index)
+        delta = self.delta
         if kind is EventClass.CONTENT:
-            self.delta.content |= audio or not text.isspace()
+            delta.content |= audio or not text.isspace()
+        elif kind is EventClass.TOOL_CALL:
+            delta.tool_call |= output
         elif kind is EventClass.REASONING:
-            self.delta.reasoning = True
+            delta.reasoning = True
+        elif kind is EventClass.REFUSAL:
+            delta.refusal = True
 
     def _carry(self, index: int) -> None:
         if index not in self._carrying:
             self._carrying.append(index)
 
-    def finish(self, reason: str) -> None:
-        """A choice ended."""
+    def marker(self, index: int) -> None:
+        """A choice sent what was generated and is no text: `<think>`, or what may become it."""
+        self._markers.append(index)
+
+    def finish(self, reason: str, filters: Any = None) -> Verdict | None:
+        """A choice ended; `filters` are the results of Azure's filter beside it. Returns what it says of a
+        guardrail."""
         self.delta.finish_reason = reason
-        if reason == "content_filter":
-            self._found.add(EventClass.GUARDRAIL)
+        verdict = of_finish_reason(reason)
+        if verdict is not None:
+            found = of_filter_results(filters)
+            verdict.category = None if found is None else found.category
+            self.verdict(verdict, EventClass.REFUSAL if reason == "refusal" else EventClass.GUARDRAIL)
+        return verdict
 
-    def guardrail(self) -> None:
-        """A filter spoke up beside the choices."""
-        self._found.add(EventClass.GUARDRAIL)
+    def verdict(self, verdict: Verdict | None, shown: EventClass | None = EventClass.GUARDRAIL) -> None:
+        """An intervention, which is the event's class too, or None. The first that acts stands for the event,
+        or else the first."""
+        if verdict is None:
+            return
+        if shown is not None:
+            self._mask |= 1 << shown
+        standing = self.delta.verdict
+        if standing is None or (standing.action == "flagged" and verdict.action != "flagged"):
+            self.delta.verdict = verdict
 
-    def error(self, error: Any) -> None:
-        """The event reports a failure."""
-        self._found.add(EventClass.ERROR)
+    def filtered(self, results: Any, *, alone: bool) -> None:
+        """Azure's results of a choice; `alone` without a delta. Beside one, the class stays the delta's."""
+        verdict = of_filter_results(results)
+        if verdict is not None:
+            self.verdict(verdict, EventClass.GUARDRAIL if alone and verdict.kind is not None else None)
+
+    def error(self, error: Any, verdict: Verdict | None = None) -> None:
+        """The event reports a failure; `verdict` is what a guardrail said by it."""
+        self._mask |= _ERROR_BIT
         self.delta.error_type, self.delta.error_message = read_error(error)
+        self.verdict(verdict)
 
-    def usage(self, usage: dict[str, Any] | None, running: RunningCount) -> None:
+    def timings(self, timings: Any, predicted: RunningCount) -> None:
+        """llama.cpp's `timings`, which may run along with the output; call it behind the choices."""
+        add_timings(self.delta, timings, self._indexes if self._carrying else [], predicted)
+
+    def usage(self, usage: Any, running: RunningCount) -> None:
         """The event's usage object, if any; call it last."""
+        if usage is None and running.running is not None and not (self._ids or self._logprobs):
+            return
         delta = self.delta
-        counts = read_usage(usage)
+        counts = None if usage is None else read_usage(usage)
         goes_on = usage is not None and delta.finish_reason is None
-        added = running.added(self._indexes, counts, running=goes_on)
+        added = running.added(self._indexes, counts, running=goes_on, text=bool(self._texts))
         if counts is not None:
-            self._found.add(EventClass.USAGE)
+            self._mask |= _USAGE_BIT
             delta.usage, delta.counts = usage, counts
             delta.usage_running = (
                 running.running is True
@@ -224,24 +337,36 @@ class Findings:
     def ranked(self) -> Delta:
         """The Delta of all that."""
         delta = self.delta
-        ranked = sorted(self._found)
+        mask = self._mask
+        classes: tuple[EventClass, ...]
         if self._role:
             # A role names the speaker where nothing is said, counted or ended; else it is a side note.
             counted = delta.counts is not None and bool(delta.counts.output)
             if counted or delta.finish_reason is not None:
-                ranked = [*(ranked or [EventClass.METADATA]), EventClass.ROLE]
+                classes = (*_ranked(mask or _METADATA_BIT), EventClass.ROLE)
             else:
-                ranked = sorted([*ranked, EventClass.ROLE])
-        if ranked:
-            delta.event_class = ranked[0]
-            delta.also = tuple(ranked[1:])
-            delta.text = self._texts.get(ranked[0], "")
-        delta.choices = tuple(self._carrying)
-        delta.output = bool(self._carrying)
-        delta.blank = EventClass.CONTENT in self._found and not delta.content
+                classes = _ranked(mask | _ROLE_BIT)
+        else:
+            classes = _ranked(mask)
+        if classes:
+            first = delta.event_class = classes[0]
+            delta.also = classes[1:]
+            if self._texts:
+                delta.text = self._texts.get(first, "")
+        if self._carrying:
+            delta.choices = tuple(self._carrying)
+            delta.output = True
+        elif self._markers:
+            delta.choices = tuple(self._markers)
+        delta.blank = bool(mask & _CONTENT_BIT) and not delta.content
         return delta
+
+    @property
+    def chose(self) -> bool:
+        """The event has a choice."""
+        return bool(self._indexes)
 
     @property
     def empty(self) -> bool:
         """Nothing was found: neither a choice nor anything beside one."""
-        return not (self._indexes or self._found)
+        return not (self._indexes or self._mask)

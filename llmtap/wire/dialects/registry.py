@@ -6,9 +6,19 @@ Nothing is configured, because one gateway speaks several dialects and knows it 
 from typing import Any, Final, Protocol
 
 from llmtap.wire.delta import Delta, EventClass
+from llmtap.wire.dialects.anthropic import Anthropic
+from llmtap.wire.dialects.cohere import Cohere
+from llmtap.wire.dialects.llamacpp import LlamaCpp
+from llmtap.wire.dialects.lmstudio import LmStudio
+from llmtap.wire.dialects.native_shapes import failure_in
+from llmtap.wire.dialects.ollama import Ollama
 from llmtap.wire.dialects.openai_chat import OpenAIChat
 from llmtap.wire.dialects.openai_completions import OpenAICompletions
-from llmtap.wire.dialects.openai_shapes import read_error, read_frame, read_json, unknown
+from llmtap.wire.dialects.openai_realtime import OpenAIRealtime
+from llmtap.wire.dialects.openai_responses import OpenAIResponses
+from llmtap.wire.dialects.openai_shapes import read_frame, read_json
+from llmtap.wire.dialects.sglang import SGLang
+from llmtap.wire.dialects.tgi import Tgi
 from llmtap.wire.sse import SseEvent
 
 __all__ = ["Dialect", "Undecided", "choose"]
@@ -31,17 +41,33 @@ class Dialect(Protocol):
         ...
 
 
-DIALECTS: Final[tuple[type[OpenAIChat] | type[OpenAICompletions], ...]] = (OpenAIChat, OpenAICompletions)
+DIALECTS: Final = (
+    OpenAIChat,
+    OpenAICompletions,
+    OpenAIResponses,
+    OpenAIRealtime,
+    Anthropic,
+    Ollama,
+    LlamaCpp,
+    Tgi,
+    SGLang,
+    Cohere,
+    LmStudio,
+)
 """`claim(value, path)` of each says how sure a first JSON object makes it that the answer is its own:
-3 the answer names itself, 2 its shape fits, 1 only the path speaks for it, 0 not ours."""
+3 the answer names itself (4 where others share its names, and the path tells), 2 its shape fits, 1 only the
+path speaks for it, 0 not ours."""
 
 
 def choose(value: Any, path: str) -> Dialect | None:
     """The dialect surest of `value`, the first JSON of an answer to `path`; the earlier one of equals."""
+    if isinstance(value, list) and value:
+        value = value[0]  # several prompts, several answers
     if not isinstance(value, dict):
         return None
-    best = max(DIALECTS, key=lambda dialect: dialect.claim(value, path))
-    return best() if best.claim(value, path) else None
+    claims = [dialect.claim(value, path) for dialect in DIALECTS]
+    surest = max(claims)
+    return DIALECTS[claims.index(surest)]() if surest else None
 
 
 class Undecided:
@@ -80,9 +106,6 @@ class Undecided:
 
 def _read_unknown(value: Any, name: bytes | None) -> Delta:
     """JSON of no dialect we know; an `error` member is an error in all of them."""
-    if name == b"ping":
+    if name == b"ping" or (isinstance(value, dict) and value.get("type") == "ping"):
         return Delta(EventClass.KEEPALIVE)
-    if isinstance(value, dict) and value.get("error"):
-        kind, message = read_error(value["error"])
-        return Delta(EventClass.ERROR, error_type=kind, error_message=message)
-    return unknown(name)
+    return failure_in(value, name)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmtap.wire.delta import Delta, EventClass, TokenSource, UsageCounts
+from llmtap.wire.delta import Delta, EventClass, ServerTime, TokenSource, UsageCounts, Verdict
 from llmtap.wire.dialects.openai_completions import OpenAICompletions
 from llmtap.wire.sse import SseEvent
 
@@ -39,7 +39,25 @@ def content(text: str, **more: Any) -> Delta:
         (chunk(""), Delta(C.METADATA)),
         (chunk(None), Delta(C.METADATA)),
         (chunk("", finish_reason="stop"), Delta(C.METADATA, finish_reason="stop")),
-        (chunk("", finish_reason="content_filter"), Delta(C.GUARDRAIL, finish_reason="content_filter")),
+        (
+            chunk("", finish_reason="content_filter"),
+            Delta(
+                C.GUARDRAIL, finish_reason="content_filter",
+                verdict=Verdict(
+                    "finish_reason", "output_guardrail", "blocked", "output", value="content_filter"
+                ),
+            ),
+        ),
+        (
+            chunk("canned", finish_reason="content_filter"),
+            Delta(
+                C.GUARDRAIL, finish_reason="content_filter",
+                verdict=Verdict(
+                    "finish_reason", "output_guardrail", "replaced", "output", value="content_filter",
+                    substituted=True,
+                ),
+            ),
+        ),
         (
             chunk(" a b", logprobs={"tokens": [" a", " b"]}),
             content(" a b", tokens=2, token_source=TokenSource.LOGPROBS),
@@ -51,11 +69,30 @@ def content(text: str, **more: Any) -> Delta:
         ),
         (chunk("a") | {"usage": {"completion_tokens": 0, "prompt_tokens": 0}}, content("a")),
         ({"error": {"message": "m", "type": "t"}}, Delta(C.ERROR, error_type="t", error_message="m")),
-        ({"nvext": {}}, Delta(C.METADATA, parsed=False)),
+        (
+            chunk("", finish_reason="length") | {"nvext": {"timing": {"total_time_ms": 54.61}}},
+            Delta(
+                C.METADATA, finish_reason="length",
+                server_times=(
+                    ServerTime("total", 54.61, "nvext.timing", "nvext.timing.total_time_ms"),
+                ),
+            ),
+        ),
+        (
+            chunk("a", content_filter_results={"hate": {"filtered": True}}),
+            content(
+                "a",
+                verdict=Verdict(
+                    "content_filter_results.filtered", "output_guardrail", "blocked", "output",
+                    category="hate",
+                ),
+            ),
+        ),
+        ({}, Delta(C.METADATA, parsed=False)),
         (b"[DONE]", Delta(C.DONE, done=True)),
         (b"{", Delta(C.METADATA, parsed=False)),
     ],
-)
+)  # fmt: skip
 def test_what_a_chunk_says(value: Any, delta: Delta) -> None:
     assert OpenAICompletions().read_event(event(value)) == delta
 

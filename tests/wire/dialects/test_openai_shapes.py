@@ -9,12 +9,15 @@ from hypothesis import strategies as st
 
 from llmtap.wire.delta import Delta, EventClass, TokenSource, UsageCounts
 from llmtap.wire.dialects.openai_shapes import (
+    CHOICES_MAX,
     Findings,
     RunningCount,
+    add_timings,
     read_error,
     read_frame,
     read_json,
     read_usage,
+    to_raw,
 )
 from llmtap.wire.sse import SseEvent
 
@@ -170,3 +173,41 @@ def test_token_ids_are_believed_before_logprobs_and_those_before_a_running_count
         findings.usage({"completion_tokens": 5}, RunningCount())
         delta = findings.ranked()
         assert (delta.tokens, delta.token_source) == expected
+
+
+def test_a_count_steps_for_each_choice() -> None:
+    count = RunningCount()
+    assert [count.step(c, n) for c, n in ((0, 2), (1, 5), (0, 3), (0, 1), (1, 5))] == [2, 5, 1, 0, 0]
+    for choice in range(2 * CHOICES_MAX):
+        count.step(choice, 1)
+    assert count.step(CHOICES_MAX + 7, 4) == 4, "beyond the bound nothing is remembered"
+
+
+def test_timings_stamp_and_count_only_what_carries_output() -> None:
+    timings = {"predicted_n": 3, "predicted_ms": 31.02, "prompt_ms": 20.1}
+    bare, spoken = Delta(EventClass.USAGE), Delta(EventClass.CONTENT, output=True, choices=(0,))
+    add_timings(bare, timings, (), RunningCount())
+    add_timings(spoken, timings, (0,), RunningCount())
+    assert (
+        [t.name for t in bare.server_times] == [t.name for t in spoken.server_times] == ["prefill", "decode"]
+    )
+    assert (bare.server_clock_ns, bare.tokens) == (-1, -1)
+    assert (spoken.server_clock_ns, spoken.tokens) == (31_020_000, 3)
+    ids = Delta(EventClass.CONTENT, tokens=2, token_source=TokenSource.TOKEN_IDS)
+    add_timings(ids, timings, (0,), RunningCount())
+    assert (ids.tokens, ids.token_source) == (2, TokenSource.TOKEN_IDS)
+
+
+@UNTIMED
+@given(anything)
+def test_no_timings_raise(timings: Any) -> None:
+    add_timings(Delta(EventClass.CONTENT), timings, (0,), RunningCount())
+    to_raw(timings)
+
+
+def test_a_choice_that_sent_only_a_marker_is_named_without_output() -> None:
+    findings = Findings()
+    findings.choice(2)
+    findings.marker(2)
+    delta = findings.ranked()
+    assert (delta.event_class, delta.choices, delta.output) == (EventClass.METADATA, (2,), False)

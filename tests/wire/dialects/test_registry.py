@@ -37,11 +37,50 @@ def event(value: Any, name: bytes | None = None) -> SseEvent:
         ({"choices": []}, "/x", None),
         ({"error": {}}, CHAT, "openai.chat"),
         ({"error": {}}, COMPLETIONS, "openai.completions"),
-        ({"error": {}}, "/v1/messages", None),
-        ({"type": "message_start"}, CHAT, None),
-        ({"type": "response.created", "response": {}}, "/v1/responses", None),
-        ({"token": {"text": "a"}}, "/generate_stream", None),
+        ({"type": "message_start"}, CHAT, "anthropic"),
+        ({"type": "message_delta"}, "/x", "anthropic"),
+        ({"type": "message", "content": []}, "/x", "anthropic"),
+        ({"type": "completion", "completion": "a"}, "/v1/complete", "anthropic"),
+        ({"type": "ping"}, "/v1/messages", "anthropic"),
+        ({"type": "ping"}, "/x", None),
+        ({"error": {}}, "/v1/messages", "anthropic"),
+        ({"type": "error", "error": {}}, "/v1/messages", "anthropic"),
+        ({"type": "error", "error": {}}, "/v1/responses", "openai.responses"),
+        ({"type": "error", "error": {}}, "/x", None),
+        ({"type": "response.created", "response": {}}, "/x", "openai.responses"),
+        ({"type": "response.created"}, "/v1/realtime", "openai.realtime"),
+        ({"type": "session.created"}, "/x", "openai.realtime"),
+        ({"type": "error", "error": {}}, "/v1/realtime", "openai.realtime"),
+        ({"object": "response", "output": []}, "/x", "openai.responses"),
+        ({"token": {"text": "a"}}, "/x", "tgi.native"),
+        ({"generated_text": "a", "details": None}, "/", "tgi.native"),
+        ([{"generated_text": "a"}], "/", "tgi.native"),
+        ({"error": "m", "error_type": "overloaded"}, "/generate_stream", "tgi.native"),
+        ({"error": "m", "error_type": "validation"}, CHAT, "openai.chat"),
+        ({"content": "a", "stop": False}, "/x", "llamacpp.native"),
+        ({"content": "a", "stop": True, "tokens_predicted": 3}, CHAT, "llamacpp.native"),
+        ([{"content": "a", "stop": True}], "/completion", "llamacpp.native"),
+        ({"error": {}}, "/completion", "llamacpp.native"),
+        ({"content": "a"}, "/x", None),
+        ({"message": {"content": "a"}, "done": False}, "/x", "ollama.native"),
+        ({"response": "a", "done": False, "created_at": "d"}, CHAT, "ollama.native"),
+        ({"model": "m", "created_at": "d", "done": True}, "/x", "ollama.native"),
+        ({"error": "m"}, "/api/chat", "ollama.native"),
+        ({"status": "pulling manifest"}, "/api/pull", None),
+        ({"text": "a", "meta_info": {}}, "/generate", "sglang.native"),
+        ([{"text": "a", "meta_info": {}}], "/generate", "sglang.native"),
+        ({"type": "message-start"}, "/x", "cohere.v2"),
+        ({"type": "content-delta"}, CHAT, "cohere.v2"),
+        ({"finish_reason": "COMPLETE", "message": {"content": []}}, "/x", "cohere.v2"),
+        ({"id": "1", "message": "no such model"}, "/v2/chat", "cohere.v2"),
+        ({"type": "chat.start"}, "/x", "lmstudio.native"),
+        ({"type": "message.delta"}, "/v1/messages", "lmstudio.native"),
+        ({"output": [], "stats": {}, "model_instance_id": "m"}, "/x", "lmstudio.native"),
+        ({"error": {}}, "/api/v1/chat", "lmstudio.native"),
+        ({"type": 3}, CHAT, None),
+        ({"type": "acme"}, "/v1/messages", None),
         ([], CHAT, None),
+        ([3], CHAT, None),
         (None, CHAT, None),
     ],
 )
@@ -65,11 +104,12 @@ def test_the_first_json_decides_and_what_came_before_is_understood_anyway() -> N
 
 
 def test_a_stream_of_no_known_dialect_is_timed_and_counted() -> None:
-    reader = Undecided("/v1/messages")
-    for value in ({"type": "message_start"}, {"type": "content_block_delta"}, b"{broken"):
+    reader = Undecided("/x")
+    for value in ({"type": "acme_start"}, {"type": "acme_delta"}, b"{broken"):
         delta = reader.read_event(event(value))
         assert (delta.event_class, delta.parsed, delta.output) == (EventClass.METADATA, False, False)
     assert reader.read_event(event({"type": "ping"}, b"ping")).event_class is EventClass.KEEPALIVE
+    assert reader.read_event(event({"type": "ping"})).event_class is EventClass.KEEPALIVE
     assert reader.read_event(event(b"[DONE]")).event_class is EventClass.DONE
     assert reader.name is None
 

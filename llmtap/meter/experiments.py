@@ -1,0 +1,372 @@
+"""The running experiment as the meter sees it: who was dealt to which arm, what came of it, on or off.
+
+Relays deal; here the exchanges of each arm are counted, the arms compared with the control, and the switch
+kept. The switch is a word to every relay, given when it says hello and whenever it changes. A meter that was
+killed learns the state from the first relay that was told by its predecessor.
+
+Every exchange counts in the arm it was dealt to, also where the arm's change could not be made to it, and
+also where it failed: what is left out of a comparison is what biases it.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Final
+
+from llmtap.clock import Clock
+from llmtap.metrics.experiment import (
+    ArmSample,
+    Difference,
+    Figure,
+    Interval,
+    mean_difference,
+    mean_interval,
+    quantile_difference,
+    quantile_interval,
+    share_difference,
+    share_interval,
+)
+from llmtap.metrics.latency import Measured
+from llmtap.metrics.sequential import anytime_p, multinomial_e_log
+from llmtap.metrics.statistics import marks
+from llmtap.metrics.summary import ENDED_WELL
+from llmtap.record.exchange import Exchange
+from llmtap.record.outcome import Outcome
+from llmtap.tap.experiment import Experiment, read_switch, switch_word
+from llmtap.units import NS_PER_S
+
+__all__ = ["METRICS", "SHARES", "Experiments"]
+
+METRICS: Final[Mapping[str, float]] = {
+    "ttft": NS_PER_S, "ttft_any": NS_PER_S, "tpot": NS_PER_S, "tbc": NS_PER_S, "itl": NS_PER_S,
+    "tbc_max": NS_PER_S, "user_idle": NS_PER_S, "e2e": NS_PER_S, "tokens_per_chunk": 1, "output_tokens": 1,
+}  # fmt: skip
+"""What arms are compared by, and how much of it makes a second or a token. `itl` is option B-even, of streams
+whose tokens per chunk are known; `tbc` (option A) is there for all."""
+SHARES: Final = ("refused", "failed", "cancelled")
+QUANTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+RATIO_ALPHA: Final = 0.001
+"""Of the sample-ratio alarm. It is never looked for and always watched, and throws the data away when it
+rings: so it rings seldom."""
+RATIO_EVERY: Final = 64
+"""Units between two looks at the ratio."""
+UNITS_MAX: Final = 100_000
+"""Units counted one by one for the ratio, of conversations or tenants: 10 MB. Later ones are not counted."""
+
+_FAILED: Final = frozenset(
+    {Outcome.UPSTREAM_ERROR, Outcome.UPSTREAM_RESET, Outcome.UPSTREAM_TIMEOUT, Outcome.TRUNCATED}
+)
+
+log = logging.getLogger(__name__)
+Send = Callable[[int], None]
+
+
+@dataclass(slots=True)
+class _Arm:
+    sample: ArmSample
+    assigned: int = 0
+    single: int = 0
+    """Dealt one by one because they named no conversation or tenant."""
+    units: int = 0
+    excluded: Counter[str] = field(default_factory=Counter)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    refusals: Counter[str] = field(default_factory=Counter)
+    chunking: Counter[str] = field(default_factory=Counter)
+    uncertainty_ns: int = 0
+
+    def copy(self) -> "_Frozen":
+        return _Frozen(
+            {name: figure.copy() for name, figure in self.sample.figures.items()},
+            self.sample.forgotten,
+            self.assigned,
+            self.single,
+            self.units,
+            dict(self.excluded),
+            dict(self.outcomes),
+            dict(self.refusals),
+            dict(self.chunking),
+            self.uncertainty_ns,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Frozen:
+    """An arm at one moment, for any thread."""
+
+    figures: dict[str, Figure]
+    forgotten: int
+    assigned: int
+    single: int
+    units: int
+    excluded: dict[str, int]
+    outcomes: dict[str, int]
+    refusals: dict[str, int]
+    chunking: dict[str, int]
+    uncertainty_ns: int
+
+
+class Experiments:
+    """The one experiment that is configured, or none."""
+
+    def __init__(self, experiment: Experiment | None, clock: Clock) -> None:
+        self._clock = clock
+        self._sends: list[Send] = []
+        self._by = "config"
+        self._since_ns = clock.wall_ns()
+        self.experiment = experiment
+        self._on = experiment is not None and experiment.enabled
+        arms = [] if experiment is None else experiment.arms
+        single = experiment is None or experiment.unit == "request"
+        self._arms = {arm.name: _Arm(ArmSample((*METRICS, *SHARES), single=single)) for arm in arms}
+        self._units: set[int] | None = None if single else set()
+        self._counted = 0
+        self._ratio_p = 1.0
+
+    # ---------------------------------------------------------------- the switch
+
+    @property
+    def state(self) -> str:
+        """`none`, `off`, `running` or `ended`."""
+        if self.experiment is None:
+            return "none"
+        if self.experiment.over(self._clock.wall_ns()):
+            return "ended"
+        return "running" if self._on else "off"
+
+    def switch(self, on: bool, by: str = "api") -> None:
+        """Tell every relay, and every one still to come."""
+        assert self.experiment is not None
+        log.warning("event=experiment_switched name=%s on=%s by=%s", self.experiment.name, on, by)
+        self._on, self._by, self._since_ns = on, by, self._clock.wall_ns()
+        for send in self._sends:
+            send(switch_word(self.experiment.id, on))
+
+    def join(self, told: int, send: Send) -> None:
+        """A relay is there, and was `told` a switch word before (0: none)."""
+        if self.experiment is None:
+            return
+        self._sends.append(send)
+        told_id, on = read_switch(told)
+        if told and told_id == self.experiment.id and self._by == "config" and on != self._on:
+            self.switch(on, "relay")
+        else:
+            send(switch_word(self.experiment.id, self._on))
+
+    def leave(self, send: Send) -> None:
+        """A relay is gone."""
+        if send in self._sends:
+            self._sends.remove(send)
+
+    # ---------------------------------------------------------------- counting
+
+    def assigned(self, arm: str, unit: str, single: bool) -> None:
+        """A request was dealt to an arm. What another configuration dealt is not counted."""
+        found = self._arms.get(arm)
+        if found is None:
+            return
+        found.assigned += 1
+        found.single += single
+        if self._units is not None:
+            number = int(unit, 16)
+            if number in self._units or len(self._units) >= UNITS_MAX:
+                return
+            self._units.add(number)
+        found.units += 1
+        self._counted += 1
+        if self._counted % RATIO_EVERY == 0:
+            self._watch_ratio()
+
+    def _watch_ratio(self) -> None:
+        assert self.experiment is not None
+        rang = self._ratio_p <= RATIO_ALPHA
+        units = {name: arm.units for name, arm in self._arms.items()}
+        # An e-value that was once large has said what it had to say: the smallest p stands.
+        self._ratio_p = min(self._ratio_p, _ratio_p(units, self.experiment.shares))
+        if self._ratio_p <= RATIO_ALPHA and not rang:
+            log.error("event=sample_ratio_mismatch name=%s units=%s", self.experiment.name, units)
+
+    def ended(self, x: Exchange, m: Measured) -> None:
+        """An exchange is over; counts it if it was in one of the arms."""
+        arm = self._arms.get(x.arm or "")
+        if arm is None or x.unit is None:
+            return
+        arm.outcomes[x.outcome.value] += 1
+        refused = x.refusal is not None or x.outcome is Outcome.REFUSED
+        if refused:
+            arm.refusals[str((x.refusal or {}).get("kind") or "unknown")] += 1
+        if x.excluded is not None:
+            arm.excluded[x.excluded] += 1
+        arm.uncertainty_ns = max(arm.uncertainty_ns, x.uncertainty_ns)
+        values = dict(_values(x, m))
+        values["refused"] = (int(refused),)
+        values["failed"] = (int(x.outcome in _FAILED),)
+        values["cancelled"] = (int(x.outcome is Outcome.CLIENT_CANCELLED),)
+        arm.sample.add(int(x.unit, 16), values)
+        if x.stream:
+            sizes = m.tokens_per_chunk or ()
+            arm.chunking["events"] += len(x.timeline.events)
+            arm.chunking["output_events"] += m.output_events
+            arm.chunking["reads"] += x.reads
+            arm.chunking["sized_chunks"] += len(sizes)
+            arm.chunking["single_token_chunks"] += sum(1 for size in sizes if size == 1)
+
+    # ---------------------------------------------------------------- results
+
+    def results(self) -> Callable[[], dict[str, object]]:
+        """All that is known, as public JSON (seconds), as work for any thread."""
+        e = self.experiment
+        if e is None:
+            return lambda: {"state": "none"}
+        about: dict[str, object] = {
+            "name": e.name, "state": self.state, "enabled": self._on, "switched_by": self._by,
+            "since": _rfc3339(self._since_ns), "until": _rfc3339(e.until_wall_ns),
+            "unit": e.unit, "aa": e.aa, "control": e.control, "key_fingerprint": e.key_fingerprint,
+            "alpha": e.alpha,
+        }  # fmt: skip
+        arms = {name: arm.copy() for name, arm in self._arms.items()}
+        ratio_p, capped = self._ratio_p, self._units is not None and len(self._units) >= UNITS_MAX
+        return lambda: {**about, **_results(e, arms, ratio_p, capped)}
+
+
+def _values(x: Exchange, m: Measured) -> Iterator[tuple[str, Sequence[int]]]:
+    """What the exchange brings to each metric; pooled as a Summary pools."""
+    if m.e2e_ns is not None and x.outcome in ENDED_WELL:
+        yield "e2e", (m.e2e_ns,)
+    if x.tokens.output is not None:
+        yield "output_tokens", (x.tokens.output,)
+    if not x.stream:
+        return
+    for name, value in (
+        ("ttft", m.ttft_ns), ("ttft_any", m.ttft_any_ns), ("tpot", m.tpot_ns), ("tbc_max", m.tbc_max_ns),
+        ("user_idle", m.user_idle_ns),
+    ):  # fmt: skip
+        if value is not None:
+            yield name, (round(value),)
+    yield "tbc", m.tbc_ns
+    yield "itl", m.itl_even_ns or ()
+    yield "tokens_per_chunk", m.tokens_per_chunk or ()
+
+
+def _results(e: Experiment, arms: dict[str, _Frozen], ratio_p: float, capped: bool) -> dict[str, object]:
+    control = arms[e.control]
+    others = {name: arm for name, arm in arms.items() if name != e.control}
+    comparisons = len(others) * (len(METRICS) + len(SHARES))
+    differences = {name: _differences(e, name, arm, control) for name, arm in others.items()}
+    findings: list[dict[str, object]] = []
+    for arm_name, by_metric in differences.items():
+        for metric, statistics in by_metric.items():
+            for found in statistics.values():
+                p = found.get("p")
+                if isinstance(p, float) and p <= e.alpha / comparisons:
+                    findings.append({"arm": arm_name, "metric": metric, "p": p})
+    units = {name: arm.units for name, arm in arms.items()}
+    ratio_p = min(ratio_p, _ratio_p(units, e.shares))
+    return {
+        "arms": {arm.name: _arm(e, arm.name, arm.weight, arm.changes, arms[arm.name]) for arm in e.arms},
+        "differences": differences,
+        # With so many looks at so many metrics some p is small by chance: Bonferroni's bound.
+        "comparisons": comparisons,
+        "findings": findings,
+        "sample_ratio": {
+            "units": units, "expected": e.shares, "p": ratio_p, "alpha": RATIO_ALPHA,
+            "alarm": ratio_p <= RATIO_ALPHA, "capped": capped,
+        },
+        "disclosure": {
+            **e.disclosure,
+            "requests_refused": sum(sum(arm.refusals.values()) for arm in arms.values()),
+        },
+    }  # fmt: skip
+
+
+def _arm(
+    e: Experiment, name: str, weight: float, changes: dict[str, object], arm: _Frozen
+) -> dict[str, object]:
+    c = arm.chunking
+    sized = c.get("sized_chunks", 0)
+    metrics: dict[str, object] = {}
+    for metric, scale in METRICS.items():
+        figure = arm.figures[metric]
+        h = figure.histogram
+        shares = dict(zip(QUANTILES, h.percentiles(tuple(QUANTILES.values())), strict=True))
+        intervals = {q: quantile_interval(figure, share, e.alpha) for q, share in QUANTILES.items()}
+        metrics[metric] = {
+            "n": figure.n, "units": figure.units, "mean": _scaled(h.mean, scale),
+            **{q: _scaled(value, scale) for q, value in shares.items()},
+            "intervals": {
+                "mean": _ends(mean_interval(figure, e.alpha), scale),
+                **{q: _ends(interval, scale) for q, interval in intervals.items()},
+            },
+            "marks": marks(figure.n) if figure.n else [],
+        }  # fmt: skip
+    return {
+        "weight": weight, "changes": {} if e.aa else changes, "assigned": arm.assigned, "units": arm.units,
+        "single_requests": arm.single, "units_forgotten": arm.forgotten,
+        "ended": sum(arm.outcomes.values()), "outcomes": arm.outcomes,
+        "excluded": arm.excluded, "metrics": metrics,
+        "shares": {
+            s: {
+                "n": arm.figures[s].n, "share": arm.figures[s].mean,
+                "interval": share_interval(arm.figures[s], e.alpha),
+            }
+            for s in SHARES
+        },
+        "refusals": arm.refusals,
+        "chunking": {
+            **{name: c.get(name, 0) for name in ("events", "output_events", "reads")},
+            "events_per_read": c["events"] / c["reads"] if c.get("reads") else None,
+            "tokens_per_chunk_mean": arm.figures["tokens_per_chunk"].mean,
+            "single_token_share": c["single_token_chunks"] / sized if sized else None,
+        },
+        "uncertainty": arm.uncertainty_ns / NS_PER_S if arm.outcomes else None,
+    }  # fmt: skip
+
+
+def _differences(
+    e: Experiment, name: str, arm: _Frozen, control: _Frozen
+) -> dict[str, dict[str, dict[str, object]]]:
+    """By metric and statistic: the arm less the control."""
+    out: dict[str, dict[str, dict[str, object]]] = {}
+    for metric, scale in METRICS.items():
+        mine, theirs = arm.figures[metric], control.figures[metric]
+        found = {"mean": mean_difference(mine, theirs, e.alpha)}
+        for q, share in QUANTILES.items():
+            found[q] = quantile_difference(mine, theirs, share, e.alpha)
+        out[metric] = {what: _difference(d, scale) for what, d in found.items() if d is not None}
+    weights = e.shares[name], e.shares[e.control]
+    for s in SHARES:
+        d = share_difference(arm.figures[s], control.figures[s], weights, e.alpha)
+        out[s] = {} if d is None else {"share": _difference(d, 1)}
+    return out
+
+
+def _difference(d: Difference, scale: float) -> dict[str, object]:
+    anytime = _ends(d.anytime, scale)
+    said: dict[str, object] = {
+        "difference": d.estimate / scale,
+        "interval": _ends(d.interval, scale),
+        "anytime_interval": anytime,
+        "different": None if anytime is None else not anytime[0] <= 0 <= anytime[1],
+    }
+    if d.p is not None:
+        said["p"] = d.p
+    return said
+
+
+def _ratio_p(units: Mapping[str, int], shares: Mapping[str, float]) -> float:
+    return anytime_p(multinomial_e_log(list(units.values()), [shares[name] for name in units]))
+
+
+def _scaled(value: float | None, scale: float) -> float | None:
+    return None if value is None else value / scale
+
+
+def _ends(interval: Interval | None, scale: float) -> Interval | None:
+    return None if interval is None else (interval[0] / scale, interval[1] / scale)
+
+
+def _rfc3339(wall_ns: int | None) -> str | None:
+    if wall_ns is None:
+        return None
+    return datetime.fromtimestamp(wall_ns / NS_PER_S, UTC).isoformat().replace("+00:00", "Z")

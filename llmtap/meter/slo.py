@@ -1,0 +1,252 @@
+"""What tenants were promised, how far that was kept, and how fast the rest of the patience goes.
+
+A class has objectives (bounds for each exchange) and a target (the share that must meet them). Exchanges are
+judged as they end, and counted by class and tenant over the windows that burn-rate alarms look at: 5 and 30
+minutes, 1 and 6 hours.
+
+Source: SRE Workbook, chapter 5; `metrics/burn.py` has the arithmetic.
+"""
+
+import fnmatch
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from llmtap.clock import Clock
+from llmtap.meter.options import ALARMS, SloOptions
+from llmtap.meter.slices import Level, Merging, Slices
+from llmtap.metrics.burn import Alarm, burn_rate, burn_rate_max, error_ratio, events_min, reachable
+from llmtap.metrics.goodput import judge
+from llmtap.metrics.latency import Measured
+from llmtap.metrics.objectives import Objectives
+from llmtap.record.exchange import Exchange
+from llmtap.units import NS_PER_S
+
+__all__ = ["BURN_WINDOWS", "REQUESTED", "FrozenSlos", "SloBook", "SloClass"]
+
+_MINUTE: Final = 60 * NS_PER_S
+BURN_WINDOWS: Final = ("5m", "30m", "1h", "6h")
+_LEVELS: Final = (
+    Level(5 * _MINUTE, _MINUTE // 2),
+    Level(30 * _MINUTE, _MINUTE * 5 // 2),
+    Level(60 * _MINUTE, 5 * _MINUTE),
+    Level(360 * _MINUTE, 30 * _MINUTE),
+)
+REQUESTED: Final = "requested"
+"""The class of exchanges whose only objectives are those that the request brought along."""
+TENANTS_CACHED: Final = 10_000
+"""Tenants whose class is remembered: those that have a name of their own, and as many again."""
+
+log = logging.getLogger(__name__)
+Key = tuple[str, str]
+"""Class and tenant."""
+_Counts = dict[Key, tuple[int, int]]
+"""Exchanges that counted, and those that met their objectives."""
+
+
+@dataclass(frozen=True, slots=True)
+class SloClass:
+    """One class, read and checked."""
+
+    name: str
+    objectives: Objectives
+    target: float
+    tenants: tuple[str, ...]
+    alarms: tuple[Alarm, ...]
+    """Those that can ring at this target."""
+    unreachable: tuple[Alarm, ...]
+    """Standard ones that cannot."""
+
+    @classmethod
+    def of(cls, name: str, options: SloOptions) -> "SloClass":
+        """The class that checked options describe."""
+        alarms: list[Alarm] = []
+        unreachable: list[Alarm] = []
+        for window, alarm in ALARMS.items():
+            if options.burn and window not in options.burn:
+                continue
+            alarm = replace(alarm, factor=options.burn.get(window, alarm.factor))
+            (alarms if reachable(options.target, alarm.factor) else unreachable).append(alarm)
+        return cls(name, options.parsed, options.target, options.tenants, tuple(alarms), tuple(unreachable))
+
+
+class SloBook:
+    """All classes. One thread writes; what a reader gets never changes again."""
+
+    def __init__(self, options: Mapping[str, SloOptions], clock: Clock) -> None:
+        self._clock = clock
+        self.classes = {name: SloClass.of(name, slo) for name, slo in options.items()}
+        self._named = {
+            tenant: slo for slo in self.classes.values() for tenant in slo.tenants if not _is_pattern(tenant)
+        }
+        self._patterns = [
+            (re.compile(fnmatch.translate(tenant)).match, slo)
+            for slo in self.classes.values()
+            for tenant in slo.tenants
+            if _is_pattern(tenant)
+        ]
+        self._default = next((slo for slo in self.classes.values() if not slo.tenants), None)
+        self._of: dict[str, SloClass | None] = {}
+        self._slices: Slices[_Counts] = Slices(_LEVELS, clock.mono_ns(), dict, _merge, past=False)
+        self._total: _Counts = {}
+        for slo in self.classes.values():
+            for alarm in slo.unreachable:
+                log.warning(
+                    "event=alarm_unreachable slo=%s target=%g burn_rate=%g burn_rate_max=%.4g hint=%r",
+                    slo.name, slo.target, alarm.factor, burn_rate_max(slo.target),
+                    "it can never ring, and is left out",
+                )  # fmt: skip
+
+    @property
+    def tenants(self) -> list[str]:
+        """Those that the classes name."""
+        return list(self._named)
+
+    def of(self, tenant: str) -> SloClass | None:
+        """A tenant's class: that which names it, else the first with a pattern it fits, else the default."""
+        try:
+            return self._of[tenant]
+        except KeyError:
+            pass
+        found = self._named.get(tenant)
+        if found is None:
+            found = next((slo for match, slo in self._patterns if match(tenant)), self._default)
+        if len(self._of) >= TENANTS_CACHED:
+            self._of.clear()
+        self._of[tenant] = found
+        return found
+
+    def judge(self, x: Exchange, m: Measured, slo: SloClass | None, tenant: str) -> bool | None:
+        """Whether the exchange met its objectives, its own before its class's; None if it does not count.
+
+        Counted for `tenant`, of whose names there must be a bound.
+        """
+        verdict = judge(None if slo is None else slo.objectives, m, x)
+        if verdict is None:
+            return None
+        met = verdict[1]
+        key = (REQUESTED if slo is None else slo.name, tenant)
+        counts = self._slices.current(self._clock.mono_ns())
+        for table in (counts, self._total):
+            counted, good = table.get(key, (0, 0))
+            table[key] = counted + 1, good + met
+        self._slices.tidy()
+        return met
+
+    def freeze(self) -> "FrozenSlos":
+        """What the windows hold now."""
+        now_ns = self._clock.mono_ns()
+        windows = {}
+        for level, name in enumerate(BURN_WINDOWS):
+            tables = self._slices.window(level, now_ns)
+            windows[name] = [*tables[:-1], dict(tables[-1])]
+        return FrozenSlos(self.classes, dict(self._total), windows)
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenSlos:
+    """All counts at one moment, for any thread."""
+
+    classes: Mapping[str, SloClass]
+    total: Mapping[Key, tuple[int, int]]
+    """Since the start."""
+    _windows: Mapping[str, Sequence[_Counts]]
+
+    def windows(self) -> dict[str, _Counts]:
+        """Counts by window."""
+        return {name: _sum(tables) for name, tables in self._windows.items()}
+
+    def burn_rates(self) -> dict[tuple[str, str], float]:
+        """By class and window, all tenants together; where nothing counted there is none."""
+        found = {}
+        for window, counts in self.windows().items():
+            for name, slo in self.classes.items():
+                rate = burn_rate(error_ratio(*_good_counted(counts, name)), slo.target)
+                if rate is not None:
+                    found[name, window] = rate
+        return found
+
+    def to_dict(self) -> dict[str, object]:
+        """Public JSON, by class."""
+        windows = self.windows()
+        return {name: _class_to_dict(slo, windows) for name, slo in self.classes.items()}
+
+
+def _class_to_dict(slo: SloClass, windows: Mapping[str, _Counts]) -> dict[str, object]:
+    all_of = {window: _window_to_dict(slo, *_good_counted(c, slo.name)) for window, c in windows.items()}
+    tenants = sorted({tenant for counts in windows.values() for name, tenant in counts if name == slo.name})
+    rates = {window: about["burn_rate"] for window, about in all_of.items()}
+    return {
+        "objectives": slo.objectives.text,
+        "target": slo.target,
+        "tenants": list(slo.tenants),
+        "burn_rate_max": burn_rate_max(slo.target),
+        "windows": all_of,
+        "alarms": [_alarm_to_dict(slo, alarm, rates) for alarm in (*slo.alarms, *slo.unreachable)],
+        "by": {
+            "tenant": {
+                tenant: {
+                    window: _window_to_dict(slo, *reversed(counts.get((slo.name, tenant), (0, 0))))
+                    for window, counts in windows.items()
+                }
+                for tenant in tenants
+            }
+        },
+    }
+
+
+def _window_to_dict(slo: SloClass, good: int, counted: int) -> dict[str, object]:
+    rate = burn_rate(error_ratio(good, counted), slo.target)
+    return {
+        "counted": counted,
+        "good": good,
+        "attainment": good / counted if counted else None,
+        "burn_rate": rate,
+        # With fewer, a single bad exchange already spends the budget faster than allowed.
+        "marks": ["burn_rate"] if 0 < counted < events_min(slo.target, 1) else [],
+    }
+
+
+def _alarm_to_dict(slo: SloClass, alarm: Alarm, rates: Mapping[str, object]) -> dict[str, object]:
+    long, short = _hours(alarm.long_ns), _hours(alarm.short_ns)
+    long_rate, short_rate = rates[long], rates[short]
+    assert long_rate is None or isinstance(long_rate, float)
+    assert short_rate is None or isinstance(short_rate, float)
+    return {
+        "severity": alarm.severity,
+        "long": long,
+        "short": short,
+        "burn_rate": alarm.factor,
+        "reachable": alarm in slo.alarms,
+        "events_min": events_min(slo.target, alarm.factor),
+        "ringing": alarm in slo.alarms and alarm.rings(long_rate, short_rate),
+    }
+
+
+def _hours(ns: int) -> str:
+    return f"{ns // (60 * _MINUTE)}h" if ns % (60 * _MINUTE) == 0 else f"{ns // _MINUTE}m"
+
+
+def _good_counted(counts: _Counts, name: str) -> tuple[int, int]:
+    found = [pair for (slo, _), pair in counts.items() if slo == name]
+    return sum(good for _, good in found), sum(counted for counted, _ in found)
+
+
+def _sum(tables: Sequence[_Counts]) -> _Counts:
+    total: _Counts = {}
+    for table in tables:
+        for key, (counted, good) in table.items():
+            before = total.get(key, (0, 0))
+            total[key] = before[0] + counted, before[1] + good
+    return total
+
+
+def _merge(tables: Sequence[_Counts], level: int) -> Merging[_Counts]:
+    yield
+    return _sum(tables)
+
+
+def _is_pattern(tenant: str) -> bool:
+    return "*" in tenant or "?" in tenant or "[" in tenant

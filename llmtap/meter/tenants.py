@@ -1,0 +1,134 @@
+"""Who asks: the tenant of a request, by an operator's rules.
+
+The first rule that finds a value decides. Values come from clients, so they are cut to a length, stripped of
+what cannot be shown, and never trusted to be few: how many names there may be is the labels' business. An API
+key never leaves this module: what is shown of it is a keyed hash, 32 bits of BLAKE2b, whose key is the
+operator's, or this host's, or made at the start.
+"""
+
+import hmac
+import re
+from collections.abc import Callable
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Final
+
+from llmtap.meter.labels import DEFAULT
+from llmtap.meter.options import TENANT_CHARS_MAX, TenantOptions, TenantRule
+from llmtap.wire.http1 import RequestHead, header_value
+
+__all__ = ["Tenants", "host_salt"]
+
+_TAIL_DIGITS: Final = 8
+_KEY_HEADERS: Final = (b"authorization", b"x-api-key", b"api-key")
+_MACHINE_ID: Final = Path("/etc/machine-id")
+
+Body = Callable[[], Any]
+Find = Callable[[RequestHead, str, Body], str | None]
+
+
+class Tenants:
+    """The rules, ready to use. `identify` fits `record.request.Identify`."""
+
+    def __init__(self, options: TenantOptions, salt: str) -> None:
+        self._names = options.names
+        self._salt = blake2b(salt.encode(), digest_size=32).digest()
+        self._finds = [self._compile(rule) for rule in options.rules]
+
+    def identify(self, head: RequestHead, path: str, body: Body) -> str:
+        """The tenant of a request; never raises for what is in it."""
+        for find in self._finds:
+            found = find(head, path, body)
+            if found is not None:
+                return self._names.get(found, found)
+        return DEFAULT
+
+    def hash_of(self, value: bytes) -> str:
+        """What is shown of a secret: always the same 8 hex digits for the same salt."""
+        return blake2b(value, key=self._salt, digest_size=_TAIL_DIGITS // 2).hexdigest()
+
+    def _compile(self, rule: TenantRule) -> Find:
+        find = self._find(rule)
+        if rule.name is not None:
+            return _named(find, rule.name)
+        return self._hashed(find) if rule.hashed else find
+
+    def _find(self, rule: TenantRule) -> Find:
+        if rule.header is not None:
+            name = rule.header.lower().encode()
+            return lambda head, path, body: self._text(header_value(head.headers, name))
+        if rule.api_key:
+            return lambda head, path, body: self._key(head)
+        if rule.body is not None:
+            steps = rule.body.split(".")
+            return lambda head, path, body: self._clean(_at(body(), steps))
+        assert rule.path is not None
+        match = re.compile(rule.path).match
+        return lambda head, path, body: self._of_path(match(path))
+
+    def _hashed(self, find: Find) -> Find:
+        def hashed(head: RequestHead, path: str, body: Body) -> str | None:
+            found = find(head, path, body)
+            return None if found is None else f"id-{self.hash_of(found.encode())}"
+
+        return hashed
+
+    def _key(self, head: RequestHead) -> str | None:
+        for name in _KEY_HEADERS:
+            value = (header_value(head.headers, name) or b"").strip()
+            if name == b"authorization":
+                scheme, _, rest = value.partition(b" ")
+                # RFC 9110 11.1: a scheme is case-insensitive. Other schemes' credentials are a key, too.
+                value = rest.strip() if scheme.lower() == b"bearer" else value
+            if value:
+                return f"key-{self.hash_of(value)}"
+        return None
+
+    def _of_path(self, match: "re.Match[str] | None") -> str | None:
+        if match is None:
+            return None
+        return self._clean(match[1]) if match.re.groups else DEFAULT
+
+    def _text(self, value: bytes | None) -> str | None:
+        return None if value is None else self._clean(value.decode("utf-8", "replace"))
+
+    def _clean(self, value: object) -> str | None:
+        """A value as a name: visible, not too long, and None where nothing is left of it."""
+        if isinstance(value, int) and not isinstance(value, bool):
+            value = str(value)
+        if not isinstance(value, str):
+            return None
+        text = value[: 4 * TENANT_CHARS_MAX].strip()
+        if not text.isprintable():
+            text = "".join(c if c.isprintable() else "_" for c in text)
+        if len(text) <= TENANT_CHARS_MAX:
+            return text or None
+        # Long names that begin alike stay apart.
+        tail = self.hash_of(value.encode("utf-8", "replace"))
+        return f"{text[: TENANT_CHARS_MAX - 1 - _TAIL_DIGITS]}~{tail}"
+
+
+def host_salt() -> str | None:
+    """A salt that is this host's own and stays the same: made from its machine id, which it does not tell.
+
+    None where the host has no machine id (many containers). Source: machine-id(5), which asks that the id be
+    hashed with an application's own key before it is used.
+    """
+    try:
+        machine = _MACHINE_ID.read_bytes().strip()
+    except OSError:
+        return None
+    return hmac.digest(machine, b"llmtap tenants", "sha256").hex() if machine else None
+
+
+def _named(find: Find, name: str) -> Find:
+    return lambda head, path, body: None if find(head, path, body) is None else name
+
+
+def _at(value: Any, steps: list[str]) -> object:
+    for step in steps:
+        if not isinstance(value, dict):
+            return None
+        value = value.get(step)
+    found: object = value
+    return found

@@ -1,0 +1,71 @@
+"""Counting tokens ourselves, where neither the provider nor the stream tells: optional, and local.
+
+Nothing is fetched: a `tokenizer.json` is read from a path, and tiktoken's encodings from the folder that
+TIKTOKEN_CACHE_DIR names. The packages come with the extra `tokenizers` and are imported only when asked for.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from llmtap.errors import ConfigError
+
+__all__ = ["load_tokenizer"]
+
+KEY: Final = "meter.tokenizer"
+_TIKTOKEN: Final = "tiktoken:"
+_INSTALL: Final = "pip install 'llmtap[tokenizers]'"
+
+
+def load_tokenizer(text: str) -> Callable[[str], int]:
+    """A function that counts the tokens of a text. `text` is `tiktoken:NAME` or a path to a tokenizer.json.
+
+    Raises:
+        ConfigError: for a package, an encoding or a file that is not there.
+    """
+    if text.startswith(_TIKTOKEN):
+        return _tiktoken(text.removeprefix(_TIKTOKEN))
+    return _tokenizers(Path(text))
+
+
+def _tiktoken(name: str) -> Callable[[str], int]:
+    try:
+        import tiktoken
+        import tiktoken.load
+    except ImportError:
+        raise ConfigError(KEY, "the package tiktoken is not installed", _INSTALL) from None
+    if name not in tiktoken.list_encoding_names():
+        known = ", ".join(sorted(tiktoken.list_encoding_names()))
+        raise ConfigError(KEY, f"tiktoken has no encoding {name!r}", f"it has {known}")
+    folder = os.environ.get("TIKTOKEN_CACHE_DIR", "")
+    read_file = tiktoken.load.read_file
+
+    def refuse(url: str) -> bytes:
+        cached = hashlib.sha1(url.encode()).hexdigest()  # as tiktoken names its files
+        raise ConfigError(
+            KEY, f"the encoding {name} is not on this machine, and nothing is fetched",
+            f"put {url} as {cached} into the folder that TIKTOKEN_CACHE_DIR names ({folder or 'unset'})",
+        )  # fmt: skip
+
+    tiktoken.load.read_file = refuse
+    try:
+        encoding = tiktoken.get_encoding(name)
+    finally:
+        tiktoken.load.read_file = read_file
+    return lambda text: len(encoding.encode_ordinary(text))
+
+
+def _tokenizers(path: Path) -> Callable[[str], int]:
+    if not path.is_file():
+        raise ConfigError(KEY, f"there is no file {path}", "tiktoken:NAME, or the path of a tokenizer.json")
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise ConfigError(KEY, "the package tokenizers is not installed", _INSTALL) from None
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as exc:  # the package raises a bare Exception
+        raise ConfigError(KEY, f"{path} is no tokenizer.json: {exc}") from None
+    return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)

@@ -1,0 +1,356 @@
+"""The arms of an experiment in numbers: what each arm's exchanges showed, and how arms differ.
+
+What was dealt to an arm is a unit (a request, a conversation, a tenant), and units are what is independent.
+A unit may bring many values (the gaps of a stream, the requests of a conversation), which are alike among
+themselves; an interval that took them for independent would be too narrow. So every mean is a ratio of
+sums over units with the variance of that ratio, and every quantile's interval is widened by the design
+effect found in a sample of units.
+
+Intervals come in two kinds. The first is for one look: means by Welch's t, quantiles by order statistics,
+shares by Wilson's score, differences of quantiles and shares from the two single intervals (MOVER).
+The second, `anytime`, holds at every look at once, see `sequential.py`.
+
+Source: Welch 1947; Wilson 1927; Newcombe 1998; Zou and Donner 2008 (MOVER); Woodruff 1952 (quantiles by
+way of the distribution function); Kish 1965 (design effect).
+"""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import heappush, heapreplace
+from math import sqrt
+from random import Random
+from typing import Final
+
+from llmtap.metrics.histogram import RELATIVE_ERROR, Histogram
+from llmtap.metrics.sequential import (
+    FIRST_LOOK,
+    anytime_p,
+    mixture_e_log,
+    mixture_width,
+    multinomial_e_log,
+)
+from llmtap.metrics.student import t_quantile, t_tail
+
+__all__ = [
+    "ArmSample",
+    "Difference",
+    "Figure",
+    "mean_difference",
+    "mean_interval",
+    "quantile_difference",
+    "quantile_interval",
+    "share_difference",
+    "share_interval",
+]
+
+UNITS_MAX: Final = 20_000
+"""Units of an arm that are remembered, the latest: about 1 KB each. One that returns after it was forgotten
+counts as another unit."""
+SAMPLE_UNITS: Final = 512
+"""Units in the sample for design effects: enough to know a variance within 6 %."""
+SAMPLE_VALUES: Final = 128
+"""Values kept of each of them."""
+EVENTS_MIN: Final = 20
+"""Of a share, in both arms together, before its normal approximation is used."""
+
+Interval = tuple[float, float]
+
+
+class Figure:
+    """One metric of one arm: its values as a histogram, and their sums over units.
+
+    Values are integers (ns, or counts); sums and squares are exact, so nothing cancels.
+    """
+
+    __slots__ = (
+        "_grown",
+        "_kept",
+        "_nn",
+        "_order",
+        "_random",
+        "_sn",
+        "_ss",
+        "histogram",
+        "units",
+        "units_with",
+    )
+
+    def __init__(self) -> None:
+        self.histogram = Histogram()
+        self.units = 0
+        """Units with at least one value."""
+        self.units_with = 0
+        """Units whose values are not all 0: for a share, those in which it happened."""
+        # Over units, with N values and S their sum: sums of S S, S N and N N.
+        self._ss = self._sn = self._nn = 0
+        self._grown = False  # some unit has more than one value
+        # The units with the smallest ids: as good as drawn by lot, because ids are hashes.
+        self._kept: dict[int, tuple[list[int], array[int]]] = {}
+        self._order: list[int] = []
+        self._random = Random(0)
+
+    @property
+    def n(self) -> int:
+        return self.histogram.n
+
+    @property
+    def mean(self) -> float | None:
+        return self.histogram.mean
+
+    def add(self, unit: int, values: Sequence[int], before: tuple[int, int] = (0, 0)) -> tuple[int, int]:
+        """Counts a unit's values; `before` is what this returned for the same unit last time."""
+        n0, s0 = before
+        n, s = n0 + len(values), s0 + sum(values)
+        if n == n0:
+            return before
+        self._ss += s * s - s0 * s0
+        self._sn += s * n - s0 * n0
+        self._nn += n * n - n0 * n0
+        self.units += not n0
+        self.units_with += bool(s) and not s0
+        self.histogram.record_many(values)
+        if n > 1:
+            self._grown = True
+        self._sample(unit, values, new=not n0)
+        return n, s
+
+    def error(self) -> float | None:
+        """Standard error of the mean, as of a ratio of sums over units; None below two units.
+
+        sqrt(K / (K - 1) sum (S_u - m N_u)^2) / N, with K units and the mean m = S / N.
+        """
+        k, n, total = self.units, self.n, self.histogram.total
+        if k < 2:
+            return None
+        # Times N^2 all of it is whole numbers: the difference of large squares is exact.
+        squares = self._ss * n * n - 2 * total * n * self._sn + total * total * self._nn
+        return sqrt(squares * k / (k - 1)) / (n * n) if squares > 0 else 0.0
+
+    def design_effect(self, value: float) -> float:
+        """By how much the variance of "share of values up to `value`" exceeds that of independent values.
+
+        At least 1. Source: Kish, by the linearised variance of the ratio over the sampled units.
+        """
+        if not self._grown or len(self._kept) < 2:
+            return 1.0
+        below, sizes = [], []
+        for (n,), values in self._kept.values():
+            below.append(n * sum(map(value.__ge__, values)) / len(values))
+            sizes.append(n)
+        n = sum(sizes)
+        share = sum(below) / n
+        if not 0 < share < 1:
+            return max(1.0, n / len(sizes))  # no variance to be seen: as if units were all of one piece
+        k = len(sizes)
+        spread = sum((b - share * size) ** 2 for b, size in zip(below, sizes, strict=True))
+        return max(1.0, k / (k - 1) * spread / (n * share * (1 - share)))
+
+    def copy(self) -> "Figure":
+        """The same numbers in an object of their own, to be read in another thread."""
+        twin = Figure()
+        twin.histogram = self.histogram.copy()
+        for name in ("_grown", "_nn", "_sn", "_ss", "units", "units_with"):
+            setattr(twin, name, getattr(self, name))
+        twin._kept = {unit: (n[:], values[:]) for unit, (n, values) in self._kept.items()}
+        return twin
+
+    def _sample(self, unit: int, values: Sequence[int], *, new: bool) -> None:
+        kept = self._kept
+        if new and unit not in kept:
+            if len(kept) < SAMPLE_UNITS:
+                heappush(self._order, -unit)
+            elif unit < -self._order[0]:
+                del kept[-heapreplace(self._order, -unit)]
+            else:
+                return
+            kept[unit] = ([0], array("q"))
+        elif unit not in kept:
+            return
+        count, some = kept[unit]
+        n = count[0]
+        room = SAMPLE_VALUES - len(some)
+        if room > 0:
+            some.extend(values[:room])
+            n += min(room, len(values))
+        for value in values[max(0, room) :]:  # Vitter 1985, algorithm R
+            n += 1
+            place = int(self._random.random() * n)
+            if place < SAMPLE_VALUES:
+                some[place] = value
+        count[0] = n
+
+
+class ArmSample:
+    """All figures of one arm, fed exchange by exchange.
+
+    Args:
+        names: of the metrics.
+        single: every unit is one exchange, so that nothing of it need be remembered.
+    """
+
+    def __init__(self, names: Iterable[str], *, single: bool) -> None:
+        self.figures = {name: Figure() for name in names}
+        self.forgotten = 0
+        """Units that were forgotten to make room."""
+        self._single = single
+        self._units: OrderedDict[int, dict[str, tuple[int, int]]] = OrderedDict()
+
+    def add(self, unit: int, values: Mapping[str, Sequence[int]]) -> None:
+        """Counts an exchange of this unit: for each metric the values it brings, maybe none."""
+        figures = self.figures
+        if self._single:
+            for name, some in values.items():
+                figures[name].add(unit, some)
+            return
+        known = self._units.get(unit)
+        if known is None:
+            known = self._units[unit] = {}
+            if len(self._units) > UNITS_MAX:
+                self._units.popitem(last=False)
+                self.forgotten += 1
+        else:
+            self._units.move_to_end(unit)
+        for name, some in values.items():
+            known[name] = figures[name].add(unit, some, known.get(name, (0, 0)))
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How an arm differs from the control: the arm's figure less the control's."""
+
+    estimate: float
+    interval: Interval | None
+    """At 1 - alpha for a single look; None where the sample is too small to say."""
+    anytime: Interval | None
+    """At 1 - alpha for all looks together."""
+    p: float | None = None
+    """Of "there is no difference", valid whenever one looks."""
+    p_single: float | None = None
+    """The same for a single look, decided on beforehand: never to be watched."""
+
+
+def mean_interval(figure: Figure, alpha: float) -> Interval | None:
+    """The mean's interval for one look; None below two units."""
+    error, mean = figure.error(), figure.mean
+    if error is None or mean is None:
+        return None
+    reach = t_quantile(alpha, figure.units - 1) * error
+    return mean - reach, mean + reach
+
+
+def mean_difference(arm: Figure, control: Figure, alpha: float) -> Difference | None:
+    """The difference of means; None while one of them has no value."""
+    if arm.mean is None or control.mean is None:
+        return None
+    estimate = arm.mean - control.mean
+    errors = arm.error(), control.error()
+    if errors[0] is None or errors[1] is None:
+        return Difference(estimate, None, None)
+    va, vc = errors[0] ** 2, errors[1] ** 2
+    error = sqrt(va + vc)
+    if error == 0:
+        return Difference(estimate, None, None)
+    # Welch and Satterthwaite.
+    df = (va + vc) ** 2 / (va**2 / (arm.units - 1) + vc**2 / (control.units - 1))
+    reach = t_quantile(alpha, df) * error
+    z = estimate / error
+    anytime = p = None
+    if min(arm.units, control.units) >= FIRST_LOOK:
+        n = arm.units + control.units
+        far = mixture_width(n, alpha) * error
+        anytime = (estimate - far, estimate + far)
+        p = anytime_p(mixture_e_log(z, n, alpha))
+    return Difference(estimate, (estimate - reach, estimate + reach), anytime, p, t_tail(z, df))
+
+
+def quantile_interval(
+    figure: Figure, share: float, alpha: float, *, anytime: bool = False
+) -> Interval | None:
+    """The interval of the value below which `share` lies, by order statistics of the histogram.
+
+    The ranks are share +- c sqrt(d share (1 - share) / n), with the design effect d; c is of Student's t
+    for one look, or of the confidence sequence of "a value lies below it", which is a mean. None where a
+    rank lies outside the sample. Both ends are moved out by the histogram's own error.
+    """
+    n, units = figure.n, figure.units
+    value = figure.histogram.percentile(share)
+    if value is None or units < (FIRST_LOOK if anytime else 2):
+        return None
+    c = mixture_width(units, alpha) if anytime else t_quantile(alpha, units - 1)
+    reach = c * sqrt(figure.design_effect(value) * share * (1 - share) / n)
+    if share - reach <= 0 or share + reach >= 1:
+        return None
+    low, high = figure.histogram.percentiles((share - reach, share + reach))
+    assert low is not None and high is not None
+    return low - RELATIVE_ERROR * abs(low), high + RELATIVE_ERROR * abs(high)
+
+
+def quantile_difference(arm: Figure, control: Figure, share: float, alpha: float) -> Difference | None:
+    """The difference of two quantiles.
+
+    Anytime: each arm's interval at alpha / 2, and the difference lies between their far ends.
+    """
+    a, c = arm.histogram.percentile(share), control.histogram.percentile(share)
+    if a is None or c is None:
+        return None
+    one = quantile_interval(arm, share, alpha), quantile_interval(control, share, alpha)
+    interval = None if one[0] is None or one[1] is None else _mover(a, one[0], c, one[1])
+    all_ = (
+        quantile_interval(arm, share, alpha / 2, anytime=True),
+        quantile_interval(control, share, alpha / 2, anytime=True),
+    )
+    anytime = (
+        None if all_[0] is None or all_[1] is None else (all_[0][0] - all_[1][1], all_[0][1] - all_[1][0])
+    )
+    return Difference(a - c, interval, anytime)
+
+
+def share_interval(figure: Figure, alpha: float) -> Interval | None:
+    """The interval of a share (values are 0 and 1): Wilson's score; None below two units.
+
+    With values that are alike within a unit, n becomes the number of independent values that would
+    give the same variance.
+    """
+    p, error = figure.mean, figure.error()
+    if p is None or error is None:
+        return None
+    n: float = figure.n
+    if p in (0, 1):
+        n = figure.units  # no variance to be seen
+    elif error > 0:
+        n = min(n, p * (1 - p) / error**2)
+    z2 = t_quantile(alpha, figure.units - 1) ** 2
+    middle = (p + z2 / (2 * n)) / (1 + z2 / n)
+    reach = sqrt(z2 * (p * (1 - p) / n + z2 / (4 * n * n))) / (1 + z2 / n)
+    return max(0.0, middle - reach), min(1.0, middle + reach)
+
+
+def share_difference(
+    arm: Figure, control: Figure, weights: tuple[float, float], alpha: float
+) -> Difference | None:
+    """The difference of two shares; `weights` are the arms' shares of the units.
+
+    p is exact: among the units in which it happened, arm and control should stand as their weights do,
+    however often it happens and however that changes over the day (Lindon and Malek 2020).
+    """
+    a, c = arm.mean, control.mean
+    if a is None or c is None:
+        return None
+    one = share_interval(arm, alpha), share_interval(control, alpha)
+    interval = None if one[0] is None or one[1] is None else _mover(a, one[0], c, one[1])
+    total = sum(weights)
+    counts = (arm.units_with, control.units_with)
+    p = anytime_p(multinomial_e_log(counts, [w / total for w in weights]))
+    by_mean = mean_difference(arm, control, alpha)
+    enough = sum(counts) >= EVENTS_MIN and by_mean is not None
+    anytime = by_mean.anytime if enough and by_mean is not None else None
+    return Difference(a - c, interval, anytime, p)
+
+
+def _mover(a: float, around_a: Interval, c: float, around_c: Interval) -> Interval:
+    """The interval of a - c from the intervals of each (Zou and Donner 2008)."""
+    low = a - c - sqrt((a - around_a[0]) ** 2 + (around_c[1] - c) ** 2)
+    high = a - c + sqrt((around_a[1] - a) ** 2 + (c - around_c[0]) ** 2)
+    return low, high

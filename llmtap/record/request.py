@@ -1,0 +1,164 @@
+"""What a request says of itself: its head, and of its body as much as an exchange needs.
+
+A body is kept only until it was read once; who is asking (the tenant) is told by a function handed in,
+because the rules for it are an operator's.
+
+Source: shared/dialects/dialects.md section 8; W3C Trace Context; llm-d's request headers for objectives.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from llmtap.errors import PeerProtocolError
+from llmtap.record.exchange import Exchange
+from llmtap.wire.encoding import Decoder
+from llmtap.wire.http1 import ChunkedDecoder, Framing, RequestHead, parse_request_head
+
+__all__ = ["REQUEST_BYTES_MAX", "Identify", "RequestReader", "short_text"]
+
+REQUEST_BYTES_MAX: Final = 8 << 20
+"""A longer request body is not kept, and its model is then not known from it."""
+_ID_BYTES_MAX: Final = 256
+"""Of a request id: a UUID has 36, a trace id 32."""
+_SLO_MS_MAX: Final = 3_600_000
+
+_ENDPOINTS: Final = (
+    ("/chat/completions", "chat.completions"),
+    ("/completions", "completions"),
+    ("/responses", "responses"),
+    ("/messages", "messages"),
+    ("/realtime", "realtime"),
+    ("/embeddings", "embeddings"),
+    ("/api/chat", "ollama.chat"),
+    ("/api/generate", "ollama.generate"),
+    ("/generate_stream", "tgi.generate_stream"),
+    ("/generate", "generate"),
+    ("/completion", "llamacpp.completion"),
+    ("/v2/chat", "cohere.chat"),
+    ("/api/v1/chat", "lmstudio.chat"),
+)
+"""By the end of the path; the first that fits."""
+
+Identify = Callable[[RequestHead, str, Callable[[], Any]], str]
+"""`(head, path, body) -> tenant`; `body()` is the request's JSON value, or None if it has none."""
+
+
+class _RequestBody(msgspec.Struct):
+    model: Any = None
+    stream: Any = None
+
+
+_decode_request = msgspec.json.Decoder(_RequestBody).decode
+
+
+class RequestReader:
+    """Reads one request into its Exchange.
+
+    Args:
+        x: where to write what is found.
+        raw: the request head as received.
+        identify: tells the tenant; without it the exchange keeps the default one.
+    """
+
+    __slots__ = ("_body", "_coding", "_head", "_identify", "_size", "_x", "method", "wants_stream")
+
+    def __init__(self, x: Exchange, raw: bytes, identify: Identify | None = None) -> None:
+        self._x = x
+        self._body: list[bytes] = []
+        self._size = 0
+        self._identify = identify
+        self._head: RequestHead | None = None
+        self._coding: bytes | None = None
+        self.method = b""
+        self.wants_stream = False
+        try:
+            head = self._head = parse_request_head(raw)
+        except PeerProtocolError:
+            return  # the relay refused it as well, and says so at the end
+        self.method = head.method
+        x.method = head.method.decode("latin-1")
+        x.path = _path(head.target)
+        bare = x.path.rstrip("/")
+        x.endpoint = next((name for suffix, name in _ENDPOINTS if bare.endswith(suffix)), None)
+        for name, value in head.headers:
+            match name.lower():
+                case b"x-request-id":
+                    x.request_id = short_text(value)
+                case b"traceparent":
+                    x.trace_parent = short_text(value)
+                case b"x-llm-d-slo-ttft-ms":
+                    x.slo_ttft_ns = _ms(value)
+                case b"x-llm-d-slo-tpot-ms":
+                    x.slo_tpot_ns = _ms(value)
+                case b"content-encoding":
+                    self._coding = value
+
+    def feed(self, data: bytes) -> None:
+        """Body bytes, HTTP framing included."""
+        self._size += len(data)
+        if self._size > REQUEST_BYTES_MAX:
+            self._body.clear()
+        else:
+            self._body.append(data)
+
+    def end(self) -> None:
+        """The request is over, or nobody will send more of it. A second call does nothing."""
+        head, self._head = self._head, None
+        if head is None:
+            return
+        body = self._payload(chunked=head.framing is Framing.CHUNKED)
+        self._body.clear()
+        request = _RequestBody()
+        if body.lstrip().startswith(b"{"):
+            try:
+                request = _decode_request(body)
+            except (ValueError, RecursionError):
+                pass
+        if isinstance(request.model, str):
+            self._x.model = request.model
+        self.wants_stream = request.stream is True
+        if self._identify is not None:
+            self._x.tenant = self._identify(head, self._x.path, lambda: _json(body))
+
+    def _payload(self, *, chunked: bool) -> bytes:
+        """The body without its codings; empty when it cannot be undone."""
+        body = b"".join(self._body)
+        try:
+            if chunked:
+                body = ChunkedDecoder().feed(body)
+            return Decoder(self._coding, decoded_bytes_max=REQUEST_BYTES_MAX).feed(body) if body else b""
+        except PeerProtocolError:
+            return b""
+
+
+def _json(body: bytes) -> Any:
+    try:
+        return msgspec.json.decode(body)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _ms(value: bytes) -> int | None:
+    """Nanoseconds of a header in whole or decimal milliseconds; None for what is no positive number."""
+    try:
+        ms = float(value)
+    except ValueError:
+        return None
+    return round(ms * 1e6) if 0 < ms <= _SLO_MS_MAX else None
+
+
+def _path(target: bytes) -> str:
+    """The path of a request target in origin or absolute form, without the query."""
+    path = target.partition(b"?")[0]
+    if not path.startswith(b"/"):
+        _, found, rest = path.partition(b"://")
+        if found:
+            path = b"/" + rest.partition(b"/")[2]
+    return path.decode("latin-1")
+
+
+def short_text(value: bytes | None) -> str | None:
+    """A header's value as text, cut to a length that labels can bear."""
+    return None if value is None else value[:_ID_BYTES_MAX].decode("latin-1")

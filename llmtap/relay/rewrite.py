@@ -1,0 +1,53 @@
+"""What an arm may change about a request: header fields, or top-level fields of its JSON body.
+
+The only place of the relay where a request becomes another one. What is not named stays: header fields keep
+order, case and repeats; of the body, every other value keeps its bytes.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from llmtap.wire.http1 import Headers
+
+__all__ = ["body_with", "headers_with", "headers_with_length"]
+
+_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+def headers_with(headers: Headers, fields: Headers) -> Headers:
+    """The headers with these fields set: each replaces all of its name, at the end."""
+    names = {name.lower() for name, _ in fields}
+    return [(n, v) for n, v in headers if n.lower() not in names] + fields
+
+
+def headers_with_length(headers: Headers, length: int) -> Headers:
+    """The headers of a message whose body has become `length` bytes in one piece.
+
+    RFC 9112 6.2: Content-Length stands in the place of whichever field framed the body before; a
+    Trailer field announces nothing any more.
+    """
+    out: Headers = []
+    for name, value in headers:
+        lower = name.lower()
+        if lower == b"content-length":
+            out.append((name, b"%d" % length))
+        elif lower == b"transfer-encoding":
+            out.append((b"Content-Length", b"%d" % length))
+        elif lower != b"trailer":
+            out.append((name, value))
+    return out
+
+
+def body_with(body: bytes, fields: Mapping[str, msgspec.Raw]) -> bytes | None:
+    """The JSON object in `body` with these fields set, or None when it is none.
+
+    Known fields keep their place, new ones follow; white space between top-level fields is lost, and of a
+    field that came twice the last value counts, as for most readers (RFC 8259 4).
+    """
+    try:
+        asked = _decode_fields(body)
+    except (ValueError, RecursionError):
+        return None
+    asked.update(fields)
+    return msgspec.json.encode(asked)

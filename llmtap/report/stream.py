@@ -1,0 +1,200 @@
+"""A saved answer explained: its Exchange and every event, as JSON and as lines to read.
+
+A saved answer has no times, so every duration is null; a HAR file gives totals, and they are named as such.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import msgspec
+
+from llmtap.metrics.latency import chunking_of, metrics_of
+from llmtap.record.saved import Explained, Saved, SavedEvent
+from llmtap.wire.delta import Delta, EventClass
+
+__all__ = ["EVENT_COLUMNS", "event_cells", "explained_to_dict", "headline", "story"]
+
+EVENT_COLUMNS: Final = ("#", "bytes", "class", "tokens", "adds")
+TEXT_SHOWN: Final = 60
+_TIMELESS: Final = frozenset(
+    ("events", "content_events", "bytes_per_event_mean", "tokens_per_chunk_mean", "single_token_share")
+)
+"""What `chunking` says without the times and the cuts of reads."""
+_FIRSTS: Final = ("any", "token", "reasoning", "tool call", "refusal", "content")
+
+
+def explained_to_dict(saved: Saved, explained: Explained, *, text: bool = True) -> dict[str, object]:
+    """The exchange as `/api/v1/exchanges?events=1` tells it, and of each event also where it lies in the
+    decoded body and its text. What would need times is null, but for what a HAR's totals tell.
+    """
+    x = explained.exchange
+    told = x.to_dict(dict.fromkeys(metrics_of(x)), chunking_of(x), events=True)
+    for name in ("id", "relay", "seq", "clock", "uncertainty", "paused"):
+        told[name] = None
+    told["added"] = {"request": None, "first_chunk": None, "chunk_max": None}
+    told["timeline"] = dict.fromkeys(_names(told["timeline"]))
+    told["chunking"] = {n: v if n in _TIMELESS else None for n, v in _names(told["chunking"]).items()}
+    if saved.arrival_wall_ns is None:
+        told["arrival"] = None
+    wait, receive = saved.totals.get("wait"), saved.totals.get("receive")
+    if wait is not None:
+        metrics = _names(told["metrics"])
+        metrics["ttfb"] = wait
+        metrics["e2e"] = None if receive is None else wait + receive
+        told["metrics"] = metrics
+    told["events"] = [
+        {**event, "t": None, **_event_extras(e, text=text)}
+        for event, e in zip(_events(told["events"]), explained.events, strict=False)
+    ]
+    told["saved"] = {
+        "what": saved.what, "whole": saved.whole, "totals": saved.totals or None, "notes": saved.notes,
+        "first": {name.replace(" ", "_"): i for name, i in _firsts(explained.events).items()},
+    }  # fmt: skip
+    return told
+
+
+def _names(value: object) -> dict[str, object]:
+    assert isinstance(value, dict)
+    return dict(value)
+
+
+def _events(value: object) -> list[dict[str, object]]:
+    assert isinstance(value, list)
+    return value
+
+
+def _event_extras(e: SavedEvent, *, text: bool) -> dict[str, object]:
+    d = e.delta
+    return {
+        "start": e.start, "end": e.end, "also": [_name(also) for also in d.also],
+        "text": (d.text or None) if text else None, "finish_reason": d.finish_reason, "parsed": d.parsed,
+    }  # fmt: skip
+
+
+# ---------------------------------------------------------------- to read
+
+
+def headline(saved: Saved, explained: Explained) -> str:
+    """What was found, in one line."""
+    x = explained.exchange
+    said = [saved.what, f"{len(saved.body):,} bytes", f"dialect {x.dialect or 'unknown'}"]
+    if x.status is not None:
+        said.append(f"status {x.status}")
+    return " · ".join([*said, f"{len(explained.events):,} events"])
+
+
+def event_cells(events: Iterable[SavedEvent], *, text: bool = True) -> Iterator[tuple[str, ...]]:
+    """One row for each event, under EVENT_COLUMNS."""
+    for i, e in enumerate(events):
+        d = e.delta
+        kind = " +".join([_name(d.event_class), *map(_name, d.also)])
+        tokens = f"{d.tokens}" if d.tokens >= 0 else ""
+        yield str(i), f"{e.start}-{e.end}", kind, tokens, _harmless("  ".join(_adds(d, text=text)))
+
+
+def _adds(d: Delta, *, text: bool) -> Iterator[str]:
+    if d.text:
+        yield _quoted(d.text) if text else f"{len(d.text):,} characters"
+    if any(d.choices):
+        yield f"choice {','.join(map(str, d.choices))}"
+    if d.finish_reason is not None:
+        yield f"finish={d.finish_reason}"
+    if d.counts is not None:
+        c = d.counts
+        counts = (("in", c.input), ("out", c.output), ("reasoning", c.reasoning), ("cached", c.cached))
+        running = "running " if d.usage_running else ""
+        yield running + "usage " + " ".join(f"{name}={n}" for name, n in counts if n is not None)
+    if d.error_type is not None or d.error_message is not None:
+        message = f" {_quoted(d.error_message)}" if d.error_message and text else ""
+        yield f"error {d.error_type or ''}{message}".strip()
+    if d.verdict is not None:
+        v = d.verdict
+        yield " ".join(filter(None, (v.kind or v.action, v.phase, v.category, f"by {v.signal}")))
+    for time in d.server_times:
+        yield f"{time.name}={time.ms:g}ms"
+    if d.model is not None:
+        yield f"model={d.model}"
+    if not d.parsed:
+        yield "(shape not known)"
+
+
+def _quoted(text: str) -> str:
+    """As JSON, cut to a length that fits a line."""
+    more = f"... ({len(text):,} characters)" if len(text) > TEXT_SHOWN else ""
+    return msgspec.json.encode(text[:TEXT_SHOWN].encode("utf-8", "replace").decode()).decode() + more
+
+
+def _harmless(text: str) -> str:
+    """Nothing that was sent by others may move a terminal's cursor."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)
+
+
+def story(saved: Saved, explained: Explained) -> Iterator[tuple[str, str]]:
+    """What the events come to: subject and what is known of it."""
+    for subject, said in _facts(saved, explained):
+        yield subject, _harmless(said)
+
+
+def _facts(saved: Saved, explained: Explained) -> Iterator[tuple[str, str]]:
+    x = explained.exchange
+    yield "outcome", x.outcome.value + (f": {x.error}" if x.error else "")
+    yield "finish reason", x.finish_reason or "none"
+    if x.model or x.response_model:
+        yield "model", x.model or x.response_model or ""
+    t = x.tokens
+    counts = (("input", t.input), ("output", t.output), ("reasoning", t.reasoning), ("cached", t.cached))
+    counted = [f"{name} {n:,}" for name, n in counts if n is not None]
+    yield "tokens", "  ".join([*counted, f"output by {t.source.value}"]) if counted else "none"
+    yield "usage", "none" if x.usage is None else msgspec.json.encode(x.usage).decode()
+    firsts = _firsts(explained.events)
+    yield "first", "  ".join(f"{name} {'-' if i is None else f'#{i}'}" for name, i in firsts.items())
+    yield "chunking", _chunking(explained)
+    if x.no_token_reason is not None:
+        yield "no token", x.no_token_reason
+    if x.retries:
+        yield "retries", f"{x.retries:,}: the answer began again; usage is of the last attempt"
+    for name, value in (("refusal", x.refusal), ("guardrail", x.guardrail)):
+        yield name, "none" if value is None else msgspec.json.encode(value).decode()
+    times = [f"{e.get('name')} {e.get('ms'):g} ms ({e.get('where')})" for e in x.server_timing or ()]
+    yield "server timing", "  ".join(times) or "none"
+    if x.unparsed_events:
+        yield "not understood", f"{x.unparsed_events:,} events; they count for timing only"
+    yield "times", _times(saved)
+    for note in saved.notes:
+        yield "note", note
+
+
+def _firsts(events: list[SavedEvent]) -> dict[str, int | None]:
+    """Index of the first event of each kind that is somebody's TTFT; and of the last token."""
+    deltas = [e.delta for e in events]
+    marks = {
+        "any": [True for _ in deltas],
+        "token": [d.output for d in deltas],
+        "reasoning": [d.reasoning for d in deltas],
+        "tool call": [d.tool_call for d in deltas],
+        "refusal": [d.refusal for d in deltas],
+        "content": [d.content for d in deltas],
+    }
+    return {name: next((i for i, there in enumerate(marks[name]) if there), None) for name in _FIRSTS}
+
+
+def _chunking(explained: Explained) -> str:
+    chunking = chunking_of(explained.exchange)
+    said = [f"{chunking['events']:,} events, {chunking['content_events']:,} with output"]
+    mean, share = chunking["tokens_per_chunk_mean"], chunking["single_token_share"]
+    if isinstance(mean, float):
+        said.append(f"{mean:.3g} tokens a chunk")
+    if isinstance(share, float):
+        said.append(f"{share:.0%} of one token")
+    return ", ".join(said)
+
+
+def _times(saved: Saved) -> str:
+    if not saved.totals:
+        return "none: a saved answer does not tell when its bytes came"
+    said = "  ".join(f"{name} {seconds * 1e3:.6g} ms" for name, seconds in saved.totals.items())
+    return f"{said}  (the HAR's totals; it has no times of events)"
+
+
+def _name(event_class: EventClass) -> str:
+    return event_class.name.lower()

@@ -1,0 +1,181 @@
+"""Durations that servers tell of their own work, under one set of names.
+
+Objects of an event, headers and trailers are read by tables: what stands where, and in which unit. Sums
+and means of a request are all there is, except for llama.cpp, which can stamp every token.
+
+Source: shared/dialects/dialects.md section 6; W3C Server Timing; IETF seed 000, 4.6.3 option C.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from llmtap.wire.delta import ServerTime
+
+__all__ = ["SERVER_TIMES", "clock_ns", "header_times", "object_times", "trailer_times"]
+
+SERVER_TIMES: Final = (
+    "queue", "prefill", "ttft", "ttft_from_schedule", "decode", "mean_itl", "inference", "load", "total",
+    "overhead", "callback", "unnamed",
+)  # fmt: skip
+"""The names. `ttft_from_schedule` leaves the queue out; `total` is the request as its teller sees it, which
+in a header means: until the head."""
+
+_MS_PER: Final = {"ms": 1.0, "s": 1e3, "ns": 1e-6}
+_DURATION_MS_MAX: Final = 1e10
+"""Four months: what is longer is no duration."""
+_WIRE_MAX: Final = {unit: _DURATION_MS_MAX / ms for unit, ms in _MS_PER.items()}
+_ENTRIES_MAX: Final = 32
+"""Of one Server-Timing field."""
+
+_SECONDS: Final = {
+    "queue_time": ("queue", "s"),
+    "prompt_time": ("prefill", "s"),
+    "completion_time": ("decode", "s"),
+    "total_time": ("total", "s"),
+}
+_OBJECTS: Final[dict[str, dict[str, tuple[str, str]]]] = {
+    "timings": {  # llama.cpp
+        "prompt_ms": ("prefill", "ms"),
+        "predicted_ms": ("decode", "ms"),
+        "predicted_per_token_ms": ("mean_itl", "ms"),
+    },
+    "metrics": {  # vLLM
+        "queue_time_ms": ("queue", "ms"),
+        "time_to_first_token_ms": ("ttft_from_schedule", "ms"),
+        "generation_time_ms": ("decode", "ms"),
+        "mean_itl_ms": ("mean_itl", "ms"),
+    },
+    "x_groq.usage": _SECONDS,
+    "time_info": _SECONDS,  # Cerebras
+    "usage": {  # SambaNova
+        "time_to_first_token": ("ttft", "s"),
+        "total_latency": ("total", "s"),
+    },
+    "usage.latency_checkpoint": {  # Azure
+        "service_ttft_ms": ("ttft", "ms"),
+        "total_duration_ms": ("total", "ms"),
+    },
+    "perf_metrics": {  # Fireworks
+        "server-time-to-first-token": ("ttft", "s"),
+        "server-processing-time": ("total", "s"),
+    },
+    "nvext.timing": {  # Dynamo
+        "prefill_wait_time_ms": ("queue", "ms"),
+        "prefill_time_ms": ("prefill", "ms"),
+        "ttft_ms": ("ttft", "ms"),
+        "total_time_ms": ("total", "ms"),
+    },
+    "result.stats": {  # LM Studio
+        "time_to_first_token_seconds": ("ttft", "s"),
+        "model_load_time_seconds": ("load", "s"),
+    },
+    "meta_info": {"e2e_latency": ("total", "s")},  # SGLang
+    "": {  # Ollama, at the top level
+        "total_duration": ("total", "ns"),
+        "load_duration": ("load", "ns"),
+        "prompt_eval_duration": ("prefill", "ns"),
+        "eval_duration": ("decode", "ns"),
+    },
+    "amazon-bedrock-invocationMetrics": {
+        "firstByteLatency": ("ttft", "ms"),
+        "invocationLatency": ("total", "ms"),
+    },
+}
+_FULL_PLACE: Final = ("meta_info", "")
+"""Objects whose single values are places of their own."""
+
+
+def _fields(place: str) -> Iterator[tuple[str, str, str, str, str]]:
+    for key, (name, unit) in _OBJECTS[place].items():
+        path = f"{place}.{key}" if place else key
+        yield key, name, unit, path if place in _FULL_PLACE else place, path
+
+
+_FIELDS: Final = {place: tuple(_fields(place)) for place in _OBJECTS}
+"""By place: `(key, name, unit, where, path)`."""
+_HEADERS: Final[dict[bytes, tuple[str, str]]] = {
+    b"openai-processing-ms": ("total", "ms"),
+    b"x-envoy-upstream-service-time": ("total", "ms"),
+    b"fireworks-server-time-to-first-token": ("ttft", "s"),
+    b"fireworks-server-processing-time": ("total", "s"),
+    # TGI; its x-compute-time says x-total-time again, x-validation-time is no work on tokens.
+    b"x-queue-time": ("queue", "ms"),
+    b"x-inference-time": ("inference", "ms"),
+    b"x-time-per-token": ("mean_itl", "ms"),
+    b"x-total-time": ("total", "ms"),
+    b"x-litellm-response-duration-ms": ("total", "ms"),
+    b"x-litellm-overhead-duration-ms": ("overhead", "ms"),
+    b"x-litellm-callback-duration-ms": ("callback", "ms"),
+}
+_SERVER_TIMING: Final = b"server-timing"
+# A parameter's value may be a token or a quoted string (RFC 9110 5.6.6).
+_DURATION: Final = re.compile(r';\s*dur\s*=\s*"?([0-9.eE+-]{1,32})', re.IGNORECASE)
+
+
+def object_times(place: str, value: Any) -> tuple[ServerTime, ...]:
+    """The durations of the object at `place` in an event; `""` is its top level. Anything else gives ()."""
+    if not isinstance(value, dict):
+        return ()
+    out = []
+    for key, name, unit, where, path in _FIELDS[place]:
+        ms = _ms(value.get(key), unit)
+        if ms is not None:
+            out.append(ServerTime(name, ms, where, path, unit))
+    return tuple(out)
+
+
+def clock_ns(timings: Any) -> int:
+    """llama.cpp's own clock at a token, from its `timings`: ns since decoding began; -1 where not told."""
+    ms = _ms(timings.get("predicted_ms"), "ms") if isinstance(timings, dict) else None
+    return -1 if ms is None else round(ms * 1e6)
+
+
+def header_times(headers: Iterable[tuple[bytes, bytes]], place: str = "header") -> list[ServerTime]:
+    """The durations that the fields of a response's head tell."""
+    out: list[ServerTime] = []
+    for name, value in headers:
+        known = _HEADERS.get(name)
+        if known is None:
+            name = name.lower()
+            known = _HEADERS.get(name)
+        if known is not None:
+            ms = _ms(value.decode("latin-1"), known[1])
+            if ms is not None:
+                out.append(ServerTime(known[0], ms, f"{place}:{name.decode('latin-1')}", None, known[1]))
+        elif name == _SERVER_TIMING:
+            out += _server_timing(value.decode("latin-1"), f"{place}:server-timing")
+    return out
+
+
+def trailer_times(lines: Iterable[bytes]) -> list[ServerTime]:
+    """The same of the trailer lines of a chunked body."""
+    fields = (line.partition(b":") for line in lines)
+    return header_times(((name, value.strip()) for name, _, value in fields), "trailer")
+
+
+def _server_timing(value: str, where: str) -> list[ServerTime]:
+    """Entries of a Server-Timing field that tell a duration: `queue;dur=3.5, prefill;desc="x";dur=61.2`."""
+    out = []
+    for entry in value.split(",")[:_ENTRIES_MAX]:
+        name = entry.partition(";")[0].strip().lower()
+        m = _DURATION.search(entry)
+        ms = None if m is None else _ms(m[1], "ms")
+        if ms is not None:
+            out.append(ServerTime(name if name in SERVER_TIMES else "unnamed", ms, where))
+    return out
+
+
+def _ms(value: Any, unit: str) -> float | None:
+    """Milliseconds of a number, or of the text of one; None for what is no duration."""
+    if type(value) is str:
+        try:
+            value = float(value) if len(value) <= 32 else None
+        except ValueError:
+            return None
+    # By type: a bool is an int to Python. NaN and infinity fail the comparison.
+    if type(value) is not float and type(value) is not int:
+        return None
+    if not 0 <= value <= _WIRE_MAX[unit]:
+        return None
+    return round(value * _MS_PER[unit], 6)

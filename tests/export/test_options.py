@@ -1,0 +1,77 @@
+from pathlib import Path
+
+import pytest
+
+from llmtap.config import load_settings
+from llmtap.errors import ConfigError
+from llmtap.export.options import OtlpOptions, parse_pairs
+
+STANDARD = {
+    "OTEL_EXPORTER_OTLP_ENDPOINT": "https://collector:4317",
+    "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+    "OTEL_EXPORTER_OTLP_HEADERS": "api-key=abc%3D",
+    "OTEL_SERVICE_NAME": "edge",
+    "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment.name=prod",
+}
+
+
+def test_without_an_endpoint_nothing_is_exported() -> None:
+    assert load_settings(None, {}, {}).otlp == OtlpOptions()
+    assert OtlpOptions().endpoint is None
+
+
+def test_the_standard_variables_count_where_nothing_of_ours_speaks(tmp_path: Path) -> None:
+    otlp = load_settings(None, STANDARD, {}).otlp
+    assert (otlp.endpoint, otlp.protocol, otlp.service_name) == (
+        "https://collector:4317", "http/protobuf", "edge",
+    )  # fmt: skip
+    assert parse_pairs(otlp.headers, "") == [("api-key", "abc=")]
+    file = tmp_path / "llmtap.toml"
+    file.write_text("[otlp]\nendpoint = 'http://other:1'\n")
+    otlp = load_settings(file, STANDARD, {}).otlp
+    assert (otlp.endpoint, otlp.service_name) == ("http://other:1", "edge")
+    otlp = load_settings(file, {**STANDARD, "LLMTAP_OTLP_ENDPOINT": ""}, {}).otlp
+    assert otlp.endpoint == "", "switched off for good"
+    assert load_settings(None, {"OTEL_EXPORTER_OTLP_ENDPOINT": ""}, {}).otlp.endpoint is None
+
+
+def test_a_standard_variable_that_does_not_fit_is_named() -> None:
+    with pytest.raises(ConfigError) as told:
+        load_settings(None, {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}, {})
+    assert "OTEL_EXPORTER_OTLP_PROTOCOL" in told.value.place
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:4317", "https://collector.example:443/otlp", "http://[::1]:4317", "http://x"]
+)
+def test_an_endpoint_is_a_url(url: str) -> None:
+    assert OtlpOptions(endpoint=url).endpoint == url
+
+
+@pytest.mark.parametrize(
+    ("options", "place"),
+    [
+        ({"endpoint": "127.0.0.1:4317"}, "otlp.endpoint"),
+        ({"endpoint": "ftp://x"}, "otlp.endpoint"),
+        ({"endpoint": "http://"}, "otlp.endpoint"),
+        ({"endpoint": "http://x:port"}, "otlp.endpoint"),
+        ({"endpoint": "http://[x"}, "otlp.endpoint"),
+        ({"headers": "novalue"}, "otlp.headers"),
+        ({"headers": "=x"}, "otlp.headers"),
+        ({"headers": "a=b%0d%0ac: d"}, "otlp.headers"),
+        ({"resource": "x"}, "otlp.resource"),
+        ({"interval": 1}, "otlp.interval"),
+        ({"timeout": 0}, "otlp.timeout"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(options: dict[str, object], place: str) -> None:
+    with pytest.raises(ConfigError) as told:
+        OtlpOptions(**options)  # type: ignore[arg-type]
+    assert told.value.place == place
+
+
+def test_a_secret_is_not_repeated() -> None:
+    with pytest.raises(ConfigError) as told:
+        OtlpOptions(headers="authorization=x, s3cret")
+    assert "s3cret" not in str(told.value)
+    assert "item 2" in str(told.value)

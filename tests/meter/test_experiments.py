@@ -1,0 +1,297 @@
+"""The experiment in the meter: who is counted where, what is said of it, and the switch."""
+
+import json
+import logging
+import random
+from typing import Any
+
+import msgspec
+import pytest
+
+from llmtap.clock import ManualClock
+from llmtap.meter import experiments as module
+from llmtap.meter.assembler import Assembler
+from llmtap.meter.experiments import METRICS, SHARES, Experiments
+from llmtap.meter.kept import Query
+from llmtap.meter.options import MeterOptions
+from llmtap.meter.tally import Tally
+from llmtap.metrics.latency import measure
+from llmtap.record.exchange import Exchange
+from llmtap.record.outcome import Outcome
+from llmtap.tap.experiment import Experiment, switch_word
+from llmtap.tap.frames import Assigned, FrameKind, Hello
+from tests.support.experiments import an_experiment
+from tests.support.streams import streamed
+from tests.support.tap_frames import Script
+
+S = 1_000_000_000
+A, B = {"name": "a"}, {"name": "b", "headers": {"X": "secret"}}
+
+
+def viewed(experiment: Experiment | None = None) -> Experiments:
+    return Experiments(experiment or an_experiment(A, B), ManualClock(now_ns=S))
+
+
+def ended(
+    view: Experiments, x: Exchange, arm: str | None, unit: str = "1", excluded: str | None = None
+) -> None:
+    x.arm, x.unit, x.excluded = arm, unit if arm else None, excluded
+    view.ended(x, measure(x))
+
+
+def said(view: Experiments) -> dict[str, Any]:
+    """As a client of the API sees it."""
+    out: dict[str, Any] = json.loads(msgspec.json.encode(view.results()()))
+    return out
+
+
+# ---------------------------------------------------------------- counting
+
+
+def test_without_an_experiment_there_is_nothing_to_say() -> None:
+    view = Experiments(None, ManualClock())
+    assert said(view) == {"state": "none"}
+    view.join(0, lambda word: pytest.fail("a word about nothing"))
+    view.assigned("a", "1", False)
+    ended(view, streamed(100), "a")
+    assert said(view) == {"state": "none"}
+
+
+def test_an_exchange_counts_in_its_arm_and_nowhere_else() -> None:
+    view = viewed()
+    for arm, unit in (("a", "1"), ("b", "2"), ("b", "3")):
+        view.assigned(arm, unit, False)
+    ended(view, streamed(100, 140, 160), "a", "1")
+    ended(view, streamed(200, 240), "b", "2", excluded="not_json")
+    ended(view, streamed(300), None)
+    ended(view, streamed(300), "of another configuration", "4")
+    out = said(view)
+    a, b = out["arms"]["a"], out["arms"]["b"]
+    assert (a["assigned"], a["ended"], b["assigned"], b["ended"]) == (1, 1, 2, 1)
+    assert (a["metrics"]["ttft"]["mean"], b["metrics"]["ttft"]["mean"]) == (0.1, 0.2)
+    assert a["metrics"]["tbc"]["n"] == 2
+    assert a["metrics"]["tbc"]["units"] == 1
+    assert a["metrics"]["output_tokens"]["mean"] == 3
+    assert (a["excluded"], b["excluded"]) == ({}, {"not_json": 1})
+    assert "p99" in a["metrics"]["ttft"]["marks"], "one sample is too few"
+    assert out["differences"]["b"]["ttft"]["mean"]["difference"] == 0.1
+    assert list(out["differences"]) == ["b"]
+
+
+def test_every_metric_and_share_is_there_with_its_statistics() -> None:
+    view = viewed()
+    r = random.Random(1)
+    for i in range(400):
+        x = streamed(*(100 + r.randrange(50) + 20 * k for k in range(5)), tokens=2)
+        ended(view, x, "ab"[i % 2], f"{r.getrandbits(64):016x}")
+    out = said(view)
+    for arm in out["arms"].values():
+        assert list(arm["metrics"]) == list(METRICS)
+        assert list(arm["shares"]) == list(SHARES)
+    difference = out["differences"]["b"]
+    assert set(difference) == {*METRICS, *SHARES}
+    for metric in METRICS:
+        assert set(difference[metric]) == {"mean", "p50", "p95", "p99"}, metric
+        assert set(difference[metric]["mean"]) >= {"difference", "interval", "anytime_interval", "different"}
+    assert difference["ttft"]["mean"]["different"] is False
+    assert set(difference["refused"]["share"]) >= {"difference", "interval", "anytime_interval", "p"}
+    chunking = out["arms"]["a"]["chunking"]
+    assert (chunking["tokens_per_chunk_mean"], chunking["single_token_share"]) == (2, 0)
+    assert chunking["events_per_read"] == 1
+    assert out["comparisons"] == len(METRICS) + len(SHARES)
+
+
+def test_a_slower_arm_is_found_and_a_refusing_one() -> None:
+    view = viewed()
+    r = random.Random(2)
+    for i in range(1_200):
+        arm = "ab"[i % 2]
+        refused = arm == "b" and r.random() < 0.1
+        first = round(100 * r.lognormvariate(0, 0.3)) + (40 if arm == "b" else 0)
+        x = streamed(first, first + 20, outcome=Outcome.REFUSED if refused else Outcome.COMPLETE)
+        ended(view, x, arm, f"{r.getrandbits(64):016x}")
+    out = said(view)
+    found = {finding["metric"] for finding in out["findings"]}
+    assert {"ttft", "e2e", "user_idle", "refused"} <= found
+    assert not found & {"tbc", "itl", "failed", "cancelled", "output_tokens", "tokens_per_chunk"}
+    ttft = out["differences"]["b"]["ttft"]
+    for what in ("mean", "p50"):
+        low, high = ttft[what]["anytime_interval"]
+        assert 0 < low < 0.04 < high
+        assert ttft[what]["different"] is True
+    assert out["arms"]["b"]["refusals"] == {"unknown": out["disclosure"]["requests_refused"]}
+    assert out["arms"]["b"]["outcomes"]["refused"] > 30
+    low, high = out["differences"]["b"]["refused"]["share"]["interval"]
+    assert low < 0.1 < high
+
+
+@pytest.mark.parametrize(
+    ("outcome", "share"),
+    [
+        (Outcome.UPSTREAM_ERROR, "failed"), (Outcome.UPSTREAM_RESET, "failed"),
+        (Outcome.UPSTREAM_TIMEOUT, "failed"), (Outcome.TRUNCATED, "failed"),
+        (Outcome.CLIENT_CANCELLED, "cancelled"), (Outcome.REFUSED, "refused"), (Outcome.COMPLETE, None),
+    ],
+)  # fmt: skip
+def test_how_an_exchange_ended_counts_in_one_share(outcome: Outcome, share: str | None) -> None:
+    view = viewed()
+    ended(view, streamed(100, outcome=outcome), "a")
+    shares = said(view)["arms"]["a"]["shares"]
+    assert {name: about["share"] for name, about in shares.items()} == {
+        name: float(name == share) for name in SHARES
+    }
+
+
+def test_what_several_requests_of_a_conversation_say_counts_as_one_unit() -> None:
+    view = viewed(an_experiment(A, B, unit="conversation"))
+    for _ in range(5):
+        view.assigned("a", "c1", False)
+        ended(view, streamed(100, 140), "a", "c1")
+    view.assigned("a", "c2", True)
+    ended(view, streamed(100, 140), "a", "c2")
+    a = said(view)["arms"]["a"]
+    assert (a["assigned"], a["units"], a["single_requests"]) == (6, 2, 1)
+    assert (a["metrics"]["ttft"]["n"], a["metrics"]["ttft"]["units"]) == (6, 2)
+
+
+def test_headers_and_fields_are_named_and_their_values_are_not() -> None:
+    view = viewed(
+        an_experiment(A, B, {"name": "c", "body": {"key": "hidden"}}, disclosure={"systems": ["LG"]})
+    )
+    text = json.dumps(said(view))
+    assert "secret" not in text
+    assert "hidden" not in text
+    assert "pepper" not in text
+    out = json.loads(text)
+    assert out["arms"]["b"]["changes"] == {"headers": ["X"]}
+    assert out["arms"]["c"]["changes"] == {"body": ["key"]}
+    assert out["disclosure"] == {"systems": ["LG"], "requests_refused": 0}
+
+
+def test_in_aa_mode_no_change_is_claimed() -> None:
+    assert said(viewed(an_experiment(A, B, aa=True)))["arms"]["b"]["changes"] == {}
+
+
+def test_what_a_relay_says_of_an_arm_ends_up_in_it() -> None:
+    tally = Tally(MeterOptions(), ManualClock(now_ns=S), an_experiment(A, B))
+    hello = Hello(relay="r0", pid=1, clock="mono", anchor_mono_ns=0, anchor_wall_ns=0)
+    assembler = Assembler(hello, tally)
+    dealt = msgspec.json.encode(Assigned(arm="b", unit="00ff"))
+    script = Script().request(1).frame(FrameKind.ARM, 1, data=dealt).head(1, 50).word(1, 60).end(1, 70, 1)
+    assembler.digest(script.frames())
+    out = said(tally.experiments)
+    assert (out["arms"]["b"]["assigned"], out["arms"]["b"]["ended"]) == (1, 0), (
+        "counted as soon as it is dealt"
+    )
+    script = Script().close(1, 71, arm="b", route="headers X", unit="00ff", excluded="encoded").stream(2)
+    assembler.digest(script.frames())
+    out = said(tally.experiments)
+    assert (out["arms"]["b"]["assigned"], out["arms"]["b"]["ended"]) == (1, 1)
+    assert out["arms"]["b"]["excluded"] == {"encoded": 1}
+    plain, armed = tally.kept.find(Query())[0]
+    assert (armed.arm, armed.route, armed.unit, armed.excluded) == ("b", "headers X", "00ff", "encoded")
+    assert (plain.arm, plain.route, plain.unit, plain.excluded) == (None, None, None, None)
+    assert tally.errors == {}
+
+
+# ---------------------------------------------------------------- the sample ratio
+
+
+def test_a_ratio_that_is_not_as_dealt_rings_once(caplog: pytest.LogCaptureFixture) -> None:
+    view = viewed(an_experiment({**A, "weight": 3}, B))
+    with caplog.at_level(logging.ERROR):
+        for i in range(4_000):
+            view.assigned("a" if i % 4 else "b", f"{i:x}", False)
+        assert said(view)["sample_ratio"]["alarm"] is False
+        for i in range(4_000):
+            view.assigned("ab"[i % 2], f"{i:x}", False)
+    ratio = said(view)["sample_ratio"]
+    assert ratio["alarm"] is True
+    assert ratio["units"] == {"a": 5_000, "b": 3_000}
+    assert ratio["expected"] == {"a": 0.75, "b": 0.25}
+    assert ratio["p"] < 1e-6
+    assert [r.getMessage().split()[0] for r in caplog.records] == ["event=sample_ratio_mismatch"]
+
+
+def test_an_alarm_does_not_go_away_by_itself() -> None:
+    view = viewed()
+    for i in range(400):
+        view.assigned("a", f"{i:x}", False)
+    assert said(view)["sample_ratio"]["alarm"] is True
+    for i in range(400):
+        view.assigned("b", f"{i:x}", False)
+    assert said(view)["sample_ratio"]["alarm"] is True
+
+
+def test_a_conversation_counts_once_in_the_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "UNITS_MAX", 100)
+    view = viewed(an_experiment(A, B, unit="tenant"))
+    for _ in range(1_000):
+        view.assigned("a", "1", False)
+    assert said(view)["sample_ratio"]["units"] == {"a": 1, "b": 0}
+    assert said(view)["sample_ratio"]["alarm"] is False
+    for i in range(150):
+        view.assigned("ab"[i % 2], f"{i + 2:x}", False)
+    ratio = said(view)["sample_ratio"]
+    assert (sum(ratio["units"].values()), ratio["capped"]) == (100, True)
+
+
+def test_an_arm_that_never_ends_still_counts_as_dealt() -> None:
+    """A slow arm has fewer finished exchanges at any moment; that is no mismatch."""
+    view = viewed()
+    for i in range(2_000):
+        view.assigned("ab"[i % 2], f"{i:x}", False)
+        if i % 2 == 0:
+            ended(view, streamed(100), "a", f"{i:x}")
+    out = said(view)
+    assert (out["arms"]["a"]["ended"], out["arms"]["b"]["ended"]) == (1_000, 0)
+    assert out["sample_ratio"]["alarm"] is False
+
+
+# ---------------------------------------------------------------- the switch
+
+
+def test_every_relay_is_told_when_it_comes_and_when_it_changes() -> None:
+    experiment = an_experiment(A, B, enabled=False)
+    view = viewed(experiment)
+    one: list[int] = []
+    two: list[int] = []
+    on, off = switch_word(experiment.id, True), switch_word(experiment.id, False)
+    view.join(0, one.append)
+    assert (one, view.state) == ([off], "off")
+    view.switch(True)
+    view.join(0, two.append)
+    assert (one, two, view.state) == ([off, on], [on], "running")
+    view.leave(one.append)
+    view.switch(False)
+    assert (one, two) == ([off, on], [on, off])
+    assert said(view)["switched_by"] == "api"
+
+
+def test_a_new_meter_learns_from_its_relays_what_was_switched() -> None:
+    experiment = an_experiment(A, B, enabled=True)
+    on, off = switch_word(experiment.id, True), switch_word(experiment.id, False)
+    view = viewed(experiment)
+    fresh: list[int] = []
+    old: list[int] = []
+    view.join(0, fresh.append)
+    view.join(off, old.append)
+    assert (fresh, old, view.state) == ([on, off], [off], "off")
+    assert said(view)["switched_by"] == "relay"
+    late: list[int] = []
+    view.join(on, late.append)
+    assert (late, view.state) == ([off], "off"), "the first one counts"
+    view = viewed(experiment)
+    other: list[int] = []
+    view.join(switch_word(experiment.id ^ 7, False), other.append)
+    assert (other, view.state) == ([on], "running"), "a relay of the configuration before"
+
+
+def test_it_is_over_when_its_end_has_come() -> None:
+    clock = ManualClock(now_ns=S)
+    experiment = an_experiment(A, B, until="10s", start_wall_ns=clock.wall_ns())
+    view = Experiments(experiment, clock)
+    assert view.state == "running"
+    clock.advance(10 * S)
+    assert view.state == "ended"
+    assert said(view)["until"] == "2023-11-14T22:13:31Z"

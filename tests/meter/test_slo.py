@@ -1,0 +1,188 @@
+"""Classes of tenants, how they were kept to, and alarms that can ring."""
+
+import random
+from typing import Any
+
+import pytest
+
+from llmtap.clock import ManualClock
+from llmtap.errors import ConfigError
+from llmtap.meter.options import SloOptions, check_slos
+from llmtap.meter.slo import BURN_WINDOWS, SloBook
+from llmtap.metrics.latency import measure
+from llmtap.record.outcome import Outcome
+from tests.support.streams import streamed
+
+S = 1_000_000_000
+GOOD, BAD = 100, 900
+"""First token, ms; the objective is 500 ms."""
+
+
+def book(clock: ManualClock, **classes: SloOptions) -> SloBook:
+    check_slos(classes)
+    return SloBook(classes, clock)
+
+
+def slo(**about: Any) -> SloOptions:
+    return SloOptions(**{"objectives": "ttft:500ms", **about})
+
+
+def ended(slos: SloBook, tenant: str, ttft_ms: int, **about: Any) -> bool | None:
+    x = streamed(ttft_ms, ttft_ms + 40, tenant=tenant)
+    for name, value in about.items():
+        setattr(x, name, value)
+    return slos.judge(x, measure(x), slos.of(tenant), tenant)
+
+
+def windows(slos: SloBook, name: str) -> dict[str, Any]:
+    told: Any = slos.freeze().to_dict()[name]
+    found: dict[str, Any] = told["windows"]
+    return found
+
+
+def test_a_name_goes_before_a_pattern_and_a_pattern_before_the_default() -> None:
+    slos = book(
+        ManualClock(), rest=slo(), teams=slo(tenants=("team-*",)), gold=slo(tenants=("team-a", "acme")),
+        odd=slo(tenants=("team-?",)),
+    )  # fmt: skip
+    found = {name: slos.of(name) for name in ("team-a", "team-b", "acme", "x")}
+    assert {name: c and c.name for name, c in found.items()} == {
+        "team-a": "gold", "team-b": "teams", "acme": "gold", "x": "rest",
+    }  # fmt: skip
+    assert slos.tenants == ["team-a", "acme"]
+
+
+def test_without_a_default_the_others_have_no_class() -> None:
+    slos = book(ManualClock(), gold=slo(tenants=("acme",)))
+    assert slos.of("x") is None
+    assert ended(slos, "x", BAD) is None
+    assert slos.freeze().total == {}
+
+
+def test_attainment_and_burn_rate_by_class_and_tenant() -> None:
+    slos = book(ManualClock(), gold=slo(target=0.9, tenants=("a", "b")))
+    for i in range(10):
+        assert ended(slos, "a", GOOD) is True
+        assert ended(slos, "b", BAD if i < 4 else GOOD) is (i >= 4)
+    told: Any = slos.freeze().to_dict()["gold"]
+    assert told["windows"]["5m"] == {
+        "counted": 20, "good": 16, "attainment": 0.8, "burn_rate": pytest.approx(2.0), "marks": [],
+    }  # fmt: skip
+    assert told["by"]["tenant"]["b"]["6h"] == {
+        "counted": 10, "good": 6, "attainment": 0.6, "burn_rate": pytest.approx(4.0), "marks": [],
+    }  # fmt: skip
+    assert slos.freeze().burn_rates()["gold", "1h"] == pytest.approx(2.0)
+    assert slos.freeze().total == {("gold", "a"): (10, 10), ("gold", "b"): (10, 6)}
+    assert (told["objectives"], told["target"], told["burn_rate_max"]) == (
+        "ttft:500ms",
+        0.9,
+        pytest.approx(10.0),
+    )
+
+
+def test_few_exchanges_are_marked() -> None:
+    slos = book(ManualClock(), gold=slo(target=0.99))
+    ended(slos, "a", BAD)
+    assert windows(slos, "gold")["5m"]["marks"] == ["burn_rate"]
+    for _ in range(99):
+        ended(slos, "a", GOOD)
+    assert windows(slos, "gold")["5m"]["marks"] == []
+
+
+def test_what_a_request_asks_for_itself_comes_first() -> None:
+    slos = book(ManualClock(), gold=slo(tenants=("a",)))
+    assert ended(slos, "a", GOOD, slo_ttft_ns=50_000_000) is False
+    assert ended(slos, "a", BAD, slo_ttft_ns=2_000_000_000) is True
+    assert ended(slos, "x", BAD, slo_ttft_ns=2_000_000_000) is True
+    assert slos.freeze().total == {("gold", "a"): (2, 1), ("requested", "x"): (1, 1)}
+
+
+def test_outcomes_that_say_nothing_of_the_gateway_do_not_count() -> None:
+    slos = book(ManualClock(), gold=slo())
+    assert ended(slos, "a", GOOD, outcome=Outcome.REJECTED) is None
+    assert ended(slos, "a", GOOD, outcome=Outcome.UPSTREAM_ERROR) is False
+    assert slos.freeze().total == {("gold", "a"): (1, 0)}
+
+
+def test_six_hours_of_compressed_time_against_everything_kept() -> None:
+    rng = random.Random(5)
+    clock = ManualClock(now_ns=3 * S)
+    slos = book(clock, gold=slo(target=0.95))
+    lengths = {"5m": (300, 30), "30m": (1_800, 150), "1h": (3_600, 300), "6h": (21_600, 1_800)}
+    assert tuple(lengths) == BURN_WINDOWS
+    kept: list[tuple[int, bool]] = []
+    while clock.now_ns < 15 * 3_600 * S:
+        clock.advance(round(rng.expovariate(1 / 40) * S))
+        met = ended(slos, rng.choice("ab"), rng.choice((GOOD, GOOD, BAD)))
+        assert met is not None
+        kept.append((clock.now_ns, met))
+        if rng.random() < 0.1:
+            told = windows(slos, "gold")
+            for name, (length, step) in lengths.items():
+                start = 3 + max(0, (clock.now_ns // S - 3) // step * step - length + step)
+                inside = [good for t, good in kept if t >= start * S]
+                assert (told[name]["counted"], told[name]["good"]) == (len(inside), sum(inside)), name
+    assert slos.freeze().total[("gold", "a")][0] + slos.freeze().total[("gold", "b")][0] == len(kept)
+
+
+def test_an_alarm_rings_when_both_of_its_windows_burn_and_ends_with_the_short_one() -> None:
+    clock = ManualClock()
+    slos = book(clock, gold=slo(target=0.99))
+
+    def ringing() -> list[bool]:
+        told: Any = slos.freeze().to_dict()["gold"]
+        return [alarm["ringing"] for alarm in told["alarms"]]
+
+    for i in range(60):
+        ended(slos, "a", BAD if i % 4 == 0 else GOOD)
+        clock.advance(60 * S)
+    assert ringing() == [True, True]
+    for _ in range(6):
+        ended(slos, "a", GOOD)
+        clock.advance(60 * S)
+    assert ringing() == [False, True]
+    for _ in range(30):
+        ended(slos, "a", GOOD)
+        clock.advance(60 * S)
+    assert ringing() == [False, False]
+
+
+def test_a_standard_alarm_that_can_never_ring_is_left_out_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    slos = book(ManualClock(), loose=slo(target=0.9))
+    assert "event=alarm_unreachable slo=loose target=0.9 burn_rate=14.4 burn_rate_max=10" in caplog.text
+    told: Any = slos.freeze().to_dict()["loose"]
+    assert [(a["long"], a["short"], a["burn_rate"], a["reachable"]) for a in told["alarms"]] == [
+        ("6h", "30m", 6.0, True), ("1h", "5m", 14.4, False),
+    ]  # fmt: skip
+
+
+def test_burn_rates_of_ones_own() -> None:
+    slos = book(ManualClock(), gold=slo(target=0.9, burn={"1h": 5.0}))
+    told: Any = slos.freeze().to_dict()["gold"]
+    (alarm,) = told["alarms"]
+    assert alarm == {
+        "severity": "page", "long": "1h", "short": "5m", "burn_rate": 5.0, "reachable": True,
+        "events_min": 2, "ringing": False,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("classes", "place", "problem"),
+    [
+        ({"gold": slo(objectives="ttft:500")}, "slo.gold.objectives", "unit"),
+        ({"gold": slo(objectives="speed:5ms")}, "slo.gold.objectives", "unknown objective"),
+        ({"gold": slo(target=99)}, "slo.gold.target", "share between 0 and 1"),
+        ({"gold": slo(target=0.9, burn={"1h": 14.4})}, "slo.gold.burn.1h", "1 / (1 - 0.9) = 10"),
+        ({"gold": slo(burn={"3d": 1.0})}, "slo.gold.burn", "no alarm"),
+        ({"a": slo(), "b": slo()}, "slo.b.tenants", "slo.a"),
+        ({"a": slo(tenants=("x",)), "b": slo(tenants=("x",))}, "slo.b.tenants", "slo.a already"),
+        ({"so so": slo()}, "slo.so so", "no name"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_its_reason(
+    classes: dict[str, SloOptions], place: str, problem: str
+) -> None:
+    with pytest.raises(ConfigError) as told:
+        check_slos(classes)
+    assert told.value.place == place
+    assert problem in told.value.problem

@@ -1,0 +1,136 @@
+"""Who asks, by an operator's rules; and an API key is never in any answer."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmtap.errors import ConfigError
+from llmtap.meter.options import TenantOptions, TenantRule
+from llmtap.meter.tenants import Tenants
+from llmtap.wire.http1 import parse_request_head
+
+KEY = "sk-live-51H8secret"
+
+
+def who(
+    *rules: dict[str, Any], headers: str = "", path: str = "/v1/chat/completions", body: Any = None,
+    salt: str = "pepper", **options: Any,
+) -> str:  # fmt: skip
+    raw = f"POST {path} HTTP/1.1\r\nhost: g\r\n{headers}\r\n".encode("latin-1")
+    made = TenantOptions(rules=tuple(TenantRule(**rule) for rule in rules), **options)
+    return Tenants(made, salt).identify(parse_request_head(raw), path, lambda: body)
+
+
+def test_the_default_is_the_header_of_llm_d_and_nothing_else() -> None:
+    raw = b"POST / HTTP/1.1\r\nhost: g\r\nX-LLM-D-Inference-Fairness-ID: team-a\r\napi-key: x\r\n\r\n"
+    tenants = Tenants(TenantOptions(), "")
+    assert tenants.identify(parse_request_head(raw), "/", dict) == "team-a"
+    assert tenants.identify(parse_request_head(b"GET / HTTP/1.1\r\nhost: g\r\n\r\n"), "/", dict) == "default"
+
+
+@pytest.mark.parametrize(
+    ("rule", "about", "tenant"),
+    [
+        ({"header": "X-Team"}, {"headers": "x-team:  red \r\n"}, "red"),
+        ({"header": "X-Team"}, {"headers": "x-team:   \r\n"}, "default"),
+        ({"header": "X-Team", "name": "anybody"}, {"headers": "x-team: red\r\n"}, "anybody"),
+        ({"body": "user"}, {"body": {"user": "ann"}}, "ann"),
+        ({"body": "user"}, {"body": {"user": 42}}, "42"),
+        ({"body": "user"}, {"body": {"user": True}}, "default"),
+        ({"body": "user"}, {"body": {"user": {"a": 1}}}, "default"),
+        ({"body": "user"}, {"body": ["user"]}, "default"),
+        ({"body": "user"}, {"body": None}, "default"),
+        ({"body": "metadata.team"}, {"body": {"metadata": {"team": "blue"}}}, "blue"),
+        ({"body": "metadata.team"}, {"body": {"metadata": "blue"}}, "default"),
+        ({"path": "/teams/([^/]+)/"}, {"path": "/teams/green/v1/completions"}, "green"),
+        ({"path": "/teams/([^/]+)/"}, {"path": "/v1/teams/green/"}, "default"),
+        ({"path": "/internal/", "name": "staff"}, {"path": "/internal/v1"}, "staff"),
+    ],
+)
+def test_a_rule_finds_its_value(rule: dict[str, Any], about: dict[str, Any], tenant: str) -> None:
+    assert who(rule, **about) == tenant
+
+
+def test_the_first_rule_that_finds_a_value_wins() -> None:
+    rules = ({"header": "x-team"}, {"body": "user"}, {"api_key": True})
+    headers = f"authorization: Bearer {KEY}\r\n"
+    assert who(*rules, headers=headers + "x-team: a\r\n", body={"user": "u"}) == "a"
+    assert who(*rules, headers=headers, body={"user": "u"}) == "u"
+    assert who(*rules, headers=headers, body={}).startswith("key-")
+    assert who(*rules) == "default"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [f"Authorization: Bearer {KEY}\r\n", f"authorization: bearer  {KEY} \r\n", f"X-Api-Key: {KEY}\r\n"],
+)  # fmt: skip
+def test_a_key_is_told_by_its_hash_wherever_it_stands(headers: str) -> None:
+    found = who({"api_key": True}, headers=headers)
+    assert found == who({"api_key": True}, headers=f"api-key: {KEY}\r\n")
+    prefix, _, digits = found.partition("-")
+    assert (prefix, len(digits), set(digits) <= set("0123456789abcdef")) == ("key", 8, True)
+    assert found != who({"api_key": True}, headers=headers, salt="salt"), "it depends on the salt"
+    assert found != who({"api_key": True}, headers=headers.replace("secret", "secreT"))
+
+
+@given(st.text("abcXYZ0123-_.~+/=", min_size=16, max_size=200), st.sampled_from(["Bearer ", "Basic ", ""]))
+def test_no_part_of_a_key_is_in_its_name(key: str, scheme: str) -> None:
+    found = who({"api_key": True}, headers=f"authorization: {scheme}{key}\r\n")
+    assert key.strip() not in found
+    assert len(found) == 12
+
+
+def test_what_names_a_person_can_be_hashed_and_a_hash_be_given_a_name() -> None:
+    rule = {"body": "user", "hashed": True}
+    found = who(rule, body={"user": "ann@example.org"})
+    assert found.startswith("id-")
+    assert "ann" not in found
+    assert who(rule, body={"user": "ann@example.org"}, names={found: "ann's team"}) == "ann's team"
+
+
+@given(st.one_of(st.text(max_size=300), st.binary(max_size=300).map(lambda b: b.decode("latin-1"))))
+def test_names_are_visible_and_short_and_stay_apart(value: str) -> None:
+    found = who({"body": "user"}, body={"user": value})
+    assert found.isprintable()
+    assert 1 <= len(found) <= 64
+    if len(value.strip()) > 64:
+        assert found != who({"body": "user"}, body={"user": value + "x"})
+
+
+def test_a_headers_bytes_may_be_anything() -> None:
+    assert who({"header": "x-team"}, headers="x-team: caf\xc3\xa9\r\n") == "café"
+    assert who({"header": "x-team"}, headers="x-team: \xff\r\n") == "\ufffd"
+
+
+@pytest.mark.parametrize(
+    ("rule", "place"),
+    [
+        ({}, "tenants.rules[0]"),
+        ({"header": "a", "body": "b"}, "tenants.rules[0]"),
+        ({"header": "no good"}, "tenants.rules[0].header"),
+        ({"body": "a..b"}, "tenants.rules[0].body"),
+        ({"path": "("}, "tenants.rules[0].path"),
+        ({"path": "/x"}, "tenants.rules[0].path"),
+    ],
+)
+def test_a_rule_that_cannot_be_is_named(rule: dict[str, Any], place: str) -> None:
+    with pytest.raises(ConfigError) as told:
+        TenantOptions(rules=(TenantRule(**rule),))
+    assert told.value.place == place
+
+
+def test_names_and_salt_are_checked() -> None:
+    with pytest.raises(ConfigError, match=r"tenants\.names\.key-1"):
+        TenantOptions(names={"key-1": "a\nb"})
+    with pytest.raises(ConfigError, match=r"tenants\.salt"):
+        TenantOptions(salt="")
+
+
+def test_rules_travel_between_processes() -> None:
+    options = TenantOptions(
+        rules=(TenantRule(path="/(a)"), TenantRule(api_key=True)), names={"a": "b"}, max=3
+    )
+    assert msgspec.json.decode(msgspec.json.encode(options), type=TenantOptions) == options

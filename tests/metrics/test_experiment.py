@@ -1,0 +1,352 @@
+"""Arms in numbers: exact where it can be worked out, honest where it has to be simulated."""
+
+import random
+from collections.abc import Callable, Iterator
+from math import comb, isclose, sqrt
+from statistics import variance
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmtap.metrics import experiment
+from llmtap.metrics.experiment import (
+    ArmSample,
+    Figure,
+    mean_difference,
+    mean_interval,
+    quantile_difference,
+    quantile_interval,
+    share_difference,
+    share_interval,
+)
+from llmtap.metrics.histogram import RELATIVE_ERROR
+
+ALPHA = 0.05
+MS = 1_000_000
+
+
+def figure(units: list[list[int]]) -> Figure:
+    made = Figure()
+    ids = random.Random(3)
+    for values in units:
+        made.add(ids.getrandbits(64), values)
+    return made
+
+
+def figure_of(values: list[int]) -> Figure:
+    return figure([[v] for v in values])
+
+
+# ---------------------------------------------------------------- means
+
+
+@given(st.lists(st.integers(0, 10**12), min_size=2, max_size=40))
+def test_of_single_values_the_standard_error_is_the_usual_one(values: list[int]) -> None:
+    error = figure_of(values).error()
+    assert error is not None
+    assert isclose(error, sqrt(variance(values) / len(values)), rel_tol=1e-9, abs_tol=1e-9)
+
+
+@given(st.lists(st.lists(st.integers(0, 10**9), min_size=1, max_size=5), min_size=2, max_size=20))
+def test_of_units_it_is_that_of_a_ratio(units: list[list[int]]) -> None:
+    """A second implementation, in floats and unit by unit."""
+    k, n = len(units), sum(map(len, units))
+    mean = sum(map(sum, units)) / n
+    expected = sqrt(k / (k - 1) * sum((sum(u) - mean * len(u)) ** 2 for u in units)) / n
+    error = figure(units).error()
+    assert error is not None
+    assert isclose(error, expected, rel_tol=1e-6, abs_tol=1e-3)
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.lists(st.integers(0, 10**9), max_size=4)), min_size=1))
+def test_a_unit_that_comes_piece_by_piece_counts_as_one(visits: list[tuple[int, list[int]]]) -> None:
+    sample = ArmSample(["x"], single=False)
+    whole: dict[int, list[int]] = {}
+    for unit, values in visits:
+        sample.add(unit, {"x": values})
+        whole.setdefault(unit, []).extend(values)
+    found, expected = sample.figures["x"], Figure()
+    for unit, values in whole.items():
+        expected.add(unit, values)
+    assert (found.n, found.units, found.units_with) == (expected.n, expected.units, expected.units_with)
+    assert (found.mean, found.error()) == (expected.mean, expected.error())
+
+
+def test_large_numbers_do_not_cancel() -> None:
+    """A spread of 1 ns around an hour: floats would lose it."""
+    hour = 3_600 * 10**9
+    error = figure_of([hour, hour + 1] * 50).error()
+    assert error == pytest.approx(sqrt(0.25 * 100 / 99 / 100))
+
+
+def test_welch_by_hand() -> None:
+    """Two small samples, worked out on paper: means 30 and 22, variances 100 and 16, 5 units each."""
+    arm, control = figure_of([20, 25, 25, 35, 45]), figure_of([17, 20, 22, 24, 27])
+    d = mean_difference(arm, control, ALPHA)
+    assert d is not None
+    va, vc = variance([20, 25, 25, 35, 45]) / 5, variance([17, 20, 22, 24, 27]) / 5
+    assert (va, vc) == (20.0, 2.9)
+    df = 22.9**2 / (20**2 / 4 + 2.9**2 / 4)
+    assert df == pytest.approx(5.1361, abs=1e-4)
+    assert d.estimate == 8
+    assert d.interval == pytest.approx((8 - 2.5507 * sqrt(22.9), 8 + 2.5507 * sqrt(22.9)), abs=0.01)
+    assert (d.anytime, d.p) == (None, None), "five units are too few to be watched"
+    assert d.p_single == pytest.approx(0.155, abs=0.002)
+
+
+def test_too_little_to_say_is_none_and_never_0() -> None:
+    one, two, none = figure_of([5]), figure_of([5, 6]), Figure()
+    assert mean_difference(one, none, ALPHA) is None
+    assert quantile_difference(one, none, 0.5, ALPHA) is None
+    assert share_difference(one, none, (1, 1), ALPHA) is None
+    assert (mean_interval(one, ALPHA), share_interval(one, ALPHA)) == (None, None)
+    assert quantile_interval(two, 0.99, ALPHA) is None
+    d = mean_difference(one, two, ALPHA)
+    assert d is not None
+    assert (d.estimate, d.interval, d.anytime, d.p) == (-0.5, None, None, None)
+    same = mean_difference(figure_of([5] * 99), figure_of([5] * 99), ALPHA)
+    assert same is not None
+    assert (same.estimate, same.interval, same.p) == (0, None, None)
+
+
+def test_the_anytime_interval_is_wider_and_p_agrees_with_it() -> None:
+    r = random.Random(5)
+    control = figure_of([round(r.gauss(100, 10) * MS) for _ in range(500)])
+    for shift, found in ((0, False), (1, False), (8, True)):
+        arm = figure_of([round(r.gauss(100 + shift, 10) * MS) for _ in range(500)])
+        d = mean_difference(arm, control, ALPHA)
+        assert d is not None and d.interval is not None and d.anytime is not None and d.p is not None
+        assert d.anytime[0] < d.interval[0] < d.estimate < d.interval[1] < d.anytime[1]
+        assert (d.p <= ALPHA) is (not d.anytime[0] <= 0 <= d.anytime[1]) is found
+
+
+# ---------------------------------------------------------------- quantiles
+
+
+def test_an_interval_of_a_median_stands_at_its_order_statistics() -> None:
+    values = list(range(250))  # below 256 the histogram keeps each number
+    interval = quantile_interval(figure_of(values), 0.5, ALPHA)
+    assert interval is not None
+    reach = 1.9695 * sqrt(0.25 / 250)  # t with 249 degrees of freedom
+    low, high = 249 * (0.5 - reach), 249 * (0.5 + reach)
+    assert interval == pytest.approx((low * (1 - RELATIVE_ERROR), high * (1 + RELATIVE_ERROR)), abs=0.01)
+
+
+def test_the_interval_covers_as_often_as_the_binomial_distribution_says() -> None:
+    """Exactly: ranks l to u of n values hold the median with probability P(l <= Bin(n, 1/2) < u)."""
+    n = 400
+    interval = quantile_interval(figure_of(list(range(n))), 0.5, ALPHA)
+    assert interval is not None
+    low, high = round(interval[0]), round(interval[1])
+    covered = sum(comb(n, i) for i in range(low + 1, high + 1)) / 2**n
+    assert 0.945 < covered < 0.985, "n is large, and the histogram's error comes on top"
+
+
+def test_quantiles_of_alike_values_are_less_certain() -> None:
+    """100 units of 20 values each: if a unit's values are all the same, 100 values are all there is."""
+    r = random.Random(11)
+    alone = [[r.randrange(250)] for _ in range(100)]
+    apart = [[r.randrange(250) for _ in range(20)] for _ in range(100)]
+    alike = [values * 20 for values in alone]
+    effects = [figure(units).design_effect(125) for units in (alone, apart, alike)]
+    assert effects[0] == 1
+    assert effects[1] < 1.5
+    assert effects[2] == pytest.approx(20, rel=0.1)
+    one, many = (quantile_interval(figure(units), 0.5, ALPHA) for units in (alone, alike))
+    assert one is not None and many is not None
+    assert many[1] - many[0] == pytest.approx(one[1] - one[0], rel=0.15)
+
+
+def test_the_sample_of_units_is_bounded_and_fair() -> None:
+    made = Figure()
+    r = random.Random(2)
+    for i in range(3_000):
+        value = 1 if i % 4 == 0 else 3
+        made.add(r.getrandbits(64), [value] * r.choice([1, 400]))
+    kept = made._kept
+    assert len(kept) == experiment.SAMPLE_UNITS
+    assert max(len(values) for _, values in kept.values()) == experiment.SAMPLE_VALUES
+    assert {n for (n,), _ in kept.values()} == {1, 400}
+    share = sum(values[0] == 1 for _, values in kept.values()) / len(kept)
+    assert abs(share - 0.25) < 5 * sqrt(0.25 * 0.75 / len(kept))
+
+
+def test_differences_of_quantiles_lie_in_their_intervals() -> None:
+    r = random.Random(8)
+    control = figure_of([round(r.lognormvariate(0, 0.5) * 100 * MS) for _ in range(4_000)])
+    arm = figure_of([round((r.lognormvariate(0, 0.5) * 100 + 30) * MS) for _ in range(4_000)])
+    for share in (0.5, 0.95, 0.99):
+        d = quantile_difference(arm, control, share, ALPHA)
+        assert d is not None and d.interval is not None and d.anytime is not None
+        assert d.interval[0] < 30 * MS < d.interval[1]
+        assert d.anytime[0] < d.interval[0] < d.estimate < d.interval[1] < d.anytime[1]
+    few = quantile_difference(figure_of([1] * 60), figure_of([1] * 60), 0.99, ALPHA)
+    assert few is not None
+    assert (few.interval, few.anytime) == (None, None), "60 values have no 99th percentile to speak of"
+
+
+# ---------------------------------------------------------------- shares
+
+
+def test_wilsons_interval_by_the_book() -> None:
+    """Newcombe 1998, table I: 15 of 148 gives 0.0624 to 0.1605, with z for t."""
+    interval = share_interval(figure_of([1] * 15 + [0] * 133), ALPHA)
+    assert interval == pytest.approx((0.0624, 0.1605), abs=0.001)
+    none = share_interval(figure_of([0] * 1_000), ALPHA)
+    assert none is not None
+    assert none[0] == 0
+    assert 0.003 < none[1] < 0.005, "none of a thousand is not never"
+
+
+def test_a_share_counts_units_in_which_it_happened() -> None:
+    """One client that retries a refused request a hundred times is no hundred refusals."""
+    retried = figure([[1] * 100] + [[0]] * 200)
+    d = share_difference(retried, figure([[0]] * 200), (1, 1), ALPHA)
+    assert d is not None and d.p is not None
+    assert d.p > 0.99
+    spread = figure([[1]] * 100 + [[0]] * 100)
+    d = share_difference(spread, figure([[0]] * 200), (1, 1), ALPHA)
+    assert d is not None and d.p is not None and d.anytime is not None
+    assert d.p < 1e-6
+    assert d.estimate == 0.5
+    assert d.anytime[0] > 0.3
+
+
+def test_weights_are_what_shares_are_held_against() -> None:
+    arm, control = figure_of([1] * 30 + [0] * 70), figure_of([1] * 270 + [0] * 630)
+    fair = share_difference(arm, control, (0.1, 0.9), ALPHA)
+    unfair = share_difference(arm, control, (0.5, 0.5), ALPHA)
+    assert fair is not None and unfair is not None and unfair.p is not None
+    assert fair.p is not None and fair.p > 0.99
+    assert unfair.p < 1e-6
+
+
+# ---------------------------------------------------------------- memory
+
+
+def test_units_are_forgotten_beyond_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experiment, "UNITS_MAX", 10)
+    sample = ArmSample(["x"], single=False)
+    for i in range(25):
+        sample.add(i, {"x": [1]})
+        sample.add(0, {"x": [1]})
+    assert sample.forgotten == 15
+    assert sample.figures["x"].n == 50
+    assert sample.figures["x"].units == 25, "who comes often is not forgotten"
+
+
+def test_a_copy_is_not_moved_by_what_comes_later() -> None:
+    r = random.Random(4)
+    made = figure([[r.randrange(100) for _ in range(5)] for _ in range(100)])
+    twin = made.copy()
+    before = (twin.n, twin.mean, twin.error(), twin.units, twin.design_effect(50))
+    assert before == (made.n, made.mean, made.error(), made.units, made.design_effect(50))
+    made.add(1, [10**9] * 500)
+    assert (twin.n, twin.mean, twin.error(), twin.units, twin.design_effect(50)) == before
+
+
+# ---------------------------------------------------------------- looking all the time
+
+
+def lognormal(r: random.Random) -> list[int]:
+    """A time to first token: skewed, as they are."""
+    return [round(r.lognormvariate(0, 1) * 100 * MS)]
+
+
+def conversation(r: random.Random) -> list[int]:
+    """Several requests of one user, alike among themselves."""
+    base = r.lognormvariate(0, 0.8)
+    return [round(base * r.lognormvariate(0, 0.2) * 100 * MS) for _ in range(r.randrange(1, 8))]
+
+
+def refusal(r: random.Random) -> list[int]:
+    return [int(r.random() < 0.08)]
+
+
+def watched(
+    draw: Callable[[random.Random], list[int]], seed: int, shift: int = 0
+) -> Iterator[tuple[Figure, Figure]]:
+    """Control and arm at each look."""
+    r = random.Random(seed)
+    figures = Figure(), Figure()
+    for n in range(1, 1_201):
+        arm = r.random() < 0.5
+        figures[arm].add(r.getrandbits(64), [v + shift * arm for v in draw(r)])
+        if n > 100 and n % 50 == 0:
+            yield figures
+
+
+@pytest.mark.parametrize("draw", [lognormal, conversation])
+def test_watching_means_of_equal_arms_seldom_raises_an_alarm(draw: Callable[..., list[int]]) -> None:
+    """A/A: 120 experiments, looked at 22 times each."""
+    runs, alarms, naive = 120, 0, 0
+    for seed in range(runs):
+        rang = single = False
+        for control, arm in watched(draw, seed):
+            d = mean_difference(arm, control, ALPHA)
+            assert d is not None and d.p is not None and d.p_single is not None
+            rang |= d.p <= ALPHA
+            single |= d.p_single <= ALPHA
+        alarms += rang
+        naive += single
+    assert alarms <= ALPHA * runs
+    assert naive >= 4 * ALPHA * runs, "the test for a single look, looked at again and again"
+
+
+def test_watching_medians_of_equal_arms_seldom_raises_an_alarm() -> None:
+    runs, alarms, naive = 60, 0, 0
+    for seed in range(runs):
+        rang = single = False
+        for control, arm in watched(lognormal, seed):
+            d = quantile_difference(arm, control, 0.5, ALPHA)
+            assert d is not None and d.interval is not None
+            rang |= d.anytime is not None and not d.anytime[0] <= 0 <= d.anytime[1]
+            single |= not d.interval[0] <= 0 <= d.interval[1]
+        alarms += rang
+        naive += single
+    assert alarms <= ALPHA * runs
+    assert naive >= 2 * ALPHA * runs
+
+
+def test_watching_refusals_of_equal_arms_seldom_raises_an_alarm() -> None:
+    runs, alarms, naive = 120, 0, 0
+    for seed in range(runs):
+        rang = single = False
+        for control, arm in watched(refusal, seed):
+            d = share_difference(arm, control, (1, 1), ALPHA)
+            assert d is not None and d.p is not None and d.interval is not None
+            rang |= d.p <= ALPHA or (d.anytime is not None and not d.anytime[0] <= 0 <= d.anytime[1])
+            single |= not d.interval[0] <= 0 <= d.interval[1]
+        alarms += rang
+        naive += single
+    assert alarms <= ALPHA * runs
+    assert naive >= 2 * ALPHA * runs
+
+
+def test_what_took_requests_for_independent_would_see_ghosts() -> None:
+    """The same conversations with each request as a unit of its own: far more alarms than alpha."""
+    runs = alarms = 0
+    for seed in range(60):
+        r = random.Random(seed)
+        figures = Figure(), Figure()
+        for _ in range(600):
+            into = figures[r.random() < 0.5]
+            for value in conversation(r) * 3:
+                into.add(r.getrandbits(64), [value])
+        d = mean_difference(figures[1], figures[0], ALPHA)
+        assert d is not None and d.p_single is not None
+        runs += 1
+        alarms += d.p_single <= ALPHA
+    assert alarms > 4 * ALPHA * runs
+
+
+def test_a_difference_is_found_while_watching() -> None:
+    found = 0
+    for seed in range(20):
+        for control, arm in watched(lognormal, seed, shift=80 * MS):
+            d = mean_difference(arm, control, ALPHA)
+        assert d is not None and d.p is not None and d.anytime is not None
+        found += d.p <= ALPHA
+        assert d.anytime[0] < 80 * MS < d.anytime[1]
+    assert found >= 19

@@ -1,0 +1,185 @@
+"""Objectives: what they are written as, and which exchanges they judge."""
+
+import pytest
+
+from llmtap.errors import ConfigError
+from llmtap.metrics.latency import measure
+from llmtap.metrics.objectives import BOUNDS, Objectives
+from llmtap.record.exchange import OUTPUT, EventLog, Exchange, Timeline, Tokens
+from llmtap.record.outcome import EventClass, Outcome, TokenSource
+
+MS = 1_000_000
+
+
+def exchange(
+    *times_ms: int, outcome: Outcome = Outcome.COMPLETE, left_ms: int | None = None, stream: bool = True
+) -> Exchange:
+    """Submitted at 0, one token at each time, ended at the last."""
+    log = EventLog()
+    for t in times_ms:
+        log.add(t * MS, EventClass.CONTENT, 100, 1, OUTPUT)
+    t = Timeline(
+        arrival_ns=0, submit_ns=0, events=log, delivered_ns=None if left_ms is None else left_ms * MS
+    )
+    if times_ms:
+        t.first_byte_ns = t.first_any_ns = t.first_token_ns = t.first_content_ns = times_ms[0] * MS
+        t.last_token_ns = times_ms[-1] * MS
+        if outcome in (Outcome.COMPLETE, Outcome.REFUSED):
+            t.response_end_ns = times_ms[-1] * MS
+    x = Exchange(relay="r", seq=1, arrival_wall_ns=0, timeline=t, stream=stream, outcome=outcome)
+    x.method = "POST"
+    x.tokens = Tokens(output=len(times_ms), source=TokenSource.TOKEN_IDS)
+    return x
+
+
+def verdict(text: str, x: Exchange) -> bool | None:
+    return Objectives.parse(text).meets(measure(x), x)
+
+
+class TestText:
+    @pytest.mark.parametrize(
+        ("written", "canonical"),
+        [
+            ("ttft:200ms tpot:50ms e2e:30s", "ttft:200ms tpot:50ms e2e:30s"),
+            ("e2e:30000ms,tpot:0.05s, ttft:0.2s", "ttft:200ms tpot:50ms e2e:30s"),
+            ("tbc_p99:1500us", "tbc_p99:1500us"),
+            ("jitter:1.5ms user_idle:2m", "user_idle:120s jitter:1500us"),
+        ],
+    )
+    def test_is_brought_into_one_form(self, written: str, canonical: str) -> None:
+        objectives = Objectives.parse(written)
+        assert objectives.text == canonical
+        assert Objectives.parse(canonical) == objectives
+
+    def test_bounds_are_ns_by_name(self) -> None:
+        assert Objectives.parse("e2e:30s ttft:200ms").bounds == (("ttft", 200 * MS), ("e2e", 30_000 * MS))
+
+    @pytest.mark.parametrize(
+        ("written", "problem"),
+        [
+            ("ttf:200ms", "unknown objective 'ttf'"),
+            ("200ms", "unknown objective '200ms'"),
+            ("ttft", "'ttft' needs a duration with a unit"),
+            ("ttft:", "needs a duration with a unit"),
+            ("ttft:200", "'ttft:200' needs a duration with a unit"),
+            ("ttft:-2ms", "'-2ms'"),
+            ("ttft:soon", "'soon'"),
+            ("ttft:0ms", "must be above 0"),
+            ("ttft:1s ttft:2s", "given twice"),
+            (" , ", "no objective"),
+        ],
+    )
+    def test_what_is_wrong_is_named(self, written: str, problem: str) -> None:
+        with pytest.raises(ConfigError, match=r"^slo\.gold: ") as caught:
+            Objectives.parse(written, "slo.gold")
+        assert problem in caught.value.problem
+
+    def test_an_unknown_name_is_answered_with_the_known_ones(self) -> None:
+        with pytest.raises(ConfigError) as caught:
+            Objectives.parse("speed:1s")
+        assert all(name in str(caught.value) for name in BOUNDS)
+
+    def test_a_request_may_bring_its_own(self) -> None:
+        objectives = Objectives.parse("ttft:200ms e2e:30s")
+        assert objectives.replaced(ttft=90 * MS, tpot=7 * MS).text == "ttft:90ms tpot:7ms e2e:30s"
+        assert objectives.replaced(ttft=None, tpot=None) is objectives
+
+
+class TestFigures:
+    # Tokens at 100, 120, 200: TTFT 100, gaps 20 and 80, TPOT 50, jitter 30, idle 100, E2E 200.
+    @pytest.mark.parametrize(
+        ("name", "value_us"),
+        [("ttft", 100_000), ("ttft_any", 100_000), ("ttfb", 100_000), ("tpot", 50_000), ("e2e", 200_000),
+         ("user_idle", 100_000), ("tbc_max", 80_000), ("tbc_p99", 79_400), ("jitter", 30_000)],
+    )  # fmt: skip
+    def test_each_bound_is_inclusive(self, name: str, value_us: int) -> None:
+        x = exchange(100, 120, 200)
+        assert verdict(f"{name}:{value_us}us", x) is True
+        assert verdict(f"{name}:{value_us - 1}us", x) is False
+
+    def test_every_bound_is_tried_above(self) -> None:
+        mark = self.test_each_bound_is_inclusive.pytestmark[0]  # type: ignore[attr-defined]
+        assert {name for name, _ in mark.args[1]} == set(BOUNDS)
+
+    def test_all_must_hold_at_once(self) -> None:
+        x = exchange(100, 120, 200)
+        assert verdict("ttft:100ms tpot:50ms e2e:200ms", x) is True
+        assert verdict("ttft:100ms tpot:49ms e2e:200ms", x) is False
+        objectives = Objectives.parse("ttft:99ms tpot:50ms e2e:199ms")
+        assert objectives.broken(measure(x), x) == ("ttft", "e2e")
+
+    def test_a_figure_that_does_not_apply_is_met(self) -> None:
+        assert verdict("tpot:1ns tbc_max:1ns jitter:1ns", exchange(100)) is True
+
+
+class TestWhatCounts:
+    @pytest.mark.parametrize(
+        "outcome",
+        [Outcome.UPSTREAM_ERROR, Outcome.UPSTREAM_TIMEOUT, Outcome.UPSTREAM_RESET, Outcome.TRUNCATED],
+    )
+    def test_what_the_upstream_broke_is_bad(self, outcome: Outcome) -> None:
+        assert verdict("ttft:1s", exchange(1, outcome=outcome)) is False
+        assert verdict("ttft:1s", exchange(outcome=outcome, stream=False)) is False
+
+    def test_a_refusal_counts_by_its_figures(self) -> None:
+        assert verdict("ttft:100ms", exchange(100, outcome=Outcome.REFUSED)) is True
+        assert verdict("ttft:99ms", exchange(100, outcome=Outcome.REFUSED)) is False
+
+    def test_what_the_tap_turned_away_does_not_count(self) -> None:
+        assert verdict("e2e:1s", exchange(outcome=Outcome.REJECTED)) is None
+
+    def test_an_answer_in_one_piece_has_no_bounds_of_streams(self) -> None:
+        x = exchange(900, stream=False)
+        assert verdict("ttft:1ms tbc_max:1ms", x) is None
+        assert verdict("ttft:1ms e2e:1s", x) is True
+        assert verdict("ttft:1ms e2e:899ms", x) is False
+        assert Objectives.parse("ttft:1ms ttfb:2ms").broken(measure(x), x) == ("ttfb",)
+
+    def test_a_list_of_models_is_no_answer(self) -> None:
+        x = exchange(5, stream=False)
+        x.method = "GET"
+        assert verdict("e2e:1s", x) is None
+        x.stream = True
+        assert verdict("e2e:1s", x) is True
+
+
+class TestClientsThatLeft:
+    """Bad if a bound could not be met any more when the client left; otherwise they do not count."""
+
+    @pytest.mark.parametrize(
+        ("text", "times", "left_ms", "met"),
+        [
+            # Left before the bound of the first token had passed, at it, and after it.
+            ("ttft:200ms", (), 150, None),
+            ("ttft:200ms", (), 200, None),
+            ("ttft:200ms", (), 201, False),
+            # The first token had come, in time or late.
+            ("ttft:200ms", (100,), 5_000, None),
+            ("ttft:200ms", (300,), 5_000, False),
+            # All in time so far; the end was still to come, in time or not.
+            ("ttft:200ms e2e:1s", (100, 200), 900, None),
+            ("ttft:200ms e2e:1s", (100, 200), 1_001, False),
+            # A pause that is over the bound, seen or still going on.
+            ("tbc_max:100ms", (100, 250), 260, False),
+            ("tbc_max:100ms", (100, 150), 250, None),
+            ("tbc_max:100ms", (100, 150), 251, False),
+            ("user_idle:90ms", (100,), 110, False),
+            ("user_idle:90ms", (), 91, False),
+            # A mean may still recover.
+            ("tpot:10ms", (100, 200), 210, None),
+            ("jitter:10ms tbc_p99:10ms", (100, 200, 210), 220, None),
+        ],
+    )
+    def test_count_when_a_bound_was_lost(
+        self, text: str, times: tuple[int, ...], left_ms: int, met: bool | None
+    ) -> None:
+        assert verdict(text, exchange(*times, outcome=Outcome.CLIENT_CANCELLED, left_ms=left_ms)) is met
+
+    def test_bounds_of_streams_do_not_hold_for_one_piece(self) -> None:
+        x = exchange(outcome=Outcome.CLIENT_CANCELLED, left_ms=900, stream=False)
+        assert verdict("ttft:1ms", x) is None
+        assert verdict("ttft:1ms e2e:899ms", x) is False
+
+    def test_without_a_stamp_of_leaving_only_the_figures_decide(self) -> None:
+        assert verdict("ttft:1ms", exchange(outcome=Outcome.CLIENT_CANCELLED)) is None
+        assert verdict("ttft:1ms", exchange(2, outcome=Outcome.CLIENT_CANCELLED)) is False

@@ -1,0 +1,34 @@
+"""Events for tests of dialects, and what a Delta says in as few words as it takes."""
+
+import json
+from typing import Any
+
+import msgspec
+
+from llmtap.wire.delta import Delta, EventClass
+from llmtap.wire.sse import SseEvent
+
+__all__ = ["encode", "event", "told"]
+
+_QUIET = Delta(EventClass.METADATA)
+
+
+def encode(value: Any) -> bytes:
+    return value if isinstance(value, bytes) else json.dumps(value).encode()
+
+
+def event(value: Any, name: bytes | None = None) -> SseEvent:
+    data = encode(value)
+    return SseEvent(0, len(data) + 8, data, name)
+
+
+def told(delta: Delta) -> dict[str, Any]:
+    """The fields that differ from those of a Delta that says nothing, `event_class` as `is`."""
+    out: dict[str, Any] = {"is": delta.event_class.name.lower()}
+    for name in Delta.__struct_fields__[1:]:
+        value = getattr(delta, name)
+        if value != getattr(_QUIET, name):
+            out[name] = msgspec.to_builtins(value) if isinstance(value, msgspec.Struct) else value
+    if "also" in out:
+        out["also"] = [c.name.lower() for c in delta.also]
+    return out
