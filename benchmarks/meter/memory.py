@@ -90,7 +90,7 @@ def main() -> int:
     said = status()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 50)  # as the meter does
+    gc.set_threshold(50_000, 4, 250)  # as the meter does
 
     n = round(args.rate * args.minutes * 60)
     step_ns = round(S / args.rate)

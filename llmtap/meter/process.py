@@ -67,10 +67,11 @@ def main() -> int:
     setup = msgspec.json.decode(sys.stdin.buffer.readline(), type=MeterSetup, dec_hook=decode_special)
     set_up(setup.log)
     _yield_to_relays(setup.options.priority)
-    # What is alive now lives for good. Observers and exchanges make no cycles: collections can be rare.
+    # What is alive now lives for good. Observers and exchanges make no cycles: collections can be rare. The
+    # middle one is kept short: slices of many tenants outlive the first (benchmarks/meter/memory.py).
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
+    gc.set_threshold(50_000, 4, 250)
     uvloop.run(_run(setup))
     return 0
 

@@ -6,7 +6,7 @@ of Andes (arXiv:2404.16283), whose text was not at hand, and so does not carry i
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise, repeat
+from itertools import chain, repeat
 
 from llmtap.metrics.latency import Measured, output_times_ns
 from llmtap.metrics.objectives import Objectives
@@ -52,19 +52,22 @@ def fluidity(times_ns: Sequence[int], origin_ns: int, ttft_ns: int, tbt_ns: int)
     """
     if not times_ns:
         return None
-    slack_ns = in_time = missed = 0
-    bound_ns = ttft_ns
-    for before_ns, t_ns in pairwise((origin_ns, *times_ns)):
+    before_ns = times_ns[0]
+    slack_ns = ttft_ns - (before_ns - origin_ns)
+    late = missed = 0
+    if slack_ns < 0:
+        late, missed, slack_ns = 1, 1 + -slack_ns // tbt_ns, 0
+    # Once for each token of each answer: few steps.
+    for t_ns in times_ns[1:]:
         gap_ns = t_ns - before_ns
-        if gap_ns <= bound_ns + slack_ns:
-            in_time += 1
-            slack_ns += bound_ns - gap_ns
+        before_ns = t_ns
+        if gap_ns <= tbt_ns + slack_ns:
+            slack_ns += tbt_ns - gap_ns
         else:
-            first = before_ns is origin_ns and in_time + missed == 0
-            missed += 1 + (gap_ns - ttft_ns) // tbt_ns if first else (gap_ns - slack_ns) // tbt_ns
+            late += 1
+            missed += (gap_ns - slack_ns) // tbt_ns
             slack_ns = 0
-        bound_ns = tbt_ns
-    return Fluidity(len(times_ns), in_time, missed)
+    return Fluidity(len(times_ns), len(times_ns) - late, missed)
 
 
 def qoe_area_step(
@@ -78,16 +81,22 @@ def qoe_area_step(
     """
     if not times_ns:
         return None
-    expected_ns = [origin_ns + ttft_ns + i * reader_ns_per_token for i in range(len(times_ns))]
-    digested_ns: list[int] = []
-    read_ns = times_ns[0]
-    for t_ns, e_ns in zip(times_ns, expected_ns, strict=True):
-        read_ns = max(t_ns, read_ns)
-        digested_ns.append(max(read_ns, e_ns))
+    n = len(times_ns)
+    e_ns = origin_ns + ttft_ns
+    # The sums of all e_i and all c_i, from which the areas follow.
+    expected_ns = n * e_ns + reader_ns_per_token * (n * (n - 1) // 2)
+    digested_ns = 0
+    read_ns = c_ns = times_ns[0]
+    for t_ns in times_ns:  # once for each token of each answer: few steps
+        if t_ns > read_ns:
+            read_ns = t_ns
+        c_ns = read_ns if read_ns > e_ns else e_ns
+        digested_ns += c_ns
         read_ns += reader_ns_per_token
-    end_ns = max(digested_ns[-1], expected_ns[-1])
-    area_ns = sum(end_ns - e_ns for e_ns in expected_ns)
-    return sum(end_ns - c_ns for c_ns in digested_ns) / area_ns if area_ns else 1.0
+        e_ns += reader_ns_per_token
+    end_ns = max(c_ns, e_ns - reader_ns_per_token)
+    area_ns = n * end_ns - expected_ns
+    return (n * end_ns - digested_ns) / area_ns if area_ns else 1.0
 
 
 @dataclass(frozen=True, slots=True)
