@@ -2,40 +2,41 @@
 
 Rules:
 
-- A value falls into the bucket named by the upper 16 bits of its 32-bit float: the sign, 8 bits of
-  exponent and 7 of mantissa, so 128 buckets for every power of two. Whole numbers below 256 keep a bucket
-  each; above, a bucket is at most 1/128 of its value wide and answers with its middle: an error of at
-  most 0.4 % (`RELATIVE_ERROR`).
+- A value falls into the bucket named by the upper 18 bits of its 32-bit float: the sign, 8 bits of
+  exponent and 9 of mantissa, so 512 buckets for every power of two. Whole numbers below 1,024 keep a
+  bucket each; above, a bucket is at most 1/512 of its value wide and answers with its middle: an error
+  of at most 0.1 % (`RELATIVE_ERROR`), which is three significant digits.
 - `n`, `total`, `min` and `max` are exact.
 - Percentiles interpolate linearly between order statistics at rank (n - 1) p, the rule of
   `statistics.py` and numpy's default; the first and the last order statistic are the exact ones.
 - Merging adds counts, so merged histograms equal the histogram of all values together.
-- `to_bytes` brings one down to 3 bytes a bucket and one object, losing nothing.
+- `to_bytes` brings one down to 3 or 4 bytes a bucket and one object, losing nothing.
 
 Why own code: the `hdrhistogram` package records at 0.9 us a value here and starts at 36 KB and 74 us an
-instance, and windows keep hundreds of instances. This one takes 0.1 us a value, because a whole batch
+instance, and windows keep hundreds of instances. This one takes 0.15 us a value, because a whole batch
 goes through `array`, `memoryview` and `Counter` without a step of Python for each value, and a few KB.
 """
 
-import sys
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise, repeat
+from operator import rshift
 from struct import Struct
 from typing import Final
 
 __all__ = ["RELATIVE_ERROR", "Histogram"]
 
-RELATIVE_ERROR: Final = 1 / 256 + 2**-23
+RELATIVE_ERROR: Final = 1 / 1_024 + 2**-23
 """Half a bucket, and the rounding of an integer to a 32-bit float."""
 
-_UPPER_HALF: Final = slice(1, None, 2) if sys.byteorder == "little" else slice(0, None, 2)
-_SIGN: Final = 0x8000
+_DROPPED: Final = 14
+"""Bits of the mantissa that do not matter: 23 less the 9 that do."""
+_SIGN: Final = 1 << (31 - _DROPPED)
 _BITS: Final = Struct("=I")
 _FLOAT: Final = Struct("=f")
-_PACKED: Final = Struct("=cqqq16sH")
-"""Type of the counts, n, min, max, total, number of buckets."""
+_PACKED: Final = Struct("=ccqqq16sI")
+"""Type of the counts, type of the steps between buckets, n, min, max, total, number of buckets."""
 _VALUES: Final = ord("v")
 _VALUES_MAX: Final = 16
 """So many take less than buckets would."""
@@ -82,7 +83,8 @@ class Histogram:
         self._total += sum(values)
         self._min = low if self._min is None or low < self._min else self._min
         self._max = high if self._max is None or high > self._max else self._max
-        self._open().update(memoryview(array("f", values)).cast("B").cast("H")[_UPPER_HALF])
+        bits = memoryview(array("f", values)).cast("B").cast("I")
+        self._open().update(map(rshift, bits, repeat(_DROPPED)))
         self._pending = []
 
     def _open(self) -> Counter[int]:
@@ -114,30 +116,31 @@ class Histogram:
         self._max = high if self._max is None or high > self._max else self._max
 
     def to_bytes(self) -> bytes:
-        """All it counted: a few values as they are, many in 3 bytes a bucket, or more for large counts."""
+        """All it counted: a few values as they are, many in 3 to 4 bytes a bucket (more for large counts)."""
         if self._min is None and len(self._pending) <= _VALUES_MAX:
             return b"v" + array("q", self._pending).tobytes()
         self.fold()
         assert self._min is not None
         assert self._max is not None
         counts = self._open()
-        most = max(counts.values())
-        code = next(code for code in "BHIQ" if most < 1 << 8 * array(code).itemsize)
         indices = sorted(counts)
+        steps, step_code = _narrow([indices[0], *(b - a for a, b in pairwise(indices))])
+        sizes, size_code = _narrow([counts[i] for i in indices])
         total = self._total.to_bytes(16, "little", signed=True)
-        head = _PACKED.pack(code.encode(), self._n, self._min, self._max, total, len(indices))
-        values = array(code, [counts[i] for i in indices])
-        return b"".join((head, array("H", indices).tobytes(), values.tobytes()))
+        head = _PACKED.pack(size_code, step_code, self._n, self._min, self._max, total, len(indices))
+        return head + steps + sizes
 
     def merge_bytes(self, packed: bytes) -> None:
         """Adds what `to_bytes` gave."""
         if packed[0] == _VALUES:
             self.record_many(array("q", packed[1:]))
             return
-        code, n, low, high, total, size = _PACKED.unpack_from(packed)
-        end = _PACKED.size + 2 * size
-        indices, counts = array("H", packed[_PACKED.size : end]), array(code.decode(), packed[end:])
-        self._add(indices, counts, n, int.from_bytes(total, "little", signed=True), low, high)
+        size_code, step_code, n, low, high, total, size = _PACKED.unpack_from(packed)
+        steps = array(step_code.decode())
+        end = _PACKED.size + steps.itemsize * size
+        steps.frombytes(packed[_PACKED.size : end])
+        counts = array(size_code.decode(), packed[end:])
+        self._add(accumulate(steps), counts, n, int.from_bytes(total, "little", signed=True), low, high)
 
     def copy(self) -> "Histogram":
         """The same counts in an object of their own."""
@@ -172,9 +175,9 @@ class Histogram:
         return self._total / self._n if self._n else None
 
     def count(self, value: int) -> int:
-        """How many values fell into the bucket of `value`: exactly it, for whole numbers below 256."""
+        """How many values fell into the bucket of `value`: exactly it, for whole numbers below 1,024."""
         self.fold()
-        return self._open()[_BITS.unpack(_FLOAT.pack(value))[0] >> 16]
+        return self._open()[_BITS.unpack(_FLOAT.pack(value))[0] >> _DROPPED]
 
     def percentile(self, p: float) -> float | None:
         """The value below which the share `p` (0 to 1) lies; None when nothing was recorded."""
@@ -214,6 +217,13 @@ class Histogram:
         return min(max(_middle(indices[lo]), self._min), self._max)
 
 
+def _narrow(values: list[int]) -> tuple[bytes, bytes]:
+    """Whole numbers from 0 on, in as few bytes each as the largest needs, and the type that is."""
+    most = max(values)
+    code = next(code for code in "BHIQ" if most < 1 << 8 * array(code).itemsize)
+    return array(code, values).tobytes(), code.encode()
+
+
 def _by_value(index: int) -> int:
     """Sort key: negative floats have the sign bit set and grow downwards."""
     return index if index < _SIGN else _SIGN - 1 - index
@@ -229,5 +239,5 @@ def _middle(index: int) -> float:
 
 
 def _edge(index: int) -> float:
-    value: float = _FLOAT.unpack(_BITS.pack(index << 16))[0]
+    value: float = _FLOAT.unpack(_BITS.pack(index << _DROPPED))[0]
     return value
