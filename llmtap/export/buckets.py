@@ -6,6 +6,7 @@ is set aside for later, because there are tens of thousands of these. Counting i
 every value up to and including its edge.
 """
 
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import Final
@@ -56,7 +57,7 @@ class Buckets:
 
     def __init__(self, edges: Sequence[int]) -> None:
         self._edges = edges
-        self._counts = [0] * (len(edges) + 1)
+        self._counts = array("Q", bytes(8 * (len(edges) + 1)))
         self._total = 0
 
     def record(self, value: int) -> None:
@@ -80,6 +81,6 @@ class Buckets:
                 return
         counts[-1] += n - below
 
-    def read(self) -> tuple[list[int], int]:
+    def read(self) -> tuple["array[int]", int]:
         """Counts per bucket (not cumulative, the last without upper edge) and the sum; a copy."""
-        return self._counts.copy(), self._total
+        return self._counts[:], self._total

@@ -20,7 +20,7 @@ from llmtap.export.exemplars import Exemplars, Kept, by_series
 from llmtap.export.families import HistogramFamily, counter
 from llmtap.export.house import MeterState, RelayState, collect_meter, collect_relays
 from llmtap.export.objectives import SloState, collect_slos
-from llmtap.export.series import COUNTERS, Key, Series, families_for
+from llmtap.export.series import COUNTERS, FrozenSeries, Series, families_for
 from llmtap.export.text import Writer, escape
 from llmtap.export.trace_context import parse_trace_parent
 from llmtap.metrics.latency import Measured
@@ -98,7 +98,7 @@ class Exposition:
         """A copy of all counts as they are now. Call it where `add` is called."""
         # Sorting and formatting can wait for another thread: only copying has to be done here.
         return Frozen(
-            self._version, self._families, [(who, *s.freeze()) for who, s in self._series.items()],
+            self._version, self._families, [(who, s.freeze()) for who, s in self._series.items()],
             {point: buckets.read() for point, buckets in self._added.items()}, self._unparsed, tuple(relays),
             MeterState() if meter is None else meter, SloState() if slos is None else slos,
             self._exemplars.freeze(),
@@ -111,8 +111,8 @@ class Frozen:
 
     version: str
     families: Mapping[str, HistogramFamily]
-    series: Sequence[tuple[_Who, list[tuple[Key, list[int], int]], dict[Key, int]]]
-    added: Mapping[str, tuple[list[int], int]]
+    series: Sequence[tuple[_Who, FrozenSeries]]
+    added: Mapping[str, tuple[Sequence[int], int]]
     unparsed: int
     relays: tuple[RelayState, ...]
     meter: MeterState
@@ -146,9 +146,9 @@ class Frozen:
 
     def _histograms(self) -> Iterator[tuple[HistogramFamily, list[_Cell]]]:
         found: dict[str, list[_Cell]] = {}
-        for who, cells, _ in self.series:
+        for who, (keys, read, _) in self.series:
             labels = tuple(map(escape, who))
-            for (name, more), counts, total in cells:
+            for (name, more), counts, total in zip(keys, read[::2], read[1::2], strict=True):
                 found.setdefault(name, []).append(((*labels, *more), counts, total))
         # Option A is the gap between chunks, counted once and shown by both names.
         gaps = [((*labels, "A"), counts, total) for labels, counts, total in found.get("chunk_gap", ())]
@@ -168,7 +168,7 @@ class Frozen:
 
     def _counters(self) -> dict[str, list[tuple[tuple[str, ...], int]]]:
         found: dict[str, list[tuple[tuple[str, ...], int]]] = {}
-        for who, _, counts in self.series:
+        for who, (_, _, counts) in self.series:
             labels = tuple(map(escape, who))
             for (name, more), n in counts.items():
                 found.setdefault(name, []).append(((*labels, *map(escape, more)), n))

@@ -42,11 +42,11 @@ def _tiktoken(name: str) -> Callable[[str], int]:
     folder = os.environ.get("TIKTOKEN_CACHE_DIR", "")
     read_file = tiktoken.load.read_file
 
-    def refuse(url: str) -> bytes:
-        cached = hashlib.sha1(url.encode()).hexdigest()  # as tiktoken names its files
+    def refuse(blobpath: str) -> bytes:
+        cached = hashlib.sha1(blobpath.encode()).hexdigest()  # as tiktoken names its files
         raise ConfigError(
             KEY, f"the encoding {name} is not on this machine, and nothing is fetched",
-            f"put {url} as {cached} into the folder that TIKTOKEN_CACHE_DIR names ({folder or 'unset'})",
+            f"put {blobpath} as {cached} into the folder that TIKTOKEN_CACHE_DIR names ({folder or 'unset'})",
         )  # fmt: skip
 
     tiktoken.load.read_file = refuse
