@@ -7,9 +7,11 @@ merges them in a thread of its own.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import groupby
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from llmtap.clock import Clock, WallAnchor
@@ -52,6 +54,8 @@ class Who(NamedTuple):
 BY: Final = ("tenant", "model", "arm", "class", "series")
 """What a summary can be split by; `series` is the combination of the others."""
 BY_DEFAULT: Final = BY[:-1]
+_FEW: Final = {"model": "model", "arm": "arm", "class": "slo"}
+"""Labels, and fields of Who, that have few values beside the tenants."""
 
 
 @dataclass(slots=True)
@@ -221,9 +225,6 @@ class FrozenWindow:
         sums = _Tile()
         for tile in self.tiles:
             sums.add_sums(tile)
-        series, total = self._merged(each=bool(by), certain=certain)
-        total.opened = sums.opened
-        total.saw_uncertainty(sums.lag_ns)
         window: dict[str, object] = {
             "name": self.name, "seconds": self.seconds, "start": self.start, "end": self.end,
             "lag_max": sums.lag_ns / NS_PER_S,
@@ -233,38 +234,48 @@ class FrozenWindow:
         def told(summary: Summary) -> dict[str, object]:
             return summary.to_dict(window, self.seconds, price=part_price)
 
-        parts: dict[str, dict[str, object]] = {
-            label: {name: told(part) for name, part in sorted(found.items())}
-            for label, found in _split(series, by).items()
-        }
-        out = total.to_dict(window, self.seconds, by=parts, price=price)
+        total = Summary()
+        total.opened = sums.opened
+        total.saw_uncertainty(sums.lag_ns)
+        groups = {label: defaultdict[str, Summary](Summary) for label in _FEW if label in by}
+        tenants: dict[str, object] = {}
+        series: list[dict[str, object]] = []
+        # Tenant by tenant, each told and forgotten: all of them opened at once would be a gigabyte.
+        for tenant, found in groupby(self._series(certain=certain), lambda one: one[0].tenant):
+            of_tenant = Summary()
+            for who, parts in found:
+                summary = Summary()
+                for part in parts:
+                    _add(summary, part)
+                of_tenant.merge(summary)
+                for label, group in groups.items():
+                    if name := getattr(who, _FEW[label]):
+                        group[name].merge(summary)
+                if "series" in by:
+                    series.append(_named(who) | told(summary))
+            total.merge(of_tenant)
+            if "tenant" in by and tenant:
+                tenants[tenant] = told(of_tenant)
+        labels: dict[str, dict[str, object]] = {"tenant": tenants} if "tenant" in by else {}
+        for label, group in groups.items():
+            labels[label] = {name: told(summary) for name, summary in sorted(group.items())}
+        out = total.to_dict(window, self.seconds, by=labels, price=price)
         out["uncertain"] = {"n": sums.uncertain, "included": not certain}
         if "series" in by:
-            out["by"] = {
-                **parts,
-                "series": [_named(who) | told(part) for who, part in sorted(series.items())],
-            }
+            out["by"] = {**labels, "series": series}
         return out
 
-    def _merged(self, *, each: bool, certain: bool) -> tuple[dict[Who, Summary], Summary]:
-        """By series (empty if not `each` is asked for), and all together."""
-        series: dict[Who, Summary] = {}
-        total = Summary()
+    def _series(self, *, certain: bool) -> list[tuple[Who, list[Summary | bytes]]]:
+        """The parts of each series, in the order of their labels."""
+        found: dict[Who, list[Summary | bytes]] = {}
         for tile in self.tiles:
             for who, part in tile.parts.items():
-                if certain and who.uncertain:
-                    continue
-                target = total
-                if each:
-                    who = who._replace(uncertain=False) if who.uncertain else who
-                    found = series.get(who)
-                    if found is None:
-                        found = series[who] = Summary()
-                    target = found
-                _add(target, part)
-        for summary in series.values():
-            total.merge(summary)
-        return series, total
+                if who.uncertain:
+                    if certain:
+                        continue
+                    who = who._replace(uncertain=False)
+                found.setdefault(who, []).append(part)
+        return sorted(found.items(), key=itemgetter(0))
 
 
 def window_name(text: str) -> str | None:
@@ -276,19 +287,6 @@ def window_name(text: str) -> str | None:
     except ValueError:
         return None
     return next((name for name, window_ns in WINDOWS.items() if window_ns == length_ns), None)
-
-
-def _split(series: Mapping[Who, Summary], by: Collection[str]) -> dict[str, dict[str, Summary]]:
-    """The series added up by one label at a time; those without a value are in none."""
-    found: dict[str, dict[str, Summary]] = {}
-    for label, index in (("tenant", 0), ("model", 1), ("arm", 2), ("class", 3)):
-        if label in by:
-            groups = found[label] = defaultdict(Summary)
-            for who, summary in series.items():
-                name = who[index]
-                if name:
-                    groups[str(name)].merge(summary)
-    return found
 
 
 def _named(who: Who) -> dict[str, object]:
