@@ -1,0 +1,63 @@
+"""Answers made to hurt whoever reads them, through a real proxy: the client gets every byte, and the meter
+goes on measuring."""
+
+import asyncio
+import gzip
+import hashlib
+from typing import Any
+
+from tests.support.live_proxy import LiveProxy, live_proxy
+from tests.support.peer import play
+from tests.support.raw_client import RawClient
+from tests.support.upstream import answers, upstream
+
+MIB = 1 << 20
+STREAM = b"Content-Type: text/event-stream\r\n"
+OPENING = b'data: {"choices":[{"index":0,"delta":{"content":"'
+CLOSING = b'"}}]}\n\n'
+DEEP = b"[" * 200_000
+
+HOSTILE = {
+    "an event of 100 MB": (OPENING + b"x" * (100 * MIB) + CLOSING, STREAM),
+    "a bomb": (
+        gzip.compress(OPENING + b"x" * (100 * MIB) + CLOSING, 9),
+        STREAM + b"Content-Encoding: gzip\r\n",
+    ),
+    "broken gzip": (
+        gzip.compress(OPENING + CLOSING)[:20] + b"\xff" * 50,
+        STREAM + b"Content-Encoding: gzip\r\n",
+    ),
+    "a depth bomb": (b"data: " + DEEP + b"\n\n", STREAM),
+    "a depth bomb of JSON": (b'{"choices":' + DEEP, b"Content-Type: application/json\r\n"),
+    "no text": (OPENING + bytes(range(256)) * 100 + CLOSING, STREAM),
+    "a hundred thousand events": (b": \n\n" * 100_000, STREAM),
+}
+
+
+async def scenario() -> None:
+    async with upstream() as up, live_proxy(up.url) as proxy:
+        for body, fields in HOSTILE.values():
+            path = up.on(answers(body, fields=fields))
+            client = await RawClient.connect(proxy.listen)
+            answer = await client.get(path)
+            client.close()
+            assert hashlib.sha256(answer.data).digest() == hashlib.sha256(body).digest()
+        summary = await settled(proxy)
+        told = await proxy.told("/api/v1/exchanges?limit=100")
+        assert len(told["exchanges"]) == summary["n"] >= len(HOSTILE) - 1, "100 MB at once may be too much"
+        assert all(x["timeline"]["first_byte"] is not None for x in told["exchanges"])
+        assert summary["meter_errors"] == {}, "none of it is an exception"
+
+
+async def settled(proxy: LiveProxy) -> dict[str, Any]:
+    """The summary, once every exchange is measured or counted as dropped."""
+    while True:
+        summary = await proxy.told("/api/v1/summary?window=all")
+        (relay,) = summary["relays"].values()
+        if relay["opened"] == len(HOSTILE) == relay["measured"] + sum(relay["dropped"].values()):
+            return dict(summary)
+        await asyncio.sleep(0.1)
+
+
+def test_hostile_answers_reach_the_client_and_do_not_stop_the_meter() -> None:
+    play(scenario(), limit_s=120)
