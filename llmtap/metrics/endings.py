@@ -9,7 +9,7 @@ from llmtap.record.outcome import Outcome
 
 __all__ = ["NO_TOKEN_REASONS", "no_token_reason", "tokens_after_cancel"]
 
-NO_TOKEN_REASONS: Final = ("refusal", "guardrail", "error", "cancelled", "rejected", "empty")
+NO_TOKEN_REASONS: Final = ("refusal", "guardrail", "error", "cancelled", "rejected", "empty", "only_metadata")
 
 
 def no_token_reason(x: Exchange, m: Measured) -> str | None:
@@ -17,14 +17,14 @@ def no_token_reason(x: Exchange, m: Measured) -> str | None:
 
     `guardrail` and `refusal`: blocked before a token, by a filter or by the model itself. `error`: the
     upstream failed, was silent or was cut off. `cancelled`: the client left first. `rejected`: the tap turned
-    it away. `empty`: the stream ended well and held nothing. None is expected of an answer in one piece that
-    ended well (an embedding, a list of models).
+    it away. `empty`: the stream ended well and held nothing, `only_metadata`: nothing generated. None is
+    expected of an answer in one piece that ended well (an embedding, a list of models).
     """
     if m.output_events or (not x.stream and x.outcome is Outcome.COMPLETE):
         return None
     match x.outcome:
         case Outcome.COMPLETE:
-            return "empty"
+            return x.no_token_reason or "empty"
         case Outcome.REFUSED:
             kind = (x.refusal or {}).get("kind")
             return "refusal" if kind in (None, "model_refusal") else "guardrail"
