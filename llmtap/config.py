@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args, get_type_hints
 
 import msgspec
 
@@ -176,7 +176,18 @@ def _convert(tables: dict[str, dict[str, Any]], places: dict[str, str]) -> Setti
         key = m[1] + m[2] if m else "?"
         problem = re.sub(r"\s*- at `.*`$", "", text)
         place = places.get(m[1]) if m else None
-        raise ConfigError(f"{key} ({place})" if place else key, problem) from None
+        hint = None if m is None or m[2] else _choices(m[1])
+        raise ConfigError(f"{key} ({place})" if place else key, problem, hint) from None
+
+
+def _choices(key: str) -> str | None:
+    """What a key with a closed set of values may be; None for others."""
+    table, _, name = key.partition(".")
+    kinds = get_type_hints(get_type_hints(Settings)[table])
+    choices = get_args(kinds.get(name))
+    if not choices or not all(isinstance(choice, str) for choice in choices):
+        return None
+    return f"one of {', '.join(choices)}"
 
 
 def _convert_class(name: str, content: dict[str, Any], places: dict[str, str]) -> SloOptions:

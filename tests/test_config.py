@@ -329,3 +329,16 @@ def test_what_only_a_look_at_the_world_can_find(flags: dict[str, object], place:
 def test_an_admin_port_for_everybody_is_fine_with_a_token() -> None:
     flags = {"relay.upstream": "http://gw", "meter.admin": "0.0.0.0:9464", "meter.admin_token": "s3cret"}
     check_settings(load_settings(None, {}, flags))
+
+
+@pytest.mark.parametrize(
+    ("key", "choices"),
+    [("relay__clock", "one of kernel, mono"), ("log__level", "one of debug, error, info, warning")],
+)
+def test_a_value_outside_a_closed_set_is_answered_with_the_set(key: str, choices: str) -> None:
+    told = refused(**{key: "sundial"})
+    assert told.place == key.replace("__", ".") + " (command line)"
+    assert told.hint is not None
+    assert sorted(told.hint.removeprefix("one of ").split(", ")) == choices.removeprefix("one of ").split(
+        ", "
+    )

@@ -177,14 +177,13 @@ class FrozenSlos:
 def _class_to_dict(slo: SloClass, windows: Mapping[str, _Counts]) -> dict[str, object]:
     all_of = {window: _window_to_dict(slo, *_good_counted(c, slo.name)) for window, c in windows.items()}
     tenants = sorted({tenant for counts in windows.values() for name, tenant in counts if name == slo.name})
-    rates = {window: about["burn_rate"] for window, about in all_of.items()}
     return {
         "objectives": slo.objectives.text,
         "target": slo.target,
         "tenants": list(slo.tenants),
         "burn_rate_max": burn_rate_max(slo.target),
         "windows": all_of,
-        "alarms": [_alarm_to_dict(slo, alarm, rates) for alarm in (*slo.alarms, *slo.unreachable)],
+        "alarms": [_alarm_to_dict(slo, alarm, all_of) for alarm in (*slo.alarms, *slo.unreachable)],
         "by": {
             "tenant": {
                 tenant: {
@@ -209,19 +208,25 @@ def _window_to_dict(slo: SloClass, good: int, counted: int) -> dict[str, object]
     }
 
 
-def _alarm_to_dict(slo: SloClass, alarm: Alarm, rates: Mapping[str, object]) -> dict[str, object]:
+def _alarm_to_dict(
+    slo: SloClass, alarm: Alarm, windows: Mapping[str, Mapping[str, object]]
+) -> dict[str, object]:
     long, short = _hours(alarm.long_ns), _hours(alarm.short_ns)
-    long_rate, short_rate = rates[long], rates[short]
+    long_rate, short_rate = windows[long]["burn_rate"], windows[short]["burn_rate"]
     assert long_rate is None or isinstance(long_rate, float)
     assert short_rate is None or isinstance(short_rate, float)
+    least = events_min(slo.target, alarm.factor)
+    counted = windows[long]["counted"]
+    assert isinstance(counted, int)
     return {
         "severity": alarm.severity,
         "long": long,
         "short": short,
         "burn_rate": alarm.factor,
         "reachable": alarm in slo.alarms,
-        "events_min": events_min(slo.target, alarm.factor),
-        "ringing": alarm in slo.alarms and alarm.rings(long_rate, short_rate),
+        # With fewer in the long window, one bad exchange would ring it.
+        "events_min": least,
+        "ringing": alarm in slo.alarms and counted >= least and alarm.rings(long_rate, short_rate),
     }
 
 

@@ -134,6 +134,8 @@ class Objectives:
             return False
         if outcome is Outcome.CLIENT_CANCELLED:
             return False if self._lost_by_waiting(m, x) else None
+        if x.no_token_reason in _NOTHING:
+            return False
         if not x.stream and all(name in STREAMED_BOUNDS for name, _ in self.bounds):
             return None
         return not self.broken(m, x)
@@ -158,6 +160,10 @@ class Objectives:
             if name == "tbc_max" and silent_ns is not None and silent_ns > bound_ns:
                 return True
         return False
+
+
+_NOTHING: Final = frozenset({"empty", "only_metadata"})
+"""Streams that ended well and brought nothing: they meet no one's objectives."""
 
 
 def _ordered(bounds: Mapping[str, int]) -> tuple[tuple[str, int], ...]:

@@ -82,12 +82,12 @@ class AnswerReader:
 
     @property
     def streamed(self) -> bool:
-        """It is a stream of events or lines, or was to be one when its reader gave up. A tunnel is none: what
-        comes down it need not answer the request that opened it."""
-        given_up = self.kind is BodyKind.OPAQUE and (
+        """It is a stream of events or lines, or was to be one when its reader gave up or before its first
+        byte came. A tunnel is none: what comes down it need not answer the request that opened it."""
+        announced = self.kind in (BodyKind.OPAQUE, BodyKind.UNDECIDED) and (
             self._type == b"text/event-stream" or self._type.endswith(_LINES)
         )
-        return given_up or self.kind in (BodyKind.SSE, BodyKind.NDJSON)
+        return announced or self.kind in (BodyKind.SSE, BodyKind.NDJSON)
 
     def feed(self, payload: bytes) -> list[Delta]:
         """What these bytes, at least one, complete. Never raises."""

@@ -116,7 +116,7 @@ class RequestReader:
                 request = _decode_request(body)
             except (ValueError, RecursionError):
                 pass
-        if isinstance(request.model, str):
+        if isinstance(request.model, str) and request.model:
             self._x.model = request.model
         self.wants_stream = request.stream is True
         if self._identify is not None:

@@ -147,6 +147,21 @@ def test_an_alarm_rings_when_both_of_its_windows_burn_and_ends_with_the_short_on
     assert ringing() == [False, False]
 
 
+def test_an_alarm_does_not_ring_on_too_few() -> None:
+    slos = book(ManualClock(), gold=slo(target=0.9, burn={"1h": 5.0}))
+
+    def ringing() -> bool:
+        told: Any = slos.freeze().to_dict()["gold"]
+        (alarm,) = (a for a in told["alarms"] if a["long"] == "1h")
+        assert alarm["events_min"] == 2
+        return bool(alarm["ringing"])
+
+    ended(slos, "a", BAD)
+    assert not ringing(), "one bad exchange is no trend"
+    ended(slos, "a", BAD)
+    assert ringing()
+
+
 def test_a_standard_alarm_that_can_never_ring_is_left_out_and_told(caplog: pytest.LogCaptureFixture) -> None:
     slos = book(ManualClock(), loose=slo(target=0.9))
     assert "event=alarm_unreachable slo=loose target=0.9 burn_rate=14.4 burn_rate_max=10" in caplog.text

@@ -125,6 +125,12 @@ class TestWhatCounts:
         assert verdict("ttft:100ms", exchange(100, outcome=Outcome.REFUSED)) is True
         assert verdict("ttft:99ms", exchange(100, outcome=Outcome.REFUSED)) is False
 
+    @pytest.mark.parametrize("reason", ["empty", "only_metadata"])
+    def test_a_stream_that_brought_nothing_is_bad(self, reason: str) -> None:
+        x = exchange()
+        x.no_token_reason = reason
+        assert verdict("ttft:200ms tpot:50ms", x) is False
+
     def test_what_the_tap_turned_away_does_not_count(self) -> None:
         assert verdict("e2e:1s", exchange(outcome=Outcome.REJECTED)) is None
 

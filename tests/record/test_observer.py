@@ -611,3 +611,17 @@ def test_the_public_form_is_json() -> None:
     out = json.loads(json.dumps(x.to_dict({}, {}, events=True)))
     assert out["timeline"]["first_content"] == pytest.approx(90e-9)
     assert out["events"][0]["class"] == "keepalive"
+
+
+@pytest.mark.parametrize(("outcome", "reason"), [("complete", "empty"), ("client_cancelled", "cancelled")])
+def test_a_stream_that_was_announced_and_never_said_a_byte_is_a_stream(outcome: str, reason: str) -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 0\r\n\r\n"
+    x = observe(head=head, outcome=outcome)
+    assert (x.stream, x.no_token_reason) == (True, reason)
+
+
+def test_a_model_without_a_name_is_none() -> None:
+    assert (
+        observe((100, DONE), body=b'{"model":"","stream":true}', request=post(b"Content-Length: 26")).model
+        is None
+    )
