@@ -10,7 +10,8 @@ Which exchanges count, by `Objectives.meets`:
 | refused by the tap itself (`rejected`) | does not count: the gateway never saw it |
 | `upstream_error`, `upstream_timeout`, `upstream_reset`, `truncated` | bad |
 | `client_cancelled` | bad if a bound was already past saving when the client left, else does not count |
-| `complete`, `refused` | by its figures |
+| a stream that ended well and brought nothing | bad |
+| `complete`, `refused` otherwise | by its figures |
 
 A bound whose figure does not apply (TPOT of a one-token answer, TTFT of a pure tool call) is taken as
 met. The bounds of streaming do not apply to an answer in one piece; one that no bound applies to does not
