@@ -1,3 +1,22 @@
-"""llmtap: a tap for LLM traffic. ARCHITECTURE.md is the map of the rooms below."""
+"""llmtap: a tap for LLM traffic. ARCHITECTURE.md is the map of the rooms below.
+
+`llmtap.read(path_or_url)` gives a Capture: its rows as an Arrow table or as Exchanges.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llmtap.capture.reader import Capture, CaptureError, read
+
+__all__ = ["Capture", "CaptureError", "__version__", "read"]
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    # Arrow takes 200 ms and 40 MB, and the relay imports this package, too: only for who reads captures.
+    if name in ("Capture", "CaptureError", "read"):
+        from llmtap.capture import reader
+
+        return getattr(reader, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

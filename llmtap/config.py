@@ -16,6 +16,7 @@ from typing import Any, Final, get_args, get_type_hints
 
 import msgspec
 
+from llmtap.capture.options import CaptureOptions
 from llmtap.errors import ConfigError
 from llmtap.export.options import STANDARD_ENV, OtlpOptions
 from llmtap.log import LogSetup
@@ -41,6 +42,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Classes of tenants, by name: `[slo.NAME]`."""
     cost: CostOptions = CostOptions()
     experiment: ExperimentOptions = ExperimentOptions()
+    capture: CaptureOptions = CaptureOptions()
     otlp: OtlpOptions = OtlpOptions()
     log: LogSetup = LogSetup()
 
@@ -51,6 +53,7 @@ _TABLES: Final[dict[str, type[msgspec.Struct]]] = {
     "tenants": TenantOptions,
     "cost": CostOptions,
     "experiment": ExperimentOptions,
+    "capture": CaptureOptions,
     "otlp": OtlpOptions,
     "log": LogSetup,
 }

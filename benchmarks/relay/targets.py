@@ -204,6 +204,8 @@ TARGETS: dict[str, Target] = {
         Target("nginx", _nginx, _needs("nginx", "Debian: nginx-light"), ("nginx", "-v")),
         Target("haproxy", _haproxy, _needs("haproxy", "Debian: haproxy"), ("haproxy", "-v")),
         Target("llmtap", llmtap(), find_llmtap, _LLMTAP_VERSION),
+        # Into the target's own folder, which goes when the run is over.
+        Target("llmtap-capture", llmtap("--capture", "capture"), find_llmtap, _LLMTAP_VERSION),
         Target("llmtap-mono", llmtap("--set", "relay.clock=mono"), find_llmtap, _LLMTAP_VERSION),
         Target(
             "litellm",

@@ -18,6 +18,8 @@ EPILOG = """Examples:
 
   llmtap proxy --upstream https://api.example.com --listen 0.0.0.0:8080 --workers 4
 
+  llmtap proxy --upstream http://127.0.0.1:8000 --capture ./capture; llmtap report ./capture
+
   llmtap proxy --config /etc/llmtap.toml --set relay.idle_timeout=120s
 
 SIGTERM drains the streams under way, SIGHUP reads the configuration again without losing a connection."""
@@ -33,6 +35,13 @@ def proxy(
         str | None, typer.Option(help="HOST:PORT for /metrics; default 127.0.0.1:9464. [meter.admin]")
     ] = None,
     workers: Annotated[int | None, typer.Option(help="Relay processes; default 1. [relay.workers]")] = None,
+    capture: Annotated[
+        str | None,
+        typer.Option(
+            help="Keep every exchange here, as Parquet, without its text: folder or URL. [capture.to]",
+            metavar="DIR|URL",
+        ),
+    ] = None,
     config: Annotated[
         Path | None,
         typer.Option(help="TOML file; see config/llmtap.toml for every key.", envvar="LLMTAP_CONFIG"),
@@ -58,6 +67,7 @@ def proxy(
         "relay.listen": listen,
         "meter.admin": admin,
         "relay.workers": workers,
+        "capture.to": capture,
     }
     for item in assign or ():
         key, sep, value = item.partition("=")

@@ -10,6 +10,7 @@ from typing import Final
 from prometheus_client.metrics_core import Metric
 
 from llmtap.export.families import counter, gauge
+from llmtap.export.keeping import CaptureState, collect_capture
 from llmtap.tap.frames import RelayStatus
 
 __all__ = ["ExporterState", "MeterState", "RelayState", "collect_meter", "collect_relays"]
@@ -65,6 +66,8 @@ class MeterState:
     lag_ns: Mapping[str, int] = field(default_factory=dict)
     """Worst lag of a relay's event loop, by name of the window."""
     exporters: Sequence[ExporterState] = ()
+    capture: CaptureState | None = None
+    """None where nothing is captured."""
 
 
 _RELAY_COUNTERS: Final[tuple[tuple[str, str, Callable[[RelayStatus], float]], ...]] = (
@@ -171,6 +174,8 @@ def collect_meter(meter: MeterState) -> Iterator[Metric]:
     )
     if meter.exporters:
         yield from _collect_exporters(meter.exporters)
+    if meter.capture is not None:
+        yield from collect_capture(meter.capture)
 
 
 def _collect_exporters(exporters: Sequence[ExporterState]) -> Iterator[Metric]:

@@ -1,16 +1,21 @@
 """Frames of one relay back into Exchanges: one Observer for each exchange that is open there.
 
-An exchange that cannot be understood is given up, counted and told once; the others go on.
+An exchange that cannot be understood is given up, counted and told once; the others go on. What was open
+when a relay died ends as `tap_error`, with all that had been seen of it.
 """
 
+from collections import deque
 from collections.abc import Iterable
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
+from llmtap.meter.relays import Reckoning
+from llmtap.net.lag import LagMeter
 from llmtap.record.exchange import Exchange
 from llmtap.record.observer import Observer
-from llmtap.tap.frames import Assigned, Closing, FrameKind, Hello, RelayStatus
+from llmtap.record.outcome import Outcome
+from llmtap.tap.frames import Anchored, Assigned, Closing, FrameKind, Hello, RelayStatus
 
 __all__ = ["Assembler", "Sink"]
 
@@ -34,8 +39,18 @@ _STATUS: Final = int(FrameKind.STATUS)
 _ANSWER: Final = int(FrameKind.ANSWER)
 _SENT: Final = int(FrameKind.SENT)
 _ARM: Final = int(FrameKind.ARM)
+_ANCHOR: Final = int(FrameKind.ANCHOR)
+_LAST: Final = (_CLOSE, _DROP)
+
+ANCHORS_MAX: Final = 4
+"""Remembered, for requests whose head took so long that the wall clock was set meanwhile."""
+LAG_FLOOR_NS: Final = 11_000_000
+"""Uncertainty of an exchange whose relay died: relays tell their lag with a status, twice a second, and look
+for it every 10 ms with a timer whose grain is 1 ms."""
+_DIED: Final = "the relay died while this exchange ran"
 
 _closing: Final = msgspec.json.Decoder(Closing)
+_anchored: Final = msgspec.json.Decoder(Anchored)
 _assigned: Final = msgspec.json.Decoder(Assigned)
 _status: Final = msgspec.json.Decoder(RelayStatus)
 
@@ -54,6 +69,16 @@ class Sink(Protocol):
     def failed(self, kind: str, error: BaseException | str) -> None: ...
 
 
+class _Anchor(NamedTuple):
+    """A pair of readings of both clocks."""
+
+    mono_ns: int
+    wall_ns: int
+    since_ns: int
+    """It dates arrivals later than this."""
+    steps: int
+
+
 class Assembler:
     """The open exchanges of one connection of one relay."""
 
@@ -61,6 +86,13 @@ class Assembler:
         self._hello = hello
         self._sink = sink
         self._live: dict[int, Observer] = {}
+        first = _Anchor(hello.anchor_mono_ns, hello.anchor_wall_ns, 0, hello.anchor_steps)
+        self._anchors = deque([first], ANCHORS_MAX)
+        self._steps: dict[int, int] = {}
+        """Of the open exchanges whose anchor was not the relay's first: `Exchange.anchor`."""
+        self._lag = LagMeter(LAG_FLOOR_NS)
+        """What the relay told of its lag."""
+        self.reckoning = Reckoning()
 
     def __len__(self) -> int:
         """Exchanges open now."""
@@ -81,24 +113,66 @@ class Assembler:
                     self._open(seq, t_ns, t_ns, data)
                     live[seq].submitted(extra_ns, extra_ns - t_ns)
                 elif kind == _STATUS:
-                    self._sink.status(self._hello.relay, _status.decode(data))
-                elif seq in live:
-                    self._tell(live[seq], kind, seq, t_ns, extra_ns, data)
+                    self._hear(_status.decode(data))
+                else:
+                    if kind in _LAST:
+                        self.reckoning.settled(dropped=kind == _DROP)
+                    if seq in live:
+                        self._tell(live[seq], kind, seq, t_ns, extra_ns, data)
+                    elif kind == _ANCHOR:
+                        self._set_anchor(t_ns, extra_ns, _anchored.decode(data))
             except Exception as error:  # measuring may fail, traffic and the other exchanges may not
                 self._sink.failed(type(error).__name__, error)
                 self._forget(seq)
 
-    def discard(self) -> int:
-        """Gives up all that is open: the relay is gone. Returns how many that were."""
-        n = len(self._live)
+    def discard(self) -> None:
+        """Gives up all that is open: the relay lives, and counts by itself what we did not acknowledge."""
+        self._sink.forgot(len(self._live))
         self._live.clear()
-        self._sink.forgot(n)
-        return n
+        self._steps.clear()
+
+    def lose(self) -> None:
+        """The relay died: all that is open ends here, as `tap_error`."""
+        for seq, observer in list(self._live.items()):
+            try:
+                exchange = observer.finish(
+                    delivered_ns=None,
+                    outcome=Outcome.TAP_ERROR,
+                    status=None,
+                    error=_DIED,
+                    paused_ns=0,
+                    lag_ns=LAG_FLOOR_NS,
+                    request_bytes=0,
+                    response_bytes=0,
+                )
+                exchange.uncertainty_ns = self._lag.worst_since(exchange.timeline.arrival_ns)
+                # Nobody knows whether a token would have come.
+                exchange.no_token_reason = None
+                self._end(seq, exchange)
+            except Exception as error:
+                self._sink.failed(type(error).__name__, error)
+                self._forget(seq)
+
+    def _hear(self, status: RelayStatus) -> None:
+        self._lag.note(status.t_ns, status.lag_ns_max)
+        self.reckoning.told(status)
+        self._sink.status(self._hello.relay, status)
+
+    def _set_anchor(self, mono_ns: int, wall_ns: int, about: Anchored) -> None:
+        self._anchors.append(_Anchor(mono_ns, wall_ns, about.since_ns, about.steps))
+
+    def _anchor_at(self, t_ns: int) -> _Anchor:
+        """The newest one that was in force at `t_ns`; where none is known, the oldest."""
+        return next((a for a in reversed(self._anchors) if t_ns > a.since_ns), self._anchors[0])
 
     def _open(self, seq: int, t_ns: int, whole_ns: int, data: bytes) -> None:
         head, body = _split(data) if whole_ns else (data, b"")
         hello = self._hello
-        wall_ns = hello.anchor_wall_ns + t_ns - hello.anchor_mono_ns
+        anchor = self._anchors[-1]
+        if t_ns <= anchor.since_ns:
+            anchor = self._anchor_at(t_ns)
+        wall_ns = anchor.wall_ns + t_ns - anchor.mono_ns
+        self.reckoning.opened(seq)
         self._forget(seq)
         # Counted before it is understood: what follows gives it up by the same number.
         self._sink.opened()
@@ -109,6 +183,8 @@ class Assembler:
         except Exception:
             self._sink.forgot()
             raise
+        if anchor.steps:
+            self._steps[seq] = anchor.steps
         if whole_ns:
             if body:
                 observer.request_data(body, whole_ns)
@@ -160,10 +236,15 @@ class Assembler:
         if closing.arm is not None:
             exchange.arm, exchange.route = closing.arm, closing.route
             exchange.unit, exchange.excluded = closing.unit, closing.excluded
+        self._end(seq, exchange)
+
+    def _end(self, seq: int, exchange: Exchange) -> None:
+        exchange.anchor = self._steps.pop(seq, 0)
         del self._live[seq]
         self._sink.ended(exchange)
 
     def _forget(self, seq: int) -> None:
+        self._steps.pop(seq, None)
         if self._live.pop(seq, None) is not None:
             self._sink.forgot()
 

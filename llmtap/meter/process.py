@@ -1,4 +1,4 @@
-"""The meter as a process: told what to do in one line on stdin, ends when that pipe does.
+"""The meter as a process: told what to do in one line on stdin, ends after its relays when that pipe does.
 
 Run by the supervisor as `python -m llmtap.meter`. The line is a MeterSetup as JSON. The admin socket is
 inherited where there is one, so that it outlives this process and scrapes wait while it restarts.
@@ -8,7 +8,6 @@ import asyncio
 import gc
 import logging
 import os
-import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -19,25 +18,30 @@ import uvloop
 from aiohttp import web
 
 from llmtap import __version__
+from llmtap.capture.options import CaptureOptions
 from llmtap.clock import SystemClock
 from llmtap.errors import LlmtapError
 from llmtap.export.options import OtlpOptions
 from llmtap.log import LogSetup, set_up
 from llmtap.meter.admin import admin_app
+from llmtap.meter.ending import Ending
 from llmtap.meter.options import CostOptions, MeterOptions, SloOptions, TenantOptions, split_address
 from llmtap.meter.receiver import Receiver, listen_on
 from llmtap.meter.tally import Tally
-from llmtap.meter.tokenizer import load_tokenizer
+from llmtap.meter.tokenizer import Encode, load_tokenizer
 from llmtap.tap.experiment import Experiment
 from llmtap.units import decode_special
 
 if TYPE_CHECKING:
     from llmtap.export.opentelemetry import OtlpExporter
+    from llmtap.meter.recorder import Recorder
 
 __all__ = ["MeterSetup", "main"]
 
 NICE = 5
 """A third of a relay's share when both want the same CPU: enough to keep up, not enough to rule."""
+RECORDER_S = 4.0
+"""For the last files at the end, below the supervisor's patience; what is left the next start recovers."""
 
 log = logging.getLogger(__name__)
 
@@ -60,10 +64,18 @@ class MeterSetup(msgspec.Struct, kw_only=True):
     cost: CostOptions = CostOptions()
     servers: dict[str, tuple[str, int]] = {}
     """Host and port of the upstream by arm, under "" for all others."""
+    capture: CaptureOptions = CaptureOptions()
+    capture_id: str = ""
+    capture_salt: str = ""
+    """Key of the hashes in a capture, in hex: the same for every meter of one capture, written nowhere."""
+    config: str = ""
+    """Fingerprint of the configuration."""
+    drain_s: float = 30.0
+    """How long relays let streams finish at the end: `relay.drain_timeout`."""
 
 
 def main() -> int:
-    """Run until SIGTERM, or until the supervisor is gone."""
+    """Run until SIGTERM, or until the supervisor is gone, and the relays have left."""
     setup = msgspec.json.decode(sys.stdin.buffer.readline(), type=MeterSetup, dec_hook=decode_special)
     set_up(setup.log)
     _yield_to_relays(setup.options.priority)
@@ -92,7 +104,7 @@ def _yield_to_relays(priority: str) -> None:
         os.nice(NICE)
 
 
-def _start_tokenizer(text: str | None) -> Callable[[str], int] | None:
+def _start_tokenizer(text: str | None) -> Encode | None:
     if text is None:
         return None
     try:
@@ -100,6 +112,35 @@ def _start_tokenizer(text: str | None) -> Callable[[str], int] | None:
     except LlmtapError as exc:  # checked at the start of the proxy; measuring goes on without
         log.error("event=tokenizer_not_loaded error=%r", str(exc))
         return None
+
+
+def _counter(encode: Encode | None) -> Callable[[str], int] | None:
+    return None if encode is None else lambda text: len(encode(text))
+
+
+def _start_recorder(setup: MeterSetup, tally: Tally, encode: Encode | None) -> "Recorder | None":
+    # Arrow takes 40 MB and 200 ms, so only for who captures.
+    from llmtap.capture.schema import CaptureInfo
+    from llmtap.meter.recorder import Recorder
+
+    options = setup.capture
+    info = CaptureInfo(
+        capture=setup.capture_id,
+        tap_version=__version__,
+        config=setup.config,
+        level=options.level,
+        tokenizer=setup.options.tokenizer,
+        block_unit="" if options.level == "none" else "bytes" if encode is None else "tokens",
+        block_size=int(options.block_bytes) if encode is None else options.block_tokens,
+    )
+    try:
+        recorder = Recorder(options, tally.clock, info, salt=bytes.fromhex(setup.capture_salt), encode=encode)
+        recorder.start()
+    except Exception as exc:  # measuring goes on without
+        tally.failed("capture", exc)
+        return None
+    tally.keep(recorder)
+    return recorder
 
 
 def _start_exporter(setup: MeterSetup, tally: Tally) -> "OtlpExporter | None":
@@ -120,14 +161,9 @@ def _start_exporter(setup: MeterSetup, tally: Tally) -> "OtlpExporter | None":
 
 async def _run(setup: MeterSetup) -> None:
     loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
-    loop.add_signal_handler(signal.SIGTERM, stop.set)
-    # A terminal's Ctrl-C and hang-up reach the whole group; the supervisor decides what they mean, and
-    # relays that drain still want to be measured.
-    for number in (signal.SIGINT, signal.SIGHUP):
-        loop.add_signal_handler(number, lambda: None)
-    loop.add_reader(sys.stdin.fileno(), stop.set)
+    ending = Ending(loop, setup.drain_s)
 
+    encode = _start_tokenizer(setup.options.tokenizer)
     tally = Tally(
         setup.options,
         SystemClock(),
@@ -136,9 +172,10 @@ async def _run(setup: MeterSetup) -> None:
         salt=setup.salt,
         slos=setup.slo,
         price=setup.cost.price,
-        count_tokens=_start_tokenizer(setup.options.tokenizer),
+        count_tokens=_counter(encode),
     )
     exporter = _start_exporter(setup, tally) if setup.otlp.endpoint else None
+    recorder = _start_recorder(setup, tally, encode) if setup.capture.to else None
     receiver = Receiver(tally)
     await receiver.start(listen_on(setup.socket))
     runner = web.AppRunner(admin_app(tally, setup.options.admin_token), access_log=None)
@@ -154,9 +191,21 @@ async def _run(setup: MeterSetup) -> None:
     sys.stdout.flush()
     log.info("event=meter_ready socket=%s admin=%s", setup.socket, site.name)
 
-    await stop.wait()
-    loop.remove_reader(sys.stdin.fileno())
+    await ending.asked()
+    if ending.orphaned:
+        # Whoever starts the proxy anew wants the port; connections that are open stay.
+        await site.stop()
+    await ending.relays_left(receiver)
     await receiver.close()
+    if recorder is not None:
+        relays = tally.relays.states(tally.clock.mono_ns())
+        # All of them ended in order, and this is their last word: nothing more can be missing.
+        whole = all(not r.connected and r.status is not None and r.status.draining for r in relays)
+        for relay in relays:
+            if relay.status is not None:
+                said = relay.status
+                recorder.relay_said(relay.name, said.opened, said.dropped, said.unsettled)
+        await asyncio.to_thread(recorder.close, RECORDER_S, whole=whole)
     if exporter is not None:
         await asyncio.to_thread(exporter.close)
     await runner.cleanup()

@@ -1,7 +1,9 @@
 """The meter's end of the tap: a local socket on which relays deliver batches of frames.
 
 Each connection is one relay, and says so in its first frame. A batch is acknowledged when everything in
-it has been accounted; what a dying meter had not acknowledged, the relay counts as not measured.
+it has been accounted; what a dying meter had not acknowledged, the relay counts as not measured. Where a
+relay hangs up with exchanges open, it has died, and they end as `tap_error`; where we hang up, or it has come
+again, it lives and counts them by itself.
 """
 
 import asyncio
@@ -37,6 +39,11 @@ class Receiver:
             lambda: _Connection(self._tally, self._connections), sock=sock
         )
 
+    async def relays_left(self) -> None:
+        """Until no relay is connected."""
+        while self._connections:
+            await next(iter(self._connections)).lost.wait()
+
     async def close(self) -> None:
         """Stops accepting and hangs up on every relay."""
         if self._server is not None:
@@ -60,6 +67,8 @@ class _Connection(asyncio.Protocol):
         self._assembler: Assembler | None = None
         self._relay = ""
         self._epoch = 0
+        self._acks = bytearray()
+        self._hung_up = False
         self.lost = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -68,7 +77,6 @@ class _Connection(asyncio.Protocol):
         self._siblings.add(self)
 
     def data_received(self, data: bytes) -> None:
-        acks = bytearray()
         try:
             for batch_no, frames in self._batches.feed(data):
                 self._tally.frames += len(frames)
@@ -76,13 +84,20 @@ class _Connection(asyncio.Protocol):
                     self._join(frames.pop(0))
                 if self._assembler is not None:
                     self._assembler.digest(frames)
-                acks += ACK.pack(batch_no)
+                if not self._acks:
+                    asyncio.get_running_loop().call_soon(self._acknowledge)
+                self._acks += ACK.pack(batch_no)
         except (ValueError, msgspec.MsgspecError) as error:
             # Bytes out of step cannot be resynchronised: hang up, and the relay begins anew.
             self._tally.failed("bad_batch", error)
             self.close()
-        if acks and self._transport is not None:
-            self._transport.write(bytes(acks))
+
+    def _acknowledge(self) -> None:
+        # In a turn of its own: writing to a relay that has died ends the connection, and with it what of its
+        # last words was not read yet.
+        if self._transport is not None and not self.lost.is_set():
+            self._transport.write(bytes(self._acks))
+        self._acks.clear()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._siblings.discard(self)
@@ -90,12 +105,20 @@ class _Connection(asyncio.Protocol):
         if self._assembler is None:
             return
         self._tally.experiments.leave(self._say)
-        open_exchanges = self._assembler.discard()
-        self._tally.relays.leave(self._relay, self._epoch, open_exchanges, self._tally.clock.mono_ns())
+        reckoning = self._assembler.reckoning
+        open_exchanges, final = reckoning.running, None
+        if self._hung_up or self._tally.relays.has_come_again(self._relay, self._epoch):
+            self._assembler.discard()
+        else:
+            final = reckoning.final()
+            self._assembler.lose()
+        now_ns = self._tally.clock.mono_ns()
+        self._tally.relays.leave(self._relay, self._epoch, open_exchanges, now_ns, final)
         log.info("event=relay_left relay=%s open_exchanges=%d", self._relay, open_exchanges)
 
     def close(self) -> None:
         """Hangs up."""
+        self._hung_up = True
         if self._transport is not None:
             self._transport.abort()
 

@@ -4,11 +4,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from llmtap.export.house import RelayState
 from llmtap.tap.frames import Hello, RelayStatus
 from llmtap.units import NS_PER_S
 
-__all__ = ["RelayBook"]
+__all__ = ["Reckoning", "RelayBook"]
 
 STATUS_FRESH_NS: Final = 5 * NS_PER_S
 """Relays speak about once a second; one silent for longer than this is not counted on."""
@@ -16,6 +18,58 @@ GONE_NS: Final = 5 * NS_PER_S
 """A relay that comes back within this time has counted what it lost by itself."""
 RELAYS_MAX: Final = 64
 """Relays remembered, those that left included: a crash loop must not grow the exposition for ever."""
+
+
+class Reckoning:
+    """What became of a relay's exchanges, as its frames tell: its ledger, should it never speak again.
+
+    A relay's own counts come twice a second. When it dies, or leaves, what happened since is made up for
+    from the frames, so that here, too, every exchange that is known of is counted once:
+    `opened = measured + dropped + running`, where those still running are the ones that a dead relay lost.
+    """
+
+    __slots__ = ("_dropped", "_last", "_opened", "_seq_max", "running")
+
+    def __init__(self) -> None:
+        self.running = 0
+        """Exchanges begun on this connection whose last frame has not come."""
+        self._last: RelayStatus | None = None
+        self._seq_max = 0
+        self._opened = 0
+        self._dropped = 0
+
+    def opened(self, seq: int) -> None:
+        """An exchange's first frame came."""
+        self.running += 1
+        self._seq_max = seq
+        if self._last is None or seq > self._last.opened:
+            self._opened += 1
+
+    def settled(self, *, dropped: bool) -> None:
+        """Its last frame came; `dropped`: the relay gave it up, as the channel was full."""
+        self.running -= 1
+        self._dropped += dropped
+
+    def told(self, status: RelayStatus) -> None:
+        """The relay's own counts, as they were at this place among its frames."""
+        self._last = status
+        self._opened = self._dropped = 0
+
+    def final(self) -> RelayStatus | None:
+        """The last status, brought up to the last frame; None when there was none on this connection."""
+        last = self._last
+        if last is None:
+            return None
+        opened = max(last.opened, self._seq_max)
+        # A number that was passed over is an exchange that found the channel full.
+        overflow = self._dropped + opened - last.opened - self._opened
+        dropped = dict(last.dropped)
+        if overflow:
+            dropped["overflow"] = dropped.get("overflow", 0) + overflow
+        measured = opened - sum(dropped.values()) - self.running
+        return msgspec.structs.replace(
+            last, opened=opened, dropped=dropped, measured=measured, unsettled=self.running
+        )
 
 
 @dataclass(slots=True)
@@ -53,13 +107,25 @@ class RelayBook:
         if relay is not None:
             relay.status, relay.status_at_ns = status, now_ns
 
-    def leave(self, name: str, epoch: int, open_exchanges: int, now_ns: int) -> None:
-        """A relay's connection ended with so many exchanges open; only its present one counts."""
+    def has_come_again(self, name: str, epoch: int) -> bool:
+        """The relay has a newer connection than this one: so it lives."""
+        relay = self._relays.get(name)
+        return relay is not None and relay.epoch != epoch
+
+    def leave(
+        self, name: str, epoch: int, open_exchanges: int, now_ns: int, final: RelayStatus | None = None
+    ) -> None:
+        """A relay's connection ended with so many exchanges open; only its present one counts.
+
+        `final` takes the place of its last status: the relay went by itself and may never tell its own.
+        """
         relay = self._relays.get(name)
         if relay is not None and relay.epoch == epoch:
             relay.connected = False
             relay.left_at_ns = now_ns
             relay.open_when_left = open_exchanges
+            if final is not None:
+                relay.status = final
 
     def ready(self, now_ns: int) -> bool:
         """At least one relay is connected, spoke lately and takes connections."""
@@ -94,17 +160,18 @@ def _lost(relay: _Relay, now_ns: int) -> int:
 
 def _described(relays: dict[str, _Relay], now_ns: int) -> Iterator[tuple[str, dict[str, object]]]:
     for name, relay in relays.items():
-        s = relay.status
+        s, lost = relay.status, _lost(relay, now_ns)
         about: dict[str, object] = {
             "connected": relay.connected,
             "pid": relay.hello.pid,
             "clock": relay.hello.clock,
             "status_age": None if s is None else (now_ns - relay.status_at_ns) / 1e9,
-            "lost": _lost(relay, now_ns),
+            "lost": lost,
         }
         if s is not None:
             about |= {
-                "opened": s.opened, "measured": s.measured, "dropped": s.dropped, "unsettled": s.unsettled,
+                "opened": s.opened, "measured": s.measured, "dropped": s.dropped,
+                "unsettled": max(0, s.unsettled - lost),
                 "connections": s.connections, "streams": s.streams, "upstream_idle": s.upstream_idle,
                 "upstream_connects": s.upstream_connects, "upstream_reuses": s.upstream_reuses,
                 "accepted": s.accepted, "refused": s.refused, "tap_pending_bytes": s.tap_pending_bytes,

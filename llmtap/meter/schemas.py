@@ -303,6 +303,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
             "slo": _map(reference("SloClass"), "By class of tenants."),
             "relays": _map(_ANYTHING, "Each relay of itself."),
             "meter_errors": _map(COUNT, "What could not be measured, by kind."),
+            "capture": _about("What is kept, dropped and waiting; null without one.", _or_null(_ANYTHING)),
         }
     ),
     "SloClass": _object(

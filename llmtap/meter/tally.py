@@ -3,6 +3,7 @@
 import logging
 import resource
 from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING
 
 from llmtap import __version__
 from llmtap.clock import Clock
@@ -23,6 +24,9 @@ from llmtap.record.exchange import Exchange
 from llmtap.record.observer import Observer
 from llmtap.tap.experiment import Experiment
 from llmtap.tap.frames import Assigned, RelayStatus
+
+if TYPE_CHECKING:  # Arrow is imported only where exchanges are kept
+    from llmtap.meter.recorder import Recorder
 
 __all__ = ["Tally"]
 
@@ -87,6 +91,13 @@ class Tally:
         self._price = price
         self._count_tokens = count_tokens
         self._patterns = options.patterns
+        self.recorder: Recorder | None = None
+        """Who keeps the exchanges, where that is wanted; see `keep`."""
+
+    def keep(self, recorder: "Recorder") -> None:
+        """From now on exchanges are kept, too."""
+        self.recorder = recorder
+        self.listeners.append(recorder.ended)
 
     def observe(
         self, relay: str, seq: int, arrival_ns: int, arrival_wall_ns: int, head: bytes, clock: str
@@ -95,6 +106,7 @@ class Tally:
         return Observer(
             relay, seq, arrival_ns, arrival_wall_ns, head, clock,
             self.tenants.identify, self._patterns, self._count_tokens,
+            None if self.recorder is None else self.recorder.hear,
         )  # fmt: skip
 
     def opened(self) -> None:
@@ -139,6 +151,8 @@ class Tally:
         """A relay spoke of itself."""
         self.relays.say(relay, status, self.clock.mono_ns())
         self.windows.lagged(status.lag_ns_max)
+        if self.recorder is not None:
+            self.recorder.relay_said(relay, status.opened, status.dropped, status.unsettled)
 
     def failed(self, kind: str, error: BaseException | str) -> None:
         """Something could not be measured: counted always, told once for each kind."""
@@ -171,6 +185,7 @@ class Tally:
             goodput={name: r.goodput_rps for name, r in rates.items() if r.goodput_rps is not None},
             lag_ns={name: r.lag_ns for name, r in rates.items()},
             exporters=[state() for state in self.exporters],
+            capture=None if self.recorder is None else self.recorder.state(),
         )
         return self.exposition.freeze(self.relays.states(self.clock.mono_ns()), state, self._slo_state())
 
@@ -199,11 +214,13 @@ class Tally:
         relays = self.relays.to_dict(self.clock.mono_ns())
         errors = dict(self.errors)
         limit_s = self.options.uncertainty_limit / 1e9
+        capture = None if self.recorder is None else self.recorder.state().to_dict()
 
         def work() -> dict[str, object]:
             out = frozen.to_dict(by, certain=certain, price=self._price)
             out["uncertain"]["limit"] = limit_s  # type: ignore[index]
-            return {**out, "slo": slos.to_dict(), "relays": relays, "meter_errors": errors}
+            out |= {"slo": slos.to_dict(), "relays": relays, "meter_errors": errors, "capture": capture}
+            return out
 
         return work
 

@@ -6,21 +6,24 @@ TIKTOKEN_CACHE_DIR names. The packages come with the extra `tokenizers` and are 
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 from llmtap.errors import ConfigError
 
-__all__ = ["load_tokenizer"]
+__all__ = ["Encode", "load_tokenizer"]
+
+Encode = Callable[[str], Sequence[int]]
+"""The ids of the tokens of a text."""
 
 KEY: Final = "meter.tokenizer"
 _TIKTOKEN: Final = "tiktoken:"
 _INSTALL: Final = "pip install 'llmtap[tokenizers]'"
 
 
-def load_tokenizer(text: str) -> Callable[[str], int]:
-    """A function that counts the tokens of a text. `text` is `tiktoken:NAME` or a path to a tokenizer.json.
+def load_tokenizer(text: str) -> Encode:
+    """A function that cuts a text into tokens. `text` is `tiktoken:NAME` or a path to a tokenizer.json.
 
     Raises:
         ConfigError: for a package, an encoding or a file that is not there.
@@ -30,7 +33,7 @@ def load_tokenizer(text: str) -> Callable[[str], int]:
     return _tokenizers(Path(text))
 
 
-def _tiktoken(name: str) -> Callable[[str], int]:
+def _tiktoken(name: str) -> Encode:
     try:
         import tiktoken
         import tiktoken.load
@@ -54,10 +57,11 @@ def _tiktoken(name: str) -> Callable[[str], int]:
         encoding = tiktoken.get_encoding(name)
     finally:
         tiktoken.load.read_file = read_file
-    return lambda text: len(encoding.encode_ordinary(text))
+    encode: Encode = encoding.encode_ordinary
+    return encode
 
 
-def _tokenizers(path: Path) -> Callable[[str], int]:
+def _tokenizers(path: Path) -> Encode:
     if not path.is_file():
         raise ConfigError(KEY, f"there is no file {path}", "tiktoken:NAME, or the path of a tokenizer.json")
     try:
@@ -68,4 +72,4 @@ def _tokenizers(path: Path) -> Callable[[str], int]:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as exc:  # the package raises a bare Exception
         raise ConfigError(KEY, f"{path} is no tokenizer.json: {exc}") from None
-    return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
+    return lambda text: tokenizer.encode(text, add_special_tokens=False).ids

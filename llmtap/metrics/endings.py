@@ -18,7 +18,8 @@ def no_token_reason(x: Exchange, m: Measured) -> str | None:
     `guardrail` and `refusal`: blocked before a token, by a filter or by the model itself. `error`: the
     upstream failed, was silent or was cut off. `cancelled`: the client left first. `rejected`: the tap turned
     it away. `empty`: the stream ended well and held nothing, `only_metadata`: nothing generated. None is
-    expected of an answer in one piece that ended well (an embedding, a list of models).
+    expected of an answer in one piece that ended well (an embedding, a list of models). Where the tap itself
+    failed (`tap_error`), nobody knows whether a token came.
     """
     if m.output_events or (not x.stream and x.outcome is Outcome.COMPLETE):
         return None
@@ -32,6 +33,8 @@ def no_token_reason(x: Exchange, m: Measured) -> str | None:
             return "cancelled"
         case Outcome.REJECTED:
             return "rejected"
+        case Outcome.TAP_ERROR:
+            return None
         case _:
             return "error"
 

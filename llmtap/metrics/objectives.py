@@ -8,6 +8,7 @@ Which exchanges count, by `Objectives.meets`:
 | exchange | verdict |
 |---|---|
 | refused by the tap itself (`rejected`) | does not count: the gateway never saw it |
+| lost with a relay that died (`tap_error`) | does not count: the failure is ours |
 | `upstream_error`, `upstream_timeout`, `upstream_reset`, `truncated` | bad |
 | `client_cancelled` | bad if a bound was already past saving when the client left, else does not count |
 | a stream that ended well and brought nothing | bad |
@@ -61,6 +62,7 @@ _FINAL: Final = frozenset({"ttft", "ttft_any", "ttfb", "user_idle", "tbc_max"})
 _FAILED: Final = frozenset(
     {Outcome.UPSTREAM_ERROR, Outcome.UPSTREAM_TIMEOUT, Outcome.UPSTREAM_RESET, Outcome.TRUNCATED}
 )
+_OURS: Final = frozenset({Outcome.REJECTED, Outcome.TAP_ERROR})
 _NO_INFERENCE: Final = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})
 _UNITS: Final = (("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000), ("ns", 1))
 
@@ -129,7 +131,7 @@ class Objectives:
     def meets(self, m: Measured, x: Exchange) -> bool | None:
         """Whether the exchange met every bound; None if it does not count (see the module)."""
         outcome = x.outcome
-        if outcome is Outcome.REJECTED or (x.method in _NO_INFERENCE and not x.stream):
+        if outcome in _OURS or (x.method in _NO_INFERENCE and not x.stream):
             return None
         if outcome in _FAILED:
             return False

@@ -15,7 +15,7 @@ import struct
 from collections import deque
 from typing import Final, Protocol
 
-from llmtap.clock import SystemClock, WallAnchor
+from llmtap.clock import Clock, SystemClock, WallAnchor
 from llmtap.net.lag import LagMeter
 from llmtap.tap.frames import LAG_EDGES_NS
 
@@ -27,8 +27,13 @@ SO_TIMESTAMPNS: Final = 35
 """Linux asm-generic/socket.h; Python's socket module does not name it."""
 LAG_SMALL_NS: Final = LAG_EDGES_NS[0]
 LAG_ABSURD_NS: Final = 60_000_000_000
-"""No read waits a minute: the wall clock was stepped."""
+"""No read waits a minute: the wall clock was set."""
+LAG_DOUBT_NS: Final = 10_000_000
+"""A read this late is rare, so there is time to ask whether it is late or the wall clock was set."""
 MAPPING_NS: Final = 1_000_000
+STEP_NS: Final = 1_000_000
+"""A wall clock that moves by more against the monotonic one was set: slewing moves both alike, and pairs of
+readings agree within microseconds. Also how far an anchor may be off before there is a new one."""
 _ANCILLARY_BYTES: Final = 64
 _TIMESPEC: Final = struct.Struct("@ll")
 _TCP_LEFT: Final = frozenset({7, 8, 9})
@@ -85,19 +90,72 @@ class Stream(Protocol):
 
 
 class Timebase:
-    """Turns the kernel's wall-clock stamps into monotonic ones, and notes how late the reads were."""
+    """Turns the kernel's wall-clock stamps into monotonic ones, and notes how late the reads were.
 
-    __slots__ = ("_clock", "anchor", "lag", "offset_ns")
+    It also notices when the wall clock was set: then the dates of arrivals change, and durations do not.
+    """
 
-    def __init__(self, clock: SystemClock, lag: LagMeter) -> None:
+    __slots__ = (
+        "_checked_ns", "_clock", "_noticed_ns", "_offset_before_ns", "anchor", "lag", "offset_ns", "since_ns",
+        "steps",
+    )  # fmt: skip
+
+    def __init__(self, clock: Clock, lag: LagMeter) -> None:
         self._clock = clock
         self.lag = lag
-        self.resample()
+        self.anchor = WallAnchor.sample(clock)
+        """Dates the stamps. Stays the same object until the wall clock was set, or has drifted from it."""
+        self.offset_ns = self.anchor.mono_ns - self.anchor.wall_ns
+        """Monotonic - wall, as last sampled."""
+        self.steps = 0
+        """How often the wall clock was set since the start."""
+        self.since_ns = 0
+        """When it still showed what it was set from: the last setting was later than this."""
+        self._checked_ns = self.anchor.mono_ns
+        self._noticed_ns = 0
+        self._offset_before_ns = self.offset_ns
+
+    def check(self) -> None:
+        """Looks whether the wall clock was set; two readings, about 1 us: for a batch, not for a chunk."""
+        now_ns = self._clock.mono_ns()
+        if abs(now_ns - self._clock.wall_ns() - self.offset_ns) > STEP_NS:
+            self.resample()  # or this process was held between the two readings
+        else:
+            self._checked_ns = now_ns
 
     def resample(self) -> None:
-        """Again once a second: CLOCK_REALTIME may be stepped; slewing moves both clocks alike."""
-        self.anchor = WallAnchor.sample(self._clock)
-        self.offset_ns = self.anchor.mono_ns - self.anchor.wall_ns
+        """Reads both clocks with care; twice a second is enough for what is no step."""
+        fresh = WallAnchor.sample(self._clock)
+        if fresh.width_ns > STEP_NS:
+            return  # held between the readings, every time: it says nothing, and the next look is near
+        offset_ns = fresh.mono_ns - fresh.wall_ns
+        tolerance_ns = STEP_NS + fresh.width_ns
+        if abs(offset_ns - self.offset_ns) > tolerance_ns:
+            self.steps += 1
+            self.since_ns, self._noticed_ns = self._checked_ns, fresh.mono_ns
+            self._offset_before_ns = self.offset_ns
+            self.anchor = fresh
+        elif abs(offset_ns - (self.anchor.mono_ns - self.anchor.wall_ns)) > tolerance_ns:
+            self.anchor = fresh  # drifted there in small moves
+        self.offset_ns = offset_ns
+        self._checked_ns = fresh.mono_ns
+
+    def place(self, now_ns: int, wall_ns: int) -> int:
+        """The monotonic stamp for a kernel stamp that looks very late, or not yet due, to a read at `now_ns`.
+
+        After a look at the clocks: by the mapping of now, or, where the wall clock was set between stamp and
+        read, by that of before. A stamp that fits neither is not believed: the read's own moment stands.
+        """
+        self.check()
+        t_ns = wall_ns + self.offset_ns
+        if not self.since_ns <= t_ns <= now_ns:
+            t_ns = wall_ns + self._offset_before_ns
+            if t_ns > min(now_ns, self._noticed_ns):
+                return now_ns
+        if now_ns - t_ns >= LAG_ABSURD_NS:
+            return now_ns
+        self.lag.note(now_ns, now_ns - t_ns)
+        return t_ns
 
 
 class PlainStream:
@@ -294,15 +352,14 @@ class KernelStream(PlainStream):
             lag_ns = now_ns - t_ns
             if 0 <= lag_ns < LAG_SMALL_NS:
                 timebase.lag.note_small(lag_ns)
-            elif 0 <= lag_ns < LAG_ABSURD_NS:
+            elif 0 <= lag_ns < LAG_DOUBT_NS:
                 timebase.lag.note(now_ns, lag_ns)
-            else:
-                # Before its own stamp: by a hair, and the clocks' mapping is that coarse; else, as above.
+            elif -MAPPING_NS < lag_ns < 0:
+                # Before its own stamp by a hair: the clocks' mapping is that coarse.
                 t_ns = now_ns
-                if -MAPPING_NS < lag_ns < 0:
-                    timebase.lag.note_small(0)
-                else:
-                    timebase.resample()
+                timebase.lag.note_small(0)
+            else:
+                t_ns = timebase.place(now_ns, seconds * 1_000_000_000 + ns)
         self.handler.on_data(data, t_ns)
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 
+from llmtap.record.asked import Asked, Said, Turn
 from llmtap.record.outcome import EventClass, Outcome, TokenSource
 
 __all__ = ["BLANK", "OUTPUT", "Added", "EventLog", "Exchange", "Timeline", "Tokens"]
@@ -172,6 +173,18 @@ class Exchange:
     """That is more than the operator's limit."""
     clock: str = "mono"
     """`mono`: stamped on read; `kernel`: stamped by the kernel on arrival."""
+    anchor: int = 0
+    """How often this host's wall clock had been set, since its relay started, when the request arrived."""
+    asked: Asked | None = None
+    """The request's shape; this and the next two only while a capture runs."""
+    turn: Turn | None = None
+    said: Said | None = None
+    keeping: object | None = None
+    """What a capture works with until the exchange has ended; nobody else's business."""
+    scheduled_ns: int | None = None
+    """When a plan wanted it sent (mono); None for other people's traffic."""
+    dispatch_late_ns: int | None = None
+    """First byte out - scheduled: the sender's own lateness."""
     reads: int = 0
     """Reads that carried body bytes."""
     request_bytes: int = 0

@@ -14,10 +14,11 @@ from typing import Any, Final
 
 from llmtap.errors import PeerProtocolError
 from llmtap.record.answer import AnswerReader
+from llmtap.record.asked import Said
 from llmtap.record.exchange import BLANK, OUTPUT, Exchange, Timeline, Tokens
 from llmtap.record.outcome import Outcome, TokenSource
 from llmtap.record.refusal import APPLIED_GUARDRAILS, TEXT_PATTERNS, Interventions
-from llmtap.record.request import Identify, RequestReader, short_text
+from llmtap.record.request import Hear, Identify, RequestReader, short_text
 from llmtap.record.server_timing import ServerTiming
 from llmtap.wire.delta import Delta, EventClass, UsageCounts
 from llmtap.wire.encoding import Decoder
@@ -38,6 +39,8 @@ TOKENS_MAX: Final = 1 << 20
 takes memory."""
 _TOKENIZED_CHARS_MAX: Final = 1 << 16
 """Of one event; a tokenizer is given up at a longer one, which would hold up all other exchanges."""
+_TEXT_CHARS_MAX: Final = 4 << 20
+"""Of an answer's text, where it is kept at all."""
 _NAME_CHARS_MAX: Final = 256
 """Of a model's name."""
 _WORD: Final = re.compile(r"[A-Za-z0-9_.:/\-]{1,64}")
@@ -59,6 +62,7 @@ class Observer:
         identify: tells the tenant of a request; without it all are `default`.
         patterns: words of a refusal, for `record/refusal.py`.
         count_tokens: counts the tokens in a text, for streams that declare nothing themselves.
+        hear: is shown the whole request, and may ask for the answer's text (`Exchange.said`).
     """
 
     def __init__(
@@ -72,10 +76,11 @@ class Observer:
         identify: Identify | None = None,
         patterns: tuple[re.Pattern[str], ...] = TEXT_PATTERNS,
         count_tokens: Callable[[str], int] | None = None,
+        hear: Hear | None = None,
     ) -> None:
         self._t = Timeline(arrival_ns)
         self._x = Exchange(relay, seq, arrival_wall_ns, self._t, clock=clock)
-        self._request = RequestReader(self._x, head, identify)
+        self._request = RequestReader(self._x, head, identify, hear)
         # The response's body, from the wire inwards.
         self._dechunk: ChunkedDecoder | None = None
         self._decoder: Decoder | None = None
@@ -96,6 +101,9 @@ class Observer:
         self._server = ServerTiming()
         self._error_type: str | None = None
         self._done = False
+        self._texts: list[str] | None = None
+        """What the first choice says, where it is to be kept."""
+        self._text_chars = 0
 
     # The request.
 
@@ -106,7 +114,7 @@ class Observer:
     def request_end(self, t_ns: int) -> None:
         """The request's last byte was read at `t_ns`."""
         self._t.request_end_ns = t_ns
-        self._request.end()
+        self._end_request()
 
     def submitted(self, t_ns: int, added_ns: int) -> None:
         """The upstream's socket took the request's last byte at `t_ns`, `added_ns` after its read."""
@@ -214,7 +222,7 @@ class Observer:
             request_bytes, response_bytes: as read, heads included.
         """
         x, t = self._x, self._t
-        self._request.end()
+        self._end_request()
         self._close(whole=False)
         t.delivered_ns = delivered_ns
         t.paused_ns = paused_ns
@@ -227,6 +235,9 @@ class Observer:
         if x.model is None:
             x.model = x.response_model
         x.tokens = self._tokens()
+        if self._texts is not None:
+            x.said = Said(response_text="".join(self._texts)[:_TEXT_CHARS_MAX])
+            self._texts = None
         if x.usage is not None:
             x.usage = _figures(x.usage)
         x.server_timing, x.server_gaps_ns = self._server.entries(), self._server.gaps_ns()
@@ -239,6 +250,11 @@ class Observer:
         return x
 
     # What was seen.
+
+    def _end_request(self) -> None:
+        self._request.end()
+        if self._request.wants_text and self._texts is None:
+            self._texts = []
 
     def _lose(self, reason: PeerProtocolError) -> None:
         """The body cannot be followed any more: from here on its reads are timed and nothing else."""
@@ -299,8 +315,11 @@ class Observer:
             if delta.text:
                 self._chunks += len(delta.choices)
                 # Of several choices the first one's words are read: mixed up they would be nobody's.
-                if self._interventions.reading and delta.event_class is _CONTENT and delta.choices[0] == 0:
-                    self._interventions.read(delta.text)
+                if delta.event_class is _CONTENT and delta.choices[0] == 0:
+                    if self._interventions.reading:
+                        self._interventions.read(delta.text)
+                    if self._texts is not None:
+                        self._keep_text(delta.text)
         elif delta.choices:
             self._chunks += len(delta.choices)  # a marker: no text, and yet generated
         if delta.finish_reason is not None:
@@ -322,6 +341,12 @@ class Observer:
             self._x.retries += 1
         if not delta.parsed and self._is_expected():
             self._x.unparsed_events += 1
+
+    def _keep_text(self, text: str) -> None:
+        assert self._texts is not None
+        if self._text_chars < _TEXT_CHARS_MAX:
+            self._text_chars += len(text)
+            self._texts.append(text)
 
     @property
     def _events_seen(self) -> int:

@@ -19,3 +19,5 @@ class Outcome(StrEnum):
     TRUNCATED = "truncated"
     REJECTED = "rejected"
     """The relay itself refused it: a malformed or oversized request, or a limit reached."""
+    TAP_ERROR = "tap_error"
+    """The relay died: what had passed until then is known, and not what came of it."""

@@ -13,10 +13,11 @@ import msgspec
 
 from llmtap.errors import PeerProtocolError
 from llmtap.record.exchange import Exchange
+from llmtap.record.paths import clean_path
 from llmtap.wire.encoding import Decoder
 from llmtap.wire.http1 import ChunkedDecoder, Framing, RequestHead, parse_request_head
 
-__all__ = ["REQUEST_BYTES_MAX", "Identify", "RequestReader", "short_text"]
+__all__ = ["REQUEST_BYTES_MAX", "Hear", "Identify", "RequestReader", "short_text"]
 
 REQUEST_BYTES_MAX: Final = 8 << 20
 """A longer request body is not kept, and its model is then not known from it."""
@@ -44,6 +45,10 @@ _ENDPOINTS: Final = (
 Identify = Callable[[RequestHead, str, Callable[[], Any]], str]
 """`(head, path, body) -> tenant`; `body()` is the request's JSON value, or None if it has none."""
 
+Hear = Callable[[Exchange, RequestHead, bytes], bool]
+"""`(exchange, head, body)`, once the request is whole: whoever captures is shown it, and says whether the
+text of the answer is wanted too. The body has no codings; it is empty where it was too long to be kept."""
+
 
 class _RequestBody(msgspec.Struct):
     model: Any = None
@@ -60,27 +65,38 @@ class RequestReader:
         x: where to write what is found.
         raw: the request head as received.
         identify: tells the tenant; without it the exchange keeps the default one.
+        hear: is shown the whole request.
     """
 
-    __slots__ = ("_body", "_coding", "_head", "_identify", "_size", "_x", "method", "wants_stream")
+    __slots__ = (
+        "_body", "_coding", "_head", "_hear", "_identify", "_path", "_size", "_x", "method", "wants_stream",
+        "wants_text",
+    )  # fmt: skip
 
-    def __init__(self, x: Exchange, raw: bytes, identify: Identify | None = None) -> None:
+    def __init__(
+        self, x: Exchange, raw: bytes, identify: Identify | None = None, hear: Hear | None = None
+    ) -> None:
         self._x = x
         self._body: list[bytes] = []
         self._size = 0
         self._identify = identify
+        self._hear = hear
         self._head: RequestHead | None = None
+        self._path = ""  # as sent: rules may name tenants by it, and nobody else is told
         self._coding: bytes | None = None
         self.method = b""
         self.wants_stream = False
+        self.wants_text = False
+        """The capture keeps what the answer says."""
         try:
             head = self._head = parse_request_head(raw)
         except PeerProtocolError:
             return  # the relay refused it as well, and says so at the end
         self.method = head.method
         x.method = head.method.decode("latin-1")
-        x.path = _path(head.target)
-        bare = x.path.rstrip("/")
+        self._path = _path(head.target)
+        x.path = clean_path(self._path)
+        bare = self._path.rstrip("/")
         x.endpoint = next((name for suffix, name in _ENDPOINTS if bare.endswith(suffix)), None)
         for name, value in head.headers:
             match name.lower():
@@ -120,7 +136,9 @@ class RequestReader:
             self._x.model = request.model
         self.wants_stream = request.stream is True
         if self._identify is not None:
-            self._x.tenant = self._identify(head, self._x.path, lambda: _json(body))
+            self._x.tenant = self._identify(head, self._path, lambda: _json(body))
+        if self._hear is not None:
+            self.wants_text = self._hear(self._x, head, body)
 
     def _payload(self, *, chunked: bool) -> bytes:
         """The body without its codings; empty when it cannot be undone."""

@@ -23,6 +23,10 @@ from llmtap.units import decode_special
 
 __all__ = ["RelaySetup", "main"]
 
+ORPHAN_DRAIN_S = 20.0
+"""How long streams may finish at most once the supervisor has died: after 30 s nothing of it may be left, and
+the meter ends after us."""
+
 log = logging.getLogger(__name__)
 
 
@@ -56,11 +60,18 @@ async def _run(setup: RelaySetup) -> None:
     loop = asyncio.get_running_loop()
     relay = Relay(loop, setup.options, name=setup.name, tap_path=setup.tap_path, experiment=setup.experiment)
     stop = asyncio.Event()
+
+    def bereave() -> None:
+        loop.remove_reader(sys.stdin.fileno())
+        log.error("event=supervisor_lost relay=%s", setup.name)
+        loop.call_later(ORPHAN_DRAIN_S, relay.hurry)
+        stop.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     # A terminal's Ctrl-C and hang-up reach the whole group; the supervisor decides what they mean.
     loop.add_signal_handler(signal.SIGHUP, lambda: None)
-    loop.add_reader(sys.stdin.fileno(), stop.set)
+    loop.add_reader(sys.stdin.fileno(), bereave)
     if setup.experiment is not None:
         await relay.briefed()  # connections wait in the kernel meanwhile
     relay.start(socket.socket(fileno=fd) for fd in setup.listen_fds)
@@ -73,5 +84,4 @@ async def _run(setup: RelaySetup) -> None:
         setup.options.clock,
     )
     await stop.wait()
-    loop.remove_reader(sys.stdin.fileno())
     await relay.drain()

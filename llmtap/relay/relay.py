@@ -5,9 +5,12 @@ import logging
 import os
 import resource
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from llmtap.clock import SystemClock
+import msgspec
+
+from llmtap.clock import Clock, SystemClock
 from llmtap.net.lag import LagMeter
 from llmtap.net.listener import Listener
 from llmtap.net.pool import Origin, Pool, parse_origin
@@ -20,7 +23,7 @@ from llmtap.relay.options import RelayOptions
 from llmtap.relay.route import Route
 from llmtap.tap.channel import Tap
 from llmtap.tap.experiment import Experiment, read_switch
-from llmtap.tap.frames import Hello, RelayStatus
+from llmtap.tap.frames import Anchored, FrameKind, Hello, RelayStatus
 
 __all__ = ["Relay"]
 
@@ -51,12 +54,13 @@ class Relay:
         name: str,
         tap_path: str,
         experiment: Experiment | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self.loop = loop
         self.options = options
         self.name = name
         self.adds_fields = options.request_id == "make" or options.forwarded_for or options.via
-        clock = SystemClock()
+        clock = SystemClock() if clock is None else clock
         self.now_ns = clock.mono_ns
         # A stall between two probes goes unseen up to their distance. With kernel stamps it does not move a
         # stamp, unless it is so long that two events wait in one socket and share the later one's.
@@ -66,7 +70,8 @@ class Relay:
         else:
             self.lag = LagMeter(PROBE_GRAIN_NS, blind_ns=probe_ns)
         self._timebase = Timebase(clock, self.lag)
-        self.tap = Tap(loop, tap_path, options.tap_bytes, self._hello, self._on_word)
+        self._told_anchor = self._timebase.anchor
+        self.tap = Tap(loop, tap_path, options.tap_bytes, self._hello, self._on_word, self._anchor_news)
         origin = parse_origin(options.upstream, "relay.upstream")
         self.route = self._route_to(origin, options.upstream_server_name)
         self.pool = self.route.pool
@@ -291,17 +296,38 @@ class Relay:
         )
 
     def _hello(self) -> Hello:
-        anchor = self._timebase.anchor
+        self._timebase.check()
+        anchor = self._told_anchor = self._timebase.anchor
         return Hello(
             relay=self.name,
             pid=os.getpid(),
             clock=self.options.clock,
             anchor_mono_ns=anchor.mono_ns,
             anchor_wall_ns=anchor.wall_ns,
+            anchor_steps=self._timebase.steps,
             switch=self._switch,
         )
 
+    def _anchor_news(self) -> Sequence[Any] | None:
+        """The frame of a new anchor, in front of every frame that it may concern."""
+        timebase = self._timebase
+        timebase.check()
+        anchor, told = timebase.anchor, self._told_anchor
+        if anchor is told:
+            return None
+        self._told_anchor = anchor
+        moved_ns = anchor.wall_ns - told.to_wall_ns(anchor.mono_ns)
+        log.warning(
+            "event=wall_clock_moved relay=%s by_ms=%.3f steps=%d", self.name, moved_ns / 1e6, timebase.steps
+        )
+        about = msgspec.json.encode(Anchored(steps=timebase.steps, since_ns=timebase.since_ns))
+        return (int(FrameKind.ANCHOR), 0, anchor.mono_ns, anchor.wall_ns, about)
+
     # ---------------------------------------------------------------- the end
+
+    def hurry(self) -> None:
+        """Wait no longer for exchanges: a drain, now or to come, cuts what still runs."""
+        self._drained.set()
 
     async def drain(self) -> None:
         """Take no more connections, let exchanges finish up to `drain_timeout`, then end."""
@@ -317,6 +343,8 @@ class Relay:
             try:
                 await asyncio.wait_for(self._drained.wait(), self.options.drain_timeout / 1e9)
             except TimeoutError:
+                pass
+            if self.flows:
                 log.warning("event=drain_timeout relay=%s cut=%d", self.name, len(self.flows))
         for connection in list(self.connections):
             connection.kill()

@@ -15,6 +15,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -22,6 +23,7 @@ import msgspec
 from llmtap.clock import SystemClock
 from llmtap.config import Settings, fingerprint
 from llmtap.errors import ConfigError, LlmtapError
+from llmtap.meter.ending import RENEW
 from llmtap.meter.tenants import host_salt
 from llmtap.meter.tokenizer import load_tokenizer
 from llmtap.net.listener import bind, is_free, parse_address
@@ -72,6 +74,11 @@ def check_settings(settings: Settings) -> None:
         raise ConfigError("cost.gpus", "is 0, and cost.gpu_hour has a price", "how many are there?")
     if settings.meter.tokenizer is not None:
         load_tokenizer(settings.meter.tokenizer)
+    if settings.capture.to is not None:
+        # Arrow takes 40 MB and 200 ms, so only for who captures.
+        from llmtap.capture.store import check
+
+        check(settings.capture)
     if settings.otlp.ca and not os.access(settings.otlp.ca, os.R_OK):
         raise ConfigError("otlp.ca", f"{settings.otlp.ca} cannot be read")
     for key in ("idle_timeout", "head_timeout", "connect_timeout"):
@@ -133,6 +140,7 @@ class Supervisor:
         self._experiment_key = secrets.token_hex(16)
         self._tenant_salt = host_salt() or secrets.token_hex(16)
         self._experiment = self._resolve_experiment()
+        self._begin_capture()
         self._folder = Path(tempfile.mkdtemp(prefix="llmtap-"))
         self._sockets: list[socket.socket] = []
         self._admin: socket.socket | None = None
@@ -185,6 +193,12 @@ class Supervisor:
                 experiment.key_fingerprint,
             )  # fmt: skip
         return experiment
+
+    def _begin_capture(self) -> None:
+        """A new id, and a new salt that is kept here only: hashes of two captures can't be compared."""
+        began = datetime.fromtimestamp(SystemClock.wall_ns() / 1e9, UTC)
+        self._capture_id = f"{began:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
+        self._capture_salt = secrets.token_hex(32)
 
     def _spawn(self, coroutine: "asyncio._CoroutineLike[None]") -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -303,6 +317,11 @@ class Supervisor:
             "salt": self._settings.tenants.salt or self._tenant_salt,
             "slo": self._settings.slo,
             "cost": self._settings.cost,
+            "capture": self._settings.capture,
+            "capture_id": self._capture_id,
+            "capture_salt": self._capture_salt,
+            "config": fingerprint(self._settings),
+            "drain_s": self._settings.relay.drain_timeout / 1e9,
         }
         return await Child.start(
             "meter", "llmtap.meter", msgspec.json.encode(setup, enc_hook=encode_special), [fd]
@@ -353,8 +372,10 @@ class Supervisor:
             log.warning("event=reload_partial key=meter.admin hint='needs a restart'")
         renewed = any(
             getattr(settings, table) != getattr(old, table)
-            for table in ("experiment", "otlp", "tenants", "slo", "cost")
+            for table in ("experiment", "otlp", "tenants", "slo", "cost", "capture")
         )
+        if settings.capture != old.capture:
+            self._begin_capture()
         if settings.experiment != old.experiment:
             self._experiment = self._resolve_experiment()
         retiring = self._relays
@@ -365,7 +386,7 @@ class Supervisor:
         if (kept != old.meter or renewed) and self._meter is not None:
             # Its watcher starts it again, with the new settings; what is under way goes unmeasured, counted.
             self._meter_renewed = True
-            self._meter.signal(signal.SIGTERM)
+            self._meter.signal(RENEW)
         log.info("event=reloaded config=%s retiring=%d", fingerprint(settings), len(retiring))
 
     # ---------------------------------------------------------------- the end

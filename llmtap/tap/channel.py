@@ -9,7 +9,7 @@ import asyncio
 import logging
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -31,6 +31,7 @@ FRAME_BYTES: Final = 128
 OPEN: Final = int(FrameKind.OPEN)
 CLOSE: Final = int(FrameKind.CLOSE)
 ARM: Final = int(FrameKind.ARM)
+HELLO: Final = int(FrameKind.HELLO)
 
 log = logging.getLogger(__name__)
 _json = msgspec.json.Encoder()
@@ -46,13 +47,18 @@ class Tap:
         bytes_max: int,
         hello: Callable[[], Hello],
         on_word: Callable[[int], None] | None = None,
+        news: Callable[[], Sequence[Any] | None] | None = None,
     ) -> None:
-        """`on_word` is told the words that the meter sends among its acknowledgements."""
+        """`on_word` is told the words that the meter sends among its acknowledgements.
+
+        `news` is asked before every batch for a frame that all others of the batch come after.
+        """
         self._loop = loop
         self._path = path
         self._bytes_max = bytes_max
         self._hello = hello
         self._on_word = on_word
+        self._news = news
         self.ledger = Ledger()
         self._sock: socket.socket | None = None
         self._rows: list[Any] = []
@@ -159,6 +165,9 @@ class Tap:
         rows, self._rows, self._gathered = self._rows, [], 0
         if not rows or self._sock is None:
             return
+        if self._news is not None and (frame := self._news()) is not None:
+            at = 5 if rows[0] == HELLO else 0
+            rows[at:at] = frame
         self._batch_no += 1
         batch = pack_batch(self._batch_no, rows)
         self._in_flight.append((self._batch_no, len(batch)))
@@ -255,5 +264,5 @@ class Tap:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         self._sock = sock
         self._loop.add_reader(sock, self._readable)
-        self._append(int(FrameKind.HELLO), 0, 0, 0, _json.encode(self._hello()))
+        self._append(HELLO, 0, 0, 0, _json.encode(self._hello()))
         self._flush()

@@ -28,6 +28,7 @@ __all__ = [
     "ACK",
     "CONTROL",
     "LAG_EDGES_NS",
+    "Anchored",
     "Assigned",
     "BatchReader",
     "Closing",
@@ -88,6 +89,9 @@ class FrameKind(IntEnum):
     ARM = 18
     """The exchange takes part in an experiment. data: Assigned as JSON. Sent as soon as the arm is known, so
     that a slow arm's exchanges are counted as early as a fast one's."""
+    ANCHOR = 19
+    """The wall clock was set, or has drifted: from here on another pair of readings dates the stamps. t: the
+    monotonic clock, extra: the wall clock, both read together; data: Anchored as JSON."""
 
 
 class Hello(msgspec.Struct, kw_only=True):
@@ -100,8 +104,19 @@ class Hello(msgspec.Struct, kw_only=True):
     """`mono` or `kernel`."""
     anchor_mono_ns: int
     anchor_wall_ns: int
+    anchor_steps: int = 0
+    """How often the wall clock was set since the relay started."""
     switch: int = 0
     """The last switch word it was told: a meter that has just started learns it from its relays."""
+
+
+class Anchored(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Since when a new anchor is in force."""
+
+    steps: int = 0
+    """How often the wall clock was set since the relay started; drift does not count."""
+    since_ns: int = 0
+    """Arrivals up to this moment (monotonic) were before the wall clock was set."""
 
 
 class Assigned(msgspec.Struct, kw_only=True, omit_defaults=True):

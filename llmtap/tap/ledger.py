@@ -7,6 +7,7 @@ Every exchange gets a number, without gaps. It is then in exactly one of these s
 
 so that `opened = measured + dropped + unsettled` holds at any moment. An exchange counts as measured only
 when the meter has acknowledged the batch with its last frame; what a dying meter took with it is dropped.
+What a dying relay took with it nobody has counted here: see `Reckoning` in `meter/relays.py`.
 """
 
 __all__ = ["Ledger"]

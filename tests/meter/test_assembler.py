@@ -2,8 +2,9 @@ from typing import Any
 
 import pytest
 
-from llmtap.meter.assembler import Assembler
-from llmtap.metrics.latency import metrics_of
+from llmtap.meter.assembler import LAG_FLOOR_NS, Assembler
+from llmtap.metrics.latency import measure, metrics_of
+from llmtap.metrics.objectives import Objectives
 from llmtap.record.exchange import Exchange
 from llmtap.record.observer import Observer
 from llmtap.record.outcome import Outcome, TokenSource
@@ -133,10 +134,102 @@ def test_a_sink_that_raises_does_not_stop_the_rest() -> None:
     assert (ear.failures, ear.live, len(ear.exchanges)) == (["MemoryError"], 0, 2)
 
 
-def test_when_the_relay_is_gone_what_was_open_is_given_up() -> None:
+def test_what_a_living_relay_goes_on_with_is_given_up_and_no_exchange() -> None:
     ear, assembler = digest(Script().request(1).request(2).stream(3))
-    assert assembler.discard() == 2
+    assembler.discard()
     assert (ear.live, len(assembler)) == (0, 0)
+    assert [x.seq for x in ear.exchanges] == [3]
+
+
+def test_what_was_open_when_its_relay_died_ends_as_our_error_with_all_that_was_seen() -> None:
+    script = Script().request(1).head(1, 50).word(1, 60).word(1, 80).request(2, 90).stream(3)
+    script.request(4).frame(FrameKind.DROP, 4)
+    ear, assembler = digest(script)
+    assembler.lose()
+    assert (ear.live, len(assembler), ear.failures) == (0, 0, [])
+    ended = {x.seq: x for x in ear.exchanges}
+    assert [x.seq for x in ear.exchanges] == [3, 1, 2], "each once; what the relay gave up stays away"
+    cut, waiting = ended[1], ended[2]
+    assert ended[3].outcome is Outcome.COMPLETE
+    for x in (cut, waiting):
+        assert x.outcome is Outcome.TAP_ERROR
+        assert x.error is not None
+        assert (x.timeline.response_end_ns, x.timeline.delivered_ns) == (None, None)
+        assert x.no_token_reason is None, "nobody knows what would have come"
+    assert (cut.model, cut.status, len(cut.timeline.events)) == ("tiny", 200, 2)
+    metrics = metrics_of(cut)
+    assert (metrics["ttft"], metrics["tbc_max"], metrics["e2e"]) == (0.059, 0.02, None)
+    assert waiting.timeline.submit_ns == 91 * MS
+    objectives = Objectives.parse("ttft:1ms e2e:1ms")
+    for x in (cut, waiting):
+        assert objectives.meets(measure(x), x) is None, "and it counts against nobody"
+
+
+def test_the_lag_that_a_dead_relay_told_is_in_its_last_exchanges() -> None:
+    script = Script().request(1).status(relay_status(opened=1, t_ns=10 * MS, lag_ns_max=300 * MS))
+    script.request(2, 20).status(relay_status(opened=2, t_ns=30 * MS, lag_ns_max=5 * MS))
+    ear, assembler = digest(script)
+    assembler.lose()
+    assert [x.uncertainty_ns for x in ear.exchanges] == [300 * MS, LAG_FLOOR_NS]
+
+
+def test_one_that_cannot_even_be_ended_costs_no_other() -> None:
+    class Unlucky(Ear):
+        def ended(self, x: Exchange) -> None:
+            if x.seq == 1:
+                raise ZeroDivisionError
+            super().ended(x)
+
+    ear = Unlucky()
+    assembler = Assembler(HELLO, ear)
+    assembler.digest(Script().request(1).request(2).frames())
+    assembler.lose()
+    assert ear.failures == ["ZeroDivisionError"]
+    assert [x.seq for x in ear.exchanges] == [2]
+
+
+HOUR = 3_600_000_000_000
+
+
+@pytest.mark.parametrize("step", [HOUR, -HOUR, 200 * MS, -200 * MS])
+def test_a_wall_clock_that_is_set_moves_dates_and_no_duration(step: int) -> None:
+    wall = HELLO.anchor_wall_ns - HELLO.anchor_mono_ns
+    script = Script().stream(1).request(2, 200).request(3, 205)
+    script.anchor(mono_ns=250 * MS, wall_ns=250 * MS + wall + step, steps=1, since_ns=240 * MS)
+    script.head(2, 260).word(2, 270).end(2, 280, 1).close(2, 281)
+    script.request(4, 245).close(4, 290).request(5, 300).head(5, 310).word(5, 320).end(5, 340, 1).close(
+        5, 341
+    )
+    # A request whose head took long: it arrived before the clock was set.
+    script.request(6, 230).close(6, 350).close(3, 360)
+    ear, _ = digest(script)
+    assert ear.failures == []
+    told = {x.seq: (x.arrival_wall_ns, x.anchor) for x in ear.exchanges}
+    assert told == {
+        1: (wall, 0), 2: (200 * MS + wall, 0), 3: (205 * MS + wall, 0), 6: (230 * MS + wall, 0),
+        4: (245 * MS + wall + step, 1), 5: (300 * MS + wall + step, 1),
+    }  # fmt: skip
+    across, after = (next(metrics_of(x) for x in ear.exchanges if x.seq == seq) for seq in (2, 5))
+    assert (across["ttft"], across["e2e"]) == (0.069, 0.079)
+    assert (after["ttft"], after["e2e"]) == (0.019, 0.039)
+
+
+def test_anchors_are_counted_as_the_relay_counts_them() -> None:
+    script = Script()
+    for n in range(1, 10):
+        script.anchor(mono_ns=n * 100 * MS, wall_ns=n * 1_000, steps=n // 2, since_ns=n * 100 * MS - 1)
+        script.request(n, n * 100 + 1).close(n, n * 100 + 2)
+    ear, _ = digest(script.request(10, 1).close(10, 901))
+    assert [x.anchor for x in ear.exchanges[:-1]] == [n // 2 for n in range(1, 10)]
+    assert [x.arrival_wall_ns - n * 1_000 for n, x in enumerate(ear.exchanges[:-1], 1)] == [MS] * 9
+    assert ear.exchanges[-1].anchor == 3, "older than all that are remembered: by the oldest"
+
+
+def test_a_meter_that_comes_late_counts_from_where_the_relay_is() -> None:
+    ear = Ear()
+    hello = Hello(relay="r", pid=1, clock="mono", anchor_mono_ns=0, anchor_wall_ns=7, anchor_steps=2)
+    Assembler(hello, ear).digest(Script().stream(1).frames())
+    assert [(x.anchor, x.arrival_wall_ns) for x in ear.exchanges] == [(2, 7)]
 
 
 def test_statuses_are_passed_on() -> None:

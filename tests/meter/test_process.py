@@ -1,18 +1,21 @@
 """The meter as a real process: told by one line, ready by one line, gone when its supervisor is."""
 
+import http.client
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from llmtap.meter.ending import RENEW
 from llmtap.meter.options import MeterOptions
 from llmtap.meter.process import MeterSetup
 from llmtap.tap.frames import ACK
@@ -22,12 +25,12 @@ from tests.support.tap_frames import Script
 
 
 class Meter:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, **more: float) -> None:
         self.path = str(path / "tap.sock")
         self.admin = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.admin.getsockname()[1]}"
         setup = MeterSetup(
-            options=MeterOptions(priority="normal"), socket=self.path, admin_fd=self.admin.fileno()
+            options=MeterOptions(priority="normal"), socket=self.path, admin_fd=self.admin.fileno(), **more
         )
         self.process = subprocess.Popen(
             [sys.executable, "-m", "llmtap.meter"],
@@ -90,6 +93,92 @@ def test_it_ends_with_its_supervisor(meter: Meter) -> None:
     meter.process.stdin.close()
     meter.process.stdin = None
     assert meter.stop()[0] == 0
+
+
+def joined(meter: Meter) -> socket.socket:
+    """A relay that has just begun an exchange."""
+    relay = socket.socket(socket.AF_UNIX)
+    relay.connect(meter.path)
+    relay.sendall(Script().hello().status(relay_status(opened=1)).request(1).pack(1))
+    assert relay.recv(ACK.size) == ACK.pack(1)
+    return relay
+
+
+def finish(relay: socket.socket) -> None:
+    relay.sendall(Script().head(1, 5).word(1, 6).end(1, 7, 1).close(1, 8).pack(2))
+    assert relay.recv(ACK.size) == ACK.pack(2), "it still measures"
+
+
+def test_told_to_end_it_outlives_its_relays(meter: Meter) -> None:
+    with joined(meter) as relay:
+        meter.process.send_signal(signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            meter.process.wait(timeout=0.5)
+        assert meter.get("/healthz") == b"ok\n"
+        finish(relay)
+    status, log = meter.stop()
+    assert status == 0
+    assert "event=exchange id=r0-1" in log
+    assert "outcome=complete" in log
+
+
+def test_an_orphan_outlives_its_relays_and_leaves_the_port_to_others(meter: Meter) -> None:
+    kept = http.client.HTTPConnection("127.0.0.1", meter.admin.getsockname()[1], timeout=10)
+    kept.request("GET", "/healthz")
+    assert kept.getresponse().read() == b"ok\n"
+    address = meter.admin.getsockname()
+    meter.admin.close()
+    with joined(meter) as relay:
+        assert meter.process.stdin is not None
+        meter.process.stdin.close()
+        meter.process.stdin = None
+        wait_for(lambda: can_listen(address))
+        finish(relay)
+        kept.request("GET", "/api/v1/summary?window=all")
+        assert json.loads(kept.getresponse().read())["n"] == 1, "who was connected can still read"
+        kept.close()
+    status, log = meter.stop()
+    assert status == 0
+    assert "event=supervisor_lost" in log
+
+
+def can_listen(address: tuple[str, int]) -> bool:
+    try:
+        socket.create_server(address).close()
+    except OSError:
+        return False
+    return True
+
+
+def wait_for(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("signals", [(RENEW,), (signal.SIGTERM, signal.SIGTERM)])
+def test_it_can_be_told_to_end_now(meter: Meter, signals: tuple[signal.Signals, ...]) -> None:
+    with joined(meter) as relay:
+        for number in signals:
+            meter.process.send_signal(number)
+            time.sleep(0.2)  # two of a kind at once are one
+        status, log = meter.stop()
+        assert status == 0, log
+        assert relay.recv(1) == b""
+    assert "tap_error" not in log, "the relay lives"
+
+
+def test_a_relay_that_does_not_leave_is_waited_for_no_longer_than_it_may_drain(tmp_path: Path) -> None:
+    meter = Meter(tmp_path, drain_s=-4.5)
+    try:
+        with joined(meter):
+            meter.process.send_signal(signal.SIGTERM)
+            assert meter.stop()[0] == 0
+    finally:
+        if meter.process.poll() is None:
+            meter.process.kill()
+            meter.stop()
 
 
 def test_ctrl_c_and_hang_up_are_the_supervisors_business(meter: Meter) -> None:

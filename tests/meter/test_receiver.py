@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import socket
 import stat
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from llmtap.clock import ManualClock
 from llmtap.meter.options import MeterOptions
 from llmtap.meter.receiver import Receiver, listen_on
 from llmtap.meter.tally import Tally
-from llmtap.tap.frames import ACK
+from llmtap.tap.frames import ACK, FrameKind
 from tests.support.relay_status import relay_status
 from tests.support.tap_frames import Script
 
@@ -119,6 +120,73 @@ def test_what_a_relay_left_open_is_lost_unless_it_comes_back(tmp_path: Path) -> 
     (state,) = tally.relays.states(clock.mono_ns())
     assert (state.connected, state.lost) == (False, 2)
     assert b'dropped_exchanges_total{reason="relay_lost",relay="r0"} 2.0' in tally.freeze().render()[0]
+
+
+def test_exchanges_of_a_relay_that_died_end_as_our_error_and_are_not_measured(tmp_path: Path) -> None:
+    async def scene(tally: Tally, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        script = Script().hello().stream(1).request(2).head(2, 5).word(2, 6).request(3)
+        writer.write(script.status(relay_status(opened=3, measured=0, unsettled=3)).pack(1))
+        await ack(reader)
+        # Three more whole ones whose acknowledgement the dead never read, one given up, and a gap.
+        script = Script().stream(4).stream(5).request(6).frame(FrameKind.DROP, 6).stream(9)
+        writer.write(script.pack(2))
+        writer.transport.abort()
+        while tally.live or n(tally) != 6:
+            await asyncio.sleep(0.001)
+
+    tally, clock = play(tmp_path, scene)
+    assert tally.summary("all")()["outcomes"] == {"complete": 4, "tap_error": 2}
+    clock.advance(6 * S)
+    about = tally.relays.to_dict(clock.mono_ns())["r0"]
+    assert isinstance(about, dict)
+    assert [about[k] for k in ("opened", "measured", "dropped", "unsettled", "lost")] == [
+        9, 4, {"overflow": 3}, 0, 2,
+    ]  # fmt: skip
+    text = tally.freeze().render()[0].decode()
+    told = [line for line in text.splitlines() if "_exchanges_total{re" in line]
+    assert sorted(told) == [
+        'llmtap_relay_exchanges_total{relay="r0"} 9.0',
+        'llmtap_tap_dropped_exchanges_total{reason="overflow",relay="r0"} 3.0',
+        'llmtap_tap_dropped_exchanges_total{reason="relay_lost",relay="r0"} 2.0',
+        'llmtap_tap_measured_exchanges_total{relay="r0"} 4.0',
+    ]
+
+
+def test_when_the_meter_ends_open_exchanges_are_nobodys_error(tmp_path: Path) -> None:
+    tally = Tally(MeterOptions(), ManualClock(now_ns=S))
+
+    async def run() -> None:
+        receiver = Receiver(tally)
+        await receiver.start(listen_on(str(tmp_path / "tap.sock")))
+        reader, writer = await asyncio.open_unix_connection(str(tmp_path / "tap.sock"))
+        writer.write(Script().hello().stream(1).request(2).pack(1))
+        await ack(reader)
+        await asyncio.wait_for(receiver.close(), 5)
+        writer.close()
+
+    uvloop.run(run())
+    assert (tally.live, tally.summary("all")()["outcomes"]) == (0, {"complete": 1})
+
+
+def test_all_that_a_dying_relay_had_said_is_heard(tmp_path: Path) -> None:
+    """Its socket holds more than one read when it dies; acknowledging the first must not lose the rest."""
+    count = 300
+
+    async def scene(tally: Tally, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        batches = [Script().stream(seq, words=20).pack(seq + 1) for seq in range(1, count + 1)]
+        data = Script().hello().pack(1) + b"".join(batches)
+        assert len(data) > 2 * 256_000, "more than one read's worth"
+        with socket.socket(socket.AF_UNIX) as relay:
+            relay.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8 << 20)
+            relay.setblocking(False)
+            relay.connect(str(tmp_path / "tap.sock"))
+            if relay.send(data) < len(data):
+                pytest.skip("this machine's sockets take too little at once (net.core.wmem_max)")
+        while n(tally) != count:
+            await asyncio.sleep(0.001)
+
+    tally, _ = play(tmp_path, scene)
+    assert (tally.errors, tally.live) == ({}, 0)
 
 
 def test_a_relay_may_come_again_on_a_new_connection(tmp_path: Path) -> None:

@@ -1,5 +1,11 @@
-from llmtap.meter.relays import GONE_NS, RELAYS_MAX, STATUS_FRESH_NS, RelayBook
+"""Invariant of the reckoning: opened = measured + dropped + running, each as in the relay's own ledger."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmtap.meter.relays import GONE_NS, RELAYS_MAX, STATUS_FRESH_NS, Reckoning, RelayBook
 from llmtap.tap.frames import Hello
+from llmtap.tap.ledger import Ledger
 from tests.support.relay_status import relay_status
 
 S = 1_000_000_000
@@ -48,6 +54,73 @@ def test_the_end_of_an_older_connection_does_not_count() -> None:
     book.join(hello())
     book.leave("r0", old, 3, 10)
     assert book.states(100 * S)[0].connected
+
+
+def test_what_a_relay_that_left_had_done_since_its_last_status_is_reckoned() -> None:
+    book = RelayBook()
+    epoch = book.join(hello())
+    book.say("r0", relay_status(opened=5, measured=3, unsettled=2), 0)
+    final = relay_status(opened=7, measured=6, unsettled=1)
+    book.leave("r0", epoch, 1, 10, final)
+    (state,) = book.states(11)
+    assert (state.status, state.lost) == (final, 0)
+    lost = book.to_dict(11 + GONE_NS)["r0"]
+    assert isinstance(lost, dict)
+    assert [lost[k] for k in ("opened", "measured", "unsettled", "lost")] == [7, 6, 0, 1], "each counted once"
+
+
+STEP = st.sampled_from(["open", "open", "open", "refuse", "close", "close", "drop", "acknowledge", "status"])
+
+
+@given(st.lists(STEP, max_size=80))
+def test_the_reckoning_is_what_the_dead_relays_ledger_would_say(steps: list[str]) -> None:
+    """A relay's ledger beside what its frames tell; then it dies, and the meter has read all that it sent."""
+    ledger, reckoning = Ledger(), Reckoning()
+    told = False
+    seen = lost_unseen = batch = 0
+    for step in ["status", *steps]:
+        batch += 1
+        running = sorted(ledger.live)
+        match step:
+            case "open":
+                seen = seq = ledger.open()
+                lost_unseen = 0
+                ledger.begin(seq)
+                reckoning.opened(seq)
+            case "refuse":  # no frame tells of it, until a later number does
+                ledger.drop(ledger.open(), "overflow")
+                lost_unseen += 1
+            case "close" if running:
+                ledger.close(running[0], batch)
+                reckoning.settled(dropped=False)
+            case "drop" if running:
+                ledger.drop(running[-1], "overflow")
+                reckoning.settled(dropped=True)
+            case "acknowledge":
+                ledger.acknowledge(batch // 2)
+            case "status":
+                told, seen, lost_unseen = True, ledger.opened, 0
+                reckoning.told(
+                    relay_status(
+                        opened=ledger.opened, measured=ledger.measured, dropped=dict(ledger.dropped),
+                        unsettled=ledger.unsettled,
+                    )
+                )  # fmt: skip
+    ledger.acknowledge(batch)
+    final = reckoning.final()
+    assert told
+    assert final is not None
+    assert reckoning.running == len(ledger.live)
+    assert final.opened == seen == ledger.opened - lost_unseen
+    assert final.measured == ledger.measured
+    assert sum(final.dropped.values()) == sum(ledger.dropped.values()) - lost_unseen
+    assert final.opened == final.measured + sum(final.dropped.values()) + reckoning.running
+
+
+def test_without_a_status_there_is_nothing_to_reckon_from() -> None:
+    reckoning = Reckoning()
+    reckoning.opened(1)
+    assert (reckoning.final(), reckoning.running) == (None, 1)
 
 
 def test_relays_that_left_are_forgotten_from_the_oldest() -> None:

@@ -100,6 +100,7 @@ def test_what_a_request_asks_for_itself_comes_first() -> None:
 def test_outcomes_that_say_nothing_of_the_gateway_do_not_count() -> None:
     slos = book(ManualClock(), gold=slo())
     assert ended(slos, "a", GOOD, outcome=Outcome.REJECTED) is None
+    assert ended(slos, "a", BAD, outcome=Outcome.TAP_ERROR) is None
     assert ended(slos, "a", GOOD, outcome=Outcome.UPSTREAM_ERROR) is False
     assert slos.freeze().total == {("gold", "a"): (1, 0)}
 

@@ -43,8 +43,9 @@ def test_a_tokenizer_json_counts(tmp_path: Path) -> None:
         "pre_tokenizer": {"type": "Whitespace"}, "post_processor": None, "decoder": None,
         "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "[UNK]"},
     }))  # fmt: skip
-    count = load_tokenizer(str(file))
-    assert [count(text) for text in ("", "how", "how are you", "how are they")] == [0, 1, 3, 3]
+    encode = load_tokenizer(str(file))
+    assert list(encode("how are they")) == [1, 2, 0]
+    assert [len(encode(text)) for text in ("", "how", "how are you", "how are they")] == [0, 1, 3, 3]
 
 
 @pytest.mark.skipif(not has("tokenizers"), reason="the extra `tokenizers` is not installed")

@@ -55,6 +55,11 @@ def test_whoever_got_a_token_has_none(outcome: Outcome) -> None:
     assert reason(exchange(5, outcome=outcome)) is None
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_nobody_knows_what_would_have_come_through_a_relay_that_died(stream: bool) -> None:
+    assert reason(exchange(stream=stream, outcome=Outcome.TAP_ERROR)) is None
+
+
 def test_of_an_answer_in_one_piece_only_failures_count() -> None:
     assert reason(exchange(stream=False)) is None
     assert reason(exchange(stream=False, outcome=Outcome.UPSTREAM_ERROR)) == "error"

@@ -131,8 +131,10 @@ class TestWhatCounts:
         x.no_token_reason = reason
         assert verdict("ttft:200ms tpot:50ms", x) is False
 
-    def test_what_the_tap_turned_away_does_not_count(self) -> None:
-        assert verdict("e2e:1s", exchange(outcome=Outcome.REJECTED)) is None
+    @pytest.mark.parametrize("outcome", [Outcome.REJECTED, Outcome.TAP_ERROR])
+    def test_what_the_tap_turned_away_or_lost_does_not_count(self, outcome: Outcome) -> None:
+        assert verdict("e2e:1s", exchange(outcome=outcome)) is None
+        assert verdict("ttft:1ms tbc_max:1ms", exchange(900, 2_000, outcome=outcome)) is None
 
     def test_an_answer_in_one_piece_has_no_bounds_of_streams(self) -> None:
         x = exchange(900, stream=False)

@@ -168,3 +168,45 @@ def test_endless_tiny_events_have_a_bounded_log() -> None:
     x = observe([many] * (EVENTS_MAX // 16_384 + 3))
     assert len(x.timeline.events) == EVENTS_MAX
     assert x.unlogged_events == 3 * 16_384
+
+
+def test_a_stream_without_end_costs_no_more_memory_than_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten million events cost what the first EVENTS_MAX do; here with a smaller log, and events for many."""
+    events_max = 1 << 13
+    monkeypatch.setattr("llmtap.record.observer.EVENTS_MAX", events_max)
+    read = b'data: {"choices":[{"index":0,"delta":{"content":"word"}}]}\n\n' * 1_024
+    peaks = []
+    for reads in (16, 320):
+        tracemalloc.start()
+        try:
+            x = observe(read for _ in range(reads))
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+        assert len(x.timeline.events) == events_max
+        assert x.unlogged_events == reads * 1_024 - events_max, "and it says so"
+        assert x.timeline.last_token_ns == reads * 1_000_000, "the points still move"
+    assert peaks[1] < peaks[0] * 1.1 + 8 * (320 - 16), "a stamp of each read is kept as well"
+
+
+ODD_EVENTS = [
+    b'{"choices":[{"index":0,"delta":{"content":"w"}}],"usage":{"completion_tokens":1'
+    + b"0" * 10_000
+    + b"}}",
+    b'{"choices":[{"index":' + b"9" * 10_000 + b',"delta":{"content":"w"}}]}',
+    b'{"choices":[{"index":0,"delta":{"content":"w"}}],' + b'"id":"x",' * 10_000 + b'"id":"y"}',
+    b'{"choices":[{"index":0,"delta":{"content":"w\x00"}}]}',
+    b'{"choices":[{"index":0,"delta":{"content":"\xff\xfe"}}]}',
+    b"\x00" * 10_000,
+]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("event", range(len(ODD_EVENTS)))
+def test_odd_numbers_keys_and_bytes_are_events_like_others_or_counted(path: str, event: int) -> None:
+    data = b"data: " + ODD_EVENTS[event] + b"\n\n"
+    word = b'data: {"choices":[{"index":0,"delta":{"content":"w"}}]}\n\n'
+    x = observe([data, data + word, b"data: [DONE]\n\n"], path=path, request=ODD_EVENTS[event])
+    assert (x.reads, x.outcome) == (3, Outcome.COMPLETE)
+    assert len(x.timeline.events) >= 3
+    assert x.tokens.output is None or x.tokens.output < 1 << 53

@@ -172,6 +172,23 @@ async def test_the_end_comes_in_time_and_what_is_cut_looks_cut() -> None:
 
 
 @scene
+async def test_a_drain_can_be_cut_short_before_it_begins_and_while_it_runs() -> None:
+    """Nobody waits for the end of a drain whose supervisor has died."""
+    for early in (True, False):
+        async with stage(drain_timeout=ms(3_600_000)) as (up, tap):
+            client = await tap.client()
+            await client.send(request("GET", up.on(Stream())))
+            await client.head()
+            if early:
+                tap.relay.hurry()
+            else:
+                asyncio.get_running_loop().call_later(0.05, tap.relay.hurry)
+            await asyncio.wait_for(tap.drain(), 5)
+            assert (await client.to_end())[0] == chunk(b"begun")
+            assert (await tap.meter.closed(1)).closing.outcome != "client_cancelled"
+
+
+@scene
 async def test_what_the_drain_limit_cut_is_not_blamed_on_the_client() -> None:
     """The outcome says how an exchange ended: this one was ended by the tap."""
     async with stage(drain_timeout=ms(100)) as (up, tap):

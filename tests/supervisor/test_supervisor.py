@@ -96,6 +96,16 @@ class Proxy:
     async def ready(self) -> None:
         await until(lambda: self.told("/readyz"), READY_S)
 
+    async def connected(self, n: int) -> None:
+        """Until so many relays speak to the meter."""
+
+        async def enough() -> bool:
+            told = await self.told("/api/v1/summary")
+            relays = [] if told is None else json.loads(told)["relays"].values()
+            return sum(r["connected"] and "opened" in r for r in relays) >= n
+
+        await until(enough, READY_S)
+
     async def measured(self, n: int) -> None:
         """Until the meter has seen `n` exchanges."""
 
@@ -119,18 +129,22 @@ async def until(true: object, seconds: float) -> None:
 
 
 @asynccontextmanager
-async def proxy(up: Upstream | None, *more: str, config: Path | None = None) -> AsyncIterator[Proxy]:
-    """A proxy that is ready; what is left of it at the end is killed."""
+async def proxy(
+    up: Upstream | None, *more: str, config: Path | None = None, log: Path = Path(os.devnull)
+) -> AsyncIterator[Proxy]:
+    """A proxy that is ready; what is left of it at the end is killed. It logs to `log`."""
     listen, admin = free_port(), free_port()
-    args = ["--listen", f"127.0.0.1:{listen}", "--admin", f"127.0.0.1:{admin}", *more]
+    args = ["--listen", f"127.0.0.1:{listen}", "--admin", f"127.0.0.1:{admin}"]
+    args += ["--set", "log.level=warning", *more]
     if up is not None:
         args += ["--upstream", up.url]
     if config is not None:
         args += ["--config", str(config)]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "llmtap.cli", "proxy", *args, "--set", "log.level=warning",
-        stderr=asyncio.subprocess.DEVNULL, env=CLEAN, cwd=Path(__file__).parents[2],
-    )  # fmt: skip
+    with log.open("wb") as said:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "llmtap.cli", "proxy", *args,
+            stderr=said, env=CLEAN, cwd=Path(__file__).parents[2],
+        )  # fmt: skip
     running = Proxy(process, listen, admin)
     family: set[int] = set()
     try:
@@ -369,7 +383,7 @@ async def test_sighup_to_more_workers_and_back(tmp_path: Path) -> None:
 @scene
 async def test_several_workers_share_the_port() -> None:
     async with upstream() as up, proxy(up, "--workers", "2") as tap:
-        await wait_until(lambda: len(tap.relays()) == 2, READY_S)
+        await tap.connected(2)
         path = up.on(answers(b"here"))
         for _ in range(30):
             assert await tap.get(path) == b"here"

@@ -16,7 +16,7 @@ from typing import IO, Any
 from tests.support.peer import Gone
 from tests.support.raw_client import RawClient, request
 
-__all__ = ["LiveProxy", "live_proxy"]
+__all__ = ["LiveProxy", "live_proxy", "port_free"]
 
 READY_S = 30.0
 STOP_S = 15.0
@@ -60,7 +60,7 @@ class LiveProxy:
 @asynccontextmanager
 async def live_proxy(upstream: str, *settings: str) -> AsyncIterator[LiveProxy]:
     """A proxy in front of `upstream`, ready; `settings` are KEY=VALUE. Stopped at the end."""
-    running = LiveProxy(_port_free(), _port_free())
+    running = LiveProxy(port_free(), port_free())
     args = ["--upstream", upstream, "--listen", f"127.0.0.1:{running.listen}"]
     args += ["--admin", f"127.0.0.1:{running.admin}"]
     for setting in ("log.level=warning", *settings):
@@ -100,7 +100,7 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
         await process.wait()
 
 
-def _port_free() -> int:
+def port_free() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port: int = probe.getsockname()[1]
     return port

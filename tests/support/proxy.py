@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from llmtap.clock import Clock
 from llmtap.relay.options import RelayOptions
 from llmtap.relay.relay import Relay
 from llmtap.tap.experiment import Experiment
@@ -231,6 +232,7 @@ async def tapped(
     with_meter: bool = True,
     experiment: Experiment | None = None,
     name: str = "test.0.1",
+    clocks: Clock | None = None,
     **options: Any,
 ) -> AsyncIterator[Tapped]:
     """A relay in front of `url`; at the end it drains, and must have lost count of nothing."""
@@ -244,8 +246,9 @@ async def tapped(
     sock.setblocking(False)
     said: dict[str, Any] = {"drain_timeout": ms(200), "connect_timeout": ms(2_000), **options}
     relay = Relay(
-        loop, RelayOptions(upstream=url, **said), name=name, tap_path=meter.path, experiment=experiment
-    )
+        loop, RelayOptions(upstream=url, **said), name=name, tap_path=meter.path, experiment=experiment,
+        clock=clocks,
+    )  # fmt: skip
     tap = Tapped(relay, meter, sock.getsockname()[1])
     try:
         relay.start([sock])

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from llmtap.tap.frames import Closing, FrameKind, Hello, RelayStatus, pack_batch
+from llmtap.tap.frames import Anchored, Closing, FrameKind, Hello, RelayStatus, pack_batch
 
 __all__ = ["MS", "Script"]
 
@@ -31,6 +31,10 @@ class Script:
             relay=relay, pid=7, clock="mono", anchor_mono_ns=0, anchor_wall_ns=1_700_000_000_000_000_000
         )
         return self.frame(FrameKind.HELLO, data=msgspec.json.encode(hello))
+
+    def anchor(self, mono_ns: int, wall_ns: int, steps: int, since_ns: int) -> "Script":
+        about = msgspec.json.encode(Anchored(steps=steps, since_ns=since_ns))
+        return self.frame(FrameKind.ANCHOR, 0, mono_ns, wall_ns, about)
 
     def status(self, status: RelayStatus) -> "Script":
         return self.frame(FrameKind.STATUS, data=msgspec.json.encode(status))

@@ -117,6 +117,10 @@ class Upstream:
         self._scripts[path] = script
         return path
 
+    def at(self, path: str, script: Script) -> None:
+        """A script for a path that matters."""
+        self._scripts[path] = script
+
     def calls_to(self, path: str) -> list[Call]:
         """The requests that came for a path made by `on`."""
         return [c for c in self.calls if self._path_of(c.head) == path]
@@ -175,7 +179,8 @@ class Upstream:
             while True:
                 call = Call(number, peer, await peer.head())
                 self.calls.append(call)
-                script = self._scripts.get(self._path_of(call.head))
+                script = self._scripts.get(call.target.decode("latin-1").partition("?")[0])
+                script = script or self._scripts.get(self._path_of(call.head))
                 if script is None:
                     self.strays.append(call)
                     script = answers(b"stray", status=b"404 Not Found")

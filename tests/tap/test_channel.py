@@ -242,6 +242,41 @@ async def test_the_meters_death_is_noticed_while_sending_as_well() -> None:
 
 
 @scene
+async def test_news_come_before_all_else_of_a_batch_but_the_hello() -> None:
+    async with channel() as (traffic, meter):
+        told = 0
+
+        def news() -> tuple[int, int, int, int, bytes]:
+            nonlocal told
+            told += 1
+            return (FrameKind.ANCHOR, 0, told, 0, b"{}")
+
+        kinds: list[list[int]] = []
+        take = meter.take
+
+        def see(batch_no: int, rows: list[tuple[int, int, int, int, bytes]]) -> None:
+            kinds.append([row[0] for row in rows])
+            take(batch_no, rows)
+
+        meter.take = see  # type: ignore[method-assign]
+        traffic.tap._news = news
+        seqs = [traffic.whole() for _ in range(3)]
+        await wait_until(lambda: traffic.tap.ledger.measured == 3)
+        assert meter.frames[0].kind is FrameKind.ANCHOR
+        assert [f.t_ns for f in meter.frames if f.kind is FrameKind.ANCHOR] == list(range(1, told + 1))
+        meter.stop()
+        await wait_until(lambda: not traffic.tap.connected)
+        await meter.start()
+        await wait_until(lambda: len(meter.hellos) == 2)
+        seqs.append(traffic.whole())
+        await wait_until(lambda: traffic.tap.ledger.measured == 4)
+        for seq in seqs:
+            assert meter.exchange(seq).kinds[-1] is FrameKind.CLOSE, "and no acknowledgement got out of step"
+        assert sum(batch[:2] == [FrameKind.HELLO, FrameKind.ANCHOR] for batch in kinds) == 1
+        assert all(FrameKind.ANCHOR in batch[:2] for batch in kinds)
+
+
+@scene
 async def test_a_relay_may_start_before_its_meter() -> None:
     async with channel(meter=False) as (traffic, meter):
         assert [traffic.open()[1] for _ in range(3)] == [False] * 3

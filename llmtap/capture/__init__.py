@@ -1,0 +1,1 @@
+"""Exchanges kept: a spool that survives kills, Parquet files, what privacy allows, other people's formats."""

@@ -1,0 +1,108 @@
+"""The options of capture, each with the line of help that flags, config file and reference page show."""
+
+import re
+from typing import Annotated, Final, Literal
+
+from msgspec import Meta, Struct
+
+from llmtap.errors import ConfigError
+from llmtap.units import Bytes, Duration
+
+__all__ = ["LEVELS", "CaptureOptions"]
+
+LEVELS: Final = ("none", "shape", "full")
+"""Privacy levels, from least to most."""
+_MIB: Final = 1 << 20
+_S: Final = 1_000_000_000
+
+
+class CaptureOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is kept of each exchange, and where. Raises ConfigError for what cannot be."""
+
+    to: Annotated[
+        str | None,
+        Meta(description="Folder, or URL such as s3://bucket/prefix, for Parquet files; none: no capture."),
+    ] = None
+    level: Annotated[
+        Literal["none", "shape", "full"],
+        Meta(description="`shape`: no text, salted hashes of prompt blocks; `none`: not even these; `full`."),
+    ] = "shape"
+    full_tenants: Annotated[
+        tuple[str, ...],
+        Meta(description="With level `full`: tenants (with * and ?) whose bodies are kept, redacted."),
+    ] = ()
+    full_share: Annotated[
+        float, Meta(ge=0, le=1, description="Share of their conversations kept in full, whole ones only.")
+    ] = 1.0
+    redact: Annotated[
+        tuple[str, ...],
+        Meta(description="Redacted in bodies: email, card, phone, key, or regular expressions of your own."),
+    ] = ("email", "card", "phone", "key")
+    session_headers: Annotated[
+        tuple[str, ...], Meta(description="Header fields that name a conversation; the first found decides.")
+    ] = ("x-session-id", "x-conversation-id")
+    session_fields: Annotated[
+        tuple[str, ...], Meta(description="Fields of the body that do, as paths; after the headers.")
+    ] = ("session_id", "conversation", "conversation.id", "metadata.session_id", "metadata.conversation_id")
+    block_tokens: Annotated[
+        int, Meta(ge=1, le=65_536, description="Tokens in a hashed block, where meter.tokenizer is set.")
+    ] = 512
+    block_bytes: Annotated[Bytes, Meta(description="Bytes in a hashed block, where it is not.")] = Bytes(2048)
+    spool: Annotated[
+        str | None,
+        Meta(description="Local folder for what is not Parquet yet; default: .spool in the capture's own."),
+    ] = None
+    flush: Annotated[
+        Duration, Meta(description="Exchanges reach the spool within this time, or by the thousand.")
+    ] = Duration(_S // 2)
+    fsync: Annotated[
+        Literal["batch", "rotate", "never"],
+        Meta(description="When the disk must have it: every batch, every file, or when the system likes."),
+    ] = "batch"
+    rotate_bytes: Annotated[Bytes, Meta(description="A spool of this size becomes a Parquet file.")] = Bytes(
+        64 * _MIB
+    )
+    rotate_every: Annotated[Duration, Meta(description="A spool of this age becomes a Parquet file.")] = (
+        Duration(300 * _S)
+    )
+    total_bytes: Annotated[Bytes, Meta(description="Bound of spool and local Parquet files together.")] = (
+        Bytes(10 * 1024 * _MIB)
+    )
+    when_full: Annotated[
+        Literal["oldest", "pause"],
+        Meta(description="At the bound: delete the oldest local files, or keep them and pause the capture."),
+    ] = "pause"
+    memory_bytes: Annotated[
+        Bytes,
+        Meta(description="What may wait in the meter's memory to be written; more is dropped, counted."),
+    ] = Bytes(64 * _MIB)
+
+    def __post_init__(self) -> None:
+        if self.full_tenants and self.level != "full":
+            raise ConfigError(
+                "capture.full_tenants", f"names tenants, but capture.level is {self.level}", 'level = "full"'
+            )
+        if self.level == "full" and not self.full_tenants:
+            raise ConfigError(
+                "capture.full_tenants", "is empty: at the level full, somebody must have agreed to it",
+                'name tenants, or ["*"] for all',
+            )  # fmt: skip
+        for i, rule in enumerate(self.redact):
+            if rule not in ("email", "card", "phone", "key"):
+                try:
+                    re.compile(rule)
+                except re.error as exc:
+                    raise ConfigError(f"capture.redact[{i}]", f"{rule!r}: {exc}") from None
+        if self.to is not None and not self.to.strip():
+            raise ConfigError("capture.to", "is empty", "a folder, or leave it out")
+        for key, least in (("flush", 1_000_000), ("rotate_every", _S)):
+            if getattr(self, key) < least:
+                raise ConfigError(f"capture.{key}", f"must be at least {least / 1e9:g} s")
+        for key, least in (("rotate_bytes", 64 << 10), ("block_bytes", 16), ("memory_bytes", _MIB)):
+            if getattr(self, key) < least:
+                raise ConfigError(f"capture.{key}", f"must be at least {least} bytes")
+        if self.total_bytes < 2 * self.rotate_bytes:
+            raise ConfigError(
+                "capture.total_bytes", "is less than two of capture.rotate_bytes",
+                "one spool is written while another becomes a file",
+            )  # fmt: skip

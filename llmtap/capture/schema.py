@@ -1,0 +1,145 @@
+"""The columns of a capture: one row per Exchange. FORMAT.md says what each means.
+
+Flat columns, because every reader can filter on them; offsets are whole microseconds from `arrival`. Times
+that a reader needs to the nanosecond are in `arrival_ns`; `arrival` is the same moment as a date.
+"""
+
+from typing import Final
+
+import msgspec
+import pyarrow as pa
+
+__all__ = [
+    "EVENT_CLASS_NAMES",
+    "META_KEY",
+    "SCHEMA",
+    "VERSION",
+    "CaptureInfo",
+    "Ledger",
+    "RelayCount",
+    "info_of",
+    "with_info",
+]
+
+from llmtap.record.outcome import EventClass
+
+VERSION: Final = 1
+"""Of the columns and the metadata. A reader takes this and all older ones (`migrations.py`)."""
+META_KEY: Final = b"llmtap"
+"""In the schema's metadata, where the CaptureInfo lies as JSON."""
+EVENT_CLASS_NAMES: Final = tuple(c.name.lower() for c in EventClass)
+"""By code; the column holds the names."""
+
+_string, _int, _small, _bool, _float = pa.string(), pa.int64(), pa.int32(), pa.bool_(), pa.float64()
+
+_COLUMNS: Final[tuple[tuple[str, pa.DataType], ...]] = (
+    # Who and when.
+    ("capture", _string), ("relay", _string), ("seq", _int), ("id", _string),
+    ("arrival_ns", _int), ("arrival", pa.timestamp("us", "UTC")), ("anchor", _small),
+    ("tenant", _string), ("model", _string), ("response_model", _string),
+    ("route", _string), ("arm", _string), ("unit", _string), ("excluded", _string),
+    ("endpoint", _string), ("dialect", _string), ("method", _string), ("path", _string),
+    ("request_id", _string), ("trace_parent", _string), ("level", _string),
+    # What was asked.
+    ("stream", _bool), ("max_tokens", _int), ("temperature", _float), ("top_p", _float), ("n", _small),
+    ("tools", _small), ("images", _small), ("response_format", _string),
+    ("message_roles", pa.list_(_string)), ("message_bytes", pa.list_(_int)), ("prompt_bytes", _int),
+    ("request_bytes", _int),
+    ("blocks", pa.list_(_int)), ("block_size", _small), ("block_unit", _string),
+    ("slo_ttft_us", _int), ("slo_tpot_us", _int),
+    # Whose turn it was.
+    ("session", _string), ("session_source", _string), ("turn", _small), ("parent", _string),
+    ("think_us", _int), ("turn_by", _string),
+    # The timeline: microseconds from arrival.
+    ("scheduled_us", _int), ("request_end_us", _int), ("submit_us", _int), ("head_us", _int),
+    ("first_byte_us", _int), ("first_any_us", _int), ("first_token_us", _int), ("first_reasoning_us", _int),
+    ("first_tool_call_us", _int), ("first_refusal_us", _int), ("first_content_us", _int),
+    ("last_token_us", _int), ("response_end_us", _int), ("delivered_us", _int),
+    ("paused_us", _int), ("dispatch_late_us", _int),
+    ("added_request_us", _int), ("added_first_chunk_us", _int), ("added_chunk_max_us", _int),
+    ("clock", _string), ("uncertainty_us", _int), ("uncertain", _bool),
+    # Event by event: lists of one length.
+    ("event_us", pa.list_(_int)), ("event_class", pa.list_(_string)), ("event_bytes", pa.list_(_int)),
+    ("event_tokens", pa.list_(_int)), ("event_flags", pa.list_(pa.uint8())),
+    ("server_gap_us", pa.list_(_int)),
+    ("reads", _small), ("response_bytes", _int), ("unparsed_events", _int), ("unlogged_events", _int),
+    # How it ended.
+    ("status", _small), ("outcome", _string), ("finish_reason", _string), ("error", _string),
+    ("refusal_kind", _string), ("refusal_source", _string), ("refusal_detail", _string),
+    ("refusal_confidence", _string), ("guardrail", _string), ("retries", _small),
+    ("no_token_reason", _string),
+    ("input_tokens", _int), ("input_token_source", _string), ("output_tokens", _int),
+    ("reasoning_tokens", _int), ("cached_tokens", _int), ("token_source", _string),
+    ("usage", _string), ("server_timing", _string),
+    # Only at the level `full`, and redacted.
+    ("request_body", _string), ("response_text", _string), ("redactions", _small),
+)  # fmt: skip
+
+SCHEMA: Final = pa.schema([pa.field(name, kind) for name, kind in _COLUMNS])
+"""Every column may be null: a trace of somebody else's has few of them."""
+
+
+class RelayCount(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a relay said of itself: by these its missing exchanges are told."""
+
+    opened: int
+    """Exchanges begun: they have the numbers 1 to `opened`."""
+    dropped: dict[str, int] = {}
+    """Not measured, by reason (tap/ledger.py)."""
+    unsettled: int = 0
+    """Under way, or not acknowledged yet."""
+
+
+class Ledger(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is known, when a file ends, of what it does not hold."""
+
+    relays: dict[str, RelayCount] = {}
+    dropped: dict[str, int] = {}
+    """Exchanges that were measured and could not be kept, by reason, since the meter started."""
+    meter: str = ""
+    """Which run of the meter counted `dropped`: of each, the last count holds."""
+    closed: bool = False
+    """These are the last words: the capture was ended in order, and no exchange was to come."""
+
+
+class CaptureInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What a file says of itself, as JSON in the schema's metadata."""
+
+    schema_version: int = VERSION
+    capture: str = ""
+    """Id of the capture: of one start of the proxy. Block hashes compare within one capture only."""
+    tap_version: str = ""
+    config: str = ""
+    """Fingerprint of the configuration."""
+    level: str = ""
+    """Highest privacy level that a row may have: none, shape or full."""
+    tokenizer: str | None = None
+    block_unit: str = ""
+    block_size: int = 0
+    arrivals: str = "wall"
+    """`wall`: `arrival_ns` counts from 1970 UTC. `trace`: from the trace's own zero."""
+    blocks: str = "salted"
+    """`salted`: keyed hashes. `trace`: the ids that the source had, which tell nothing."""
+    source: str = ""
+    """Format that the rows were converted from; empty for live traffic."""
+    style: dict[str, str] = {}
+    """How the source wrote what has several spellings, so that it can be written the same way."""
+    began_ns: int = 0
+    """Wall clock when the file was begun."""
+    ledger: Ledger = Ledger()
+    damaged: dict[str, int] = {}
+    """What was lost of the spool that this file was made from: `batches`, `bytes`."""
+
+
+def with_info(schema: pa.Schema, info: CaptureInfo) -> pa.Schema:
+    """The schema with `info` in its metadata."""
+    return schema.with_metadata({META_KEY: msgspec.json.encode(info)})
+
+
+def info_of(schema: pa.Schema) -> CaptureInfo | None:
+    """What the file says of itself; None where it is no capture of ours.
+
+    Raises msgspec.MsgspecError for metadata that is not as it should be.
+    """
+    raw = (schema.metadata or {}).get(META_KEY)
+    return None if raw is None else msgspec.json.decode(raw, type=CaptureInfo)

@@ -1,0 +1,441 @@
+"""Where a capture is kept: the spool that takes rows now, and the files that spools become.
+
+Rows are safe once `append` says so. Whatever keeps it from that (a full disk, a folder that is gone or
+read-only, the bound on the total) is a `problem` with a name: the caller holds the batch and tries again, and
+it works as soon as the cause is gone. Traffic never knows.
+
+In the spool's folder lie `llmtap-*.spool` and a lock: two taps in one folder would recover each other's live
+spools. A file has the name of its spool: `llmtap-<UTC time>-<capture>-<n>-<random>.parquet`, in the order of
+time, and never used twice, also when a meter starts again within the same capture.
+
+A disk is not filled to the brim by us: as much stays free as the largest spool takes, or no spool could
+become a file any more, which would be smaller. When it gets narrow, spools become files early.
+
+The bound on the total is for all that lies here, spools and local files. It is looked at before a batch is
+taken, so it may be passed by one batch, and by the temporary file of the one spool that is becoming a file.
+"""
+
+import errno
+import fcntl
+import hashlib
+import logging
+import os
+import re
+import secrets
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from llmtap.capture.finisher import ClosedSpool, Finisher, make_folder
+from llmtap.capture.options import CaptureOptions
+from llmtap.capture.places import Place, open_place, redacted, sync_folder
+from llmtap.capture.schema import CaptureInfo, Ledger
+from llmtap.capture.spool import SpoolWriter
+from llmtap.clock import Clock
+from llmtap.errors import ConfigError
+
+__all__ = ["Store", "StoreState", "check", "spool_folder"]
+
+log = logging.getLogger(__name__)
+
+FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+LOOK_AGAIN_NS: Final = 1_000_000_000
+"""At the bound of the total: how often to see whether somebody has made room."""
+MARGIN_BYTES: Final = 128 << 10
+"""Left free beside a spool's worth: about what a Parquet file of 105 columns takes without any rows."""
+_LOCK: Final = "llmtap.lock"
+_OURS: Final = re.compile(r"llmtap-\d{8}T\d{9}Z-[A-Za-z0-9_]+-\d{4,}-[0-9a-f]{4}\.parquet")
+"""Only what we may have made is counted, and deleted at the bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreState:
+    """What a store has done, since it was made, and what it holds."""
+
+    rows_written: int
+    """Rows in the spool, ever."""
+    bytes_written: int
+    files: int
+    files_waiting: int
+    """Spools that are not files yet, the one being written not counted."""
+    files_deleted: int
+    """At the bound of the total, oldest first."""
+    rows_deleted: int
+    """With them, as far as they were of this capture."""
+    spool_bytes: int
+    local_bytes: int
+    """Of our files in a local folder; of one that others share, by name."""
+    failures: int
+    """Tries to finish a file that did not succeed."""
+    recovered: int
+    """Rows from spools that an earlier process left."""
+    damaged: int
+    """Batches of a spool that were not readable any more."""
+    lost_rows: int
+    """In spools that somebody removed before they were files."""
+    problem: str | None
+    """Why rows are not taken now: `disk_full`, `folder` or `total_bytes`."""
+    files_problem: str | None
+    """Why files do not get to their place now: one sentence."""
+
+
+def spool_folder(options: CaptureOptions) -> Path:
+    """Where spools lie: as set, or in the capture's own folder, or for a remote one in the user's state."""
+    assert options.to is not None
+    if options.spool is not None:
+        return Path(options.spool)
+    place = open_place(options.to)
+    if place.folder is not None:
+        return place.folder / ".spool"
+    state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    name = hashlib.sha256(redacted(options.to).encode()).hexdigest()[:12]
+    return Path(state) / "llmtap" / f"spool-{name}"
+
+
+def check(options: CaptureOptions) -> None:
+    """What `open` would find wrong, told before anything starts; nothing is left behind.
+
+    A child of this process that holds the lock, while the supervisor looks at new settings, is no fault.
+
+    Raises ConfigError.
+    """
+    assert options.to is not None
+    place, spool = open_place(options.to), spool_folder(options)
+    made = []
+    try:
+        for key, folder in _folders(options, place, spool):
+            made += _probe(key, folder)
+        if (spool / _LOCK).exists():
+            holder = _lock(options, spool, mine=True)
+            if holder is not None:
+                os.close(holder)
+    finally:
+        for folder in reversed(made):
+            with suppress(OSError):
+                folder.rmdir()
+
+
+class Store:
+    """One capture's spool and files.
+
+    `append`, `tick` and `rotate` are for one thread; `state` and `problem` for any.
+    """
+
+    def __init__(self, options: CaptureOptions, info: CaptureInfo, clock: Clock) -> None:
+        """Touches nothing yet. Raises ConfigError for a place that cannot be."""
+        assert options.to is not None
+        self.problem: str | None = None
+        """Why rows are not taken now: `disk_full`, `folder` or `total_bytes`."""
+        self._options = options
+        self._info = info
+        self._clock = clock
+        self._place = open_place(options.to)
+        self._folder = spool_folder(options)
+        self._tag = re.sub(r"[^A-Za-z0-9_]", "_", info.capture) or "_"
+        self._files = _LocalFiles(self._place.folder, self._tag)
+        self._finisher = Finisher(self._place, self._folder, self._files.add)
+        self._lock: int | None = None
+        self._writer: SpoolWriter | None = None
+        self._began_ns = 0
+        self._looked_ns = 0
+        self._noted: Ledger | None = None
+        self._number = 0
+        self._rows = self._bytes = 0
+        self._packing = 0.5
+
+    def open(self) -> None:
+        """Makes the folders, takes the lock, and finds what an earlier process left.
+
+        Raises ConfigError when that cannot be.
+        """
+        for key, folder in _folders(self._options, self._place, self._folder):
+            _probe(key, folder)
+        self._lock = _lock(self._options, self._folder)
+        self._files.look()
+        for path in sorted(self._folder.glob("llmtap-*.spool")):
+            self._finisher.add(ClosedSpool(path, path.stat().st_size))
+        self._finisher.start()
+
+    def append(self, batch: pa.RecordBatch, ledger: Ledger) -> bool:
+        """Keep the rows, and what is known of others; False when that cannot be now.
+
+        A batch without rows keeps the ledger alone, where it says something new.
+        """
+        assert self._lock is not None, "not open"
+        if batch.num_rows == 0 and ledger == self._noted:
+            return True
+        if not self._has_room():
+            self._pause("total_bytes", f"{self._options.total_bytes} bytes are taken")
+            return False
+        try:
+            self._write(batch, ledger)
+        except OSError as exc:
+            self._pause("disk_full" if exc.errno in FULL else "folder", exc.strerror or str(exc))
+            return False
+        self._rows += batch.num_rows
+        if self.problem is not None:
+            log.info("event=capture_resumed after=%s", self.problem)
+            self.problem = None
+            self._finisher.kick()
+        if self._writer is not None and self._writer.bytes >= self._options.rotate_bytes:
+            self.rotate()
+        return True
+
+    def tick(self) -> None:
+        """Time passes: a spool that is old enough becomes a file."""
+        if self._writer is not None and self._clock.mono_ns() - self._began_ns >= self._options.rotate_every:
+            self.rotate()
+
+    def rotate(self) -> None:
+        """The spool that is written to becomes a file; the next batch begins another."""
+        writer, self._writer = self._writer, None
+        if writer is None:
+            return
+        if self._options.fsync != "never":
+            try:
+                writer.sync()
+            except OSError as exc:
+                log.warning("event=capture_not_synced spool=%s error=%r", writer.path.name, exc.strerror)
+        writer.close()
+        if writer.rows or writer.notes:
+            self._finisher.add(ClosedSpool(writer.path, writer.bytes, writer.rows))
+        else:
+            writer.path.unlink(missing_ok=True)
+
+    def close(self, timeout_s: float) -> None:
+        """Makes files of all spools if the time allows; the next start finds the others."""
+        self.rotate()
+        ended = self._finisher.close(timeout_s)
+        if not ended:
+            log.warning("event=capture_files_left spools=%d", self._finisher.waiting[0])
+        # A thread that hangs in an upload still reads its spool: the lock goes with the process then.
+        if ended and self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def state(self) -> StoreState:
+        """Counts and sizes of now. Waits for no disk."""
+        counts = self._finisher.counts
+        waiting, waiting_bytes = self._finisher.waiting
+        writer = self._writer
+        return StoreState(
+            rows_written=self._rows, bytes_written=self._bytes,
+            files=counts.files, files_waiting=waiting, files_deleted=self._files.deleted,
+            rows_deleted=self._files.deleted_rows,
+            spool_bytes=waiting_bytes + (0 if writer is None else writer.bytes),
+            local_bytes=self._files.bytes, failures=counts.failures, recovered=counts.recovered_rows,
+            damaged=counts.damaged_batches, lost_rows=counts.lost_rows,
+            problem=self.problem, files_problem=self._finisher.problem,
+        )  # fmt: skip
+
+    # ---------------------------------------------------------------- writing
+
+    def _write(self, batch: pa.RecordBatch, ledger: Ledger) -> None:
+        if self._writer is not None and not self._writer.present:
+            self._make_again()
+            self._writer.restore()
+            log.warning(
+                "event=capture_spool_restored spool=%s rows=%d", self._writer.path, self._writer.rows
+            )  # fmt: skip
+        elif not (self._folder / _LOCK).exists():
+            self._make_again()
+        self._leave_room(batch)
+        writer = self._writer
+        if writer is None:
+            writer = self._writer = self._begin()
+        before = writer.bytes
+        # Each spool says it anew, so that each file tells of itself what it lacks.
+        news = ledger if ledger != self._noted or not writer.notes else None
+        sync = self._options.fsync == "batch"
+        if batch.num_rows:
+            writer.append(batch, news, sync=sync)
+        elif news is not None:
+            writer.note(news, sync=sync)
+        self._noted = ledger
+        self._bytes += writer.bytes - before
+        if batch.nbytes:
+            self._packing = (writer.bytes - before) / batch.nbytes
+
+    def _begin(self) -> SpoolWriter:
+        """A new spool. Raises OSError."""
+        self._number += 1
+        now_ns = self._clock.wall_ns()
+        at = datetime.fromtimestamp(now_ns // 1_000_000_000, UTC)
+        when = f"{at:%Y%m%dT%H%M%S}{now_ns // 1_000_000 % 1_000:03d}Z"
+        name = f"llmtap-{when}-{self._tag}-{self._number:04d}-{secrets.token_hex(2)}.spool"
+        writer = SpoolWriter(self._folder / name, msgspec.structs.replace(self._info, began_ns=now_ns))
+        if self._options.fsync == "batch":
+            try:
+                sync_folder(self._folder)
+            except OSError:
+                writer.close()
+                writer.path.unlink(missing_ok=True)
+                raise
+        self._began_ns = self._clock.mono_ns()
+        self._bytes += writer.bytes
+        return writer
+
+    def _make_again(self) -> None:
+        """Somebody has removed the folder, and our lock with it. Raises OSError."""
+        make_folder(self._folder)
+        old, self._lock = self._lock, None
+        try:
+            self._lock = _lock(self._options, self._folder)
+        except ConfigError as exc:
+            self._lock = old
+            raise OSError(errno.EBUSY, exc.problem) from None
+        if old is not None:
+            os.close(old)
+
+    def _leave_room(self, batch: pa.RecordBatch) -> None:
+        """Raises OSError where the batch would take the room that spools need to become files."""
+        disk = os.statvfs(self._folder)
+        if not disk.f_blocks:
+            return  # It does not say.
+        largest = max(self._finisher.largest, 0 if self._writer is None else self._writer.bytes)
+        # The batch takes its bytes in the spool, and at most as many in the file.
+        needed = MARGIN_BYTES + largest + round(2 * self._packing * batch.nbytes)
+        if disk.f_bavail * disk.f_frsize < needed:
+            self.rotate()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _has_room(self) -> bool:
+        """Whether the total is below its bound, after what the bound allows us to delete is deleted."""
+        if self._taken() < self._options.total_bytes:
+            return True
+        now_ns = self._clock.mono_ns()
+        if self.problem != "total_bytes" or now_ns - self._looked_ns >= LOOK_AGAIN_NS:
+            self._looked_ns = now_ns
+            self._files.look()
+        if self._options.when_full == "oldest":
+            while self._taken() >= self._options.total_bytes and self._files.delete_oldest():
+                pass
+        return self._taken() < self._options.total_bytes
+
+    def _taken(self) -> int:
+        writer = self._writer
+        return self._finisher.waiting[1] + self._files.bytes + (0 if writer is None else writer.bytes)
+
+    def _pause(self, problem: str, reason: str) -> None:
+        if problem != self.problem:
+            log.warning(
+                "event=capture_paused problem=%s spool=%s reason=%r", problem, self._folder, reason
+            )  # fmt: skip
+        self.problem = problem
+
+
+class _LocalFiles:
+    """Our files in a local folder, by name, which is by age. Of a remote place: none."""
+
+    def __init__(self, folder: Path | None, tag: str) -> None:
+        """`tag`: what the names of this capture's files have in them."""
+        self.bytes = 0
+        self.deleted = 0
+        self.deleted_rows = 0
+        """Of this capture alone: an earlier one's are nobody's to count any more."""
+        self._folder = folder
+        self._tag = f"-{tag}-"
+        self._sizes: dict[str, int] = {}
+        self._guard = threading.Lock()
+
+    def look(self) -> None:
+        """See what is there: others may have moved files away."""
+        found = {}
+        if self._folder is not None:
+            with suppress(OSError), os.scandir(self._folder) as entries:
+                for entry in entries:
+                    if _OURS.fullmatch(entry.name):
+                        with suppress(OSError):
+                            found[entry.name] = entry.stat().st_size
+        with self._guard:
+            self._sizes = found
+            self.bytes = sum(found.values())
+
+    def add(self, name: str, size: int) -> None:
+        if self._folder is not None:
+            with self._guard:
+                self._sizes[name] = size
+                self.bytes = sum(self._sizes.values())
+
+    def delete_oldest(self) -> bool:
+        """Whether there was one, and it is gone. Raises nothing."""
+        with self._guard:
+            if not self._sizes or self._folder is None:
+                return False
+            name = min(self._sizes)
+            rows = 0
+            if self._tag in name:
+                with suppress(OSError, pa.ArrowException):
+                    rows = pq.read_metadata(self._folder / name).num_rows
+            try:
+                (self._folder / name).unlink(missing_ok=True)
+            except OSError as exc:
+                log.warning("event=capture_not_deleted file=%s error=%r", name, exc.strerror)
+                return False
+            size = self._sizes.pop(name)
+            self.bytes -= size
+            self.deleted += 1
+            self.deleted_rows += rows
+        log.warning("event=capture_deleted file=%s bytes=%d", name, size)
+        return True
+
+
+def _folders(options: CaptureOptions, place: Place, spool: Path) -> list[tuple[str, Path]]:
+    """What must be there, by the key that names it."""
+    own = "capture.spool" if options.spool is not None or place.folder is None else "capture.to"
+    folders = [(own, spool)]
+    return folders if place.folder is None else [("capture.to", place.folder), *folders]
+
+
+def _probe(key: str, folder: Path) -> list[Path]:
+    """Makes the folder and writes to it; which folders that made. A full disk passes: it may have room later.
+
+    Raises ConfigError.
+    """
+    made: list[Path] = []
+    try:
+        made = make_folder(folder)
+        probe = folder / f".llmtap-probe-{secrets.token_hex(4)}"
+        try:
+            os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        finally:
+            probe.unlink(missing_ok=True)
+    except OSError as exc:
+        if exc.errno not in FULL:
+            raise ConfigError(
+                key, f"{folder} cannot be written: {exc.strerror}", "a folder that this user may write to"
+            ) from None
+    return made
+
+
+def _lock(options: CaptureOptions, folder: Path, *, mine: bool = False) -> int | None:
+    """The lock on the folder, held until it is closed; with `mine`, None where a child of ours holds it.
+
+    Raises ConfigError where another tap does.
+    """
+    key = "capture.to" if options.spool is None else "capture.spool"
+    path = folder / _LOCK
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as exc:
+        raise ConfigError(key, f"{path}: {exc.strerror}") from None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        holder = os.read(fd, 64).split()
+        os.close(fd)
+        if mine and holder[1:] == [b"%d" % os.getpid()]:
+            return None
+        raise ConfigError(
+            key, f"another llmtap captures in {folder}", "give each its own capture.to, or capture.spool"
+        ) from None
+    with suppress(OSError):  # On a full disk the name of the holder is missing, and nothing else.
+        path.write_bytes(b"%d %d\n" % (os.getpid(), os.getppid()))
+    return fd

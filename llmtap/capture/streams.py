@@ -1,0 +1,201 @@
+"""Files to read traces from and write them to: compressed or not, counted, and never half there.
+
+`.gz` and `.zst` are undone and done on the way, with Arrow's codecs, which notice a stream that was cut off.
+A target is written beside its place under another name, and takes its place when all of it is on the disk.
+"""
+
+import io
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import pyarrow as pa
+
+from llmtap.errors import ConfigError
+
+__all__ = ["STANDARD", "InputFile", "new_file", "opened"]
+
+STANDARD: Final = "-"
+"""Standard input, standard output."""
+_BUFFER_BYTES: Final = 1 << 18
+_CODECS: Final = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+"""By what a compressed file begins with (RFC 1952, RFC 8878)."""
+_ENDINGS: Final = {".gz": "gzip", ".zst": "zstd"}
+
+Progress = Callable[[int, int | None], None]
+"""Called with the bytes read so far, as they lie on the disk, and how many there are, if that is known."""
+
+
+class _CountedInput(io.RawIOBase):
+    """Passes reads through, and counts them."""
+
+    def __init__(self, file: BinaryIO, total: int | None, progress: Progress | None) -> None:
+        self._file = file
+        self.total = total
+        self._progress = progress
+        self.bytes = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return self._file.seekable()
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._file.read(len(buffer))
+        buffer[: len(data)] = data
+        self.bytes += len(data)
+        if self._progress is not None:
+            # What goes back and forth, as a reader of Parquet does, reads some of it twice.
+            done = self.bytes if self.total is None else min(self.bytes, self.total)
+            self._progress(done, self.total)
+        return len(data)
+
+
+class _Prefixed(io.RawIOBase):
+    """What was read already, and then the rest."""
+
+    def __init__(self, head: bytes, rest: BinaryIO) -> None:
+        self._head = head
+        self._rest = rest
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data, self._head = self._head[: len(buffer)], self._head[len(buffer) :]
+        data = data or self._rest.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+class InputFile:
+    """A file being read."""
+
+    def __init__(self, raw: _CountedInput, head: bytes, stream: BinaryIO, *, seekable: bool) -> None:
+        self._raw = raw
+        self.head = head
+        """What it begins with, decompressed."""
+        self.stream = stream
+        self.seekable = seekable
+        """Whether `stream` can go back, as Parquet needs it."""
+
+    @property
+    def size(self) -> int:
+        """Bytes as they lie on the disk; of a pipe, those that were read."""
+        return self._raw.bytes if self._raw.total is None else self._raw.total
+
+
+@contextmanager
+def opened(source: str, head_bytes: int, progress: Progress | None = None) -> Iterator[InputFile]:
+    """Opens a file, or standard input, for reading from its beginning. Raises OSError."""
+    with open(0 if source == STANDARD else source, "rb", closefd=source != STANDARD) as file:
+        regular = source != STANDARD and Path(source).is_file()
+        raw = _CountedInput(file, os.fstat(file.fileno()).st_size if regular else None, progress)
+        head = _read_up_to(raw, max(len(magic) for magic in _CODECS))
+        codec = next((name for magic, name in _CODECS.items() if head.startswith(magic)), None)
+        if codec is None and regular:
+            raw.seek(0)
+            raw.bytes = 0
+            stream: BinaryIO = io.BufferedReader(raw, _BUFFER_BYTES)
+            head = _read_up_to(stream, head_bytes)
+            stream.seek(0)
+            yield InputFile(raw, head, stream, seekable=True)
+            return
+        plain: Any = io.BufferedReader(_Prefixed(head, raw), _BUFFER_BYTES)  # type: ignore[arg-type]
+        if codec is not None:
+            # pa.NativeFile reads like a raw file, and says so.
+            plain = io.BufferedReader(pa.CompressedInputStream(plain, codec), _BUFFER_BYTES)
+        head = _read_up_to(plain, head_bytes)
+        again = io.BufferedReader(_Prefixed(head, plain), _BUFFER_BYTES)
+        yield InputFile(raw, head, again, seekable=False)
+
+
+def _read_up_to(file: Any, n: int) -> bytes:
+    """As many bytes as there are, at most n: a pipe gives them in pieces."""
+    data = b""
+    while len(data) < n and (more := file.read(n - len(data))):
+        data += more
+    return data
+
+
+class _Output(io.RawIOBase):
+    """Counts what is written. Closing it, as codecs do with what they write to, closes nothing."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.bytes = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        n = self._file.write(data)
+        self.bytes += n
+        return n
+
+    def tell(self) -> int:
+        return self.bytes
+
+
+class NewFile:
+    """A file being written."""
+
+    def __init__(self, output: _Output, stream: Any) -> None:
+        self._output = output
+        self.stream: BinaryIO = stream
+
+    @property
+    def bytes(self) -> int:
+        """Written so far, as they lie on the disk."""
+        return self._output.bytes
+
+
+@contextmanager
+def new_file(target: str, *, replace: bool) -> Iterator[NewFile]:
+    """A file that appears at `target` when the block is left without an exception, and not at all otherwise.
+
+    Compressed where the name ends so. Standard output is written at once. Raises OSError, and ConfigError
+    where there is something at `target` already that is not to be replaced.
+    """
+    if target == STANDARD:
+        output = _Output(sys.stdout.buffer)
+        yield NewFile(output, output)
+        sys.stdout.buffer.flush()
+        return
+    path = Path(target)
+    _check_free(path, replace=replace)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("xb") as file:
+            output = _Output(file)
+            codec = _ENDINGS.get(path.suffix.lower())
+            if codec is None:
+                yield NewFile(output, output)
+            else:
+                stream = pa.CompressedOutputStream(pa.PythonFile(output, "w"), codec)
+                # Closed before the file in any case: left to its end, it complains on stderr.
+                with closing(stream):
+                    yield NewFile(output, stream)
+            file.flush()
+            os.fsync(file.fileno())
+        _check_free(path, replace=replace)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _check_free(path: Path, *, replace: bool) -> None:
+    if path.is_dir():
+        raise ConfigError(str(path), "is a folder")
+    if path.exists() and not replace:
+        raise ConfigError(str(path), "is there already", "--force replaces it")

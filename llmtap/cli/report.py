@@ -1,0 +1,161 @@
+"""`llmtap report`: what a capture or a trace is, in numbers."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+
+from llmtap.cli.main import app
+from llmtap.errors import ConfigError, LlmtapError
+
+__all__ = ["report"]
+
+EPILOG = """CAPTURE is a file, a folder, a pattern of files or a URL (s3://bucket/prefix) of captures;
+or one trace file of another tool, in any format that `llmtap convert --list` shows.
+
+Examples:
+
+  llmtap report captures/ --by tenant --slo "ttft:500ms tpot:50ms"
+
+  llmtap report s3://bucket/captures --json > summary.json
+
+  llmtap report captures/ --integrity || echo "something is missing" """
+
+
+@app.command(epilog=EPILOG)
+def report(
+    places: Annotated[list[str], typer.Argument(metavar="CAPTURE...", help="What to read.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
+    integrity: Annotated[
+        bool,
+        typer.Option(
+            "--integrity", help="List the exchanges that are missing; exit 1 if nobody accounts for some."
+        ),
+    ] = False,
+    by: Annotated[
+        list[str] | None,
+        typer.Option(metavar="tenant|model|arm|session", help="The same for each of them; may be repeated."),
+    ] = None,
+    slo: Annotated[
+        str | None, typer.Option(help="Objectives to judge by, such as 'ttft:500ms tpot:50ms'.")
+    ] = None,
+    skip_broken: Annotated[
+        bool, typer.Option("--skip-broken", help="Pass over files that cannot be read, and name them.")
+    ] = False,
+) -> None:
+    """Sum up a capture: latencies, workload, conversations, and what is missing."""
+    from llmtap.capture.describe import BY, describe
+    from llmtap.capture.reader import read
+    from llmtap.metrics.objectives import Objectives
+
+    for label in by or ():
+        if label not in BY:
+            raise ConfigError("--by", f"{label!r} is none of {', '.join(BY)}")
+    objectives = None if slo is None else Objectives.parse(slo, "--slo")
+    options: dict[str, Any] = {"by": by or (), "objectives": objectives}
+    if _is_trace(places):
+        if integrity:
+            raise ConfigError("--integrity", "a trace of another tool has no numbers to tell it by")
+        _show(_of_trace(places[0], options), as_json=as_json)
+        return
+    try:
+        capture = read(places, skip_broken=skip_broken)
+    except ConfigError:
+        raise
+    except LlmtapError as exc:  # of a later version
+        raise ConfigError("capture", str(exc)) from None
+    if integrity:
+        checked = capture.integrity()
+        _show_integrity(checked.to_dict(), as_json=as_json)
+        raise typer.Exit(0 if checked.ok else 1)
+    with _progress(len(capture)) as progress:
+        told = describe([f.info for f in capture.files], capture.batches(), progress=progress, **options)
+    told["capture"] |= {  # type: ignore[operator]
+        "files": len(capture.files), "bytes": sum(f.bytes for f in capture.files),
+        "broken": [{"file": file, "problem": problem} for file, problem in capture.broken],
+    }  # fmt: skip
+    told["integrity"] = capture.integrity().to_dict()
+    _show(told, as_json=as_json)
+
+
+def _is_trace(places: list[str]) -> bool:
+    """One file that is no Parquet: `read` finds the words for everything else."""
+    if len(places) != 1:
+        return False
+    try:
+        with open(places[0], "rb") as file:
+            return file.read(4) != b"PAR1"
+    except OSError:
+        return False
+
+
+def _of_trace(path: str, options: dict[str, Any]) -> dict[str, object]:
+    import pyarrow as pa
+
+    from llmtap.capture.describe import describe
+    from llmtap.capture.formats.format import FormatError
+    from llmtap.capture.formats.registry import SNIFF_BYTES, detect
+    from llmtap.capture.streams import opened
+
+    try:
+        with opened(path, SNIFF_BYTES, None) as file:
+            found = detect(path.removesuffix(".gz").removesuffix(".zst"), file.head)
+            assert found.read is not None
+            source = found.read(file.stream)
+            with _progress(None) as progress:
+                told = describe([source.info], source.batches, progress=progress, **options)
+    except FormatError as exc:
+        raise ConfigError(path, str(exc)) from None
+    except (pa.ArrowException, OSError, EOFError) as exc:
+        raise ConfigError(path, f"cannot be read: {exc}") from None
+    told["capture"] |= {"source": [found.name], "notes": source.notes}  # type: ignore[operator]
+    return told
+
+
+@contextmanager
+def _progress(rows: int | None) -> Iterator[Callable[[int], None] | None]:
+    """A bar of the rows read, where there is somebody to see it."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("exchanges", total=rows)
+        yield lambda done: bar.update(task, completed=done)
+
+
+def _show(told: dict[str, object], *, as_json: bool) -> None:
+    if as_json:
+        _print_json(told)
+        return
+    from llmtap.report.capture import render_capture
+
+    _print(render_capture(told))
+
+
+def _show_integrity(told: dict[str, object], *, as_json: bool) -> None:
+    if as_json:
+        _print_json(told)
+        return
+    from llmtap.report.integrity import render_integrity
+
+    _print(render_integrity(told))
+
+
+def _print_json(told: dict[str, object]) -> None:
+    import msgspec
+
+    print(msgspec.json.format(msgspec.json.encode(told)).decode())
+
+
+def _print(shown: Any) -> None:
+    from rich.console import Console
+
+    if sys.stdout.isatty():
+        Console(highlight=False).print(shown)
+    else:  # for grep: a line is a line
+        Console(highlight=False, width=200).print(shown, soft_wrap=True)

@@ -1,0 +1,73 @@
+"""When the meter ends: once its relays have left, so that what ends while they drain is measured.
+
+| what happens | what it means | the meter waits for its relays |
+|---|---|---|
+| SIGTERM | the end of the proxy; an init system may tell the whole group at once | `drain_s` and a grace |
+| SIGTERM again, SIGUSR1 | now; the latter where another meter follows and the relays stay | no |
+| stdin ends | the supervisor died: relays drain, and nobody else would stop us | the same, 24 s at most |
+"""
+
+import asyncio
+import logging
+import signal
+import sys
+from typing import Final
+
+from llmtap.meter.receiver import Receiver
+
+__all__ = ["RENEW", "Ending"]
+
+RENEW: Final = signal.SIGUSR1
+"""End now: another meter takes over, and the relays stay."""
+GRACE_S: Final = 5.0
+"""On top of the relays' own limit: for their last batches."""
+ORPHAN_S: Final = 24.0
+"""Relays that lost their supervisor are gone in 22 s, the last files take 4 s more; 30 s are allowed."""
+
+log = logging.getLogger(__name__)
+
+
+class Ending:
+    """Listens for the end from its construction on; `drain_s` is how long relays let streams finish."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, drain_s: float) -> None:
+        self._loop = loop
+        self._limit_s = drain_s + GRACE_S
+        self._asked = asyncio.Event()
+        self._now = asyncio.Event()
+        self.orphaned = False
+        loop.add_signal_handler(signal.SIGTERM, self._on_term)
+        loop.add_signal_handler(RENEW, self._on_renewal)
+        # A terminal's Ctrl-C and hang-up reach the whole group; the supervisor decides what they mean.
+        for number in (signal.SIGINT, signal.SIGHUP):
+            loop.add_signal_handler(number, lambda: None)
+        loop.add_reader(sys.stdin.fileno(), self._on_orphaned)
+
+    async def asked(self) -> None:
+        """Until somebody wants the end, or the supervisor is gone."""
+        await self._asked.wait()
+
+    async def relays_left(self, receiver: Receiver) -> None:
+        """Until no relay is connected, or there is no more time."""
+        self._loop.call_later(self._limit_s, self._now.set)
+        left = self._loop.create_task(receiver.relays_left())
+        enough = self._loop.create_task(self._now.wait())
+        await asyncio.wait((left, enough), return_when=asyncio.FIRST_COMPLETED)
+        left.cancel()
+        enough.cancel()
+
+    def _on_term(self) -> None:
+        if self._asked.is_set():
+            self._now.set()
+        self._asked.set()
+
+    def _on_renewal(self) -> None:
+        self._now.set()
+        self._asked.set()
+
+    def _on_orphaned(self) -> None:
+        self._loop.remove_reader(sys.stdin.fileno())
+        log.error("event=supervisor_lost child=meter")
+        self.orphaned = True
+        self._loop.call_later(min(self._limit_s, ORPHAN_S), self._now.set)
+        self._asked.set()

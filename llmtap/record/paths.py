@@ -1,0 +1,122 @@
+"""A request's path, with what may be a secret or a person left out.
+
+Some gateways take keys in the path, most APIs ids. A path is written to captures at every level, so a segment
+stays only if it reads like words: API words, versions, names of models and deployments. All else becomes `*`.
+What is made of plain letters cannot be told from a word and stays (`/pass/swordfish/`), unless the segment
+before it says what it is (`/key/swordfish/`).
+
+Source: the forms of keys are those that their issuers publish for secret scanning.
+"""
+
+import re
+from typing import Final
+from urllib.parse import unquote
+
+__all__ = ["KEY_PATTERN", "PATH_CHARS_MAX", "clean_path", "looks_secret"]
+
+PATH_CHARS_MAX: Final = 256
+_SEGMENT_CHARS_MAX: Final = 80
+"""Names of models on the hubs have up to 96 characters, those in use half of that."""
+_DECODINGS_MAX: Final = 4
+"""A path that is percent-encoded more often than this hides something."""
+
+KEY_PATTERN: Final = (
+    r"(?a:"
+    r"(?:sk|pk|rk|ak|csk|gsk|ssk)[-_](?=[\w-]{8})(?=[a-z_-]{0,64}[A-Z0-9]|[\w-]{20})[\w-]++"
+    r"|gh[pousr]_\w{20,}+|github_pat_\w{20,}+|gl[a-z]{2,5}-[\w-]{16,}+"
+    r"|(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{12,}+|AIza[\w-]{30,}+|ya29\.[\w-]{16,}+"
+    r"|xox[a-z]-[\w-]{8,}+|xapp-[\w-]{8,}+|whsec_[\w+/=-]{16,}+|SK[0-9a-f]{32}|key-[0-9a-f]{32}"
+    r"|(?:hf|npm|r8|tgp|fw|nvapi|xai|pplx|pypi|dop_v1|lin_api|shpat)[-_](?=[a-zA-Z_-]{0,64}[0-9])[\w-]{16,}+"
+    r"|eyJ[\w-]{8,300}+\.[\w-]{4,}+(?:\.[\w-]++)*+"
+    r")"
+)
+"""Keys that tell by their form: OpenAI, Anthropic, Stripe, Groq, Cerebras, GitHub, GitLab, AWS, Google,
+Slack, Twilio, Mailgun, Hugging Face, npm, Replicate, Together, Fireworks, NVIDIA, xAI, Perplexity, PyPI,
+DigitalOcean, Linear, Shopify; JWT. Each part that may be tried and fail is bounded, so time is linear."""
+
+_key_in = re.compile(rf"(?<![A-Za-z0-9]){KEY_PATTERN}").search
+_uuid_in = re.compile(r"[0-9A-Fa-f]{8}-?(?:[0-9A-Fa-f]{4}-?){3}[0-9A-Fa-f]{12}").search
+_plain = re.compile(r"[\w.~:@+,()-]*", re.ASCII).fullmatch
+_pieces = re.compile(r"[A-Za-z0-9]+").findall
+_hex = re.compile(r"(?=[0-9]*[a-fA-F])(?=[a-fA-F]*[0-9])[0-9a-fA-F]{8,}").fullmatch
+_edges = re.compile(r"[0-9](?=[A-Za-z])|[A-Za-z](?=[0-9])").findall
+_humps = re.compile(r"[a-z](?=[A-Z])").findall
+_snapshot = re.compile(r"[^@]+@(?:[0-9]{1,8}|latest|default)(?::[A-Za-z]+)?").fullmatch
+_announces = re.compile(
+    r"(?i)(?:(?:api|access|auth|secret|private|session)?[-_]?)"
+    r"(?:keys?|tokens?|secrets?|passwords?|auth|sessions?)|users?"
+).fullmatch
+_WORDS_AFTER: Final = frozenset(
+    {"v1", "v2", "v3", "api", "openai", "chat", "completions", "messages", "models"}
+)
+
+
+def looks_secret(word: str) -> bool:
+    """Whether a name without spaces looks like a key or an id rather than like words and versions."""
+    if _key_in(word) or _uuid_in(word):
+        return True
+    edges = 0
+    for piece in _pieces(word):
+        size, turns = len(piece), len(_edges(piece))
+        edges += turns
+        if _hex(piece) or (piece.isdigit() and size > 8):  # 8 digits are a date
+            return True
+        if size >= 12 and (turns >= 4 or len(_humps(piece)) >= 5):
+            return True
+        if size >= 20 and turns and not piece.islower() and not piece.isupper() and len(_humps(piece)) >= 3:
+            return True
+        if size > 32:
+            return True
+    # Keys in groups: a1b2-c3d4-e5f6-a7b8. `Qwen2.5-Coder-32B-Instruct-AWQ-w4a16` has 5.
+    return edges >= 8
+
+
+def clean_path(path: str) -> str:
+    """The path with `*` for what should not be written, and at most PATH_CHARS_MAX long.
+
+    Cleaning it once more changes nothing.
+    """
+    kept: list[str] = []
+    size = 0
+    announced = False
+    for segment in path.split("/"):
+        text = _decoded(segment)
+        told = announced and segment and segment.lower() not in _WORDS_AFTER
+        shown = "*" if told or not _may_stay(segment, text) else segment
+        announced = text is not None and bool(_announces(text))
+        size += len(shown) + 1
+        if size > PATH_CHARS_MAX - 2:
+            kept.append("*")
+            break
+        kept.append(shown)
+    return "/".join(kept)
+
+
+def _may_stay(segment: str, text: str | None) -> bool:
+    if segment == "*":
+        return True
+    if text is None or len(segment) > _SEGMENT_CHARS_MAX:
+        return False
+    # An encoded slash joins the names of a model and its owner: meta-llama%2FLlama-3.1-8B.
+    return all(_is_name(name) for name in text.split("/"))
+
+
+def _is_name(name: str) -> bool:
+    if not _plain(name):
+        return False
+    # Numbers are ids, but for those of a version, a year or a port.
+    if name.isdigit() and len(name) > 4:
+        return False
+    at = name.find("@", 1)  # Cloudflare's models begin with @
+    if at > 0 and not _snapshot(name):
+        return False
+    return not looks_secret(name)
+
+
+def _decoded(segment: str) -> str | None:
+    """Without percent-encoding, however often it was applied; None where that does not end."""
+    for _ in range(_DECODINGS_MAX):
+        if "%" not in segment:
+            return segment
+        segment = unquote(segment, errors="replace")
+    return None if "%" in segment else segment

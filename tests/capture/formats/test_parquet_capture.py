@@ -1,0 +1,147 @@
+"""A capture survives being read and written as a format, whole or in pieces; what is none is told."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmtap import __version__
+from llmtap.capture.formats.format import FormatError, Source, WriteOptions, batch_of
+from llmtap.capture.formats.parquet_capture import FORMAT, read_many
+from llmtap.capture.parquet import write_parquet
+from llmtap.capture.reader import CaptureError
+from llmtap.capture.schema import SCHEMA, VERSION, CaptureInfo, info_of
+
+assert FORMAT.read is not None and FORMAT.write is not None
+read, write = FORMAT.read, FORMAT.write
+
+INFO = CaptureInfo(level="shape", source="mooncake", arrivals="trace", style={"json": "spaced"})
+
+
+def rows_of(source: Source) -> list[dict[str, Any]]:
+    batches = list(source.batches)
+    assert all(batch.schema.equals(SCHEMA) for batch in batches)
+    return [row for batch in batches for row in batch.to_pylist()]
+
+
+def written(*batches: pa.RecordBatch, info: CaptureInfo = INFO) -> bytes:
+    out = io.BytesIO()
+    told = write(out, info, iter(batches), WriteOptions())
+    assert told.rows == sum(batch.num_rows for batch in batches)
+    return out.getvalue()
+
+
+@given(
+    st.lists(
+        st.lists(
+            st.tuples(
+                st.integers(-(1 << 60), 1 << 60), st.none() | st.text(st.characters(codec="utf-8")),
+                st.none() | st.lists(st.integers(-(1 << 63), (1 << 63) - 1), max_size=3),
+            ),
+            max_size=4,
+        ),
+        max_size=4,
+    )
+)  # fmt: skip
+def test_rows_survive(parts: list[list[tuple[int, str | None, list[int] | None]]]) -> None:
+    batches = [
+        batch_of(len(part), {
+            "arrival_ns": [row[0] for row in part], "model": [row[1] for row in part],
+            "blocks": [row[2] for row in part],
+        })
+        for part in parts
+    ]  # fmt: skip
+    source = read(io.BytesIO(written(*batches)))
+    assert rows_of(source) == [row for batch in batches for row in batch.to_pylist()]
+    assert (source.info.source, source.info.arrivals, source.info.style) == (
+        "mooncake", "trace", {"json": "spaced"},
+    )  # fmt: skip
+    assert (source.info.schema_version, source.info.tap_version) == (VERSION, __version__)
+
+
+def test_a_style_that_is_complete_only_at_the_end_is_kept() -> None:
+    info = CaptureInfo(source="azure")
+
+    def batches() -> Any:
+        yield batch_of(1, {"arrival_ns": [1]})
+        info.style["end"] = "none"
+
+    out = io.BytesIO()
+    write(out, info, batches(), WriteOptions())
+    assert read(io.BytesIO(out.getvalue())).info.style == {"end": "none"}
+
+
+def test_who_wrote_a_capture_is_not_forgotten() -> None:
+    data = written(batch_of(1, {}), info=CaptureInfo(capture="c", tap_version="0.0.7"))
+    assert read(io.BytesIO(data)).info.tap_version == "0.0.7"
+
+
+def test_rows_with_bodies_are_read_some_at_a_time() -> None:
+    bodies = [chr(97 + i % 26) * 200_000 for i in range(300)]
+    data = written(batch_of(300, {"request_body": bodies}))
+    batches = list(read(io.BytesIO(data)).batches)
+    assert len(batches) > 1
+    assert [body for batch in batches for body in batch.column("request_body").to_pylist()] == bodies
+
+
+@pytest.mark.parametrize("cut", [0, 4, 100, -1, -50])
+def test_a_torn_file_is_told(cut: int) -> None:
+    data = written(batch_of(1, {"arrival_ns": [1]}))
+    with pytest.raises(FormatError, match="cannot be read as Parquet"):
+        read(io.BytesIO(data[:cut]))
+
+
+def test_a_damaged_page_is_told() -> None:
+    data = bytearray(written(batch_of(5_000, {"request_body": [f"{i:09}" * 3 for i in range(5_000)]})))
+    middle = len(data) // 3
+    data[middle : middle + 2_000] = bytes(2_000)
+    source = read(io.BytesIO(bytes(data)))
+    with pytest.raises(FormatError, match="damaged Parquet"):
+        rows_of(source)
+
+
+def test_parquet_of_others_and_of_later_versions_is_told() -> None:
+    out = io.BytesIO()
+    pq.write_table(pa.table({"prompt": ["a"]}), out)
+    with pytest.raises(FormatError, match="not a capture of llmtap's"):
+        read(io.BytesIO(out.getvalue()))
+    newer = io.BytesIO()
+    write_parquet(newer, CaptureInfo(schema_version=VERSION + 1), [batch_of(1, {})])
+    with pytest.raises(FormatError, match="schema version"):
+        rows_of(read(io.BytesIO(newer.getvalue())))
+
+
+def test_many_files_follow_each_other(tmp_path: Path) -> None:
+    for i, level in enumerate(("none", "full", "shape")):
+        info = CaptureInfo(level=level, capture="c", source="mooncake" if i else "azure")
+        (tmp_path / f"llmtap-{i}.parquet").write_bytes(written(batch_of(1, {"arrival_ns": [i]}), info=info))
+    (tmp_path / ".spool").mkdir()
+    (tmp_path / ".spool" / "llmtap-9.parquet").write_bytes(b"not yet")
+    for where in (tmp_path, tmp_path / "llmtap-*.parquet"):
+        source, size = read_many(str(where))
+        assert [row["arrival_ns"] for row in rows_of(source)] == [0, 1, 2]
+        assert (source.info.level, source.info.capture, source.info.source) == ("full", "c", "")
+        assert size == sum(path.stat().st_size for path in tmp_path.glob("*.parquet"))
+
+
+def test_many_files_that_do_not_fit_together_are_told(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="no Parquet file"):
+        read_many(str(tmp_path))
+    for name in ("wall", "trace"):
+        info = CaptureInfo(arrivals=name)
+        (tmp_path / f"{name}.parquet").write_bytes(written(batch_of(1, {}), info=info))
+    with pytest.raises(FormatError, match="convert them apart"):
+        read_many(str(tmp_path))
+    write_parquet(tmp_path / "newer.parquet", CaptureInfo(schema_version=VERSION + 1), [batch_of(1, {})])
+    with pytest.raises(FormatError, match="schema version"):
+        read_many(str(tmp_path / "new*.parquet"))
+
+
+def test_what_is_written_says_what_it_is() -> None:
+    info = info_of(pq.read_schema(io.BytesIO(written(batch_of(1, {})))))
+    assert info is not None and info.source == "mooncake"

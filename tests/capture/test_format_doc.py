@@ -1,0 +1,202 @@
+"""FORMAT.md and the code say the same; its recipes run, and find what is in the capture."""
+
+import re
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import llmtap.capture
+from llmtap.capture.rows import to_batch
+from llmtap.capture.schema import EVENT_CLASS_NAMES, SCHEMA, VERSION, CaptureInfo
+from llmtap.metrics.histogram import Histogram
+from llmtap.metrics.latency import measure
+from llmtap.record.asked import Asked, Said, Turn
+from llmtap.record.exchange import Exchange
+from llmtap.record.outcome import Outcome, TokenSource
+from tests.support.captures import ledger, write_capture
+from tests.support.exchanges import US, streamed
+
+TEXT = (Path(llmtap.capture.__file__).parent / "FORMAT.md").read_text(encoding="utf-8")
+ROWS = [
+    [cell.strip() for cell in line.strip("|").split("|")]
+    for line in TEXT.splitlines()
+    if re.match(r"\| `\w+` \| [a-z0-9 ]+(UTC)? \| (none|shape|full) \|", line)
+]
+TYPES = {
+    "string": pa.string(), "int64": pa.int64(), "int32": pa.int32(), "bool": pa.bool_(),
+    "double": pa.float64(), "timestamp us UTC": pa.timestamp("us", "UTC"), "uint8": pa.uint8(),
+}  # fmt: skip
+LEVELS = {row[0].strip("`"): row[2] for row in ROWS}
+
+
+def type_of(text: str) -> pa.DataType:
+    return pa.list_(TYPES[text[8:]]) if text.startswith("list of ") else TYPES[text]
+
+
+def section(title: str) -> str:
+    """What stands under a heading."""
+    return re.split(r"^##+ ", TEXT.split(f" {title}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def test_the_columns_are_those_of_the_schema_in_their_order() -> None:
+    assert [(row[0].strip("`"), str(type_of(row[1]))) for row in ROWS] == [
+        (field.name, str(field.type)) for field in SCHEMA
+    ]
+    assert all(len(row) == 5 and row[4] for row in ROWS)
+    assert f"version {VERSION} of the schema" in TEXT
+
+
+def test_each_word_of_a_closed_set_is_told() -> None:
+    for name, words in (
+        ("outcome", list(Outcome)), ("event_class", EVENT_CLASS_NAMES),
+        ("token_source", [source for source in TokenSource if source is not TokenSource.NONE]),
+    ):  # fmt: skip
+        (row,) = (row for row in ROWS if row[0] == f"`{name}`")
+        assert set(re.findall(r"`(\w+)`", row[3])) >= set(map(str, words)), name
+
+
+def test_each_key_of_the_metadata_is_told() -> None:
+    told = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", section("Files"), re.MULTILINE))))
+    assert told == set(CaptureInfo.__struct_fields__)
+
+
+def full_exchange() -> Exchange:
+    """Of which everything is known that a row can tell."""
+    x = streamed(2, arm="a", route="r", unit="u", excluded="e", request_id="q", trace_parent="t")
+    t = x.timeline
+    for name in ("first_reasoning_ns", "first_tool_call_ns", "first_refusal_ns"):
+        setattr(t, name, t.submit_ns)
+    x.scheduled_ns, x.dispatch_late_ns, x.slo_ttft_ns, x.slo_tpot_ns = t.arrival_ns, US, US, US
+    x.server_gaps_ns, x.error, x.no_token_reason = array("q", [US]), "e", "empty"
+    x.refusal = {"kind": "k", "source": "s", "detail": {}, "confidence": "high"}
+    x.guardrail, x.server_timing = {"phase": "input"}, [{"name": "queue", "ms": 1.5}]
+    x.tokens.reasoning = x.tokens.cached = 1
+    x.asked = Asked(
+        9, 0.5, 0.5, 1, 1, 1, "text", ["user"], array("q", [7]), array("q", [1]), 2_048, "bytes", 3
+    )  # fmt: skip
+    x.turn = Turn("s", "explicit", 1, "p", US, "tool")
+    x.said = Said("asked", "answered", 1)
+    return x
+
+
+@pytest.mark.parametrize("level", ["none", "shape", "full"])
+def test_each_level_keeps_the_columns_that_are_told(level: str) -> None:
+    (row,) = to_batch([full_exchange()], capture="c1", level=level)[0].to_pylist()
+    kept = {name for name, value in row.items() if value is not None}
+    allowed = {"none": {"none"}, "shape": {"none", "shape"}, "full": {"none", "shape", "full"}}[level]
+    assert kept == {name for name, lowest in LEVELS.items() if lowest in allowed}
+
+
+# ---------------------------------------------------------------- recipes
+
+
+def exchanges() -> list[Exchange]:
+    """Two tenants; conversations of 1 to 3 turns; numbers 4 and 5 are missing."""
+    out = []
+    for i in (1, 2, 3, 6, 7):
+        x = streamed(i, words=i + 1, at_ms=10 * i, gap_ms=10 + i, tenant="acme" if i % 2 else "globex")
+        first = x.timeline.arrival_ns + (90 + 7 * i) * 1_000_000
+        x.timeline.first_content_ns = first
+        x.asked = Asked(blocks=array("q", [1, 2, i]), block_size=2_048, block_unit="bytes")
+        x.turn = Turn("ab"[i > 3], "prefix", 0, by="tool" if i == 6 else "human")
+        out.append(x)
+    return out
+
+
+@pytest.fixture
+def capture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Exchange]:
+    xs = exchanges()
+    write_capture(tmp_path / "capture" / "llmtap-1.parquet", xs[:3], ledger=ledger(3))
+    write_capture(tmp_path / "capture" / "llmtap-2.parquet", xs[3:], ledger=ledger(7))
+    monkeypatch.chdir(tmp_path)
+    return xs
+
+
+def recipes(language: str, title: str) -> list[str]:
+    found = re.findall(rf"```{language} run\n(.*?)```", section(title), re.DOTALL)
+    assert found, title
+    return found
+
+
+def query(title: str) -> list[tuple[Any, ...]]:
+    duckdb = pytest.importorskip("duckdb")
+    (sql,) = recipes("sql", title)
+    with duckdb.connect() as connection:
+        rows: list[tuple[Any, ...]] = connection.execute(sql).fetchall()
+    return rows
+
+
+def ttfts_ns(xs: list[Exchange], tenant: str) -> list[int]:
+    return [ns for x in xs if x.tenant == tenant and (ns := measure(x).ttft_ns) is not None]
+
+
+def test_every_recipe_is_tried() -> None:
+    marked = len(re.findall(r"^```\w+ run$", TEXT, re.MULTILINE))
+    assert marked == 6 + 1 + 2
+
+
+def test_latencies_by_tenant(capture: list[Exchange]) -> None:
+    rows = query("Latencies by tenant (DuckDB)")
+    assert [row[0] for row in rows] == ["acme", "globex"]
+    for tenant, n, ttft_ms, e2e_ms in rows:
+        ours = Histogram(ttfts_ns(capture, tenant))
+        assert n == ours.n
+        expected = [ns / 1e6 for ns in ours.percentiles((0.5, 0.9, 0.99)) if ns is not None]
+        assert ttft_ms == pytest.approx(expected, rel=0.002)
+        ends = Histogram(ns for x in capture if x.tenant == tenant and (ns := measure(x).e2e_ns) is not None)
+        assert e2e_ms == pytest.approx((ends.percentile(0.5) or 0) / 1e6, rel=0.002)
+
+
+def test_gaps_between_chunks(capture: list[Exchange]) -> None:
+    for tenant, n, tbc_ms, pause_ms in query("Gaps between chunks (DuckDB)"):
+        gaps = sorted(gap for x in capture if x.tenant == tenant for gap in measure(x).tbc_ns)
+        assert (n, pause_ms) == (len(gaps), pytest.approx(gaps[-1] / 1e6))
+        assert tbc_ms == pytest.approx(
+            [(Histogram(gaps).percentile(p) or 0) / 1e6 for p in (0.5, 0.99)], 0.002
+        )
+
+
+def test_conversations(capture: list[Exchange]) -> None:
+    assert query("Conversations (DuckDB)") == [(2, 2.5, 3, 1)]
+
+
+def test_what_a_prefix_cache_could_hit(capture: list[Exchange]) -> None:
+    # 1 and 2 are shared by all, and the third block of the first two exchanges is one of them.
+    assert query("What a prefix cache could hit (DuckDB)") == [("c1", "bytes", 2_048, 15, 10)]
+
+
+def test_how_answers_were_cut(capture: list[Exchange]) -> None:
+    words = sum(x.tokens.output or 0 for x in capture)
+    assert query("How answers were cut (DuckDB)") == [(words + 5, 1.0, 1.0, 1.0)]
+
+
+def test_missing_numbers(capture: list[Exchange]) -> None:
+    assert query("Missing numbers (DuckDB)") == [("run.0.1", 4, 5)]
+    assert llmtap.read("capture").integrity().captures[0].relays[0].ranges == [(4, 5)]
+
+
+def test_polars(capture: list[Exchange]) -> None:
+    pytest.importorskip("polars")
+    (code,) = recipes("python", "Polars")
+    names: dict[str, Any] = {}
+    exec(code, names)
+    for row in names["result"].iter_rows(named=True):
+        ours = Histogram(ttfts_ns(capture, row["tenant"]))
+        assert (row["n"], row["ttft_p50_ms"]) == (
+            ours.n, pytest.approx((ours.percentile(0.5) or 0) / 1e6, rel=0.002)
+        )  # fmt: skip
+
+
+def test_llmtap_and_pyarrow(capture: list[Exchange]) -> None:
+    reading, dataset = recipes("python", "llmtap and pyarrow")
+    names: dict[str, Any] = {}
+    exec(reading, names)
+    ours = Histogram(ns for x in capture if (ns := measure(x).ttft_ns) is not None)
+    assert names["result"][0] == pytest.approx((ours.percentile(0.5) or 0) / 1e3, rel=0.002)
+    assert names["slowest"].seq == 7
+    exec(dataset, names)
+    assert names["result"] == len(ttfts_ns(capture, "acme"))
+    assert names["info"]["capture"] == "c1"

@@ -1,0 +1,173 @@
+"""What the meter finishes gets into the files, or is counted; and nothing of it reaches the meter's loop.
+
+Exchanges here are made by the observer, as in the meter; the store is a real one, on a folder.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import llmtap
+from llmtap.capture.options import CaptureOptions
+from llmtap.capture.schema import CaptureInfo
+from llmtap.clock import SystemClock
+from llmtap.meter import recorder as module
+from llmtap.meter.recorder import Recorder
+from llmtap.metrics.latency import measure
+from llmtap.record.exchange import Exchange
+from llmtap.record.observer import Observer
+
+ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
+EVENT = b'data: {"model":"m","choices":[{"index":0,"delta":{"content":"fine"},"finish_reason":"stop"}]}\n\n'
+
+
+def recording(folder: Path, *, encode: Any = None, **options: Any) -> Recorder:
+    chosen = CaptureOptions(to=str(folder), **options)
+    info = CaptureInfo(capture="c", level=chosen.level, block_size=16, block_unit="bytes")
+    return Recorder(chosen, SystemClock(), info, salt=bytes(32), encode=encode)
+
+
+def play(
+    recorder: Recorder, seq: int = 1, text: str = "hello", *, tenant: str = "default", session: str = "s1"
+) -> Exchange:
+    """One exchange from its first byte to its last."""
+    messages = [{"role": "user", "content": text}]
+    body = json.dumps({"model": "m", "stream": True, "messages": messages}).encode()
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
+        f"x-session-id: {session}\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    observer = Observer(
+        "r", seq, seq * 10**9, seq * 10**9, head.encode(),
+        identify=lambda head, path, body: tenant, hear=recorder.hear,
+    )  # fmt: skip
+    observer.request_data(body, 1)
+    observer.request_end(1)
+    observer.submitted(2, 1)
+    observer.response_head(ANSWER, seq * 10**9 + 3_000, 1)
+    observer.response_data(EVENT, seq * 10**9 + 4_000, 1)
+    observer.response_end(seq * 10**9 + 5_000)
+    x = observer.finish(seq * 10**9 + 6_000, "complete", None, None, 0, 0, len(body), len(EVENT))
+    recorder.ended(x, measure(x))
+    return x
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = llmtap.read(folder).table().to_pylist()
+    return sorted(rows, key=lambda row: row["seq"])
+
+
+def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_what_is_handed_over_is_in_the_spool_soon_and_in_a_file_at_the_end(tmp_path: Path) -> None:
+    recorder = recording(tmp_path)
+    recorder.start()
+    for seq in range(1, 11):
+        play(recorder, seq)
+    until(lambda: recorder.state().exchanges == 10)
+    assert recorder.state().waiting == 0 and not list(tmp_path.glob("*.parquet"))
+    recorder.relay_said("r", 12, {"overflow": 2}, 0)
+    recorder.close(10, whole=True)
+    rows = rows_of(tmp_path)
+    assert [row["seq"] for row in rows] == list(range(1, 11))
+    assert {row["session_source"] for row in rows} == {"explicit"} and rows[3]["turn"] == 3
+    (capture,) = llmtap.read(tmp_path).integrity().captures
+    assert capture.closed and capture.missing == 2 and capture.unexplained == 0
+
+
+def test_beyond_the_bound_on_memory_exchanges_are_dropped_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = recording(tmp_path, memory_bytes=1 << 20)
+    for seq in range(1, 301):  # its thread does not run yet, so all of them wait
+        play(recorder, seq, "x" * 2_000)
+    state = recorder.state()
+    assert state.dropped["memory"] > 0 and state.waiting < 600
+    recorder.start()
+    recorder.close(20)
+    kept = len(rows_of(tmp_path))
+    assert kept + state.dropped["memory"] == 300 and kept > 100
+
+
+def test_a_folder_that_cannot_be_opened_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RETRY_OPEN_NS", 50_000_000)
+    folder = tmp_path / "capture"
+    folder.write_text("in the way")
+    recorder = recording(folder)
+    recorder.start()
+    play(recorder)
+    until(lambda: recorder.state().waiting == 1)
+    assert recorder.state().problem == "folder"
+    folder.unlink()
+    until(lambda: recorder.state().exchanges == 1)
+    assert recorder.state().problem is None
+    recorder.close(10)
+    assert len(rows_of(folder)) == 1
+
+
+def test_a_request_that_breaks_the_capture_costs_its_shape_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = module.read_prompt
+
+    def trap(body: bytes, endpoint: str | None) -> Any:
+        if b"trap" in body:
+            raise RuntimeError("of our own making")
+        return read(body, endpoint)
+
+    monkeypatch.setattr(module, "read_prompt", trap)
+    recorder = recording(tmp_path)
+    recorder.start()
+    for seq, text in enumerate(("a", "trap", "b"), 1):
+        play(recorder, seq, text)
+    recorder.close(10)
+    rows = rows_of(tmp_path)
+    assert [row["message_roles"] for row in rows] == [["user"], None, ["user"]]
+    assert [row["output_tokens"] for row in rows] == [1, 1, 1]
+
+
+def test_whole_conversations_are_kept_in_full_or_not(tmp_path: Path) -> None:
+    recorder = recording(tmp_path, level="full", full_tenants=("gold",), full_share=0.5)
+    recorder.start()
+    for talk in range(40):
+        for turn in range(3):
+            play(recorder, 1 + 3 * talk + turn, tenant="gold" if talk % 2 else "tin", session=f"t{talk}")
+    recorder.close(10)
+    by_tenant: dict[str, dict[str, list[bool]]] = {"gold": {}, "tin": {}}
+    for row in rows_of(tmp_path):
+        talks = by_tenant[row["tenant"]]
+        talks.setdefault(row["session"], []).append(row["request_body"] is not None)
+    assert not any(any(kept) for kept in by_tenant["tin"].values())
+    kept = by_tenant["gold"].values()
+    assert len(kept) == 20 and all(len(of_talk) == 3 and len(set(of_talk)) == 1 for of_talk in kept)
+    assert 0 < sum(of_talk[0] for of_talk in kept) < 20, "some, as the share is a half"
+
+
+def test_what_was_said_does_not_stay_in_memory(tmp_path: Path) -> None:
+    recorder = recording(tmp_path, level="full", full_tenants=("*",))
+    recorder.start()
+    x = play(recorder)
+    recorder.close(10)
+    assert x.said is None and x.keeping is None
+    assert rows_of(tmp_path)[0]["response_text"] == "fine"
+
+
+def test_with_a_tokenizer_blocks_and_lengths_count_tokens(tmp_path: Path) -> None:
+    recorder = recording(tmp_path, encode=lambda text: [len(word) for word in text.split()])
+    recorder.start()
+    play(recorder, text="one two three")
+    recorder.close(10)
+    (row,) = rows_of(tmp_path)
+    assert row["block_unit"] == "tokens" and len(row["blocks"]) == 1
+    assert (row["input_tokens"], row["input_token_source"]) == (3, "tokenizer")

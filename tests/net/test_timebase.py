@@ -1,0 +1,170 @@
+"""A wall clock that is set: noticed, told apart from drift, and never in a duration."""
+
+import asyncio
+import socket
+from dataclasses import dataclass, field
+
+import pytest
+
+from llmtap.clock import ManualClock, SystemClock
+from llmtap.net.lag import LagMeter
+from llmtap.net.stream import LAG_ABSURD_NS, STEP_NS, KernelStream, Timebase
+from tests.support.clocks import STEPS_NS, KernelStamps, SettableClock
+from tests.support.peer import Peer, scene, wait_until
+
+MS = 1_000_000
+S = 1_000_000_000
+SET_BY = pytest.mark.parametrize("step_ns", STEPS_NS)
+
+
+def timebase(clock: ManualClock) -> Timebase:
+    return Timebase(clock, LagMeter(1_000))
+
+
+@SET_BY
+def test_a_clock_that_is_set_is_noticed_at_the_next_look(step_ns: int) -> None:
+    clock = ManualClock(now_ns=10 * S)
+    base = timebase(clock)
+    first = base.anchor
+    for _ in range(5):
+        clock.advance(10 * MS)
+        base.check()
+    assert (base.steps, base.anchor) == (0, first)
+    clock.advance(4 * MS)
+    clock.wall_offset_ns += step_ns
+    clock.advance(6 * MS)
+    base.check()
+    assert base.steps == 1
+    assert base.anchor.to_wall_ns(clock.now_ns) == clock.wall_ns()
+    assert base.since_ns == 10 * S + 50 * MS, "the last moment at which it was still right"
+    base.check()
+    base.resample()
+    assert base.steps == 1, "once"
+    clock.wall_offset_ns -= step_ns
+    clock.advance(500 * MS)
+    base.resample()
+    assert base.steps == 2, "the sampling of twice a second notices, too"
+
+
+def test_drift_renews_the_anchor_and_is_no_step() -> None:
+    clock = ManualClock(now_ns=S)
+    base = timebase(clock)
+    first = base.anchor
+    for n in range(1, 8):
+        clock.advance(500 * MS)
+        clock.wall_offset_ns += STEP_NS // 3
+        base.check()
+        base.resample()
+        assert base.anchor is first or n >= 4
+        assert abs(base.anchor.to_wall_ns(clock.now_ns) - clock.wall_ns()) <= STEP_NS
+    assert base.anchor is not first
+    assert base.steps == 0
+
+
+@dataclass
+class HeldClock(ManualClock):
+    """Whose reader is held for a while between its two readings."""
+
+    held_ns: list[int] = field(default_factory=list)
+
+    def wall_ns(self) -> int:
+        if self.held_ns:
+            self.advance(self.held_ns.pop(0))
+        return super().wall_ns()
+
+
+@pytest.mark.parametrize("times", [1, 3, 6])
+def test_a_process_held_between_two_readings_sees_no_step(times: int) -> None:
+    clock = HeldClock(now_ns=S)
+    base = timebase(clock)
+    clock.held_ns = [50 * MS] * times
+    base.check()
+    clock.held_ns = []
+    base.resample()
+    assert base.steps == 0
+
+
+@SET_BY
+def test_stamps_around_the_step_are_placed_where_they_belong(step_ns: int) -> None:
+    """Taken before or after it and read after it: each lands on its own moment."""
+    clock = ManualClock(now_ns=10 * S)
+    base = timebase(clock)
+    clock.advance(3 * MS)
+    base.check()
+    before, before_wall = clock.mono_ns(), clock.wall_ns()
+    clock.advance(1 * MS)
+    clock.wall_offset_ns += step_ns
+    clock.advance(1 * MS)
+    after, after_wall = clock.mono_ns(), clock.wall_ns()
+    clock.advance(2 * MS)
+    read = clock.mono_ns()
+    assert base.place(read, after_wall) == after
+    assert base.steps == 1, "the read itself has looked"
+    assert base.place(read, before_wall) == before
+    assert base.lag.max_ns == read - before, "both were late by what they were late"
+    clock.advance(100 * MS)
+    base.check()
+    late, late_wall = clock.mono_ns(), clock.wall_ns()
+    clock.advance(90 * MS)
+    assert base.place(clock.mono_ns(), late_wall) == late, "and a loop that was busy is still seen to be"
+    assert base.lag.max_ns == 90 * MS
+
+
+def test_a_stamp_that_cannot_be_is_the_reads_own_moment() -> None:
+    clock = ManualClock(now_ns=500 * S)
+    base = timebase(clock)
+    for off_ns in (-LAG_ABSURD_NS, -2 * LAG_ABSURD_NS, 10 * MS, S):
+        assert base.place(clock.mono_ns(), clock.wall_ns() + off_ns) == clock.mono_ns()
+    assert (base.steps, base.lag.max_ns) == (0, 0)
+
+
+class Stamps:
+    """A handler that keeps the stamps of what came, and when it was told."""
+
+    def __init__(self) -> None:
+        self.t_ns: list[int] = []
+        self.read_ns: list[int] = []
+
+    def on_data(self, data: bytes, t_ns: int) -> None:
+        self.read_ns.append(SystemClock.mono_ns())
+        self.t_ns.append(t_ns)
+
+    def on_eof(self) -> None: ...
+
+    def on_lost(self, error: OSError | None) -> None: ...
+
+    def on_drained(self) -> None: ...
+
+
+@SET_BY
+@scene
+async def test_the_kernels_stamps_survive_a_step(step_ns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SettableClock()
+    monkeypatch.setattr("llmtap.net.stream._TIMESPEC", KernelStamps(clock))
+    base = Timebase(clock, LagMeter(1_000))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        far = socket.create_connection(server.getsockname())
+        near, _ = server.accept()
+    near.setblocking(False)
+    stamps = Stamps()
+    stream = KernelStream(asyncio.get_running_loop(), near, stamps, base)
+    peer = Peer(far)
+    try:
+        # Linux switches its stamping on a moment after the first socket of the machine asks for it.
+        while not sum(base.lag.buckets):
+            count = len(stamps.t_ns)
+            await peer.send(b"warm")
+            await wait_until(lambda n=count: len(stamps.t_ns) > n)
+        clock.ahead_ns = step_ns
+        base.lag.take_max()
+        for _ in range(5):
+            sent = SystemClock.mono_ns()
+            count = len(stamps.t_ns)
+            await peer.send(b"event")
+            await wait_until(lambda n=count: len(stamps.t_ns) > n)
+            assert sent - MS <= stamps.t_ns[-1] <= stamps.read_ns[-1] + MS
+            assert base.lag.max_ns <= stamps.read_ns[-1] - sent + MS, "the step is no lag of ours"
+        assert base.steps == 1
+    finally:
+        stream.close()
+        peer.close()

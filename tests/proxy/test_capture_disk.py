@@ -1,0 +1,161 @@
+"""What disks do to a capture, and a capture never to the traffic: full, read-only, gone.
+
+Invariant: every client gets its whole answer; every exchange is in a file or counted; no file is unreadable.
+"""
+
+import asyncio
+import contextlib
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import llmtap
+from tests.support.capturing import Load, Process, streams
+from tests.support.peer import play
+from tests.support.upstream import upstream
+
+CHAT = "/v1/chat/completions"
+MIB = 1 << 20
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """8 MiB of tmpfs."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", place], capture_output=True)
+    if made.returncode:
+        pytest.skip(f"a tmpfs cannot be mounted here: {made.stderr.decode().strip()}")
+    yield place
+    subprocess.run(["umount", place], check=True)
+
+
+@asynccontextmanager
+async def under_load(folder: Path, *settings: str) -> AsyncIterator[tuple[Process, Load]]:
+    """A capturing proxy with clients that never stop asking, until the end."""
+    async with upstream() as gateway:
+        gateway.at(CHAT, streams(tokens=3, gap_s=0.005))
+        process = Process(gateway.url, str(folder), "capture.rotate_every=1s", *settings)
+        try:
+            await process.start()
+            load = Load(process.ports.listen, "d")
+            clients = [asyncio.create_task(load.client()) for _ in range(8)]
+            yield process, load
+            load.stopping = True
+            await asyncio.gather(*clients)
+            await process.ports.measured(len(load.asked))
+            await asyncio.sleep(1)
+        finally:
+            if process.running:
+                with contextlib.suppress(TimeoutError):
+                    await process.stop()
+            process.close()
+
+
+async def told(process: Process) -> dict[str, Any]:
+    summary = await process.ports.told("/api/v1/summary?window=all")
+    found: dict[str, Any] = summary["capture"] if isinstance(summary, dict) else {}
+    return found
+
+
+async def until(process: Process, seconds: float = 30.0, **wanted: object) -> dict[str, Any]:
+    """Until the capture says so of itself."""
+    end = asyncio.get_running_loop().time() + seconds
+    while True:
+        capture = await told(process)
+        if capture and all(capture[name] == value for name, value in wanted.items()):
+            return capture
+        assert asyncio.get_running_loop().time() < end, f"{capture} {process.log()}"
+        await asyncio.sleep(0.1)
+
+
+async def dropped(process: Process) -> None:
+    end = asyncio.get_running_loop().time() + 30
+    while not (await told(process)).get("dropped"):
+        assert asyncio.get_running_loop().time() < end
+        await asyncio.sleep(0.1)
+
+
+def check(folder: Path, load: Load, capture: dict[str, Any]) -> None:
+    assert all(a.whole for a in load.asked), "traffic was touched"
+    rows = llmtap.read(folder).table(columns=["request_id"])["request_id"].to_pylist()
+    assert len(rows) == len(set(rows))
+    assert len(rows) + sum(capture["dropped"].values()) == len(load.asked)
+
+
+def test_a_disk_that_fills_pauses_the_capture_and_nothing_else(small_disk: Path) -> None:
+    folder = small_disk / "capture"
+
+    async def run() -> tuple[Load, dict[str, Any]]:
+        settings = ("capture.memory_bytes=1MiB", "capture.rotate_bytes=256KiB", "capture.total_bytes=1GiB")
+        async with under_load(folder, *settings) as (process, load):
+            await asyncio.sleep(2)
+            fill(small_disk / "filler")
+            await until(process, problem="disk_full")
+            await dropped(process)
+            (small_disk / "filler").unlink()
+            kept = (await until(process, problem=None))["exchanges"]
+            await asyncio.sleep(2)
+            assert (await told(process))["exchanges"] > kept, "it did not go on"
+            load.stopping = True
+            await asyncio.sleep(2)
+            capture = await until(process, waiting=0)
+        return load, capture
+
+    load, capture = play(run(), limit_s=100)
+    assert set(capture["dropped"]) == {"disk_full"}
+    check(folder, load, capture)
+
+
+def fill(file: Path) -> None:
+    with file.open("wb") as out, contextlib.suppress(OSError):
+        while True:
+            out.write(bytes(64 << 10))
+            out.flush()
+
+
+def test_a_folder_that_goes_is_made_again(tmp_path: Path) -> None:
+    folder = tmp_path / "capture"
+
+    async def run() -> Load:
+        async with under_load(folder) as (process, load):
+            await asyncio.sleep(1.5)
+            shutil.rmtree(folder)
+            await asyncio.sleep(0.5)
+            gone = {a.id for a in load.asked}
+            await asyncio.sleep(3)
+            later = {a.id for a in load.asked} - gone
+            load.stopping = True
+            await until(process, waiting=0, problem=None)
+            load.asked[:] = [a for a in load.asked if a.id in later]
+            await asyncio.sleep(1)
+        return load
+
+    load = play(run(), limit_s=100)
+    rows = llmtap.read(folder).table(columns=["request_id"])["request_id"].to_pylist()
+    assert all(a.whole for a in load.asked) and len(load.asked) > 50
+    # What was on its way into the folder when it went is lost with it; afterwards nothing is.
+    assert len({a.id for a in load.asked} - set(rows)) <= len(load.asked) // 2
+    assert set(rows) & {a.id for a in load.asked}
+
+
+@pytest.mark.parametrize("what", ["a file", "read-only", "no right to make it"])
+def test_a_folder_that_cannot_be_used_is_told_at_the_start(small_disk: Path, what: str) -> None:
+    folder = small_disk / "capture"
+    if what == "a file":
+        folder.write_text("here first")
+    elif what == "read-only":
+        folder.mkdir()
+        subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    else:
+        folder = Path("/proc/llmtap-capture")
+    command = [sys.executable, "-P", "-m", "llmtap.cli", "proxy", "--upstream", "http://127.0.0.1:1"]
+    done = subprocess.run([*command, "--capture", folder], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 2, done.stderr
+    assert "capture.to" in done.stderr and str(folder) in done.stderr

@@ -1,0 +1,113 @@
+"""A path keeps its words and loses its keys; cleaned twice is cleaned once."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmtap.record.paths import PATH_CHARS_MAX, clean_path, looks_secret
+
+STAY = [
+    "/",
+    "/v1/chat/completions",
+    "/v1/messages/count_tokens",
+    "/api/v2/chat/completions-detection",
+    "/generate_stream",
+    "//v1//x/",
+    "/v1/models/meta-llama/Llama-3.1-8B-Instruct",
+    "/v1/models/meta-llama%2FLlama-3.1-8B-Instruct",
+    "/v1beta/models/gemini-2.0-flash:generateContent",
+    "/v1/models/text-embedding-004:batchEmbedContents",
+    "/v1beta/models/gemini-2.5-flash-preview-05-20:streamGenerateContent",
+    "/openai/deployments/my-gpt4/chat/completions",
+    "/openai/deployments/gpt-4o-2024-08-06/chat/completions",
+    "/v1/projects/my-project/locations/us-central1/publishers/anthropic/models/claude-3-5-sonnet@20240620:rawPredict",
+    "/model/us.anthropic.claude-sonnet-4-5-20250929-v1:0/converse-stream",
+    "/ai/run/@cf/meta/llama-3.1-8b-instruct",
+    "/models/Qwen/Qwen2.5-Coder-32B-Instruct-AWQ",
+    "/models/Qwen/Qwen3-235B-A22B-Instruct-2507-FP8",
+    "/models/neuralmagic/Meta-Llama-3.1-405B-Instruct-quantized.w4a16",
+    "/models/TheBloke/Mixtral-8x7B-Instruct-v0.1-GPTQ",
+    "/models/unsloth/gemma-3n-E4B-it-GGUF-q4_0",
+    "/inference/v1/accounts/fireworks/models/llama-v3p1-405b-instruct",
+]
+
+
+@pytest.mark.parametrize("path", STAY)
+def test_words_versions_and_names_of_models_stay(path: str) -> None:
+    assert clean_path(path) == path
+
+
+@pytest.mark.parametrize(
+    ("path", "clean"),
+    [
+        ("/v1/sk-abcdefgh12345678/chat/completions", "/v1/*/chat/completions"),
+        ("/sk-live-51H8secret/v1", "/*/v1"),
+        ("/key=abcdef/v1", "/*/v1"),
+        ("/v1/key/swordfish/chat", "/v1/key/*/chat"),
+        ("/v1/api-key/swordfish", "/v1/api-key/*"),
+        ("/token/v1/chat", "/token/v1/chat"),
+        ("/v1/users/alice/chat", "/v1/users/*/chat"),
+        ("/v1/responses/resp_68af4030592c81938ec0a5fbab4a3e9f", "/v1/responses/*"),
+        ("/v1/threads/thread_abc123DEF456ghi789/runs", "/v1/threads/*/runs"),
+        ("/v1/files/file-BK7bzQj3FfZFXr7DbL6xJwfo", "/v1/files/*"),
+        ("/v1/0f8fad5b-d9cb-469f-a165-70867728950e/x", "/v1/*/x"),
+        ("/v1/0F8FAD5BD9CB469FA16570867728950E/x", "/v1/*/x"),
+        ("/bot123456:ABC-DEF1234ghIkl-zyx57W2v1u123ew11/send", "/*/send"),
+        ("/v1/ann@example.com/x", "/v1/*/x"),
+        ("/v1/ann%40example.com/x", "/v1/*/x"),
+        ("/v1/%73k-abcdefgh12345678/x", "/v1/*/x"),
+        ("/v1/%2573k-abcdefgh12345678/x", "/v1/*/x"),
+        ("/v1/%252525252573k-abcdefgh12345678/x", "/v1/*/x"),
+        ("/v1/models%2Fsk-abcdefgh12345678/x", "/v1/*/x"),
+        ("/search/my%20secret%20question", "/search/*"),
+        ("/search/my secret question", "/search/*"),
+        ("/v1;jsessionid=abc/x", "/*/x"),
+        ("/v1/123456789/x", "/v1/*/x"),
+        ("/accounts/12345/x", "/accounts/*/x"),
+        ("/v1/a1b2-c3d4-e5f6-a7b8/x", "/v1/*/x"),
+        ("/v1/dGhpcyBpcyBhIHNlY3JldA==/x", "/v1/*/x"),
+        ("/v1/chatcmpl-AbCdEfGhIjKlMnOpQrStUvWxYz123", "/v1/*"),
+        ("/v1/AKIAIOSFODNN7EXAMPLE/x", "/v1/*/x"),
+        ("/v1/eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.abc", "/v1/*"),
+        ("/v1/" + "x" * 81, "/v1/*"),
+        ("/v1/d\xfc/x", "/v1/*/x"),
+        ("*", "*"),
+        ("", ""),
+    ],
+)  # fmt: skip
+def test_keys_ids_and_text_go(path: str, clean: str) -> None:
+    assert clean_path(path) == clean
+
+
+_SEGMENTS = st.one_of(
+    st.sampled_from(["v1", "chat", "models", "key", "gpt-4o", "%2e%2E", "%", "%%41", "*", "", "a%2fb"]),
+    st.text(max_size=90),
+    st.text("abcXYZ019-_%.:=@", max_size=30),
+)
+
+
+@given(st.lists(_SEGMENTS, max_size=60).map("/".join))
+def test_a_clean_path_is_short_and_stays_as_it_is(path: str) -> None:
+    clean = clean_path(path)
+    assert len(clean) <= PATH_CHARS_MAX
+    assert clean_path(clean) == clean
+    assert set(clean.split("/")) <= {*path.split("/"), "*"}
+
+
+@given(
+    st.sampled_from(["sk-", "sk-ant-api03-", "ghp_", "hf_", "xoxb-", ""]),
+    st.text("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ", min_size=10, max_size=12),
+    st.text("0123456789abcdef", min_size=32, max_size=32).filter(lambda s: not s.isalpha()),
+    st.booleans(),
+)
+def test_a_key_in_a_path_is_found_however_it_is_encoded(form: str, a: str, b: str, encoded: bool) -> None:
+    key = f"{form}{a}{b}"
+    shown = "".join(f"%{ord(c):02x}" for c in key) if encoded and len(key) < 60 else key
+    assert clean_path(f"/v1/{shown}/chat") == "/v1/*/chat"
+
+
+@pytest.mark.parametrize(
+    "role", ["user", "assistant", "developer", "ipython", "latest_reminder", "tool-result"]
+)
+def test_roles_do_not_look_secret(role: str) -> None:
+    assert not looks_secret(role)

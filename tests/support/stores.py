@@ -1,0 +1,77 @@
+"""Stores for tests: small batches, small spools, and what is found in the files in the end."""
+
+import random
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from llmtap.capture.options import CaptureOptions
+from llmtap.capture.schema import SCHEMA, CaptureInfo, Ledger
+from llmtap.capture.store import Store
+from llmtap.clock import Clock, SystemClock
+from llmtap.units import Bytes
+
+__all__ = ["INFO", "NOTHING", "append", "fat", "numbers", "options", "store", "thin", "until"]
+
+INFO = CaptureInfo(capture="c1", level="shape")
+NOTHING = Ledger()
+_WAIT_S = 30.0
+"""Longest wait for a thing that takes a moment; it only passes when something is broken."""
+
+
+def options(to: object, **more: object) -> CaptureOptions:
+    """Spools of 64 KiB, the smallest there are."""
+    small: dict[str, object] = {"rotate_bytes": Bytes(64 << 10)}
+    return CaptureOptions(to=str(to), **(small | more))  # type: ignore[arg-type]
+
+
+def store(to: object, clock: Clock | None = None, **more: object) -> Store:
+    """An open one."""
+    made = Store(options(to, **more), INFO, clock or SystemClock())
+    made.open()
+    return made
+
+
+def thin(start: int, n: int = 5) -> pa.RecordBatch:
+    """Rows of some bytes, numbered from `start`."""
+    return pa.RecordBatch.from_pylist(
+        [{"seq": seq, "id": f"r0-{seq}", "tenant": "t"} for seq in range(start, start + n)], schema=SCHEMA
+    )
+
+
+def fat(start: int, n: int = 1, size: int = 20_000) -> pa.RecordBatch:
+    """Rows of `size` bytes that cannot be made smaller by more than half."""
+    rng = random.Random(start)
+    return pa.RecordBatch.from_pylist(
+        [
+            {"seq": seq, "id": f"r0-{seq}", "request_body": rng.randbytes(size // 2).hex()}
+            for seq in range(start, start + n)
+        ],
+        schema=SCHEMA,
+    )
+
+
+def append(to: Store, batch: pa.RecordBatch, ledger: Ledger = NOTHING) -> None:
+    """It has to be taken."""
+    assert to.append(batch, ledger), to.problem
+
+
+def numbers(files: Path | Iterable[Path]) -> list[int]:
+    """The `seq` of all rows in all files of a folder, sorted; twice what is there twice."""
+    found: list[int] = []
+    for path in files.glob("*.parquet") if isinstance(files, Path) else files:
+        found += pq.read_table(path, columns=["seq"])["seq"].to_pylist()
+    return sorted(found)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Returns when it holds. Raises AssertionError where it never does."""
+    pause = threading.Event()
+    for _ in range(round(_WAIT_S / 0.01)):
+        if condition():
+            return
+        pause.wait(0.01)
+    raise AssertionError("what was waited for never came")
