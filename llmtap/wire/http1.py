@@ -437,10 +437,16 @@ class ChunkedScanner:
                 size = _size_of(line)
                 if len(line) <= 10 and len(_SIZES) < _SIZES_MAX:
                     _SIZES[line] = size
-            if size:
-                left = size + 2
-            else:
+            if not size:
                 self._trailers = 0
+                continue
+            left = size + 2
+            # Mostly all of the chunk is here, and nothing of it has to be remembered.
+            stop = at + left
+            if stop <= end and data.startswith(b"\r\n", stop - 2):
+                if pieces is not None:
+                    pieces.append(data[at : stop - 2])
+                at, left = stop, 0
 
 
 class ChunkedDecoder:
