@@ -15,6 +15,7 @@ from llmtap.wire.delta import Delta, EventClass
 from llmtap.wire.dialects.openai_shapes import read_json
 from llmtap.wire.dialects.registry import Undecided
 from llmtap.wire.ndjson import LineParser
+from llmtap.wire.repetition import BLOCK_BYTES_MAX, Repetition, find_repetition
 from llmtap.wire.sse import EVENT_BYTES_MAX, SseEvent, SseParser
 from llmtap.wire.websocket import Message, MessageParser, Opcode
 
@@ -28,6 +29,10 @@ _HELD_BYTES_MAX: Final = 4_096
 """White space before anything else; a body with more of it in one line is nothing we know."""
 _FIRST_LINE_BYTES_MAX: Final = 65_536
 """Of a JSON body, where a line may tell that more of them follow."""
+_WORTH_EVENTS: Final = 16
+"""Finding out what repeats takes as long as it saves over about five events."""
+_PATIENCE: Final = 8
+"""How often that may be found out in vain."""
 _LINES: Final = (b"ndjson", b"jsonl", b"jsonlines", b"json-lines")
 """Ends of the types of bodies that are JSON by the line."""
 
@@ -52,7 +57,8 @@ class AnswerReader:
     """
 
     __slots__ = (
-        "_body", "_held", "_lines", "_messages", "_one_value", "_parser", "_size", "_type", "dialect", "kind",
+        "_body", "_found_at", "_held", "_lines", "_messages", "_one_value", "_parser", "_patience", "_size",
+        "_type", "dialect", "kind", "repetition",
     )  # fmt: skip
 
     def __init__(self, content_type: bytes | None, path: str) -> None:
@@ -60,6 +66,10 @@ class AnswerReader:
         self.dialect = Undecided(path)
         self._type = (content_type or b"").partition(b";")[0].strip().lower()
         self._parser = SseParser()
+        self.repetition: Repetition | None = None
+        """The event that `text_again` knows again."""
+        self._found_at = 0  # where in the body it was looked for last
+        self._patience = _PATIENCE
         self._lines: LineParser | None = None
         self._messages: MessageParser | None = None
         self._held = b""  # while undecided
@@ -98,6 +108,10 @@ class AnswerReader:
                 delta = read_event(event)
                 delta.size = event.end - event.start
                 out.append(delta)
+                if not delta.repeatable:
+                    self.repetition = None  # its reader may have changed its mind
+            if len(out) == 1 and delta.repeatable:
+                self._look_for_repetition(payload, delta)
             return out
         if self.kind is BodyKind.JSON:
             return self._keep(payload)
@@ -108,6 +122,38 @@ class AnswerReader:
         if self._messages is not None:
             return self._read_messages(self._messages, payload)
         return self._decide(payload)
+
+    def text_again(self, payload: bytes) -> str:
+        """Takes in an event that says the same as `repetition` but for its text, and returns that text.
+
+        Where these bytes are anything else it returns "", and `feed` is for them. It skips the parser, which
+        is between two events and stays there, and the dialect, which would remember nothing of it: why that
+        is right stands in `wire/repetition.py`.
+        """
+        repetition, parser = self.repetition, self._parser
+        if repetition is None or not parser.idle:
+            return ""
+        text = repetition.text_in(payload)
+        if text:
+            parser.offset += len(payload)
+        return text
+
+    def _look_for_repetition(self, payload: bytes, delta: Delta) -> None:
+        """Once these bytes were one event, of a kind that may come again."""
+        parser = self._parser
+        if (
+            not self._patience
+            or not parser.idle
+            or delta.size != len(payload)
+            or delta.size > BLOCK_BYTES_MAX
+            or not delta.text
+            or delta.blank
+        ):
+            return
+        if parser.offset - self._found_at < _WORTH_EVENTS * len(payload):
+            self._patience -= 1
+        self._found_at = parser.offset
+        self.repetition = find_repetition(payload, delta, self.dialect.read_event)
 
     def close(self, *, whole: bool) -> list[Delta]:
         """What the end of the body completes; `whole` says whether HTTP calls it complete."""
@@ -144,6 +190,7 @@ class AnswerReader:
     def give_up(self) -> None:
         """Understand nothing more of this body: from here on, time its reads."""
         self.kind = BodyKind.OPAQUE
+        self.repetition = None
         self._held = b""
         self._lines = self._messages = None
         self._body.clear()

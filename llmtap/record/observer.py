@@ -171,6 +171,10 @@ class Observer:
         answer = self._answer
         if answer is None:
             answer = self._answer = AnswerReader(None, "")
+        text = answer.text_again(data)
+        if text and answer.repetition is not None:
+            self._add_again(answer.repetition.delta, text, len(data), t_ns)
+            return
         for delta in answer.feed(data):
             self._add(delta, t_ns)
 
@@ -347,6 +351,25 @@ class Observer:
         if self._text_chars < _TEXT_CHARS_MAX:
             self._text_chars += len(text)
             self._texts.append(text)
+
+    def _add_again(self, delta: Delta, text: str, size: int, t_ns: int) -> None:
+        """As `_add` for an event that says the same as `delta`, which was added, but for its text and size.
+
+        There is nothing but the text in it, and the first of its kind is known: what is left is to log it.
+        """
+        t = self._t
+        log = t.events
+        is_content = delta.event_class is _CONTENT
+        tokens = -1 if self._count_tokens is None else self._tokenize(text)
+        if len(log.classes) < EVENTS_MAX:
+            flags = OUTPUT | BLANK if is_content and text.isspace() else OUTPUT
+            log.add(t_ns, delta.event_class, size, tokens, flags)
+        else:
+            self._x.unlogged_events += 1
+        t.last_token_ns = t_ns
+        self._chunks += 1
+        if is_content and self._interventions.reading and delta.choices[0] == 0:
+            self._interventions.read(text)
 
     @property
     def _events_seen(self) -> int:

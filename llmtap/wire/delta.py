@@ -150,3 +150,6 @@ class Delta(msgspec.Struct, gc=False):
     """It is, or carries, the end marker of its dialect."""
     parsed: bool = True
     """False if its shape was not understood: it then counts for timing only."""
+    repeatable: bool = False
+    """It is a piece of one choice's output and nothing else, and its reader remembers nothing of the text:
+    the same event with another one would be read as the same Delta with that text (`wire/repetition.py`)."""

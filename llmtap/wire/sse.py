@@ -47,7 +47,7 @@ class SseParser:
 
     __slots__ = (
         "_after_cr", "_bom", "_comment", "_cr_waits", "_crlf", "_data", "_event", "_event_bytes_max",
-        "_field", "_idle", "_line_size", "_per_line", "_start", "_tail", "_too_long", "offset", "skipped",
+        "_field", "_line_size", "_per_line", "_start", "_tail", "_too_long", "idle", "offset", "skipped",
     )  # fmt: skip
 
     def __init__(self, event_bytes_max: int = EVENT_BYTES_MAX) -> None:
@@ -55,8 +55,9 @@ class SseParser:
         """Bytes of the body seen so far."""
         self.skipped = 0
         """Blocks longer than `event_bytes_max`."""
+        self.idle = True
+        """Nothing is kept: the next byte begins a block."""
         self._event_bytes_max = event_bytes_max
-        self._idle = True  # nothing is kept: the next byte begins a block
         self._bom = b""  # the first bytes of the body, as long as they may become a BOM
         # The line being read.
         self._tail = bytearray()
@@ -78,7 +79,7 @@ class SseParser:
         size = len(data)
         # Most reads of a token stream are this: one whole event with one line of data.
         if (
-            self._idle
+            self.idle
             and data.find(b"\n") == size - 2
             and data.startswith(b"data: ")
             and data.endswith(b"\n\n")
@@ -115,7 +116,7 @@ class SseParser:
             first = self._bom + data
             if len(first) < len(_BOM) and _BOM.startswith(first):
                 self._bom = first
-                self._idle = False
+                self.idle = False
                 return []
             if first.startswith(_BOM):
                 data = first[len(_BOM) :]
@@ -160,7 +161,7 @@ class SseParser:
                 self._end_line(line[:-1], start, at, out)
                 self._crlf = False
                 self._after_cr = at == self.offset
-        self._idle = not (
+        self.idle = not (
             self._start >= 0
             or self._line_size
             or self._after_cr

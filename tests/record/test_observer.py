@@ -5,12 +5,13 @@ import gzip
 import json
 from itertools import pairwise
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmtap.record import observer, request
+from llmtap.record import answer, observer, request
 from llmtap.record.exchange import BLANK, OUTPUT, Exchange
 from llmtap.record.observer import Observer
 from llmtap.record.outcome import EventClass, Outcome, TokenSource
@@ -625,3 +626,140 @@ def test_a_model_without_a_name_is_none() -> None:
         observe((100, DONE), body=b'{"model":"","stream":true}', request=post(b"Content-Length: 26")).model
         is None
     )
+
+
+# Events that are known again.
+
+
+def observe_slowly(*reads: tuple[int, bytes], **how: Any) -> Exchange:
+    """The same without knowing any event again."""
+    with mock.patch.object(answer, "find_repetition", return_value=None):
+        return observe(*reads, **how)
+
+
+def said(text: str, **top: Any) -> bytes:
+    return chunk({"content": text}, **{"model": "acme-8b-0901", **top})
+
+
+def call(arguments: str) -> bytes:
+    return chunk({"tool_calls": [{"index": 0, "function": {"arguments": arguments}}]}, model="acme-8b-0901")
+
+
+def unescaped(text: str) -> bytes:
+    return sse(json.dumps(json.loads(said(text)[6:]), ensure_ascii=False).encode("utf-8", "replace"))
+
+
+texts = st.sampled_from(
+    ["a", "tok", " ", "\n", "\u3000", '"', "\\", "\u4f60", "\ud800", "<think>", "", "I can't help"]
+)
+events = st.one_of(
+    texts.map(said),
+    texts.map(said),  # mostly
+    texts.map(unescaped),
+    texts.map(lambda text: chunk({"reasoning_content": text}, model="acme-8b-0901")),
+    texts.map(call),
+    st.integers(0, 9).map(lambda n: said("a", usage={"prompt_tokens": 1, "completion_tokens": n})),
+    st.sampled_from(
+        [
+            ROLE, STOP, DONE, b": alive\n\n", b"data:\n\n", said("x").replace(b"\n", b"\r\n"), said("x")[:-1],
+            said("a") + said("b"), said("a").replace(b": ", b":"), said("a").replace(b'"a"', b'"\\x"'),
+            chunk({"role": "assistant", "content": ""}, model="other", id="other"),
+            chunk({"content": "a", "refusal": "no"}, model="acme-8b-0901"),
+            said("a", model="other"), chunk({"content": "a"}), sse({"error": {"message": "m", "type": "t"}}),
+            said("a").replace(b'"index": 0', b'"index": 1'), b"event: message\n" + said("a"), b"\n", b"\r",
+            sse({"choices": [{"index": 0, "delta": {"content": "a"}, "token_ids": [5, 6]}]}),
+            sse({"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": "content_filter"}]}),
+        ]
+    ),
+)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=400)
+@given(
+    st.lists(
+        st.one_of(events, st.lists(texts, max_size=12).map(lambda run: list(map(said, run)))), max_size=12
+    ),
+    st.lists(st.integers(0), max_size=2),
+    st.booleans(),
+)
+def test_a_stream_is_the_same_whether_or_not_its_events_are_known_again(
+    parts: list[bytes | list[bytes]], cuts: list[int], count: bool
+) -> None:
+    reads = [ROLE]
+    for part in parts:
+        reads += [part] if isinstance(part, bytes) else part
+    for cut in cuts:  # some events come in two reads
+        i = cut % len(reads)
+        at = cut % (len(reads[i]) + 1)
+        reads[i : i + 1] = [reads[i][:at], reads[i][at:]]
+    stamped = [(100 + i, read) for i, read in enumerate(reads)]
+    how: dict[str, Any] = {"count_tokens": len} if count else {}
+    assert observe(*stamped, **how) == observe_slowly(*stamped, **how)
+
+
+def test_most_of_a_stream_is_known_again_and_its_firsts_and_flags_are_right() -> None:
+    words = ["a", " ", "b", '"', "\u4f60", *"cdef" * 5]
+    reads = [(100 + i, read) for i, read in enumerate([ROLE, *map(said, words), STOP, DONE])]
+    with mock.patch.object(
+        answer.SseParser, "feed", autospec=True, side_effect=answer.SseParser.feed
+    ) as feed:
+        x = observe(*reads)
+    assert feed.call_count < 8, "the rest was not parsed"
+    log = x.timeline.events
+    assert list(log.t_ns) == [t_ns for t_ns, _ in reads]
+    assert list(log.sizes) == [len(read) for _, read in reads]
+    assert [bool(f & BLANK) for f in log.flags[1:-2]] == [word == " " for word in words]
+    assert (x.timeline.first_content_ns, x.timeline.last_token_ns) == (101, reads[-3][0])
+    assert (x.tokens.output, x.finish_reason) == (len(words), "stop")
+    assert x == observe_slowly(*reads)
+
+
+@pytest.mark.parametrize(
+    "reads",
+    [
+        [said("x")[:-1], said("a"), b"\n"],  # in the middle of an event
+        [said("x")[:9], said("a"), b"\n\n", said("b")],
+        [b"\n" + said("a")] * 4,  # the blank line before it is no part of an event
+        [said("a") + b"\n"] * 4,
+        [b"\xef\xbb\xbf" + said("a")] * 4,
+        [said("a") + said("b")] * 4,
+        [STOP, said("a"), DONE, said("b")],
+    ],
+)
+def test_what_is_not_the_same_event_alone_is_read(reads: list[bytes]) -> None:
+    stamped = [(100 + i, read) for i, read in enumerate([ROLE, *map(said, "abc"), *reads])]
+    assert observe(*stamped) == observe_slowly(*stamped)
+
+
+def test_the_first_words_are_read_when_their_events_are_known_again() -> None:
+    reads = [(100 + i, said(word)) for i, word in enumerate(["Sorry", " but", " I", " can't", " help", "."])]
+    x = observe(*reads, (200, chunk({}, "stop", model="acme-8b-0901")), (201, DONE))
+    assert x.refusal is not None
+    assert x.refusal["detail"]["value"] == "I can't help"
+
+
+def test_a_stream_whose_events_never_repeat_is_not_searched_for_ever() -> None:
+    reads = [(i, said("a", created=i)) for i in range(100)]
+    with mock.patch.object(answer, "find_repetition", wraps=answer.find_repetition) as find:
+        observe(*reads)
+    assert find.call_count < 10
+
+
+def test_an_event_that_changes_now_and_then_is_found_each_time() -> None:
+    """llama.cpp's `created` is that of the chunk: another one each second."""
+    reads = [(i, said("a", created=i // 50)) for i in range(1000)]
+    with mock.patch.object(
+        answer.SseParser, "feed", autospec=True, side_effect=answer.SseParser.feed
+    ) as feed:
+        observe(*reads)
+    assert feed.call_count < 50
+
+
+def test_events_beyond_the_log_still_move_the_points_when_they_are_known_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(observer, "EVENTS_MAX", 4)
+    reads = [(100 + i, said("a")) for i in range(9)]
+    x = observe(*reads)
+    assert (len(x.timeline.events), x.unlogged_events, x.timeline.last_token_ns) == (4, 5, 108)
+    assert x == observe_slowly(*reads)

@@ -26,6 +26,8 @@ def told(delta: Delta) -> dict[str, Any]:
     """The fields that differ from those of a Delta that says nothing, `event_class` as `is`."""
     out: dict[str, Any] = {"is": delta.event_class.name.lower()}
     for name in Delta.__struct_fields__[1:]:
+        if name == "repeatable":  # no more than a promise about events to come: test_repetition.py
+            continue
         value = getattr(delta, name)
         if value != getattr(_QUIET, name):
             out[name] = msgspec.to_builtins(value) if isinstance(value, msgspec.Struct) else value

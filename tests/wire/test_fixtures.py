@@ -11,11 +11,13 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmtap.record import answer
 from llmtap.record.exchange import Exchange
 from llmtap.record.observer import Observer
 from llmtap.record.outcome import EventClass, Outcome, TokenSource
@@ -226,6 +228,16 @@ def test_any_cut_of_a_recorded_answer_says_the_same(name: str, chunked: bool, da
         x.reads = 0
         x.added.chunks_ns = array("q")
     assert whole == pieces
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recorded_answer_is_the_same_whether_or_not_its_events_are_known_again(name: str) -> None:
+    doc, body = load(name)
+    blocks = body.replace(b"\n\n", b"\n\n\0").split(b"\0") * 3  # an event a read, and more of them
+    reads = [(i * MS, block) for i, block in enumerate(blocks)]
+    fast = play(doc, reads, chunked=True)
+    with mock.patch.object(answer, "find_repetition", return_value=None):
+        assert play(doc, reads, chunked=True) == fast
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if "raw" in load(n)[0]])

@@ -155,7 +155,9 @@ class Anthropic:
                     # The arguments of a call begin with an empty piece.
                     return Delta(kind if kind is EventClass.TOOL_CALL else EventClass.METADATA)
                 self._spoken = True
-                return piece(kind, text)
+                delta_of = piece(kind, text)
+                delta_of.repeatable = True
+                return delta_of
         return Delta(EventClass.METADATA)
 
     def _read_block(self, block: Any) -> Delta:

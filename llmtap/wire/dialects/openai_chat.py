@@ -189,6 +189,7 @@ class OpenAIChat:
             if self._running.running is None:
                 return None
             if not choice.token_ids:
+                out.repeatable = True
                 return out
         elif not self._count(out, index, usage):
             return None

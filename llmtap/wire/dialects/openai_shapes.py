@@ -185,6 +185,7 @@ def add_timings(delta: Delta, timings: Any, choices: Sequence[int], predicted: R
 
     Where they run along with the output they stamp its tokens, and count them if nothing better does.
     """
+    delta.repeatable = False
     delta.server_times += object_times("timings", timings)
     if len(choices) != 1 or not isinstance(timings, dict):
         return
