@@ -105,8 +105,9 @@ class Assembler:
             try:
                 if kind == _RESPONSE_DATA:
                     # Frames of an exchange that was given up are passed over, here and below.
-                    if seq in live:
-                        live[seq].response_data(data, t_ns, extra_ns)
+                    observer = live.get(seq)
+                    if observer is not None:
+                        observer.response_data(data, t_ns, extra_ns)
                 elif kind == _OPEN:
                     self._open(seq, t_ns, extra_ns, data)
                 elif kind == _SENT:

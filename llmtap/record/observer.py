@@ -270,16 +270,16 @@ class Observer:
 
     def _count_read(self, t_ns: int, added_ns: int) -> None:
         """A read with bytes of the body in it."""
-        self._x.reads += 1
+        x = self._x
+        x.reads += 1
         self._last_read_ns = t_ns
-        if self._t.first_byte_ns is None:
+        added = x.added
+        if added.chunk_max_ns is None:
             self._t.first_byte_ns = t_ns
-        added = self._x.added
-        if added.first_chunk_ns is None or added.chunk_max_ns is None:
             added.first_chunk_ns = added.chunk_max_ns = added_ns
         elif added_ns > added.chunk_max_ns:
             added.chunk_max_ns = added_ns
-        if self._x.reads <= EVENTS_MAX:
+        if x.reads <= EVENTS_MAX:
             added.chunks_ns.append(added_ns)
 
     def _add(self, delta: Delta, t_ns: int) -> None:

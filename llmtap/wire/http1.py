@@ -381,6 +381,20 @@ class ChunkedScanner:
         self._line = b""  # the part of a line that an earlier read ended with
         self._trailers = -1  # trailer lines so far; -1 before the last chunk
 
+    def whole(self, data: bytes) -> bytes:
+        """The payload of `data`, where that is one whole chunk, as most reads of a token stream are.
+
+        Where it is not, or its size is seen for the first time, b"", and `data` is for `feed`. A whole chunk
+        leaves nothing behind to be remembered.
+        """
+        if self._left or self._line or self._trailers >= 0:
+            return b""
+        start = data.find(b"\n") + 1
+        size = _SIZES.get(data[:start], 0)
+        if size and start + size + 2 == len(data) and data.endswith(b"\r\n"):
+            return data[start:-2]
+        return b""
+
     def feed(self, data: bytes, pieces: list[bytes] | None = None) -> int:
         """As BodyScanner; appends the payload found in `data` to `pieces`, if given.
 
@@ -465,8 +479,9 @@ class ChunkedDecoder:
 
         Raises PeerProtocolError as the scanner does.
         """
-        if self.done:
-            return b""
+        payload = self._scanner.whole(data)
+        if payload or self.done:
+            return payload
         pieces: list[bytes] = []
         self.done = self._scanner.feed(data, pieces) >= 0
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
