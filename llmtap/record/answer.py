@@ -57,8 +57,8 @@ class AnswerReader:
     """
 
     __slots__ = (
-        "_body", "_found_at", "_held", "_lines", "_messages", "_one_value", "_parser", "_patience", "_size",
-        "_type", "dialect", "kind", "repetition",
+        "_body", "_found_at", "_held", "_lines", "_messages", "_one_value", "_parser", "_patience",
+        "_repetition", "_size", "_type", "dialect", "kind",
     )  # fmt: skip
 
     def __init__(self, content_type: bytes | None, path: str) -> None:
@@ -66,8 +66,7 @@ class AnswerReader:
         self.dialect = Undecided(path)
         self._type = (content_type or b"").partition(b";")[0].strip().lower()
         self._parser = SseParser()
-        self.repetition: Repetition | None = None
-        """The event that `text_again` knows again."""
+        self._repetition: Repetition | None = None
         self._found_at = 0  # where in the body it was looked for last
         self._patience = _PATIENCE
         self._lines: LineParser | None = None
@@ -109,7 +108,7 @@ class AnswerReader:
                 delta.size = event.end - event.start
                 out.append(delta)
                 if not delta.repeatable:
-                    self.repetition = None  # its reader may have changed its mind
+                    self._repetition = None  # its reader may have changed its mind
             if len(out) == 1 and delta.repeatable:
                 self._look_for_repetition(payload, delta)
             return out
@@ -123,20 +122,15 @@ class AnswerReader:
             return self._read_messages(self._messages, payload)
         return self._decide(payload)
 
-    def text_again(self, payload: bytes) -> str:
-        """Takes in an event that says the same as `repetition` but for its text, and returns that text.
+    @property
+    def repetition(self) -> Repetition | None:
+        """The event that may come again, or None. While nothing else comes it need not be fed: the parser is
+        between two events and would stay there, and the dialect would remember nothing of it."""
+        return self._repetition if self._parser.idle else None
 
-        Where these bytes are anything else it returns "", and `feed` is for them. It skips the parser, which
-        is between two events and stays there, and the dialect, which would remember nothing of it: why that
-        is right stands in `wire/repetition.py`.
-        """
-        repetition, parser = self.repetition, self._parser
-        if repetition is None or not parser.idle:
-            return ""
-        text = repetition.text_in(payload)
-        if text:
-            parser.offset += len(payload)
-        return text
+    def passed(self, payload_bytes: int) -> None:
+        """So many bytes were such events, and not fed."""
+        self._parser.offset += payload_bytes
 
     def _look_for_repetition(self, payload: bytes, delta: Delta) -> None:
         """Once these bytes were one event, of a kind that may come again."""
@@ -153,7 +147,7 @@ class AnswerReader:
         if parser.offset - self._found_at < _WORTH_EVENTS * len(payload):
             self._patience -= 1
         self._found_at = parser.offset
-        self.repetition = find_repetition(payload, delta, self.dialect.read_event)
+        self._repetition = find_repetition(payload, delta, self.dialect.read_event)
 
     def close(self, *, whole: bool) -> list[Delta]:
         """What the end of the body completes; `whole` says whether HTTP calls it complete."""
@@ -190,7 +184,7 @@ class AnswerReader:
     def give_up(self) -> None:
         """Understand nothing more of this body: from here on, time its reads."""
         self.kind = BodyKind.OPAQUE
-        self.repetition = None
+        self._repetition = None
         self._held = b""
         self._lines = self._messages = None
         self._body.clear()

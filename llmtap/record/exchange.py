@@ -6,6 +6,7 @@ reached. Seconds appear only in `to_dict`, the public form (design: "Public cont
 """
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
@@ -45,6 +46,16 @@ class EventLog:
         self.sizes.append(size)
         self.tokens.append(tokens)
         self.flags.append(flags)
+
+    def add_many(
+        self, t_ns: Sequence[int], classes: bytes, sizes: Sequence[int], tokens: Sequence[int], flags: bytes
+    ) -> None:
+        """As `add` for each; all of a length."""
+        self.t_ns.extend(t_ns)
+        self.classes += classes
+        self.sizes.extend(sizes)
+        self.tokens.extend(tokens)
+        self.flags += flags
 
     def __len__(self) -> int:
         return len(self.t_ns)

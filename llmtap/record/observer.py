@@ -28,6 +28,7 @@ from llmtap.wire.http1 import (
     header_value,
     parse_response_head,
 )
+from llmtap.wire.repetition import Repetition
 from llmtap.wire.verdicts import MODEL_REFUSAL
 
 __all__ = ["EVENTS_MAX", "Observer"]
@@ -41,6 +42,8 @@ _TOKENIZED_CHARS_MAX: Final = 1 << 16
 """Of one event; a tokenizer is given up at a longer one, which would hold up all other exchanges."""
 _TEXT_CHARS_MAX: Final = 4 << 20
 """Of an answer's text, where it is kept at all."""
+_AGAIN_MAX: Final = 64
+"""Reads set aside before they are logged together: enough to make that cheap."""
 _NAME_CHARS_MAX: Final = 256
 """Of a model's name."""
 _WORD: Final = re.compile(r"[A-Za-z0-9_.:/\-]{1,64}")
@@ -81,6 +84,10 @@ class Observer:
         self._t = Timeline(arrival_ns)
         self._x = Exchange(relay, seq, arrival_wall_ns, self._t, clock=clock)
         self._request = RequestReader(self._x, head, identify, hear)
+        # The event that may come again, and of the reads that were it: t_ns, added_ns, bytes, text.
+        self._repetition: Repetition | None = None
+        self._text_again: Callable[[bytes], str] | None = None
+        self._again: list[tuple[int, int, int, str]] = []
         # The response's body, from the wire inwards.
         self._dechunk: ChunkedDecoder | None = None
         self._decoder: Decoder | None = None
@@ -125,6 +132,7 @@ class Observer:
 
     def response_head(self, raw_head: bytes, t_ns: int, added_ns: int) -> None:
         """The response's head, complete at `t_ns`; interim (1xx) heads are passed over."""
+        self._expect_nothing()
         x = self._x
         try:
             head = parse_response_head(raw_head, self._request.method)
@@ -153,6 +161,15 @@ class Observer:
 
     def response_data(self, data: bytes, t_ns: int, added_ns: int) -> None:
         """Body bytes of the response, HTTP framing included, read at `t_ns`, passed on `added_ns` later."""
+        if self._text_again is not None:
+            text = self._text_again(data)
+            if text:
+                again = self._again
+                again.append((t_ns, added_ns, len(data), text))
+                if len(again) >= _AGAIN_MAX:
+                    self._log_again()
+                return
+            self._expect_nothing()
         if self._dechunk is not None:
             try:
                 data = self._dechunk.feed(data)
@@ -171,12 +188,11 @@ class Observer:
         answer = self._answer
         if answer is None:
             answer = self._answer = AnswerReader(None, "")
-        text = answer.text_again(data)
-        if text and answer.repetition is not None:
-            self._add_again(answer.repetition.delta, text, len(data), t_ns)
-            return
         for delta in answer.feed(data):
             self._add(delta, t_ns)
+        repetition = answer.repetition
+        if repetition is not None and self._decoder is None:
+            self._expect(repetition)
 
     def response_end(self, t_ns: int) -> None:
         """The response's last byte was read at `t_ns`, and HTTP calls the response complete."""
@@ -185,6 +201,7 @@ class Observer:
 
     def upgraded(self, t_ns: int) -> None:
         """The connection is a tunnel from `t_ns` on (the 101 went before, by `response_head`)."""
+        self._expect_nothing()
         if self._t.head_ns is None:
             self._t.head_ns = t_ns
         self._dechunk = self._decoder = None
@@ -352,24 +369,60 @@ class Observer:
             self._text_chars += len(text)
             self._texts.append(text)
 
-    def _add_again(self, delta: Delta, text: str, size: int, t_ns: int) -> None:
-        """As `_add` for an event that says the same as `delta`, which was added, but for its text and size.
+    def _expect(self, repetition: Repetition) -> None:
+        """An event was added that may come again with another text, alone in its read.
 
-        There is nothing but the text in it, and the first of its kind is known: what is left is to log it.
+        As long as nothing else comes, `_text_again` finds that text in each read, and `_again` keeps what is
+        to be logged. Nothing is pending in the layers that are passed by, nor would they remember anything.
         """
-        t = self._t
-        log = t.events
+        if self._dechunk is None:
+            self._text_again = repetition.text_in
+        elif self._dechunk.between:
+            self._text_again = repetition.text_in_chunk
+        self._repetition = repetition
+
+    def _expect_nothing(self) -> None:
+        """Something else comes: what was set aside is logged first."""
+        self._log_again()
+        self._text_again = None
+
+    def _log_again(self) -> None:
+        """Does for all reads in `_again` at once what `_count_read` and `_add` would have done for each.
+
+        There is nothing but a text in them, and the first of their kind is known: they are left to be logged.
+        """
+        repetition, answer = self._repetition, self._answer
+        if not self._again or repetition is None or answer is None:
+            return
+        times, added_ns, read_sizes, texts = zip(*self._again, strict=True)
+        self._again.clear()
+        x, t, added, delta, n = self._x, self._t, self._x.added, repetition.delta, len(times)
+        longest_ns = max(added_ns)
+        if added.chunk_max_ns is None or longest_ns > added.chunk_max_ns:
+            added.chunk_max_ns = longest_ns
+        added.chunks_ns.extend(added_ns[: max(0, EVENTS_MAX - x.reads)])
+        x.reads += n
+        self._last_read_ns = t.last_token_ns = times[-1]
+        self._chunks += n
+        sizes = read_sizes if self._dechunk is None else repetition.sizes_in_chunks(read_sizes)
+        answer.passed(sum(sizes))
         is_content = delta.event_class is _CONTENT
-        tokens = -1 if self._count_tokens is None else self._tokenize(text)
-        if len(log.classes) < EVENTS_MAX:
-            flags = OUTPUT | BLANK if is_content and text.isspace() else OUTPUT
-            log.add(t_ns, delta.event_class, size, tokens, flags)
-        else:
-            self._x.unlogged_events += 1
-        t.last_token_ns = t_ns
-        self._chunks += 1
-        if is_content and self._interventions.reading and delta.choices[0] == 0:
-            self._interventions.read(text)
+        flags = bytes((OUTPUT,)) * n
+        if is_content and any(map(str.isspace, texts)):
+            flags = bytes(OUTPUT | BLANK if text.isspace() else OUTPUT for text in texts)
+        tokens = [-1] * n if self._count_tokens is None else list(map(self._tokenize, texts))
+        room = max(0, EVENTS_MAX - len(t.events))
+        classes = bytes((delta.event_class,)) * n
+        t.events.add_many(times[:room], classes[:room], sizes[:room], tokens[:room], flags[:room])
+        x.unlogged_events += max(0, n - room)
+        if is_content and delta.choices[0] == 0:
+            for text in texts:
+                if not self._interventions.reading:
+                    break
+                self._interventions.read(text)
+            if self._texts is not None:
+                for text in texts:
+                    self._keep_text(text)
 
     @property
     def _events_seen(self) -> int:
@@ -400,6 +453,7 @@ class Observer:
 
     def _close(self, *, whole: bool) -> None:
         """The body is over. What its end completes, its last read brought."""
+        self._expect_nothing()
         if self._closed:
             return
         self._closed = True

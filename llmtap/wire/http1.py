@@ -381,13 +381,18 @@ class ChunkedScanner:
         self._line = b""  # the part of a line that an earlier read ended with
         self._trailers = -1  # trailer lines so far; -1 before the last chunk
 
+    @property
+    def between(self) -> bool:
+        """The next byte begins a chunk."""
+        return not (self._left or self._line) and self._trailers < 0
+
     def whole(self, data: bytes) -> bytes:
         """The payload of `data`, where that is one whole chunk, as most reads of a token stream are.
 
         Where it is not, or its size is seen for the first time, b"", and `data` is for `feed`. A whole chunk
         leaves nothing behind to be remembered.
         """
-        if self._left or self._line or self._trailers >= 0:
+        if not self.between:
             return b""
         start = data.find(b"\n") + 1
         size = _SIZES.get(data[:start], 0)
@@ -473,6 +478,11 @@ class ChunkedDecoder:
         """Lines of the trailer section as read, at most `TRAILER_LINES_MAX`."""
         self._scanner = ChunkedScanner(self.trailers)
         self.done = False
+
+    @property
+    def between(self) -> bool:
+        """The next byte begins a chunk."""
+        return self._scanner.between
 
     def feed(self, data: bytes) -> bytes:
         """The payload in `data`; nothing once `done`.

@@ -11,7 +11,7 @@ with a text of our own. That a reader remembers nothing of a text is for its dia
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -21,8 +21,8 @@ from llmtap.wire.sse import SseEvent, SseParser
 
 __all__ = ["BLOCK_BYTES_MAX", "Repetition", "find_repetition"]
 
-BLOCK_BYTES_MAX: Final = 65_536
-"""Of an event that is known again: far beyond a token, far below what a parser passes over."""
+BLOCK_BYTES_MAX: Final = 4_096
+"""Of an event that is known again: far beyond a token, and some of them may be kept for a moment."""
 _MEMBERS: Final = tuple(
     f'"{name}":{space}'.encode()
     for name in (
@@ -31,6 +31,12 @@ _MEMBERS: Final = tuple(
     for space in ("", " ")
 )  # fmt: skip
 """What may stand before a text. A value in such a place is a text or nothing that is read."""
+_SIZE_LINES: Final = {
+    len(line) + size + 2: line for size in range(1, BLOCK_BYTES_MAX + 1) for line in [b"%x\r\n" % size]
+}
+"""First line of a chunk, as nearly everyone writes it (RFC 9112 7.1), by the bytes of the whole of it."""
+_PAYLOADS: Final = {size: size - len(line) - 2 for size, line in _SIZE_LINES.items()}
+"""Bytes of payload of these chunks."""
 _PROBE: Final = "a text of our own"
 _decode_text: Final = msgspec.json.Decoder(str).decode
 _replace: Final = msgspec.structs.replace
@@ -45,6 +51,8 @@ class Repetition(msgspec.Struct, gc=False):
     """All from the quote that closes it."""
     delta: Delta
     """What the first of them said, without its text."""
+    chunk_end: bytes
+    """`behind`, and the end of a chunk."""
 
     def text_in(self, block: bytes) -> str:
         """The text of a block that is one of these events; "" if it is none, or may be none."""
@@ -57,6 +65,23 @@ class Repetition(msgspec.Struct, gc=False):
         except ValueError:
             return ""
 
+    def text_in_chunk(self, chunk: bytes) -> str:
+        """The same where such a block is the one chunk of a read, and its framing around it."""
+        before, behind = self.before, self.chunk_end
+        line = _SIZE_LINES.get(len(chunk))
+        if line is None or not (
+            chunk.startswith(line) and chunk.startswith(before, len(line)) and chunk.endswith(behind)
+        ):
+            return ""
+        try:
+            return _decode_text(chunk[len(line) + len(before) - 1 : 1 - len(behind)])
+        except ValueError:
+            return ""
+
+    def sizes_in_chunks(self, sizes: Sequence[int]) -> list[int]:
+        """Bytes of the blocks in chunks of these sizes, in which texts were found."""
+        return [_PAYLOADS[size] for size in sizes]
+
 
 def find_repetition(block: bytes, delta: Delta, read_event: Callable[[SseEvent], Delta]) -> Repetition | None:
     """What may come again of this block of an event stream, of which `read_event` has just made `delta`.
@@ -66,7 +91,8 @@ def find_repetition(block: bytes, delta: Delta, read_event: Callable[[SseEvent],
     for quoted in (msgspec.json.encode(delta.text), json.dumps(delta.text).encode()):
         before, text, behind = block.partition(quoted)
         if text and quoted not in behind and before.endswith(_MEMBERS):
-            found = Repetition(before + b'"', b'"' + behind, _replace(delta, text=""))
+            behind = b'"' + behind
+            found = Repetition(before + b'"', behind, _replace(delta, text=""), behind + b"\r\n")
             return found if _is_read(found, read_event) else None
     return None
 

@@ -3,6 +3,7 @@ never raise and never lose the timing; what the relay saw of the end stands, unl
 
 import gzip
 import json
+import zlib
 from itertools import pairwise
 from typing import Any
 from unittest import mock
@@ -637,6 +638,10 @@ def observe_slowly(*reads: tuple[int, bytes], **how: Any) -> Exchange:
         return observe(*reads, **how)
 
 
+def in_chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
 def said(text: str, **top: Any) -> bytes:
     return chunk({"content": text}, **{"model": "acme-8b-0901", **top})
 
@@ -681,37 +686,46 @@ events = st.one_of(
     ),
     st.lists(st.integers(0), max_size=2),
     st.booleans(),
+    st.booleans(),
+    st.sampled_from([1, 3, observer._AGAIN_MAX]),
 )
 def test_a_stream_is_the_same_whether_or_not_its_events_are_known_again(
-    parts: list[bytes | list[bytes]], cuts: list[int], count: bool
+    parts: list[bytes | list[bytes]], cuts: list[int], count: bool, chunked: bool, together: int
 ) -> None:
     reads = [ROLE]
     for part in parts:
         reads += [part] if isinstance(part, bytes) else part
+    if chunked:
+        reads = [*map(in_chunk, reads), b"0\r\n\r\n"]
     for cut in cuts:  # some events come in two reads
         i = cut % len(reads)
         at = cut % (len(reads[i]) + 1)
         reads[i : i + 1] = [reads[i][:at], reads[i][at:]]
     stamped = [(100 + i, read) for i, read in enumerate(reads)]
     how: dict[str, Any] = {"count_tokens": len} if count else {}
-    assert observe(*stamped, **how) == observe_slowly(*stamped, **how)
+    how["head"] = OK % (b"Transfer-Encoding: chunked\r\n" if chunked else b"")
+    with mock.patch.object(observer, "_AGAIN_MAX", together):
+        assert observe(*stamped, **how) == observe_slowly(*stamped, **how)
 
 
 def test_most_of_a_stream_is_known_again_and_its_firsts_and_flags_are_right() -> None:
     words = ["a", " ", "b", '"', "\u4f60", *"cdef" * 5]
-    reads = [(100 + i, read) for i, read in enumerate([ROLE, *map(said, words), STOP, DONE])]
+    events = [ROLE, *map(said, words), STOP, DONE]
+    reads = [(100 + i, in_chunk(event)) for i, event in enumerate(events)]
+    head = OK % b"Transfer-Encoding: chunked\r\n"
     with mock.patch.object(
         answer.SseParser, "feed", autospec=True, side_effect=answer.SseParser.feed
     ) as feed:
-        x = observe(*reads)
+        x = observe(*reads, head=head)
     assert feed.call_count < 8, "the rest was not parsed"
     log = x.timeline.events
     assert list(log.t_ns) == [t_ns for t_ns, _ in reads]
-    assert list(log.sizes) == [len(read) for _, read in reads]
+    assert list(log.sizes) == [len(event) for event in events]
     assert [bool(f & BLANK) for f in log.flags[1:-2]] == [word == " " for word in words]
     assert (x.timeline.first_content_ns, x.timeline.last_token_ns) == (101, reads[-3][0])
     assert (x.tokens.output, x.finish_reason) == (len(words), "stop")
-    assert x == observe_slowly(*reads)
+    assert (x.reads, list(x.added.chunks_ns)) == (len(reads), [t_ns // 10 for t_ns, _ in reads])
+    assert x == observe_slowly(*reads, head=head)
 
 
 @pytest.mark.parametrize(
@@ -729,6 +743,42 @@ def test_most_of_a_stream_is_known_again_and_its_firsts_and_flags_are_right() ->
 def test_what_is_not_the_same_event_alone_is_read(reads: list[bytes]) -> None:
     stamped = [(100 + i, read) for i, read in enumerate([ROLE, *map(said, "abc"), *reads])]
     assert observe(*stamped) == observe_slowly(*stamped)
+
+
+@pytest.mark.parametrize("level", [0, 6], ids=["stored", "packed"])
+def test_a_coded_stream_is_decoded_first(level: int) -> None:
+    events = [ROLE, *map(said, "abcdef"), STOP, DONE]
+    packer = zlib.compressobj(level, wbits=31)
+    if level:
+        parts = [packer.compress(event) + packer.flush(zlib.Z_SYNC_FLUSH) for event in events]
+    else:  # the bytes of each event stand alone in a read, and yet the decoder has to see them
+        stored = packer.compress(b"".join(events)) + packer.flush()
+        edges = [0, *(stored.index(event) + len(event) for event in events), len(stored)]
+        parts = [stored[a:b] for a, b in pairwise(edges)]
+    reads = list(enumerate(parts, 100))
+    x = observe(*reads, head=OK % b"Content-Encoding: gzip\r\n")
+    assert (x.tokens.output, x.error) == (6, None)
+    assert x == observe_slowly(*reads, head=OK % b"Content-Encoding: gzip\r\n")
+
+
+def test_a_chunk_in_the_middle_of_another_is_refused_as_ever() -> None:
+    reads = [*map(in_chunk, [ROLE, *map(said, "abc")]), in_chunk(said("d"))[:-2], in_chunk(said("e"))]
+    head = OK % b"Transfer-Encoding: chunked\r\n"
+    x = observe(*enumerate(reads, 100), head=head)
+    assert "chunk" in (x.error or "")
+    assert x == observe_slowly(*enumerate(reads, 100), head=head)
+
+
+def test_a_second_head_in_the_middle_loses_nothing_that_came_before_it() -> None:
+    o = Observer("r1", 7, 10, 20, REQUEST)
+    o.response_head(OK % b"Transfer-Encoding: chunked\r\n", 40, 1)
+    for t_ns, event in enumerate([ROLE, *map(said, "abc")], 100):
+        o.response_data(in_chunk(event), t_ns, 5)
+    o.response_head(OK % b"", 110, 1)
+    o.response_data(said("d"), 120, 5)
+    log = o.finish(None, "complete", None, None, 0, 0, 0, 0).timeline.events
+    assert list(log.t_ns) == [100, 101, 102, 103, 120]
+    assert list(log.sizes) == [len(ROLE), *[len(said("a"))] * 4]
 
 
 def test_the_first_words_are_read_when_their_events_are_known_again() -> None:
@@ -762,4 +812,5 @@ def test_events_beyond_the_log_still_move_the_points_when_they_are_known_again(
     reads = [(100 + i, said("a")) for i in range(9)]
     x = observe(*reads)
     assert (len(x.timeline.events), x.unlogged_events, x.timeline.last_token_ns) == (4, 5, 108)
+    assert (x.reads, len(x.added.chunks_ns), x.added.chunk_max_ns) == (9, 4, 10)
     assert x == observe_slowly(*reads)

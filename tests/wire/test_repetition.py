@@ -55,6 +55,10 @@ def tell(dialect: OpenAIChat | Anthropic, block: bytes) -> Delta | None:
     return delta
 
 
+def framed(block: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(block), block)
+
+
 def known(first: bytes) -> tuple[Repetition | None, OpenAIChat | Anthropic]:
     dialect = reader(first)
     delta = tell(dialect, first)
@@ -144,13 +148,39 @@ def test_what_is_no_single_text_is_left_to_the_reader(text: bytes) -> None:
     for first in REPEATED.values():
         found, _ = known(first)
         assert found is not None
-        assert found.text_in(found.before + text + found.behind) == ""
+        block = found.before + text + found.behind
+        assert found.text_in(block) == found.text_in_chunk(framed(block)) == ""
 
 
 def test_a_block_in_which_both_ends_overlap_is_left_to_the_reader() -> None:
-    found = Repetition(b'data: {"text":"', b'"}\n\n', Delta(EventClass.CONTENT))
+    found = Repetition(b'data: {"text":"', b'"}\n\n', Delta(EventClass.CONTENT), b'"}\n\n\r\n')
     for block in (b'data: {"text":"}\n\n', b'data: {"text":"', b'"}\n\n', b"", b"\n"):
-        assert found.text_in(block) == ""
+        assert found.text_in(block) == found.text_in_chunk(framed(block)) == ""
+
+
+def test_the_framing_of_a_chunk_must_be_the_usual_one() -> None:
+    found, _ = known(sse(chat(content="hi")))
+    assert found is not None
+    for text in ("x", "x" * 300, "\u4f60"):
+        block = found.before + text.encode() + found.behind
+        chunk = framed(block)
+        assert found.text_in_chunk(chunk) == text
+        assert found.sizes_in_chunks([len(chunk)]) == [len(block)]
+        line = chunk.partition(b"\n")[0] + b"\n"
+        for other in (
+            block, chunk[1:], chunk[:-1], chunk + chunk, chunk + b"0\r\n\r\n", b"0" + chunk, line + chunk,
+            chunk[:-2] + b"\n\n", chunk.replace(b"\r\n", b"\n"), chunk.replace(b"\r", b";x\r", 1),
+            b"%x\r\n" % (len(block) + 1) + block + b"\r\n", b"%x\r\n" % (len(block) - 1) + block + b"\r\n",
+        ):  # fmt: skip
+            assert found.text_in_chunk(other) == ""
+
+
+@pytest.mark.parametrize("size", [1, 15, 16, 17, 255, 256, 257, 4_094, 4_095, 4_096, 4_097, 5_000])
+def test_a_chunk_of_any_size_is_read_or_left(size: int) -> None:
+    found = Repetition(b'"', b'"\n', Delta(EventClass.CONTENT), b'"\n\r\n')
+    text = "x" * (size - 3)
+    chunk = framed(b'"%b"\n' % text.encode())
+    assert found.text_in_chunk(chunk) == (text if size <= BLOCK_BYTES_MAX else "")
 
 
 insides = st.lists(
@@ -173,6 +203,7 @@ def test_any_block_that_is_known_says_what_its_reader_would_say(
     at %= len(block) + 1
     for candidate in (block, block[:at] + other + block[at + len(other) :], block[:at] + other + block[at:]):
         text = found.text_in(candidate)
+        assert found.text_in_chunk(framed(candidate)) == text
         if text:
             expected = msgspec.structs.replace(found.delta, text=text, size=len(candidate))
             if expected.event_class is EventClass.CONTENT and text.isspace():
