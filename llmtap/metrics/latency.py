@@ -259,14 +259,19 @@ def measure(x: Exchange, benefit: Benefit = DEFAULT_BENEFIT) -> Measured:
         streamed = _streamed_tokens(x)
         if times and streamed is not None:
             pace = max(1.0, streamed / len(times))
-    elif len(tokens) == sum(tokens) == sum(map(bool, tokens)):
+    elif tokens.count(1) == len(tokens):
         # One token a chunk: the options agree, and the gaps are measured directly (IETF B.2.1).
         b = even = gaps
     else:
         pace = tokens
         b, even = itl_ns(times, tokens), itl_even_ns(times, tokens)
     v_ns = benefit.reader_ns_per_token
-    idle = user_idle_ns(times, t.submit_ns, pace, v_ns)
+    # Another origin moves a reader's longest wait by just so much: one pass serves both.
+    longest_ns = user_idle_ns(times, 0, pace, v_ns, clamped=False)
+    idle = reading = None
+    if longest_ns is not None:
+        idle = None if t.submit_ns is None else max(0, longest_ns - t.submit_ns)
+        reading = max(0, longest_ns - times[0])
     pause = tbc_max_ns(gaps)
     c = itl_c_ns(x)
     return Measured(
@@ -279,7 +284,7 @@ def measure(x: Exchange, benefit: Benefit = DEFAULT_BENEFIT) -> Measured:
         tpot_ns=tpot_ns(t, x.tokens.output),
         e2e_ns=e2e_ns(t),
         user_idle_ns=idle,
-        user_idle_from_first_token_ns=user_idle_ns(times, times[0] if times else None, pace, v_ns),
+        user_idle_from_first_token_ns=reading,
         smooth_benefit=benefit.tokens(x.tokens.output, idle),
         benefit=benefit,
         tbc_ns=gaps,

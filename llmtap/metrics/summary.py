@@ -184,7 +184,10 @@ class Summary:
             counts["burst_streams"] += 1
             self._held(bursts.hold_max_ns)
         if m.tokens_per_chunk is not None:
-            self._chunk_tokens.record_many(m.tokens_per_chunk)
+            if m.itl_b_ns is m.tbc_ns:  # one token in each, as in most streams
+                self._chunk_tokens.record_times(1, len(m.tokens_per_chunk))
+            else:
+                self._chunk_tokens.record_many(m.tokens_per_chunk)
 
     def _held(self, ns: int | None) -> None:
         if ns is not None and (self._burst_hold_max_ns is None or ns > self._burst_hold_max_ns):

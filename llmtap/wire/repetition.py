@@ -37,6 +37,11 @@ _SIZE_LINES: Final = {
 """First line of a chunk, as nearly everyone writes it (RFC 9112 7.1), by the bytes of the whole of it."""
 _PAYLOADS: Final = {size: size - len(line) - 2 for size, line in _SIZE_LINES.items()}
 """Bytes of payload of these chunks."""
+_ENCODERS: Final[tuple[Callable[[str], bytes], ...]] = (
+    msgspec.json.encode,
+    lambda text: json.dumps(text).encode(),
+)
+"""The two ways in which servers write a text: in UTF-8, and in ASCII with escapes."""
 _PROBE: Final = "a text of our own"
 _decode_text: Final = msgspec.json.Decoder(str).decode
 _replace: Final = msgspec.structs.replace
@@ -88,7 +93,8 @@ def find_repetition(block: bytes, delta: Delta, read_event: Callable[[SseEvent],
 
     None where the text does not stand in it once, and in a place that we know.
     """
-    for quoted in (msgspec.json.encode(delta.text), json.dumps(delta.text).encode()):
+    for encode in _ENCODERS:
+        quoted = encode(delta.text)
         before, text, behind = block.partition(quoted)
         if text and quoted not in behind and before.endswith(_MEMBERS):
             behind = b'"' + behind

@@ -1,11 +1,13 @@
 """Invariants: a percentile is within RELATIVE_ERROR of the exact one; merging equals recording together."""
 
 from itertools import chain
+from struct import pack, unpack
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmtap.metrics import histogram as module
 from llmtap.metrics.histogram import RELATIVE_ERROR, Histogram
 from llmtap.metrics.statistics import percentile
 
@@ -99,6 +101,24 @@ def test_one_by_one_equals_all_at_once(recorded: list[int]) -> None:
     for value in recorded:
         single.record(value)
     assert single.percentiles(SHARES) == Histogram(recorded).percentiles(SHARES)
+
+
+@given(values, st.integers(-(10**13), 10**13), st.integers(0, 40))
+def test_one_value_many_times_equals_as_many_values(recorded: list[int], value: int, n: int) -> None:
+    at_once = Histogram(recorded)
+    at_once.record_times(value, n)
+    one_by_one = Histogram([*recorded, *[value] * n])
+    assert at_once.percentiles(SHARES) == one_by_one.percentiles(SHARES)
+    assert (at_once.n, at_once.total, at_once.count(value)) == (
+        one_by_one.n, one_by_one.total, one_by_one.count(value),
+    )  # fmt: skip
+    assert at_once.to_bytes() == one_by_one.to_bytes()
+
+
+@given(signed)
+def test_a_bucket_is_the_upper_bits_of_the_float(recorded: list[int]) -> None:
+    floats = [unpack("=I", pack("=f", value))[0] for value in recorded]
+    assert list(module._buckets(recorded)) == [bits >> 14 for bits in floats]
 
 
 def test_nothing_recorded_is_none_everywhere() -> None:

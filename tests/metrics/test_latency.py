@@ -3,8 +3,10 @@
 from array import array
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from llmtap.metrics.deadlines import Benefit
+from llmtap.metrics.deadlines import Benefit, user_idle_ns
 from llmtap.metrics.latency import (
     chunking_of,
     e2e_ns,
@@ -224,6 +226,24 @@ class TestMeasured:
         assert m.user_idle_from_first_token_ns == 130 * MS
         assert m.smooth_benefit == 3 - 2 * 23
         assert measure(x).user_idle_ns == 150 * MS
+
+    @given(
+        st.lists(st.tuples(st.integers(0, 2_000), st.integers(-1, 3)), min_size=1, max_size=12),
+        st.none() | st.integers(0, 2_000),
+        st.none() | st.integers(0, 30),
+    )
+    def test_both_waits_of_a_reader_are_those_of_their_origins(
+        self, events: list[tuple[int, int]], submit_ms: int | None, output: int | None
+    ) -> None:
+        submit_ns = None if submit_ms is None else submit_ms * MS
+        chunks = [(t_ms, EventClass.CONTENT, tokens) for t_ms, tokens in sorted(events)]
+        x = exchange(chunks, output=output, submit_ns=submit_ns)
+        m, times = measure(x), output_times_ns(x.timeline.events)
+        pace: list[int] | float = max(1.0, (output or 0) / len(times))
+        if m.tokens_per_chunk is not None:
+            pace = m.tokens_per_chunk
+        assert m.user_idle_ns == user_idle_ns(times, submit_ns, pace)
+        assert m.user_idle_from_first_token_ns == user_idle_ns(times, times[0], pace)
 
     def test_the_servers_own_gaps_are_option_c(self) -> None:
         x = exchange(content(1, 2), output=2)
