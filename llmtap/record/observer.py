@@ -9,6 +9,7 @@ Source: design.md sections 2 and 5; shared/dialects/dialects.md sections 1, 5 an
 """
 
 import re
+from array import array
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -44,6 +45,8 @@ _TEXT_CHARS_MAX: Final = 4 << 20
 """Of an answer's text, where it is kept at all."""
 _AGAIN_MAX: Final = 64
 """Reads set aside before they are logged together: enough to make that cheap."""
+_UNTOLD: Final = array("l", (-1,))
+"""Tokens of an event that nobody counted."""
 _NAME_CHARS_MAX: Final = 256
 """Of a model's name."""
 _WORD: Final = re.compile(r"[A-Za-z0-9_.:/\-]{1,64}")
@@ -410,7 +413,7 @@ class Observer:
         flags = bytes((OUTPUT,)) * n
         if is_content and any(map(str.isspace, texts)):
             flags = bytes(OUTPUT | BLANK if text.isspace() else OUTPUT for text in texts)
-        tokens = [-1] * n if self._count_tokens is None else list(map(self._tokenize, texts))
+        tokens = _UNTOLD * n if self._count_tokens is None else array("l", map(self._tokenize, texts))
         room = max(0, EVENTS_MAX - len(t.events))
         classes = bytes((delta.event_class,)) * n
         t.events.add_many(times[:room], classes[:room], sizes[:room], tokens[:room], flags[:room])
