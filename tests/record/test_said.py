@@ -87,3 +87,18 @@ def test_a_request_without_a_body_is_shown_and_a_broken_one_is_not() -> None:
     assert [body for _, _, body in ear.heard] == [b""]
     play(ear, b"nonsense\r\n\r\n", b"", b"")
     assert len(ear.heard) == 1
+
+
+def test_events_that_are_known_by_their_bytes_are_kept_as_well() -> None:
+    ear = Ear(wants=True)
+    words = [f"word{i} " for i in range(200)]
+    observer = Observer("r", 1, 0, 0, head(), hear=ear)
+    observer.request_data(BODY, 1)
+    observer.request_end(1)
+    observer.submitted(2, 1)
+    observer.response_head(ANSWER, 3, 1)
+    for i, word in enumerate(words):  # each in a read of its own, alike but for the word
+        observer.response_data(events(content(word)), 10 + i, 1)
+    observer.response_end(500)
+    x = observer.finish(501, "complete", None, None, 0, 0, 0, 0)
+    assert x.said is not None and x.said.response_text == "".join(words)
