@@ -19,6 +19,7 @@ import argparse
 import contextlib
 import fcntl
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -237,6 +238,18 @@ def read_tap(admin: int, expected: int) -> tuple[list[Any], dict[str, Any]]:
     return get_json(f"{base}/exchanges?limit=1000&events=1")["exchanges"], get_json(f"{base}/summary")
 
 
+def check_capture(kept: Path, expected: int, options: argparse.Namespace) -> list[str]:
+    """What is wrong with the files that the tap, which has ended, left of what it measured."""
+    argv = [str(options.llmtap), "report", str(kept), "--json"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    if done.returncode:
+        return [f"the capture cannot be read: {done.stderr.strip()}"]
+    told = json.loads(done.stdout)
+    if told["n"] != expected or not told["integrity"]["ok"]:
+        return [f"the capture holds {told['n']} of {expected} exchanges: {told['integrity']}"]
+    return []
+
+
 def run_path(
     way: Way, ports: dict[str, int], options: argparse.Namespace, reference: dict[str, str]
 ) -> tuple[list[Any], list[Any] | None, list[str]]:
@@ -247,9 +260,11 @@ def run_path(
     if way.upstream is None:
         records = run_client(way, ports, plan, options)
     else:
-        admin = port_free()
+        admin, kept = port_free(), ROOT / f"capture-{way.key}"
+        shutil.rmtree(kept, ignore_errors=True)
         argv = [str(options.llmtap), "proxy", "--upstream", f"http://127.0.0.1:{ports[way.upstream]}"]
         argv += ["--listen", f"127.0.0.1:{ports['tap']}", "--admin", f"127.0.0.1:{admin}"]
+        argv += ["--capture", str(kept)]
         with running(f"tap-{way.key}", argv, wrong) as tap:
             tap.wait_ready(f"http://127.0.0.1:{admin}/readyz", limit_s=30)
             records = run_client(way, ports, plan, options)
@@ -261,6 +276,7 @@ def run_path(
             wrong += vantages.check_tap(
                 records, exchanges, summary, left=left, same_chunks=way.first == "tap"
             )
+        wrong += check_capture(kept, len(exchanges), options)
     # The engine says usage unasked in its last chunk; LiteLLM hands it on only to those who ask.
     usage_kinds = ("usage", "plain") if way.through_gateway else ("usage", "plain", "stream", "idle")
     if not reference:  # the first path is the one without anyone between
