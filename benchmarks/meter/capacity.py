@@ -107,9 +107,41 @@ def anthropic() -> Iterator[bytes]:
     yield sse({"type": "message_stop"}, "message_stop")
 
 
+def padded() -> Iterator[bytes]:
+    """As OpenAI sends it: each chunk ends in a string of another length and no meaning."""
+    yield sse({**chat(delta={"role": "assistant", "content": ""}), "usage": None, "obfuscation": "Jq"})
+    for i in range(EVENTS):
+        padding = f"{i * 2_654_435_761 % (1 << 48):x}"
+        yield sse({**chat(delta={"content": f" tok{i}"}), "usage": None, "obfuscation": padding})
+    yield sse({**chat(finish_reason="stop"), "usage": None, "obfuscation": "yZ"})
+    yield sse({**chat(), "choices": [], "usage": USAGE, "obfuscation": "x"})
+    yield b"data: [DONE]\n\n"
+
+
+def stamped() -> Iterator[bytes]:
+    """As `benchmarks/relay/sse_server.c` sends it: each chunk begins with its time and its number."""
+
+    def event(i: int, **choice: Any) -> bytes:
+        value = chat(**choice)
+        choices = value.pop("choices")
+        value |= {"t_ns": 987_654_321_000 + i * 5_012_345, "seq": i, "choices": choices}
+        if i == EVENTS + 1:
+            value |= {"choices": [], "usage": USAGE}
+        return sse(value)
+
+    yield event(0, delta={"role": "assistant", "content": " word0"})
+    for i in range(1, EVENTS):
+        yield event(i, delta={"content": f" word{i}"})
+    yield event(EVENTS, finish_reason="stop")
+    yield event(EVENTS + 1)
+    yield b"data: [DONE]\n\n"
+
+
 KINDS: dict[str, tuple[str, Callable[[], Iterator[bytes]]]] = {
     "chat": ("/v1/chat/completions", plain),
     "chat, running usage": ("/v1/chat/completions", running),
+    "chat, padded": ("/v1/chat/completions", padded),
+    "chat, stamped": ("/v1/chat/completions", stamped),
     "chat, tool call": ("/v1/chat/completions", tools),
     "anthropic": ("/v1/messages", anthropic),
 }

@@ -57,8 +57,8 @@ class AnswerReader:
     """
 
     __slots__ = (
-        "_body", "_found_at", "_held", "_lines", "_messages", "_one_value", "_parser", "_patience",
-        "_repetition", "_size", "_type", "dialect", "kind",
+        "_body", "_found_at", "_held", "_last_found", "_lines", "_messages", "_one_value", "_parser",
+        "_patience", "_repetition", "_size", "_type", "dialect", "kind",
     )  # fmt: skip
 
     def __init__(self, content_type: bytes | None, path: str) -> None:
@@ -67,6 +67,7 @@ class AnswerReader:
         self._type = (content_type or b"").partition(b";")[0].strip().lower()
         self._parser = SseParser()
         self._repetition: Repetition | None = None
+        self._last_found: Repetition | None = None  # it may hold no more, and tells what is loose
         self._found_at = 0  # where in the body it was looked for last
         self._patience = _PATIENCE
         self._lines: LineParser | None = None
@@ -147,7 +148,10 @@ class AnswerReader:
         if parser.offset - self._found_at < _WORTH_EVENTS * len(payload):
             self._patience -= 1
         self._found_at = parser.offset
-        self._repetition = find_repetition(payload, delta, self.dialect.read_event)
+        dialect = self.dialect
+        found = find_repetition(payload, delta, dialect.read_event, dialect.names_read, self._last_found)
+        self._repetition = found
+        self._last_found = found or self._last_found
 
     def close(self, *, whole: bool) -> list[Delta]:
         """What the end of the body completes; `whole` says whether HTTP calls it complete."""

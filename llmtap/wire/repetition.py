@@ -8,6 +8,12 @@ Why that is right: to put one string in the place of another as the value of a m
 nothing else in the event. That this value is the text, and not one that happens to be alike, is tried out
 with a text of our own. That a reader remembers nothing of a text is for its dialect to say
 (`Delta.repeatable`).
+
+Some servers put a value into each event that nobody reads and that is another one each time: a number of the
+event, its date, an id, padding. Up to three of these may be loose: strings or whole numbers at the top of
+the event's object, of names that its dialect does not read. Two events that differ in them show which they
+are. To put one string in the place of another, or one number, changes that member and nothing else, as it is
+with the text; so each of them is looked at in each event, whether it is one string or one number.
 """
 
 import json
@@ -19,7 +25,7 @@ import msgspec
 from llmtap.wire.delta import Delta
 from llmtap.wire.sse import SseEvent, SseParser
 
-__all__ = ["BLOCK_BYTES_MAX", "Repetition", "find_repetition"]
+__all__ = ["BLOCK_BYTES_MAX", "LOOSE_MAX", "LooseRepetition", "Repetition", "find_repetition"]
 
 BLOCK_BYTES_MAX: Final = 4_096
 """Of an event that is known again: far beyond a token, and some of them may be kept for a moment."""
@@ -31,6 +37,8 @@ _MEMBERS: Final = tuple(
     for space in ("", " ")
 )  # fmt: skip
 """What may stand before a text. A value in such a place is a text or nothing that is read."""
+LOOSE_MAX: Final = 3
+"""Loose values of an event: each is looked at in each event, and nobody is known to send more."""
 _SIZE_LINES: Final = {
     len(line) + size + 2: line for size in range(1, BLOCK_BYTES_MAX + 1) for line in [b"%x\r\n" % size]
 }
@@ -44,6 +52,7 @@ _ENCODERS: Final[tuple[Callable[[str], bytes], ...]] = (
 """The two ways in which servers write a text: in UTF-8, and in ASCII with escapes."""
 _PROBE: Final = "a text of our own"
 _decode_text: Final = msgspec.json.Decoder(str).decode
+_decode_members: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _replace: Final = msgspec.structs.replace
 
 
@@ -88,10 +97,75 @@ class Repetition(msgspec.Struct, gc=False):
         return [_PAYLOADS[size] for size in sizes]
 
 
-def find_repetition(block: bytes, delta: Delta, read_event: Callable[[SseEvent], Delta]) -> Repetition | None:
+class LooseRepetition(Repetition, gc=False):
+    """The same with loose values; `before` and `behind` are those of the event in which they were found."""
+
+    names: frozenset[str]
+    """Of the loose members."""
+    opening: bytes
+    """All up to the first value, be it loose or the text. Quotes are no part of a value here."""
+    ahead: tuple[tuple[bytes, bool], ...]
+    """For each loose value before the text: what follows it, and whether it is a string."""
+    beyond: tuple[tuple[bytes, bool], ...]
+    """For each one behind the text, from the last to the first: what leads to it, and whether it is one."""
+    closing: bytes
+    """All from the end of the last value."""
+
+    def text_in(self, block: bytes) -> str:
+        if len(block) > BLOCK_BYTES_MAX or not block.endswith(self.closing):
+            return ""
+        return self._text_between(block, 0, len(block) - len(self.closing))
+
+    def text_in_chunk(self, chunk: bytes) -> str:
+        line, behind = _SIZE_LINES.get(len(chunk)), self.chunk_end
+        if line is None or not (chunk.startswith(line) and chunk.endswith(behind)):
+            return ""
+        return self._text_between(chunk, len(line), len(chunk) - len(behind))
+
+    def _text_between(self, data: bytes, start: int, end: int) -> str:
+        """The text, where all from `start` to `end` is as it should be.
+
+        What is fixed may stand in a value, too, and be found there. Then the value that is cut short by it is
+        refused, or what comes next is: a right text can be missed, but no wrong one found.
+        """
+        if not data.startswith(self.opening, start):
+            return ""
+        start += len(self.opening)
+        try:
+            for fixed, is_string in self.ahead:
+                stop = data.index(fixed, start, end)
+                if is_string:
+                    _decode_text(data[start - 1 : stop + 1])
+                elif not ((number := data[start:stop]).isdigit() and (number >= b"1" or number == b"0")):
+                    return ""
+                start = stop + len(fixed)
+            for fixed, is_string in self.beyond:
+                stop = data.rindex(fixed, start, end)
+                begin = stop + len(fixed)
+                if is_string:
+                    _decode_text(data[begin - 1 : end + 1])
+                elif not ((number := data[begin:end]).isdigit() and (number >= b"1" or number == b"0")):
+                    return ""
+                end = stop
+            return _decode_text(data[start - 1 : end + 1])
+        except ValueError:
+            return ""
+
+
+def find_repetition(
+    block: bytes,
+    delta: Delta,
+    read_event: Callable[[SseEvent], Delta],
+    names_read: frozenset[str] | None = None,
+    last: Repetition | None = None,
+) -> Repetition | None:
     """What may come again of this block of an event stream, of which `read_event` has just made `delta`.
 
     None where the text does not stand in it once, and in a place that we know.
+
+    Args:
+        names_read: of members at the top of the event's object, all that are read; None if nobody knows.
+        last: what was found in an event before, to tell what is loose.
     """
     for encode in _ENCODERS:
         quoted = encode(delta.text)
@@ -99,15 +173,95 @@ def find_repetition(block: bytes, delta: Delta, read_event: Callable[[SseEvent],
         if text and quoted not in behind and before.endswith(_MEMBERS):
             behind = b'"' + behind
             found = Repetition(before + b'"', behind, _replace(delta, text=""), behind + b"\r\n")
-            return found if _is_read(found, read_event) else None
+            if not _is_read(found.before + _PROBE.encode() + found.behind, found, read_event):
+                return None
+            if names_read is None or last is None:
+                return found
+            return _loosen(found, last, names_read, read_event) or found
     return None
 
 
-def _is_read(found: Repetition, read_event: Callable[[SseEvent], Delta]) -> bool:
-    """Whether another text in its place is read as the text, and all else stays as it was."""
-    events = SseParser().feed(found.before + _PROBE.encode() + found.behind)
+def _is_read(probe: bytes, found: Repetition, read_event: Callable[[SseEvent], Delta]) -> bool:
+    """Whether our text in this block is read as the text, and all else stays as it was."""
+    events = SseParser().feed(probe)
     if len(events) != 1:
         return False
     delta = read_event(events[0])
     delta.size = found.delta.size
     return delta == _replace(found.delta, text=_PROBE)
+
+
+def _members(block: bytes) -> dict[str, bytes]:
+    """The members of the object in a block, as they are spelt; none if there is no object."""
+    events = SseParser().feed(block)
+    if len(events) != 1 or events[0].data is None:
+        return {}
+    try:
+        return {name: bytes(value) for name, value in _decode_members(events[0].data).items()}
+    except ValueError:
+        return {}
+
+
+def _loosen(
+    found: Repetition, last: Repetition, names_read: frozenset[str], read_event: Callable[[SseEvent], Delta]
+) -> LooseRepetition | None:
+    """The same, where values are loose in which it differs from the last one, or that were loose there.
+
+    None if there are none, or too many, or if we cannot find one of them or put others in their places.
+    """
+    sample, edge = found.before + found.behind, len(found.before)
+    was, now = _members(last.before + last.behind), _members(sample)
+    known = last.names if isinstance(last, LooseRepetition) else frozenset()
+    loose = {
+        name: value
+        for name, value in now.items()
+        if name not in names_read
+        and (name in known or was.get(name, value) != value)
+        and (value.startswith(b'"') or value.isdigit())
+    }
+    if not 0 < len(loose) <= LOOSE_MAX:
+        return None
+    places = [_place(sample, name, value) for name, value in loose.items()]
+    text = edge, edge, True
+    if any(start <= edge <= end for start, end, _ in places):
+        return None  # not found, or no other than the text
+    values = sorted([*places, text])
+    # Each value gets another byte in front: were it not the one we mean, or read, it would show.
+    more = [b"x" if is_string else b"1" for _, _, is_string in values]
+    more[values.index(text)] = b""
+    changed = {
+        name: b'"x' + value[1:] if value.startswith(b'"') else b"1" + value for name, value in loose.items()
+    }
+    if _members(_insert(sample, values, more)) != now | changed:
+        return None
+    more[values.index(text)] = _PROBE.encode()
+    if not _is_read(_insert(sample, values, more), found, read_event):
+        return None
+    ends, starts = [0, *(end for _, end, _ in values)], [*(start for start, _, _ in values), len(sample)]
+    opening, *fixed, closing = (sample[a:b] for a, b in zip(ends, starts, strict=True))
+    n = values.index(text)
+    kinds = [is_string for _, _, is_string in values]
+    return LooseRepetition(
+        found.before, found.behind, found.delta, closing + b"\r\n",
+        names=frozenset(loose), opening=opening, closing=closing,
+        ahead=tuple(zip(fixed[:n], kinds[:n], strict=True)),
+        beyond=tuple(zip(fixed[n:], kinds[n + 1 :], strict=True))[::-1],
+    )  # fmt: skip
+
+
+def _place(sample: bytes, name: str, value: bytes) -> tuple[int, int, bool]:
+    """Where a member's value starts and ends, without its quotes, and whether it is a string; all of the
+    sample if it stands nowhere, or in several places."""
+    is_string = value.startswith(b'"')
+    spelt = [msgspec.json.encode(name) + colon + value for colon in (b":", b": ")]
+    if sum(map(sample.count, spelt)) != 1:
+        return 0, len(sample), is_string
+    end = max(sample.find(one) + len(one) for one in spelt if one in sample)
+    return end - len(value) + is_string, end - is_string, is_string
+
+
+def _insert(sample: bytes, values: list[tuple[int, int, bool]], more: list[bytes]) -> bytes:
+    """The sample with more bytes where these values start."""
+    starts = [start for start, _, _ in values]
+    parts = [sample[a:b] for a, b in zip([0, *starts], [*starts, len(sample)], strict=True)]
+    return parts[0] + b"".join(new + part for new, part in zip(more, parts[1:], strict=True))

@@ -70,6 +70,7 @@ class Anthropic:
     """Reads one answer."""
 
     name = "anthropic"
+    names_read: Final = frozenset(_Event.__struct_encode_fields__)
 
     __slots__ = ("_id", "_input", "_model", "_spoken", "_stopped", "_total")
 

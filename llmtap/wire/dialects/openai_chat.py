@@ -97,6 +97,7 @@ class OpenAIChat:
     """Reads one answer."""
 
     name = "openai.chat"
+    names_read: Final = frozenset(_Chunk.__struct_encode_fields__)
 
     __slots__ = ("_finished", "_id", "_model", "_plain", "_predicted", "_running", "_said", "_thinking")
 

@@ -86,6 +86,13 @@ class Undecided:
     def name(self) -> str | None:
         return None if self.chosen is None else self.chosen.name
 
+    @property
+    def names_read(self) -> frozenset[str] | None:
+        """Of the members at the top of an event that may come again, those that are read: a dialect that has
+        such events (`Delta.repeatable`) names them. None where nobody knows."""
+        names: frozenset[str] | None = getattr(self.chosen, "names_read", None)
+        return names
+
     def read_event(self, event: SseEvent) -> Delta:
         if self.chosen is not None:
             return self.chosen.read_event(event)
