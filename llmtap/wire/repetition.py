@@ -32,7 +32,7 @@ BLOCK_BYTES_MAX: Final = 4_096
 _MEMBERS: Final = tuple(
     f'"{name}":{space}'.encode()
     for name in (
-        "content", "reasoning_content", "reasoning", "arguments", "text", "thinking", "partial_json",
+        "content", "reasoning_content", "reasoning", "arguments", "text", "thinking", "partial_json", "delta",
     )
     for space in ("", " ")
 )  # fmt: skip

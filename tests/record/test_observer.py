@@ -827,6 +827,47 @@ def test_a_value_that_nobody_reads_may_change_with_each_event_or_now_and_then() 
         assert x.tokens.output == 500
 
 
+def completion(text: str, **choice: Any) -> bytes:
+    value = {"index": 0, "text": text, "logprobs": None, "finish_reason": None, **choice}
+    return sse({"id": "c", "object": "text_completion", "model": "m", "choices": [value]})
+
+
+def response(kind: str, **members: Any) -> bytes:
+    return f"event: response.{kind}\n".encode() + sse({"type": f"response.{kind}", **members})
+
+
+def response_delta(kind: str, n: int, text: str) -> bytes:
+    return response(
+        f"{kind}.delta", item_id="i", output_index=0, delta=text, sequence_number=n, obfuscation="x" * (n % 9)
+    )
+
+
+OTHER_STREAMS = {
+    "completions": [*(completion(f" t{i}") for i in range(99)), completion("", finish_reason="stop"), DONE],
+    "responses": [
+        response("created", response={"id": "r", "model": "m"}),
+        *(response_delta("reasoning_summary_text", n, f" why{n}") for n in range(99)),
+        *(response_delta("output_text", n, f" t{n}" if n % 7 else " ") for n in range(99)),
+        response_delta("refusal", 99, "no"),
+        *(response_delta("function_call_arguments", n, f'"{n}",') for n in range(99)),
+        response("completed", response={"id": "r", "model": "m", "status": "completed"}),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", OTHER_STREAMS)
+def test_events_of_other_dialects_are_known_again(name: str) -> None:
+    reads = [(i, in_chunk(event)) for i, event in enumerate(OTHER_STREAMS[name])]
+    head = OK % b"Transfer-Encoding: chunked\r\nContent-Type: text/event-stream\r\n"
+    with mock.patch.object(
+        answer.AnswerReader, "feed", autospec=True, side_effect=answer.AnswerReader.feed
+    ) as feed:
+        x = observe(*reads, head=head)
+    assert feed.call_count < len(reads) / 8
+    assert (x.dialect, x.unparsed_events) == (f"openai.{name}", 0)
+    assert x == observe_slowly(*reads, head=head)
+
+
 def test_an_event_that_changes_now_and_then_is_found_each_time() -> None:
     reads = [(i, said("a", made={"at": i // 50})) for i in range(1000)]
     with mock.patch.object(

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from llmtap.wire.delta import Delta, EventClass
 from llmtap.wire.dialects.anthropic import Anthropic
 from llmtap.wire.dialects.openai_chat import OpenAIChat
+from llmtap.wire.dialects.openai_completions import OpenAICompletions
+from llmtap.wire.dialects.openai_responses import OpenAIResponses
 from llmtap.wire.repetition import BLOCK_BYTES_MAX, LooseRepetition, Repetition, find_repetition
 from llmtap.wire.sse import SseEvent, SseParser
 
@@ -35,17 +37,36 @@ def piece(**delta: str) -> bytes:
     return b"event: content_block_delta\n" + sse(value)
 
 
-def reader(first: bytes) -> OpenAIChat | Anthropic:
+Reader = OpenAIChat | OpenAICompletions | OpenAIResponses | Anthropic
+
+
+def completion(text: str, **choice: Any) -> dict[str, Any]:
+    choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": None, **choice}
+    return {"object": "text_completion", "model": "m", "choices": [choice]}
+
+
+def response(kind: str, delta: Any, **top: Any) -> bytes:
+    value = {"type": f"response.{kind}", "item_id": "i", "output_index": 0, "delta": delta, **top}
+    return f"event: response.{kind}\n".encode() + sse(value)
+
+
+def reader(first: bytes) -> Reader:
     """One in the middle of an answer."""
     if b"content_block" in first:
         return Anthropic()
+    if b"response." in first:
+        return OpenAIResponses()
+    if b"text_completion" in first:
+        completions = OpenAICompletions()
+        tell(completions, sse(completion("so")))
+        return completions
     dialect = OpenAIChat()
     tell(dialect, sse(chat(role="assistant", content="")))
     tell(dialect, sse(chat(content="so")))
     return dialect
 
 
-def tell(dialect: OpenAIChat | Anthropic, block: bytes) -> Delta | None:
+def tell(dialect: Reader, block: bytes) -> Delta | None:
     """What a reader of the block says; None if it is more than one event, or less."""
     events = SseParser().feed(block)
     if len(events) != 1 or events[0].end != len(block):
@@ -59,7 +80,7 @@ def framed(block: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(block), block)
 
 
-def known(first: bytes) -> tuple[Repetition | None, OpenAIChat | Anthropic]:
+def known(first: bytes) -> tuple[Repetition | None, Reader]:
     dialect = reader(first)
     delta = tell(dialect, first)
     assert delta is not None
@@ -78,6 +99,11 @@ REPEATED = {
     "arguments": sse(call('{"a')),
     "text": piece(type="text_delta", text="hi"),
     "thinking": piece(type="thinking_delta", thinking="hm"),
+    "text of a completion": sse(completion("hi")),
+    "text of a response": response("output_text.delta", "hi", logprobs=[]),
+    "text of a response, in an object": response("text.delta", {"text": "hi"}),
+    "reasoning of a response": response("reasoning_summary_text.delta", "hm"),
+    "arguments of a response": response("function_call_arguments.delta", '{"a'),
     "partial JSON": piece(type="input_json_delta", partial_json='{"a'),
 }
 
@@ -105,6 +131,21 @@ UNREPEATED = {
     "a text that is a name elsewhere": (
         b'data: {"model":"m","hi":1,"choices":[{"delta":{"content":"\\u0068i"}}]}\n\n'
     ),
+    "a completion with its tokens": sse(completion("hi", token_ids=[5])),
+    "a completion with its tokens' chances": sse(completion("hi", logprobs={"tokens": ["hi"]})),
+    "the end of a completion": sse(completion("hi", finish_reason="stop")),
+    "a completion that was filtered": sse(completion("hi", content_filter_results={"hate": {}})),
+    "a completion with a running usage": sse({**completion("hi"), "usage": {"completion_tokens": 2}}),
+    "a completion with timings": sse({**completion("hi"), "timings": {"predicted_n": 2}}),
+    "a completion of another model": sse({**completion("hi"), "model": "n"}),
+    "a completion with a warning": sse({**completion("hi"), "warnings": []}),
+    "two completions": sse({**completion("hi"), "choices": completion("hi")["choices"] * 2}),
+    "a response with its tokens' chances": response("output_text.delta", "hi", logprobs=[{"token": "hi"}]),
+    "a response that refuses": response("refusal.delta", "no"),
+    "a response that says nothing": response("output_text.delta", ""),
+    "a sound": response("audio.delta", "hi"),
+    "a call of another kind": response("new_call_arguments.delta", "hi"),
+    "the end of a response": response("output_text.done", "hi"),
     "a block": b"event: content_block_start\n"
     + sse({"type": "content_block_start", "content_block": {"type": "text", "text": "hi"}}),
 }
@@ -220,7 +261,7 @@ def top(*members: str) -> bytes:
     return b"data: {%b}\n\n" % ",".join(('"model":"m"', *members)).encode()
 
 
-def loosened(first: bytes, second: bytes) -> tuple[Repetition | None, OpenAIChat | Anthropic]:
+def loosened(first: bytes, second: bytes) -> tuple[Repetition | None, Reader]:
     """What is found in the second of two events."""
     last, dialect = known(first)
     assert last is not None
@@ -254,6 +295,12 @@ LOOSE = {
         ),
     ),
 }  # fmt: skip
+
+LOOSE["a response"] = (
+    response("output_text.delta", "hi", logprobs=[], sequence_number=7, obfuscation="Yp"),
+    response("output_text.delta", "so", logprobs=[], sequence_number=18, obfuscation="q"),
+)
+LOOSE["a completion"] = sse({**completion("hi"), "created": 7}), sse({**completion("so"), "created": 8})
 
 TIGHT = {
     "a value inside one that is read": (

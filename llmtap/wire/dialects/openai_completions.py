@@ -59,6 +59,7 @@ class OpenAICompletions:
     """Reads one answer."""
 
     name = "openai.completions"
+    names_read: Final = frozenset(_Chunk.__struct_encode_fields__)
 
     __slots__ = ("_finished", "_model", "_predicted", "_running", "_spoken")
 
@@ -138,6 +139,16 @@ class OpenAICompletions:
         if chunk.model and chunk.model != self._model:
             self._model = delta.model = chunk.model
         delta.parsed = known or not findings.empty
+        delta.repeatable = (
+            streamed
+            and beside is None
+            and delta.text != ""
+            and delta.tokens < 0
+            and delta.model is None
+            and usage is None
+            and chunk.timings is None
+            and all(choice.content_filter_results is None for choice in choices)
+        )
         return delta
 
     def _read_choice(self, choice: _Choice, findings: Findings, *, streamed: bool, replaced: bool) -> None:

@@ -78,6 +78,7 @@ class OpenAIResponses:
     """Reads one answer."""
 
     name = "openai.responses"
+    names_read: Final = frozenset(ResponseEvent.__struct_encode_fields__)
 
     __slots__ = ("_id", "_model", "_spoken")
 
@@ -109,6 +110,7 @@ class OpenAIResponses:
             return _read_other(kind, data, event)
         if delta.output:
             self._spoken = True
+            delta.repeatable = kind in _TEXTS and delta.tokens < 0 and delta.verdict is None
         elif isinstance(said.response, dict):
             self._name(delta, said.response)
             if kind == "response.created":
