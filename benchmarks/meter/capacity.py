@@ -92,6 +92,37 @@ def tools() -> Iterator[bytes]:
     yield b"data: [DONE]\n\n"
 
 
+def completions() -> Iterator[bytes]:
+    """The older API, without a role."""
+
+    def choice(text: str, reason: str | None = None) -> dict[str, Any]:
+        return {"index": 0, "text": text, "logprobs": None, "finish_reason": reason}
+
+    top = {"id": "cmpl-1", "object": "text_completion", "created": 1_760_000_000, "model": "acme-8b"}
+    for i in range(EVENTS):
+        yield sse({**top, "choices": [choice(f" tok{i}")]})
+    yield sse({**top, "choices": [choice("", "stop")]})
+    yield sse({**top, "choices": [], "usage": USAGE})
+    yield b"data: [DONE]\n\n"
+
+
+def responses() -> Iterator[bytes]:
+    """OpenAI's named events, each with its number and padding."""
+
+    def event(kind: str, number: int, **members: Any) -> bytes:
+        value = {"type": f"response.{kind}", "sequence_number": number, **members}
+        return sse(value, f"response.{kind}")
+
+    response = {"id": "resp_1", "object": "response", "model": "acme-8b"}
+    place = {"item_id": "msg_1", "output_index": 0, "content_index": 0, "logprobs": []}
+    yield event("created", 0, response={**response, "status": "in_progress"})
+    for i in range(EVENTS):
+        padding = f"{i * 2_654_435_761 % (1 << 48):x}"
+        yield event("output_text.delta", i + 1, **place, delta=f" tok{i}", obfuscation=padding)
+    usage = {"input_tokens": 120, "output_tokens": EVENTS, "total_tokens": 120 + EVENTS}
+    yield event("completed", EVENTS + 1, response={**response, "status": "completed", "usage": usage})
+
+
 def anthropic() -> Iterator[bytes]:
     """Anthropic's named events."""
     usage = {"input_tokens": 120, "output_tokens": 1}
@@ -143,6 +174,8 @@ KINDS: dict[str, tuple[str, Callable[[], Iterator[bytes]]]] = {
     "chat, padded": ("/v1/chat/completions", padded),
     "chat, stamped": ("/v1/chat/completions", stamped),
     "chat, tool call": ("/v1/chat/completions", tools),
+    "completions": ("/v1/completions", completions),
+    "responses": ("/v1/responses", responses),
     "anthropic": ("/v1/messages", anthropic),
 }
 
