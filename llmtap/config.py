@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, get_args, get_type_hints
+from typing import Any, Final, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -85,6 +85,8 @@ def load_settings(file: Path | None, environ: Mapping[str, str], flags: Mapping[
         if table.startswith(f"{SLO}."):
             kind, tables[table] = SloOptions, classes.setdefault(table.removeprefix(f"{SLO}."), {})
         if kind is None or name not in kind.__struct_fields__:
+            if not name:
+                raise _names_a_table(table, place)
             near = difflib.get_close_matches(key, _all_keys(classes), 1, 0.5)
             raise ConfigError(
                 place, f"there is no key {key!r}", f"did you mean {near[0]!r}?" if near else None
@@ -179,18 +181,42 @@ def _convert(tables: dict[str, dict[str, Any]], places: dict[str, str]) -> Setti
         key = m[1] + m[2] if m else "?"
         problem = re.sub(r"\s*- at `.*`$", "", text)
         place = places.get(m[1]) if m else None
-        hint = None if m is None or m[2] else _choices(m[1])
+        hint = None
+        if m is not None and not m[2]:
+            table, _, name = m[1].partition(".")
+            kind = get_type_hints(_TABLES[table]).get(name)
+            hint = _choices(kind) or _as_list(kind, tables[table].get(name))
         raise ConfigError(f"{key} ({place})" if place else key, problem, hint) from None
 
 
-def _choices(key: str) -> str | None:
+def _choices(kind: Any) -> str | None:
     """What a key with a closed set of values may be; None for others."""
-    table, _, name = key.partition(".")
-    kinds = get_type_hints(get_type_hints(Settings)[table])
-    choices = get_args(kinds.get(name))
+    choices = get_args(kind)
     if not choices or not all(isinstance(choice, str) for choice in choices):
         return None
     return f"one of {', '.join(choices)}"
+
+
+def _as_list(kind: Any, value: object) -> str | None:
+    """How a list is written, for who wrote one name, or several with commas; None for other keys."""
+    if get_origin(kind) not in (list, tuple) or not isinstance(value, str):
+        return None
+    shown = '[{"key": "value"}]'
+    if get_args(kind)[0] is str:
+        items = [item.strip(" \"'") for item in value.strip("[] ").split(",")]
+        shown = msgspec.json.encode([item for item in items if item]).decode()
+    return f"a list is written in JSON: {shown}"
+
+
+def _names_a_table(table: str, place: str) -> ConfigError:
+    """What a key's name lacks: `LLMTAP_CAPTURE` names none."""
+    if table.startswith(SLO):
+        first = f"{table.partition('.')[2] or 'NAME'}_objectives"
+        table = SLO
+    else:
+        first = _TABLES[table].__struct_fields__[0]
+    variable = f"{ENV_PREFIX}{table}_{first}".upper()
+    return ConfigError(place, f"names the table {table!r}, and no key in it", f"did you mean {variable}?")
 
 
 def _convert_class(name: str, content: dict[str, Any], places: dict[str, str]) -> SloOptions:
@@ -202,7 +228,8 @@ def _convert_class(name: str, content: dict[str, Any], places: dict[str, str]) -
         key = f"{SLO}.{name}" + (f".{m[1]}" if m else "")
         place = places.get(key)
         problem = re.sub(r"\s*- at `.*`$", "", text)
-        raise ConfigError(f"{key} ({place})" if place else key, problem) from None
+        hint = _as_list(get_type_hints(SloOptions).get(m[1]), content.get(m[1])) if m else None
+        raise ConfigError(f"{key} ({place})" if place else key, problem, hint) from None
 
 
 def fingerprint(settings: Settings) -> str:

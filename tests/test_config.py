@@ -61,6 +61,7 @@ OF_A_SET = {
     "capture.level": "none", "capture.fsync": "never", "capture.when_full": "oldest",
     "capture.memory_bytes": "2MiB", "capture.rotate_bytes": "1MiB", "capture.total_bytes": "1GiB",
     "capture.full_share": "0.25", "capture.full_tenants": '["x"]',
+    "capture.redact": '["email"]', "capture.flush": "100ms",
     "otlp.protocol": "http/protobuf", "otlp.semconv": "off", "otlp.sampler": "always",
 }  # fmt: skip
 ONLY_BESIDE = {"capture.full_tenants": {"LLMTAP_CAPTURE_LEVEL": "full"}}
@@ -201,6 +202,43 @@ def test_an_unknown_key_names_the_nearest_and_the_place(tmp_path: Path) -> None:
     assert told.hint == "did you mean 'relay.upstream'?"
     told = refused(relay__wrkers=2)
     assert (told.place, told.hint) == ("command line", "did you mean 'relay.workers'?")
+
+
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        ("LLMTAP_CAPTURE", "LLMTAP_CAPTURE_TO"), ("LLMTAP_CAPTURE_", "LLMTAP_CAPTURE_TO"),
+        ("LLMTAP_RELAY", "LLMTAP_RELAY_UPSTREAM"), ("LLMTAP_SLO", "LLMTAP_SLO_NAME_OBJECTIVES"),
+        ("LLMTAP_SLO_GOLD_", "LLMTAP_SLO_GOLD_OBJECTIVES"),
+    ],
+)  # fmt: skip
+def test_a_variable_that_names_a_table_alone_is_told_of_a_key(variable: str, meant: str) -> None:
+    told = refused(environ={variable: "./c"})
+    assert told.place == f"environment variable {variable}"
+    assert "table" in told.problem
+    assert told.hint == f"did you mean {meant}?"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "shown"),
+    [
+        ("capture.full_tenants", "acme", '["acme"]'), ("capture.full_tenants", "acme, b*", '["acme","b*"]'),
+        ("capture.full_tenants", "[acme]", '["acme"]'), ("capture.redact", "email", '["email"]'),
+        ("meter.refusal_patterns", "default", '["default"]'), ("slo.gold.tenants", "acme", '["acme"]'),
+        ("tenants.rules", "x-team", '[{"key": "value"}]'),
+    ],
+)  # fmt: skip
+def test_one_name_where_a_list_is_wanted_is_shown_as_a_list(
+    tmp_path: Path, key: str, value: str, shown: str
+) -> None:
+    more = {"slo.gold.objectives": "ttft:1s"} if key.startswith("slo") else {}
+    told = refused(**{name.replace(".", "__"): text for name, text in {key: value, **more}.items()})
+    assert told.place == f"{key} (command line)"
+    assert told.hint == f"a list is written in JSON: {shown}"
+    table, _, name = key.rpartition(".")
+    objectives = 'objectives = "ttft:1s"\n' if more else ""
+    in_file = refused(written(tmp_path, f"[{table}]\n{objectives}{name} = '{value}'\n"))
+    assert in_file.hint == told.hint
 
 
 def test_an_unknown_table_is_refused(tmp_path: Path) -> None:

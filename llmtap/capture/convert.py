@@ -1,10 +1,13 @@
 """From one trace format to another, in bounded memory, with an account of what became of everything.
 
 Between reader and writer travel record batches; on the way past, what each row tells is counted, by aspect
-(`formats/format.py`). So the report can say of each aspect how many rows had it, and whether the target has a
-place for it.
+(`formats/format.py`), and the writer counts what it puts down. So the report can say of each aspect how many
+rows had it, how many were written with it, and why not the others.
+
+Bodies go over as the source has them, unless rules to redact them by are given (`redaction.py`).
 """
 
+import difflib
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -17,7 +20,16 @@ import msgspec
 import pyarrow as pa
 
 from llmtap.capture.formats import parquet_capture, registry
-from llmtap.capture.formats.format import ASPECTS, Format, FormatError, Source, WriteOptions, Written
+from llmtap.capture.formats.format import (
+    ASPECTS,
+    Format,
+    FormatError,
+    Source,
+    WriteOptions,
+    Written,
+    telling,
+)
+from llmtap.capture.redacting import Redacted
 from llmtap.capture.streams import STANDARD, InputFile, new_file, opened
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError
@@ -38,10 +50,13 @@ class Aspect:
     name: str
     rows: int
     """Rows of the source that tell it."""
+    written: int
+    """Of these, the rows that were written with it."""
     fate: str
-    """`kept`, `lost`, or `absent` where no row told it."""
+    """`kept` with all of them, `partly` with some, `lost` with none; `changed` where it came out as something
+    else; `absent` where no row told it."""
     why: str | None = None
-    """Why it was lost, or what is worth knowing of how it was kept."""
+    """Why it was lost or changed, or what is worth knowing of how it was kept."""
 
 
 @dataclass(slots=True)
@@ -79,8 +94,8 @@ class _Counted:
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         for batch in self._batches:
             self.rows += batch.num_rows
-            for aspect, columns in ASPECTS.items():
-                self.told[aspect] += batch.num_rows - batch.column(columns[0]).null_count
+            for aspect in ASPECTS:
+                self.told[aspect] += telling(batch, aspect)
             yield batch
 
 
@@ -93,6 +108,7 @@ def convert(
     model: str | None = None,
     override_model: bool = False,
     style: Mapping[str, str] | None = None,
+    redact: tuple[str, ...] = (),
     force: bool = False,
     progress: Callable[[int, int | None], None] | None = None,
 ) -> Report:
@@ -103,14 +119,17 @@ def convert(
         target: a file, or `-` for standard output. It appears when it is complete.
         source_format, target_format: names of formats, where content and file names do not tell.
         model: written where a row names none; with `override_model`, everywhere.
-        style: spellings, by name; each format documents its own.
+        style: spellings, by name, of those that the target has (`Format.styles`).
+        redact: rules by which text is redacted, as in `capture.redact`.
         force: replace what is at `target`.
         progress: told the bytes read so far, and of how many.
 
-    Raises ConfigError, whose place is the file or the format that is to blame.
+    Raises ConfigError, whose place is the file or the format that is to blame, and BrokenPipeError where
+    nobody reads standard output any more.
     """
     began_ns = SystemClock.mono_ns()
     wanted = _target_format(target, target_format)
+    _check_style(wanted, style or {})
     options = WriteOptions(model, override_model, dict(style or {}))
     with ExitStack() as stack:
         file: InputFile | None = None
@@ -120,7 +139,7 @@ def convert(
                 given = parquet_capture.FORMAT
                 if source_format not in (None, given.name):
                     raise ConfigError("--from", f"only {given.name} can be many files")
-                rows, size = parquet_capture.read_many(source)
+                rows, size = parquet_capture.read_many(source, progress)
             else:
                 file = stack.enter_context(opened(source, registry.SNIFF_BYTES, progress))
                 given = _source_format(source, source_format, file.head)
@@ -132,20 +151,25 @@ def convert(
         needs = wanted.needs - ({"model"} if model is not None else set())
         _check_could(given, wanted, needs)
         counted = _Counted(_blamed(rows, source))
+        redacted = Redacted(counted, redact)
         report = Report(_shown(source), given.name, _shown(target, output=True), wanted.name)
         try:
             with new_file(target, replace=force) as out:
                 assert wanted.write is not None
-                written = wanted.write(out.stream, rows.info, counted, options)
-                _check_did(counted, written, wanted, needs, source)
+                written = wanted.write(out.stream, rows.info, redacted, options)
+                own = wanted.name in (given.name, rows.info.source)
+                _check_did(counted, written, given, wanted, needs, source, own=own)
             report.bytes_out = out.bytes
         except OSError as exc:
+            if isinstance(exc, BrokenPipeError) and target == STANDARD:
+                raise
             raise ConfigError(report.target, f"cannot be written: {_reason(exc)}") from None
         except FormatError as exc:
             raise ConfigError(report.target, str(exc)) from None
         report.bytes_in = size if file is None else file.size
     report.rows_read, report.rows_written = counted.rows, written.rows
-    report.aspects = [_aspect(name, n, wanted) for name, n in counted.told.items()]
+    redacted.report(written)
+    report.aspects = [_aspect(name, n, wanted, written) for name, n in counted.told.items()]
     report.dropped = written.dropped
     report.notes_read, report.notes_written = rows.notes, written.notes
     report.seconds = (SystemClock.mono_ns() - began_ns) / 1e9
@@ -221,6 +245,18 @@ def _blamed(rows: Source, source: str) -> Iterator[pa.RecordBatch]:
         raise ConfigError(_shown(source), f"does not fit its format: {str(exc).splitlines()[0]}") from None
 
 
+# ---------------------------------------------------------------- what was asked for
+
+
+def _check_style(wanted: Format, style: Mapping[str, str]) -> None:
+    for key in style:
+        if key not in wanted.styles:
+            near = difflib.get_close_matches(key, wanted.styles, 1)
+            known = f"known: {', '.join(wanted.styles)}" if wanted.styles else "it has none"
+            meant = f"did you mean {near[0]}?" if near else known
+            raise ConfigError("--style", f"{wanted.name} has no style {key!r}; {meant}")
+
+
 # ---------------------------------------------------------------- what a target needs
 
 
@@ -231,25 +267,53 @@ def _check_could(given: Format, wanted: Format, needs: frozenset[str]) -> None:
             raise ConfigError("--to", f"{wanted.name} needs {aspect}, which {given.name} does not hold")
 
 
+_HINTS: Final = {
+    "input tokens": "clients must send stream_options.include_usage, or meter.tokenizer be set, "
+    "before it is captured",
+    "output tokens": "clients must send stream_options.include_usage, or meter.tokenizer be set, "
+    "before it is captured",
+    "request body": 'a capture has text only of the tenants for whom capture.level is "full"',
+    "response text": 'a capture has text only of the tenants for whom capture.level is "full"',
+    "prefix blocks": 'a capture has them with capture.level "shape" or "full"',
+}
+"""How a capture comes by what a target needs."""
+
+
 def _check_did(
-    counted: _Counted, written: Written, wanted: Format, needs: frozenset[str], source: str
-) -> None:
-    """A file without rows is what nobody asked for: it is not even begun to be there."""
-    if written.rows or not counted.rows:
+    counted: _Counted, written: Written, given: Format, wanted: Format, needs: frozenset[str], source: str,
+    *, own: bool,
+) -> None:  # fmt: skip
+    """A file without rows is what nobody asked for, nor one of nothing but failed requests: it is not even
+    begun to be there. `own`: what was written before comes back as it was."""
+    if not counted.rows or (own and written.rows):
         return
     for aspect in ASPECTS:
         if aspect in needs and not counted.told[aspect]:
-            raise ConfigError("--to", f"{wanted.name} needs {aspect}, and no row of {_shown(source)} has it")
+            problem = f"{wanted.name} needs {aspect}, and no row of {_shown(source)} has it"
+            raise ConfigError(
+                "--to", problem, _HINTS.get(aspect) if given is parquet_capture.FORMAT else None
+            )
+    if written.rows:
+        return
     reasons = ", ".join(f"{reason} ({n:,})" for reason, n in written.dropped.items())
     raise ConfigError("--to", f"{wanted.name} can hold no row of {_shown(source)}: {reasons or 'none fits'}")
 
 
-def _aspect(name: str, rows: int, wanted: Format) -> Aspect:
+def _aspect(name: str, rows: int, wanted: Format, written: Written) -> Aspect:
     if not rows:
-        return Aspect(name, 0, "absent")
-    if name in wanted.holds:
-        return Aspect(name, rows, "kept", wanted.why.get(name))
-    return Aspect(name, rows, "lost", wanted.why.get(name, f"{wanted.name} has no place for it"))
+        return Aspect(name, 0, 0, "absent")
+    why = wanted.why.get(name)
+    if name not in wanted.holds:
+        return Aspect(name, rows, 0, "lost", why or f"{wanted.name} has no place for it")
+    # A writer may put something where nothing was, as a 0 for the tokens of a failed request.
+    there = min(rows, written.told.get(name, 0))
+    fate = "kept" if there == rows else "partly" if there else "lost"
+    if there and name in written.changed:
+        fate, why = "changed", written.changed[name]
+    if there < rows and written.dropped:
+        reasons = ", ".join(f"{reason} ({n:,})" for reason, n in written.dropped.items())
+        why = "; ".join(filter(None, (f"left out: {reasons}", why)))
+    return Aspect(name, rows, there, fate, why or ("not written in this style" if not there else None))
 
 
 def _shown(path: str, *, output: bool = False) -> str:

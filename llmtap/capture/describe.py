@@ -69,10 +69,11 @@ def describe(
     workload = Workload(wall=wall)
     total = Summary(objectives)
     groups = {label: _Groups(label, objectives) for label in by}
-    unknown = 0
+    unknown = uncertainties = 0
     for batch in batches:
         workload.add(batch)
         unknown += batch.column("outcome").null_count
+        uncertainties += batch.num_rows - batch.column("uncertainty_us").null_count
         for x in exchanges_of(batch):
             total.add(x)
             for group in groups.values():
@@ -93,6 +94,11 @@ def describe(
         outcomes = Counter(out["outcomes"])  # type: ignore[call-overload]
         outcomes["unknown"], outcomes["complete"] = unknown, outcomes["complete"] - unknown
         out["outcomes"] = {name: n for name, n in sorted(outcomes.items()) if n}
+    for one in (out, *(summary for part in parts.values() for summary in part.values())):
+        if not uncertainties:
+            one["uncertainty"] = None
+        if not workload.ends_known:
+            one["load"] |= {"achieved_rps": None}  # type: ignore[operator]
     told = workload.to_dict()
     out["capture"] = {
         "rows": workload.rows,

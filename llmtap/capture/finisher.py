@@ -61,9 +61,6 @@ class Finished:
     damaged_bytes: int = 0
     lost_rows: int = 0
     """In spools that somebody removed."""
-    left: int = 0
-    """Spools that are themselves at fault, and stay where they are."""
-    left_bytes: int = 0
 
 
 def make_folder(folder: Path) -> list[Path]:
@@ -98,6 +95,8 @@ class Finisher:
         self._folder = place.folder or spool_folder
         self._kept = kept
         self._queue: deque[ClosedSpool] = deque()
+        self._left: list[ClosedSpool] = []
+        """Those that are themselves at fault, and stay where they are."""
         self._wake = threading.Condition()
         self._stopping = self._abandoned = self._kicked = False
         self._thread = threading.Thread(target=self._run, name="llmtap-capture", daemon=True)
@@ -106,10 +105,8 @@ class Finisher:
     def waiting(self) -> tuple[int, int]:
         """Spools, and their bytes, that are not files yet; those at fault too."""
         with self._wake:
-            return (
-                len(self._queue) + self.counts.left,
-                sum(spool.bytes for spool in self._queue) + self.counts.left_bytes,
-            )
+            spools = (*self._queue, *self._left)
+            return len(spools), sum(spool.bytes for spool in spools)
 
     @property
     def largest(self) -> int:
@@ -130,6 +127,11 @@ class Finisher:
         with self._wake:
             self._kicked = True
             self._wake.notify()
+
+    def look(self) -> None:
+        """Somebody may have taken away those at fault."""
+        with self._wake:
+            self._left = [spool for spool in self._left if spool.path.exists()]
 
     def close(self, timeout_s: float) -> bool:
         """Finish what can be in that time, at the first failure no more; whether the thread has ended."""
@@ -201,8 +203,7 @@ class Finisher:
         log.error("event=capture_spool_left spool=%s reason=%r", spool.path, str(exc))
         with self._wake:
             self.counts.failures += 1
-            self.counts.left += 1
-            self.counts.left_bytes += spool.bytes
+            self._left.append(spool)
 
     def _finish(self, spool: ClosedSpool) -> tuple[str, int] | None:
         """The file's name and bytes, where there was something to make one of."""

@@ -16,6 +16,7 @@ it could not have measured, by reason, and how many are under way (`schema.Ledge
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -34,7 +35,7 @@ class RelayIntegrity:
 
     relay: str
     opened: int
-    """Exchanges known to have begun: what it said, or the highest number of a row."""
+    """Numbers known to have begun: what it said, or the highest number of a row."""
     present: int
     duplicates: int
     """Rows whose number another row has."""
@@ -183,14 +184,21 @@ def check(
 def latest_ledger(infos: Sequence[CaptureInfo]) -> Ledger:
     """The last word of each relay and of each meter, in whatever order the files are given."""
     relays: dict[str, RelayCount] = {}
+    began: dict[str, RelayCount] = {}
     meters: dict[str, dict[str, int]] = {}
     for ledger in (info.ledger for info in infos):
         for name, count in ledger.relays.items():
             if name not in relays or _progress(count) > _progress(relays[name]):
                 relays[name] = count
+            # Only the first meter of a capture knows which relays were there before.
+            if name not in began or count.since > began[name].since:
+                began[name] = count
         mine = meters.setdefault(ledger.meter, {})
         for reason, n in ledger.dropped.items():
             mine[reason] = max(n, mine.get(reason, 0))
+    for name, count in relays.items():
+        first = began[name]
+        relays[name] = msgspec.structs.replace(count, since=first.since, before=first.before)
     # A meter that ended in order may have been followed by another one that did not.
     _, closed = max(((info.began_ns, info.ledger.closed) for info in infos), default=(0, False))
     return Ledger(relays, _summed(meters.values()), closed=closed)
@@ -216,21 +224,23 @@ def _relay(
     distinct = pc.unique(numbers)
     ordered = distinct.take(pc.array_sort_indices(distinct))
     opened = max(count.opened, ordered[-1].as_py() if len(ordered) else 0)
-    ranges = list(_gaps(ordered, opened))
+    ranges = list(_gaps(ordered.filter(pc.greater(ordered, count.since)), count.since, opened))
     missing = sum(last - first + 1 for first, last in ranges)
     since = sum(last - max(first, count.opened + 1) + 1 for first, last in ranges if last > count.opened)
-    accounted = sum(count.dropped.values()) + count.unsettled + since
+    dropped = {reason: n - count.before.get(reason, 0) for reason, n in count.dropped.items()}
+    dropped = {reason: n for reason, n in dropped.items() if n > 0}
+    accounted = sum(dropped.values()) + count.unsettled + since
     set_at = [{"seq": seq, "arrival_ns": ns, "anchor": n} for n, (seq, ns) in sorted(anchors.items()) if n]
     return RelayIntegrity(
-        relay, opened, len(ordered), len(numbers) - len(ordered), missing, ranges, dict(count.dropped),
+        relay, opened, len(ordered), len(numbers) - len(ordered), missing, ranges, dropped,
         count.unsettled, since, max(0, missing - accounted), not count.unsettled and not since, set_at,
     )  # fmt: skip
 
 
-def _gaps(ordered: pa.Array, last: int) -> Iterable[tuple[int, int]]:
-    """Runs of the numbers from 1 to `last` that are not among `ordered`."""
-    edges = pa.concat_arrays([pa.array([0], pa.int64()), ordered, pa.array([last + 1], pa.int64())])
-    before, after = edges.slice(0, len(edges) - 1), edges.slice(1)
-    far = pc.greater(pc.subtract(after, before), 1)
-    for low, high in zip(before.filter(far).to_pylist(), after.filter(far).to_pylist(), strict=True):
+def _gaps(ordered: pa.Array, before: int, last: int) -> Iterable[tuple[int, int]]:
+    """Runs of the numbers behind `before`, up to `last`, that are not among `ordered`."""
+    edges = pa.concat_arrays([pa.array([before], pa.int64()), ordered, pa.array([last + 1], pa.int64())])
+    left, right = edges.slice(0, len(edges) - 1), edges.slice(1)
+    far = pc.greater(pc.subtract(right, left), 1)
+    for low, high in zip(left.filter(far).to_pylist(), right.filter(far).to_pylist(), strict=True):
         yield low + 1, high - 1

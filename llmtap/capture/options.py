@@ -1,5 +1,6 @@
 """The options of capture, each with the line of help that flags, config file and reference page show."""
 
+import difflib
 import re
 from typing import Annotated, Final, Literal
 
@@ -8,10 +9,15 @@ from msgspec import Meta, Struct
 from llmtap.errors import ConfigError
 from llmtap.units import Bytes, Duration
 
-__all__ = ["LEVELS", "CaptureOptions"]
+__all__ = ["LEVELS", "OWN_RULE", "CaptureOptions"]
 
 LEVELS: Final = ("none", "shape", "full")
 """Privacy levels, from least to most."""
+OWN_RULE: Final = "re:"
+"""Before a regular expression of the operator's own in `redact`."""
+FLUSH_NS_MAX: Final = 10_000_000_000
+"""More would make a kill cost more than anybody expects: a row is promised within a second, by default."""
+_RULES: Final = ("email", "card", "phone", "key")
 _MIB: Final = 1 << 20
 _S: Final = 1_000_000_000
 
@@ -36,8 +42,8 @@ class CaptureOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = 1.0
     redact: Annotated[
         tuple[str, ...],
-        Meta(description="Redacted in bodies: email, card, phone, key, or regular expressions of your own."),
-    ] = ("email", "card", "phone", "key")
+        Meta(description="Redacted in bodies: email, card, phone, key; re:PATTERN: a regular expression."),
+    ] = _RULES
     session_headers: Annotated[
         tuple[str, ...], Meta(description="Header fields that name a conversation; the first found decides.")
     ] = ("x-session-id", "x-conversation-id")
@@ -50,10 +56,13 @@ class CaptureOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     block_bytes: Annotated[Bytes, Meta(description="Bytes in a hashed block, where it is not.")] = Bytes(2048)
     spool: Annotated[
         str | None,
-        Meta(description="Local folder for what is not Parquet yet; default: .spool in the capture's own."),
+        Meta(
+            description="Local folder for what is not Parquet yet; default: .spool in the capture's own; "
+            "for a URL: ~/.local/state/llmtap/spool-... ($XDG_STATE_HOME)."
+        ),
     ] = None
     flush: Annotated[
-        Duration, Meta(description="Exchanges reach the spool within this time, or by the thousand.")
+        Duration, Meta(description="Exchanges reach the spool within this time, at most 10 s.")
     ] = Duration(_S // 2)
     fsync: Annotated[
         Literal["batch", "rotate", "never"],
@@ -88,16 +97,17 @@ class CaptureOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 'name tenants, or ["*"] for all',
             )  # fmt: skip
         for i, rule in enumerate(self.redact):
-            if rule not in ("email", "card", "phone", "key"):
-                try:
-                    re.compile(rule)
-                except re.error as exc:
-                    raise ConfigError(f"capture.redact[{i}]", f"{rule!r}: {exc}") from None
+            _check_rule(f"capture.redact[{i}]", rule)
         if self.to is not None and not self.to.strip():
             raise ConfigError("capture.to", "is empty", "a folder, or leave it out")
         for key, least in (("flush", 1_000_000), ("rotate_every", _S)):
             if getattr(self, key) < least:
                 raise ConfigError(f"capture.{key}", f"must be at least {least / 1e9:g} s")
+        if self.flush > FLUSH_NS_MAX:
+            raise ConfigError(
+                "capture.flush", f"must be at most {FLUSH_NS_MAX / 1e9:g} s",
+                "a kill costs what is not in the spool yet; how often files come is capture.rotate_every",
+            )  # fmt: skip
         for key, least in (("rotate_bytes", 64 << 10), ("block_bytes", 16), ("memory_bytes", _MIB)):
             if getattr(self, key) < least:
                 raise ConfigError(f"capture.{key}", f"must be at least {least} bytes")
@@ -106,3 +116,22 @@ class CaptureOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 "capture.total_bytes", "is less than two of capture.rotate_bytes",
                 "one spool is written while another becomes a file",
             )  # fmt: skip
+
+
+def _check_rule(place: str, rule: str) -> None:
+    """Raises ConfigError: a name with a slip in it, taken for a pattern, would redact nothing."""
+    if rule in _RULES:
+        return
+    if not rule.startswith(OWN_RULE):
+        near = difflib.get_close_matches(rule.lower(), _RULES, 1, 0.5)
+        raise ConfigError(
+            place, f"{rule!r} is none of {', '.join(_RULES)}",
+            f"did you mean {near[0]!r}?" if near else f"a regular expression is written {OWN_RULE + rule!r}",
+        )  # fmt: skip
+    pattern = rule.removeprefix(OWN_RULE)
+    if not pattern:
+        raise ConfigError(place, f"{rule!r} has no pattern")
+    try:
+        re.compile(pattern)
+    except re.error as exc:
+        raise ConfigError(place, f"{pattern!r} is no regular expression: {exc}") from None

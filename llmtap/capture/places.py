@@ -31,6 +31,8 @@ _PART_BYTES: Final = 8 << 20
 _REASON_LENGTH: Final = 300
 _HARMLESS: Final = frozenset(("region", "scheme", "endpoint_override", "project_id", "retry_limit_seconds"))
 """What may stand in a URL's query without being a secret."""
+_SLIP: Final = re.compile(r"(s3|gs|gcs|abfss?|hdfs|file|[A-Za-z][A-Za-z0-9+.-]+(?=:/)):/?")
+"""At the beginning of what has no `://`: a slash is missing, and no folder of such a name is meant."""
 _S3_KNOWN: Final = frozenset(("region", "scheme", "endpoint_override"))
 
 
@@ -67,6 +69,11 @@ def open_place(to: str) -> Place:
     Raises ConfigError for a URL that cannot be.
     """
     if "://" not in to:
+        slip = _SLIP.match(to)
+        if slip is not None:
+            root = "/" if slip[1] == "file" else ""
+            meant = redacted(f"{slip[1]}://{root}{to[slip.end() :]}")
+            raise ConfigError("capture.to", f"{slip[0]!r} begins no URL", f"did you mean {meant!r}?")
         return LocalPlace(Path(to))
     if to.startswith("file://"):
         return LocalPlace(Path(unquote(to.removeprefix("file://"))))

@@ -3,7 +3,9 @@
 - Rows come in the order of the files' names and, in a file, in the order in which the exchanges ended. Our
   names sort by time.
 - Of a folder, files named `llmtap-*.parquet` are read, and where there is none, all named `*.parquet`; what
-  is hidden (begins with `.` or `_`, folders too) is not: the spool, and files that are not finished.
+  is hidden (begins with `.` or `_`, folders too) is not.
+- Of a local folder, what is still in the spool (`.spool`) is read, too: a running capture's last minutes. A
+  spool becomes a Parquet file of the same name, at any moment: whichever is there is read, and never both.
 - Files of an older schema are brought up to today's; a newer one is an error that says so.
 - Nothing is held in memory but the batch that is read, unless a table is asked for.
 """
@@ -11,11 +13,13 @@
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from glob import has_magic
 from itertools import chain
-from typing import Any, Final
+from pathlib import Path, PurePosixPath
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -28,6 +32,7 @@ from llmtap.capture.options import LEVELS
 from llmtap.capture.places import redacted
 from llmtap.capture.rows import exchanges_of
 from llmtap.capture.schema import SCHEMA, VERSION, CaptureInfo, info_of, with_info
+from llmtap.capture.spool import SpoolContents, SpoolError, read_spool
 from llmtap.errors import ConfigError
 from llmtap.record.exchange import Exchange
 from llmtap.units import format_bytes
@@ -41,6 +46,8 @@ _ROWS_MAX: Final = 10_000
 _ROWS_MIN: Final = 64
 _URL: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
 _OURS: Final = "llmtap-*.parquet"
+_SPOOLS: Final = "llmtap-*.spool"
+_SPOOL_FOLDER: Final = ".spool"
 
 Where = str | os.PathLike[str]
 
@@ -62,17 +69,51 @@ class CaptureFile:
     """In its file system."""
     store: Any
     """The file system (`pyarrow.fs`)."""
+    contents: SpoolContents | None = field(default=None, repr=False)
+    """Of a spool: what was whole in it when it was read."""
+
+    @property
+    def spool(self) -> bool:
+        """Not Parquet yet, and perhaps still written to: rows that come later are not read."""
+        return self.contents is not None
+
+
+class _Found(NamedTuple):
+    """A file that is there, not yet opened."""
+
+    name: str
+    path: str
+    store: Any
+    size: int
+
+    @property
+    def spool(self) -> bool:
+        return self.path.endswith(".spool")
+
+    @property
+    def stem(self) -> str:
+        """A spool and the Parquet file that it becomes have the same."""
+        return PurePosixPath(self.path).stem
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """As if a spool were the file already."""
+        folder = PurePosixPath(self.path).parent
+        return str(folder.parent if folder.name == _SPOOL_FOLDER else folder), self.stem, self.path
 
 
 class Capture:
     """What was read: made by `read`. Iterate as often as you like; each time the files are opened anew."""
 
     def __init__(
-        self, files: Sequence[CaptureFile], broken: Sequence[tuple[str, str]], *, skip_broken: bool
-    ) -> None:
+        self, files: Sequence[CaptureFile], broken: Sequence[tuple[str, str]], places: Sequence[str], *,
+        skip_broken: bool,
+    ) -> None:  # fmt: skip
         self.files = tuple(files)
+        """Those that were there when it was read; `file.spool` tells which are not Parquet yet."""
         self.broken = list(broken)
         """Files that were passed over, or from which on a point nothing could be read, and why."""
+        self._places = places
         self._skip_broken = skip_broken
 
     def __len__(self) -> int:
@@ -82,7 +123,9 @@ class Capture:
     def __repr__(self) -> str:
         info = self.info
         size = format_bytes(sum(file.bytes for file in self.files))
-        said = [f"{len(self):,} exchanges", f"{len(self.files):,} files", size]
+        spools = sum(file.spool for file in self.files)
+        files = f"{len(self.files):,} files" + (f" ({spools:,} in the spool)" if spools else "")
+        said = [f"{len(self):,} exchanges", files, size]
         said += [f"level {info.level}"] if info.level else []
         said += [f"from {info.source}"] if info.source else []
         said += [f"{len(self.broken):,} broken"] if self.broken else []
@@ -103,8 +146,10 @@ class Capture:
         wanted = SCHEMA if columns is None else _schema_of(columns)
         for file in self.files:
             try:
-                yield from _batches(file, wanted)
-            except (pa.ArrowException, OSError) as exc:
+                yield from self._spooled(file, wanted) if file.spool else _batches(file, wanted)
+            except FileNotFoundError:
+                self._break(file.name, "is gone: somebody has moved or deleted it since it was found")
+            except (pa.ArrowException, OSError, SpoolError, msgspec.MsgspecError) as exc:
                 self._break(file.name, f"is damaged: {_first_line(exc)}")
 
     def table(self, columns: Sequence[str] | None = None) -> pa.Table:
@@ -122,6 +167,29 @@ class Capture:
         batches = self.batches(integrity.COLUMNS)
         # The list is handed over last: reading may add to it.
         return integrity.check([file.info for file in self.files], batches, self.broken)
+
+    def _spooled(self, file: CaptureFile, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """A spool's rows, also where it has become a Parquet file: then as many as it had when it was read.
+
+        Raises FileNotFoundError where neither is there.
+        """
+        assert file.contents is not None
+        batches = file.contents.batches()
+        try:
+            first = next(batches, None)  # opens it: from here on it may go
+        except SpoolError:
+            if os.path.exists(file.path):
+                raise
+            later = _finished(Path(file.path).stem, self._places)
+            if later is None:
+                raise FileNotFoundError(file.path) from None
+            first, batches = None, _batches(_opened(later), SCHEMA)  # all rows, in the same order
+        left = file.rows
+        for batch in chain([] if first is None else [first], batches):
+            yield batch.select(wanted.names).cast(wanted).slice(0, left)
+            left -= min(left, batch.num_rows)
+            if not left:
+                return
 
     def _break(self, name: str, problem: str) -> None:
         if not self._skip_broken:
@@ -145,30 +213,79 @@ def read(where: Where | Sequence[Where], *, skip_broken: bool = False) -> Captur
         CaptureError: nothing is there, or a file is no capture, or damaged.
         CaptureVersionError: a file is of a later version of the schema.
     """
-    places = [where] if isinstance(where, str | os.PathLike) else list(where)
+    places = [os.fspath(where)] if isinstance(where, str | os.PathLike) else [os.fspath(w) for w in where]
     if not places:
         raise CaptureError("capture", "nothing to read was named")
+    if not all(place.strip() for place in places):
+        raise CaptureError("capture", "the place to read is an empty name", "a variable that is not set?")
     found: dict[str, CaptureFile] = {}
     broken: list[tuple[str, str]] = []
-    for place in [os.fspath(place) for place in places]:
-        for name, path, store, size in _listed(place):
-            if name in found:
-                continue
-            try:
-                found[name] = _opened(name, path, store, size)
-            except CaptureError as exc:
-                if not skip_broken:
-                    raise
-                broken.append((name, exc.problem))
-    return Capture(list(found.values()), broken, skip_broken=skip_broken)
+    for file in _found(places):
+        try:
+            opened = _opened_or_later(file, places)
+        except CaptureError as exc:
+            if not skip_broken:
+                raise
+            broken.append((file.name, exc.problem))
+        else:
+            if opened is not None:
+                found[opened.name] = opened
+    if not found and not broken:
+        raise CaptureError(redacted(places[0]), "no Parquet file is there any more", "they went a moment ago")
+    return Capture(list(found.values()), broken, places, skip_broken=skip_broken)
+
+
+def _opened_or_later(file: _Found, places: Sequence[str]) -> CaptureFile | None:
+    """The file, or what its spool has become since it was found; None where it was deleted."""
+    with suppress(FileNotFoundError):
+        return _opened(file)
+    later = _finished(file.stem, places) if file.spool else None
+    if later is not None:
+        with suppress(FileNotFoundError):
+            return _opened(later)
+    return None
 
 
 # ---------------------------------------------------------------- finding files
 
 
-def _listed(place: str) -> list[tuple[str, str, Any, int]]:
-    """Name, path, file system and size of each file that a place stands for, in the order of the names."""
+def _found(places: Sequence[str]) -> list[_Found]:
+    """The files of all places, each once, and of a spool that is a file already the file alone."""
+    # First the spools of all: one that becomes a file meanwhile is then found twice, and not never.
+    spools = [_listed(place, spools=True) for place in places]
+    files: dict[str, _Found] = {}
+    for place, waiting in zip(places, spools, strict=True):
+        here = waiting + _listed(place, spools=False)
+        if not here:
+            raise CaptureError(redacted(place), *_nothing_at(place))
+        files |= {file.name: file for file in sorted(here, key=lambda f: f.order) if file.name not in files}
+    finished = {file.stem for file in files.values() if not file.spool}
+    return [file for file in files.values() if not (file.spool and file.stem in finished)]
+
+
+def _finished(stem: str, places: Sequence[str]) -> _Found | None:
+    """The Parquet file that a spool has become."""
+    for place in places:
+        with suppress(CaptureError):  # a place may have been the spool alone
+            for file in _listed(place, spools=False):
+                if file.stem == stem:
+                    return file
+    return None
+
+
+def _nothing_at(place: str) -> tuple[str, str]:
+    if not _URL.match(place) and (Path(place).expanduser() / _SPOOL_FOLDER).is_dir():
+        return "no Parquet file is there, and its spool is empty", "nothing has been captured there yet"
+    if _URL.match(place):
+        return "no Parquet file is there", f"{_CONVERT}; a capture that runs has its last minutes in a spool"
+    return "no Parquet file is there", _CONVERT
+
+
+def _listed(place: str, *, spools: bool) -> list[_Found]:
+    """The spools, or the other files, that a place stands for."""
     shown = redacted(place)  # URLs may carry keys
+    if spools and _URL.match(place) and not place.startswith("file:"):
+        return []  # they are always local
     try:
         store, path, prefix = _store_of(place)
         if has_magic(path):
@@ -180,9 +297,8 @@ def _listed(place: str) -> list[tuple[str, str, Any, int]]:
             found = [there] if there.type == fs.FileType.File else _in_folder(store, path)
     except (pa.ArrowException, OSError) as exc:
         raise CaptureError(shown, f"cannot be read: {_first_line(exc)}") from None
-    if not found:
-        raise CaptureError(shown, "no Parquet file is there", _CONVERT)
-    return [(prefix + f.path, f.path, store, f.size or 0) for f in sorted(found, key=lambda f: f.path)]
+    listed = [_Found(prefix + f.path, f.path, store, f.size or 0) for f in found]
+    return [file for file in listed if file.spool == spools]
 
 
 def _store_of(place: str) -> tuple[Any, str, str]:
@@ -203,16 +319,23 @@ def _store_of(place: str) -> tuple[Any, str, str]:
 
 def _in_folder(store: Any, folder: str) -> list[Any]:
     files = _below(store, folder)
-    return [f for f in files if fnmatchcase(f.base_name, _OURS)] or files
+    return [f for f in files if fnmatchcase(f.base_name, _OURS) or f.extension == "spool"] or files
 
 
 def _below(store: Any, folder: str) -> list[Any]:
-    """The Parquet files below a folder, hidden ones and those in hidden folders left out."""
-    return [
-        f for f in store.get_file_info(fs.FileSelector(folder, recursive=True))
-        if f.type == fs.FileType.File and f.base_name.endswith(".parquet")
-        and not any(part[0] in "._" for part in f.path[len(folder) :].split("/") if part)
-    ]  # fmt: skip
+    """The Parquet files and spools below a folder, hidden ones and those in hidden folders left out."""
+    found = []
+    for f in store.get_file_info(fs.FileSelector(folder, recursive=True)):
+        if f.type != fs.FileType.File:
+            continue
+        *folders, name = [part for part in f.path[len(folder) :].split("/") if part]
+        if fnmatchcase(name, _SPOOLS) and store.type_name == "local":
+            folders = folders[:-1] if folders[-1:] == [_SPOOL_FOLDER] else folders
+        elif not name.endswith(".parquet"):
+            continue
+        if not any(part[0] in "._" for part in (*folders, name)):
+            found.append(f)
+    return found
 
 
 def _matching(store: Any, pattern: str) -> list[Any]:
@@ -235,11 +358,17 @@ def _matching(store: Any, pattern: str) -> list[Any]:
 # ---------------------------------------------------------------- reading them
 
 
-def _opened(name: str, path: str, store: Any, size: int) -> CaptureFile:
+def _opened(found: _Found) -> CaptureFile:
+    """Raises FileNotFoundError where it is there no more."""
+    name, path, store, size = found
+    if found.spool:
+        return _opened_spool(found)
     try:
         with store.open_input_file(path) as source, pq.ParquetFile(source) as file:
             info = info_of(file.schema_arrow)
             rows = file.metadata.num_rows
+    except FileNotFoundError:
+        raise
     except (pa.ArrowException, OSError) as exc:
         raise CaptureError(name, f"cannot be read as Parquet: {_first_line(exc)}", _CONVERT) from None
     except msgspec.MsgspecError as exc:
@@ -249,6 +378,27 @@ def _opened(name: str, path: str, store: Any, size: int) -> CaptureFile:
     if info.schema_version > VERSION:
         raise CaptureVersionError(name, info.schema_version)
     return CaptureFile(name, rows, size, info, path, store)
+
+
+def _opened_spool(found: _Found) -> CaptureFile:
+    """Raises FileNotFoundError where it is there no more."""
+    path = Path(found.path)
+    try:
+        contents = read_spool(path)
+        # An end that is torn now is whole a moment later, where the spool is still written to.
+        while contents.damaged and (again := read_spool(path)).damaged != contents.damaged:
+            contents = again
+    except SpoolError as exc:
+        if not path.exists():
+            raise FileNotFoundError(found.path) from None
+        raise CaptureError(found.name, f"cannot be read as a spool: {exc}") from None
+    except (pa.ArrowException, msgspec.MsgspecError) as exc:
+        raise CaptureError(found.name, f"cannot be read as a spool: {_first_line(exc)}") from None
+    # As the file will say that is made of it.
+    info = msgspec.structs.replace(
+        contents.info, schema_version=VERSION, ledger=contents.ledger, damaged=contents.damaged
+    )
+    return CaptureFile(found.name, contents.rows, found.size, info, found.path, found.store, contents)
 
 
 def _batches(file: CaptureFile, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:

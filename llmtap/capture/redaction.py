@@ -17,7 +17,7 @@ Found:
 Media in base64 becomes `[media]`, because nothing can be found in it.
 
 Each pattern is bounded or possessive where it repeats: time is linear in the text, whatever it is. A pattern
-of the operator's own is run as it is.
+of the operator's own (`re:PATTERN`) is run as it is.
 
 Source: ITU-T E.164 (at most 15 digits), ISO/IEC 7812-1 (card numbers, Luhn), RFC 7468 (PEM), RFC 2397 (data
 URLs).
@@ -30,6 +30,7 @@ from typing import Any, Final
 
 import msgspec
 
+from llmtap.capture.options import OWN_RULE
 from llmtap.record.paths import KEY_PATTERN
 
 __all__ = ["BODY_BYTES_MAX", "BUILT_IN", "Redactor"]
@@ -43,12 +44,12 @@ _Rule = Callable[[str], tuple[str, int]]
 
 
 class Redactor:
-    """Applies rules: names of BUILT_IN, or regular expressions."""
+    """Applies rules: names of BUILT_IN, or `re:` and a regular expression."""
 
     __slots__ = ("_keys", "_rules")
 
     def __init__(self, rules: tuple[str, ...]) -> None:
-        own = [_own(re.compile(rule)) for rule in rules if rule not in BUILT_IN]
+        own = [_own(re.compile(rule.removeprefix(OWN_RULE))) for rule in rules if rule not in BUILT_IN]
         # The operator's first: what they name they know best. Keys next, which may hold digits.
         self._rules = [*own, *(rule for name, rule in BUILT_IN.items() if name in rules)]
         self._keys = "key" in rules

@@ -88,6 +88,10 @@ class RelayCount(msgspec.Struct, frozen=True, omit_defaults=True):
     """Not measured, by reason (tap/ledger.py)."""
     unsettled: int = 0
     """Under way, or not acknowledged yet."""
+    since: int = 0
+    """Numbers up to this one, and what was dropped of them (`before`), are not this capture's: the relay was
+    there before it began."""
+    before: dict[str, int] = {}
 
 
 class Ledger(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -22,6 +22,9 @@ What was decided where there is a choice:
 - A conversation whose beginning a client cuts off or rewrites, to fit a context, begins anew.
 - Think time runs from the end of the parent's answer to the arrival. It is None where that end is not known,
   or came later. Two stamps of one relay are compared by its monotonic clock, others by the wall clock.
+- A fast agent has the answer, and has sent its next request, before our last write has returned, or before
+  the server's last words, which carry no token, have come. Of an answer that came to its end, a request
+  between the last token and that end took no time to think: 0.
 
 Memory holds digests, ids and times of at most `exchanges_max` exchanges, 0.6 KB each, for at most `idle_ns`:
 no text. The oldest go first.
@@ -79,6 +82,8 @@ class _Seen:
     """By the relay's monotonic clock."""
     ended_wall_ns: int
     """Of the end, or of the arrival where the end is not known."""
+    closing_ns: int
+    """Before the end, for so long, the client may have had the whole answer."""
     answered: bool
     followed: bytes | None = None
     """The conversation with this one's answer, as the first turn after it had it."""
@@ -144,7 +149,7 @@ class Sessions:
         number = 0 if parent is None else parent.number + 1
         seen = _Seen(
             (*([own] if own else []), *([tag + keys.chain[-1]] if keys.chain else [])),
-            session, number, x.id, x.relay, ended_ns, ended_wall_ns,
+            session, number, x.id, x.relay, ended_ns, ended_wall_ns, _closing_ns(x, ended_ns),
             answered=x.status is not None and x.status < 400,
         )  # fmt: skip
         self._remember(seen)
@@ -229,6 +234,15 @@ def _end_ns(x: Exchange) -> int | None:
     return None
 
 
+def _closing_ns(x: Exchange, ended_ns: int | None) -> int:
+    """From the last token (or byte, where there was none) to the end of an answer that was all there."""
+    t = x.timeline
+    if ended_ns is None or t.response_end_ns is None:
+        return 0
+    had_ns = t.response_end_ns if t.last_token_ns is None else t.last_token_ns
+    return max(0, ended_ns - had_ns)
+
+
 def _think_ns(parent: _Seen, x: Exchange) -> int | None:
     if parent.ended_ns is None:
         return None
@@ -236,7 +250,7 @@ def _think_ns(parent: _Seen, x: Exchange) -> int | None:
         passed_ns = x.timeline.arrival_ns - parent.ended_ns
     else:
         passed_ns = x.arrival_wall_ns - parent.ended_wall_ns
-    return passed_ns if passed_ns >= 0 else None
+    return max(0, passed_ns) if passed_ns >= -parent.closing_ns else None
 
 
 def _by(messages: list[Message]) -> str | None:

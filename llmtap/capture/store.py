@@ -11,8 +11,15 @@ time, and never used twice, also when a meter starts again within the same captu
 A disk is not filled to the brim by us: as much stays free as the largest spool takes, or no spool could
 become a file any more, which would be smaller. When it gets narrow, spools become files early.
 
-The bound on the total is for all that lies here, spools and local files. It is looked at before a batch is
-taken, so it may be passed by one batch, and by the temporary file of the one spool that is becoming a file.
+The bound on the total is for all that lies here, spools and local files. What a batch will take is estimated
+before it is taken, by how well those before it could be packed. So the total stays below its bound, but for
+the temporary file of the one spool that is becoming a file, which is about as large as the file will be; for
+a batch that alone takes more than half of the bound; and for one that packs so much worse than others that
+NOTES_BYTES do not make up for it.
+
+What is known of exchanges that are not kept (the ledger) has room of its own: neither the bound nor what is
+left free on the disk keeps a ledger without rows away, or a paused capture could not tell what it lost. A
+spool of nothing but ledgers is begun anew when it has grown: a long pause does not fill the disk with them.
 """
 
 import errno
@@ -22,7 +29,6 @@ import logging
 import os
 import re
 import secrets
-import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -31,8 +37,8 @@ from typing import Final
 
 import msgspec
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from llmtap.capture.files import LocalFiles
 from llmtap.capture.finisher import ClosedSpool, Finisher, make_folder
 from llmtap.capture.options import CaptureOptions
 from llmtap.capture.places import Place, open_place, redacted, sync_folder
@@ -49,10 +55,19 @@ FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 LOOK_AGAIN_NS: Final = 1_000_000_000
 """At the bound of the total: how often to see whether somebody has made room."""
 MARGIN_BYTES: Final = 128 << 10
-"""Left free beside a spool's worth: about what a Parquet file of 105 columns takes without any rows."""
+"""Left free beside a spool's worth: a Parquet file of 105 columns takes 15 KB whatever is in them, and here
+ledgers are written, too."""
+NOTES_BYTES: Final = 32 << 10
+"""Of the bound on the total, for ledgers without rows: the head of a spool takes 6 KB, a ledger some hundred
+bytes, the file of such a spool 3 KB."""
+NOTES_SPOOL_BYTES: Final = 16 << 10
+"""At this size a spool of ledgers alone is begun anew."""
+LOOK_NOW_AND_THEN_NS: Final = 10_000_000_000
+"""How often to see whether somebody has taken files away."""
+_HEAD_BYTES: Final = 6 << 10
+_FRAME_BYTES: Final = 1 << 10
+"""Of a batch, whatever is in it: what Arrow says of 105 columns, packed, and the ledger behind it."""
 _LOCK: Final = "llmtap.lock"
-_OURS: Final = re.compile(r"llmtap-\d{8}T\d{9}Z-[A-Za-z0-9_]+-\d{4,}-[0-9a-f]{4}\.parquet")
-"""Only what we may have made is counted, and deleted at the bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +79,14 @@ class StoreState:
     bytes_written: int
     files: int
     files_waiting: int
-    """Spools that are not files yet, the one being written not counted."""
+    """Closed spools that are not files yet: the one being written is not among them."""
     files_deleted: int
     """At the bound of the total, oldest first."""
     rows_deleted: int
     """With them, as far as they were of this capture."""
     spool_bytes: int
     local_bytes: int
-    """Of our files in a local folder; of one that others share, by name."""
+    """All that lies here, spools and our files in a local folder: what `total_bytes` is the bound of."""
     failures: int
     """Tries to finish a file that did not succeed."""
     recovered: int
@@ -139,7 +154,7 @@ class Store:
         self._place = open_place(options.to)
         self._folder = spool_folder(options)
         self._tag = re.sub(r"[^A-Za-z0-9_]", "_", info.capture) or "_"
-        self._files = _LocalFiles(self._place.folder, self._tag)
+        self._files = LocalFiles(self._place.folder, self._tag)
         self._finisher = Finisher(self._place, self._folder, self._files.add)
         self._lock: int | None = None
         self._writer: SpoolWriter | None = None
@@ -158,40 +173,49 @@ class Store:
         for key, folder in _folders(self._options, self._place, self._folder):
             _probe(key, folder)
         self._lock = _lock(self._options, self._folder)
-        self._files.look()
+        self._look(self._clock.mono_ns())
         for path in sorted(self._folder.glob("llmtap-*.spool")):
             self._finisher.add(ClosedSpool(path, path.stat().st_size))
         self._finisher.start()
+        options = self._options
+        log.info(
+            "event=capture_started to=%s spool=%s level=%s when_full=%s total_bytes=%d",
+            self._place.name, self._folder, options.level, options.when_full, options.total_bytes,
+        )  # fmt: skip
+        if options.level == "full" and not options.redact:
+            log.warning(
+                "event=capture_unredacted tenants=%r reason='capture.redact is empty: nothing is redacted'",
+                ",".join(options.full_tenants),
+            )  # fmt: skip
 
     def append(self, batch: pa.RecordBatch, ledger: Ledger) -> bool:
         """Keep the rows, and what is known of others; False when that cannot be now.
 
-        A batch without rows keeps the ledger alone, where it says something new.
+        A batch without rows keeps the ledger alone, where it says something new. The ledger that is written
+        counts what has been deleted so far, this call's deletions too.
         """
         assert self._lock is not None, "not open"
-        if batch.num_rows == 0 and ledger == self._noted:
-            return True
-        if not self._has_room():
-            self._pause("total_bytes", f"{self._options.total_bytes} bytes are taken")
-            return False
-        try:
-            self._write(batch, ledger)
-        except OSError as exc:
-            self._pause("disk_full" if exc.errno in FULL else "folder", exc.strerror or str(exc))
-            return False
-        self._rows += batch.num_rows
-        if self.problem is not None:
-            log.info("event=capture_resumed after=%s", self.problem)
-            self.problem = None
-            self._finisher.kick()
-        if self._writer is not None and self._writer.bytes >= self._options.rotate_bytes:
-            self.rotate()
-        return True
+        deleted = self._files.deleted_rows
+        if batch.num_rows and not self._has_room(batch):
+            self._pause("total_bytes", f"{self._options.total_bytes} bytes are the bound of the total")
+            kept = False
+        else:
+            kept = self._keep(batch, ledger)
+        if not kept and self._files.deleted_rows > deleted:
+            # What went for the batch is gone, whether the batch is taken or not.
+            self._keep(batch.slice(0, 0), ledger)
+        return kept
 
     def tick(self) -> None:
-        """Time passes: a spool that is old enough becomes a file."""
-        if self._writer is not None and self._clock.mono_ns() - self._began_ns >= self._options.rotate_every:
+        """Time passes: a spool that is old enough becomes a file, and others may have moved files away."""
+        now_ns = self._clock.mono_ns()
+        writer = self._writer
+        # While there is no room for rows, a spool of ledgers alone would only become one more file.
+        due = writer is not None and (writer.rows > 0 or self.problem is None)
+        if due and now_ns - self._began_ns >= self._options.rotate_every:
             self.rotate()
+        if now_ns - self._looked_ns >= LOOK_NOW_AND_THEN_NS:
+            self._look(now_ns)
 
     def rotate(self) -> None:
         """The spool that is written to becomes a file; the next batch begins another."""
@@ -207,14 +231,17 @@ class Store:
         if writer.rows or writer.notes:
             self._finisher.add(ClosedSpool(writer.path, writer.bytes, writer.rows))
         else:
-            writer.path.unlink(missing_ok=True)
+            _discard(writer)
 
     def close(self, timeout_s: float) -> None:
         """Makes files of all spools if the time allows; the next start finds the others."""
         self.rotate()
         ended = self._finisher.close(timeout_s)
-        if not ended:
-            log.warning("event=capture_files_left spools=%d", self._finisher.waiting[0])
+        if left := self._finisher.waiting[0]:
+            log.warning(
+                "event=capture_files_left spools=%d spool=%s reason=%r hint='the next start tries again'",
+                left, self._folder, self._finisher.problem or "no time",
+            )  # fmt: skip
         # A thread that hangs in an upload still reads its spool: the lock goes with the process then.
         if ended and self._lock is not None:
             os.close(self._lock)
@@ -224,20 +251,45 @@ class Store:
         """Counts and sizes of now. Waits for no disk."""
         counts = self._finisher.counts
         waiting, waiting_bytes = self._finisher.waiting
-        writer = self._writer
+        spool_bytes = waiting_bytes + self._open_bytes
         return StoreState(
             rows_written=self._rows, bytes_written=self._bytes,
             files=counts.files, files_waiting=waiting, files_deleted=self._files.deleted,
             rows_deleted=self._files.deleted_rows,
-            spool_bytes=waiting_bytes + (0 if writer is None else writer.bytes),
-            local_bytes=self._files.bytes, failures=counts.failures, recovered=counts.recovered_rows,
-            damaged=counts.damaged_batches, lost_rows=counts.lost_rows,
+            spool_bytes=spool_bytes, local_bytes=spool_bytes + self._files.bytes,
+            failures=counts.failures, recovered=counts.recovered_rows, damaged=counts.damaged_batches,
+            lost_rows=counts.lost_rows,
             problem=self.problem, files_problem=self._finisher.problem,
         )  # fmt: skip
 
     # ---------------------------------------------------------------- writing
 
+    def _keep(self, batch: pa.RecordBatch, ledger: Ledger) -> bool:
+        """`append`, once the bound on the total allows it."""
+        if self._files.deleted_rows:
+            dropped = {**ledger.dropped, "deleted": self._files.deleted_rows}
+            ledger = msgspec.structs.replace(ledger, dropped=dropped)
+        if batch.num_rows == 0 and ledger == self._noted:
+            return True
+        try:
+            self._write(batch, ledger)
+        except OSError as exc:
+            full = exc.errno in FULL
+            if batch.num_rows or not full:
+                self._pause("disk_full" if full else "folder", exc.strerror or str(exc))
+            return False
+        self._rows += batch.num_rows
+        # That a ledger has room does not say that rows have.
+        if self.problem is not None and (batch.num_rows or self.problem == "folder"):
+            log.info("event=capture_resumed after=%s", self.problem)
+            self.problem = None
+            self._finisher.kick()
+        if self._writer is not None and self._writer.bytes >= self._options.rotate_bytes:
+            self.rotate()
+        return True
+
     def _write(self, batch: pa.RecordBatch, ledger: Ledger) -> None:
+        """Raises OSError."""
         if self._writer is not None and not self._writer.present:
             self._make_again()
             self._writer.restore()
@@ -246,22 +298,35 @@ class Store:
             )  # fmt: skip
         elif not (self._folder / _LOCK).exists():
             self._make_again()
-        self._leave_room(batch)
-        writer = self._writer
-        if writer is None:
-            writer = self._writer = self._begin()
+        if batch.num_rows:
+            self._leave_room(batch)
+        old = self._writer
+        grown = old is not None and not (old.rows or batch.num_rows) and old.bytes >= NOTES_SPOOL_BYTES
+        writer = self._begin() if old is None or grown else old
         before = writer.bytes
         # Each spool says it anew, so that each file tells of itself what it lacks.
         news = ledger if ledger != self._noted or not writer.notes else None
         sync = self._options.fsync == "batch"
-        if batch.num_rows:
-            writer.append(batch, news, sync=sync)
-        elif news is not None:
-            writer.note(news, sync=sync)
-        self._noted = ledger
+        try:
+            if batch.num_rows:
+                writer.append(batch, news, sync=sync)
+            elif news is not None:
+                writer.note(news, sync=sync)
+        except OSError:
+            if writer is not old:
+                _discard(writer)
+            raise
+        self._writer, self._noted = writer, ledger
         self._bytes += writer.bytes - before
-        if batch.nbytes:
-            self._packing = (writer.bytes - before) / batch.nbytes
+        if batch.num_rows:
+            # Of late, the worst.
+            self._packing = min(1.0, max((writer.bytes - before) / batch.nbytes, 0.9 * self._packing))
+        if old is not None and old is not writer:
+            _discard(old)  # only the last ledger counts, and it is in the new one
+
+    def _cost(self, batch: pa.RecordBatch) -> int:
+        """What the batch will take in the spool, about."""
+        return _FRAME_BYTES + int(self._packing * batch.nbytes)
 
     def _begin(self) -> SpoolWriter:
         """A new spool. Raises OSError."""
@@ -275,8 +340,7 @@ class Store:
             try:
                 sync_folder(self._folder)
             except OSError:
-                writer.close()
-                writer.path.unlink(missing_ok=True)
+                _discard(writer)
                 raise
         self._began_ns = self._clock.mono_ns()
         self._bytes += writer.bytes
@@ -301,27 +365,50 @@ class Store:
             return  # It does not say.
         largest = max(self._finisher.largest, 0 if self._writer is None else self._writer.bytes)
         # The batch takes its bytes in the spool, and at most as many in the file.
-        needed = MARGIN_BYTES + largest + round(2 * self._packing * batch.nbytes)
+        needed = MARGIN_BYTES + largest + 2 * self._cost(batch)
         if disk.f_bavail * disk.f_frsize < needed:
-            self.rotate()
+            self._rotate_rows()
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def _has_room(self) -> bool:
-        """Whether the total is below its bound, after what the bound allows us to delete is deleted."""
-        if self._taken() < self._options.total_bytes:
+    def _has_room(self, batch: pa.RecordBatch) -> bool:
+        """Whether the batch fits below the bound, after what the bound allows us to delete is deleted."""
+        bound = self._options.total_bytes - NOTES_BYTES
+        if self._writer is None:
+            bound -= _HEAD_BYTES
+        # Also a batch that could never fit must not stand in the way of all that follow.
+        bound -= min(self._cost(batch), self._options.total_bytes // 2 - NOTES_BYTES)
+        if self._taken() <= bound:
             return True
         now_ns = self._clock.mono_ns()
         if self.problem != "total_bytes" or now_ns - self._looked_ns >= LOOK_AGAIN_NS:
-            self._looked_ns = now_ns
-            self._files.look()
+            self._look(now_ns)
         if self._options.when_full == "oldest":
-            while self._taken() >= self._options.total_bytes and self._files.delete_oldest():
+            while self._taken() > bound and self._files.delete_oldest():
                 pass
-        return self._taken() < self._options.total_bytes
+        if self._taken() <= bound:
+            return True
+        # As a file it is smaller, and may be deleted.
+        self._rotate_rows()
+        return False
 
     def _taken(self) -> int:
+        return self._finisher.waiting[1] + self._files.bytes + self._open_bytes
+
+    @property
+    def _open_bytes(self) -> int:
         writer = self._writer
-        return self._finisher.waiting[1] + self._files.bytes + (0 if writer is None else writer.bytes)
+        return 0 if writer is None else writer.bytes
+
+    def _rotate_rows(self) -> None:
+        """What is written so far becomes a file; a spool of ledgers alone stays, for those to come."""
+        if self._writer is not None and self._writer.rows:
+            self.rotate()
+
+    def _look(self, now_ns: int) -> None:
+        """See what others have moved away."""
+        self._looked_ns = now_ns
+        self._files.look()
+        self._finisher.look()
 
     def _pause(self, problem: str, reason: str) -> None:
         if problem != self.problem:
@@ -331,60 +418,11 @@ class Store:
         self.problem = problem
 
 
-class _LocalFiles:
-    """Our files in a local folder, by name, which is by age. Of a remote place: none."""
-
-    def __init__(self, folder: Path | None, tag: str) -> None:
-        """`tag`: what the names of this capture's files have in them."""
-        self.bytes = 0
-        self.deleted = 0
-        self.deleted_rows = 0
-        """Of this capture alone: an earlier one's are nobody's to count any more."""
-        self._folder = folder
-        self._tag = f"-{tag}-"
-        self._sizes: dict[str, int] = {}
-        self._guard = threading.Lock()
-
-    def look(self) -> None:
-        """See what is there: others may have moved files away."""
-        found = {}
-        if self._folder is not None:
-            with suppress(OSError), os.scandir(self._folder) as entries:
-                for entry in entries:
-                    if _OURS.fullmatch(entry.name):
-                        with suppress(OSError):
-                            found[entry.name] = entry.stat().st_size
-        with self._guard:
-            self._sizes = found
-            self.bytes = sum(found.values())
-
-    def add(self, name: str, size: int) -> None:
-        if self._folder is not None:
-            with self._guard:
-                self._sizes[name] = size
-                self.bytes = sum(self._sizes.values())
-
-    def delete_oldest(self) -> bool:
-        """Whether there was one, and it is gone. Raises nothing."""
-        with self._guard:
-            if not self._sizes or self._folder is None:
-                return False
-            name = min(self._sizes)
-            rows = 0
-            if self._tag in name:
-                with suppress(OSError, pa.ArrowException):
-                    rows = pq.read_metadata(self._folder / name).num_rows
-            try:
-                (self._folder / name).unlink(missing_ok=True)
-            except OSError as exc:
-                log.warning("event=capture_not_deleted file=%s error=%r", name, exc.strerror)
-                return False
-            size = self._sizes.pop(name)
-            self.bytes -= size
-            self.deleted += 1
-            self.deleted_rows += rows
-        log.warning("event=capture_deleted file=%s bytes=%d", name, size)
-        return True
+def _discard(writer: SpoolWriter) -> None:
+    """Nothing of it is needed."""
+    writer.close()
+    with suppress(OSError):
+        writer.path.unlink(missing_ok=True)
 
 
 def _folders(options: CaptureOptions, place: Place, spool: Path) -> list[tuple[str, Path]]:

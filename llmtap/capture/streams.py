@@ -2,10 +2,12 @@
 
 `.gz` and `.zst` are undone and done on the way, with Arrow's codecs, which notice a stream that was cut off.
 A target is written beside its place under another name, and takes its place when all of it is on the disk.
+A new one is its owner's alone, because traces may hold what people said; what replaces a file has its mode.
 """
 
 import io
 import os
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -176,7 +178,9 @@ def new_file(target: str, *, replace: bool) -> Iterator[NewFile]:
     _check_free(path, replace=replace)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with part.open("xb") as file:
+        with open(part, "xb", opener=_private) as file:
+            if path.exists():
+                os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
             output = _Output(file)
             codec = _ENDINGS.get(path.suffix.lower())
             if codec is None:
@@ -194,8 +198,14 @@ def new_file(target: str, *, replace: bool) -> Iterator[NewFile]:
         part.unlink(missing_ok=True)
 
 
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
 def _check_free(path: Path, *, replace: bool) -> None:
     if path.is_dir():
         raise ConfigError(str(path), "is a folder")
+    if path.exists() and not path.is_file():
+        raise ConfigError(str(path), "is no regular file", "- writes to standard output")
     if path.exists() and not replace:
         raise ConfigError(str(path), "is there already", "--force replaces it")

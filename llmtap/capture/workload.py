@@ -8,6 +8,10 @@ each block's id once.
 - A prefix cache that never forgets and never starts warm misses each block the first time and hits it ever
   after. Ids of blocks are chained, so a block that was seen before had its whole prefix seen: the hits are
   all blocks less the different ones, whatever the order. Ids compare within a capture and block size only.
+- A trace may tell how long an answer took and not when its request was submitted: it has no E2E, which counts
+  from there. `elapsed` is that time, from arrival, of such rows alone.
+- An answer may begin, or end, before its request was all sent. It has no latency that counts from there; how
+  many there are is told as `before_submit`.
 - A turn is the tool's where its last message is the result of a call.
 - Percentiles interpolate between order statistics (`metrics/statistics.py`).
 """
@@ -26,11 +30,12 @@ __all__ = ["COLUMNS", "Workload"]
 COLUMNS: Final = (
     "capture", "arrival_ns", "response_end_us", "input_tokens", "input_token_source", "output_tokens",
     "token_source", "blocks", "block_size", "block_unit", "session", "session_source", "think_us", "turn_by",
-    "scheduled_us", "level",
+    "scheduled_us", "level", "submit_us", "first_byte_us",
 )  # fmt: skip
 """All that is needed of the rows."""
 _SHARES: Final = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 _BLOCKS: Final = ["capture", "block_unit", "block_size"]
+_BEFORE_SUBMIT: Final = ("first_byte", "response_end")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -45,6 +50,9 @@ class Workload:
         self._tokens: dict[str, list[pa.Array]] = {"input": [], "output": []}
         self._counts: dict[str, dict[str, int]] = {}
         self._scheduled = 0
+        self._ended = 0
+        self._elapsed: list[pa.Array] = []
+        self._before_submit = dict.fromkeys(_BEFORE_SUBMIT, 0)
         self._blocks: dict[tuple[Any, ...], tuple[int, pa.Array]] = {}
         self._sessions: list[pa.Table] = []
         self._think: list[pa.Table] = []
@@ -61,6 +69,12 @@ class Workload:
         for name, values in self._tokens.items():
             values.append(batch.column(f"{name}_tokens").drop_null())
         self._scheduled += batch.num_rows - batch.column("scheduled_us").null_count
+        ended, submit = batch.column("response_end_us"), batch.column("submit_us")
+        self._ended += batch.num_rows - ended.null_count
+        self._elapsed.append(ended.filter(pc.is_null(submit)).drop_null())
+        for name in _BEFORE_SUBMIT:
+            early = pc.sum(pc.less(batch.column(f"{name}_us"), submit)).as_py()
+            self._before_submit[name] += early or 0
         for name in ("input_token_source", "token_source", "session_source", "turn_by", "level"):
             counts = self._counts.setdefault(name, {})
             for one in pc.value_counts(batch.column(name).drop_null()).to_pylist():
@@ -95,7 +109,12 @@ class Workload:
     @property
     def mode(self) -> str:
         """How the load was made: `open` where somebody had planned when each was to be sent."""
-        return "open" if self._scheduled and self._scheduled == self.rows else "live"
+        return "open" if self._scheduled and self._scheduled == self.rows else "recorded"
+
+    @property
+    def ends_known(self) -> bool:
+        """Of some row at least: else nobody can tell how many ended in a second."""
+        return self._ended > 0
 
     def window(self) -> dict[str, object]:
         """The span as a Summary tells it."""
@@ -110,6 +129,8 @@ class Workload:
             "rows": self.rows,
             "levels": self._counts.get("level", {}),
             "arrivals": self._arrival_figures(),
+            "elapsed": self._elapsed_figures(),
+            "before_submit": dict(self._before_submit),
             "input_tokens": self._token_figures("input", "input_token_source"),
             "output_tokens": self._token_figures("output", "token_source"),
             "prefix": self._prefix_figures(),
@@ -139,6 +160,10 @@ class Workload:
             "gap_cv": pc.stddev(gaps).as_py() / mean_ns if mean_ns else None,
             "ties": pc.sum(pc.equal(gaps, 0)).as_py() / len(gaps) if len(gaps) else None,
         }
+
+    def _elapsed_figures(self) -> dict[str, object] | None:
+        values = pa.chunked_array(self._elapsed, pa.int64())
+        return _figures(values, 1e6) if len(values) else None
 
     def _token_figures(self, name: str, source: str) -> dict[str, object]:
         values = pa.chunked_array(self._tokens[name], pa.int64())

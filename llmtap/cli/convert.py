@@ -1,10 +1,12 @@
 """`llmtap convert`: traces from one format to another, and what was lost on the way."""
 
+import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -15,6 +17,11 @@ __all__ = ["convert"]
 
 EPILOG = """IN is a file, a capture's folder, a pattern of its files, or - for standard input; OUT is a file
 or -. What ends in .gz or .zst is compressed. Formats are told by content and name; --list shows them.
+A new file can be read by its owner alone (mode 0600); one that replaces another keeps that one's mode.
+
+Styles, by format (`--list NAME` says what each means):
+
+{styles}
 
 Examples:
 
@@ -24,10 +31,28 @@ Examples:
 
   llmtap convert session.har batch.jsonl --to openai-batch --model acme-8b
 
+  llmtap convert session.har session.parquet --redact email,card,phone,key
+
   zcat BurstGPT_1.csv.gz | llmtap convert - - --from burstgpt --to azure > azure.csv"""
 
+_LINES: Final = "line_end, bom, end"
+STYLES: Final[Mapping[str, str]] = {
+    "azure, inference-perf": f"columns, digits, zone, {_LINES}",
+    "burstgpt": f"columns, timestamp, elapsed, {_LINES}",
+    "vidur": f"columns, arrived_at, {_LINES}",
+    "mooncake, guidellm, vllm-timed-trace, bailian": f"timestamp, keys, json, {_LINES}",
+    "aiperf": f"content, {_LINES}",
+    "guidellm-data, vllm-custom": _LINES,
+    "har": "llmtap",
+}
+"""As the formats have them, written down again because help must not wait for them to be imported."""
+_LIST_CHARS: Final = 80
+"""A line of `--list NAME`."""
+_BAR_AFTER_NS: Final = 1_000_000_000
+"""What is done by then needs no bar."""
 
-@app.command(epilog=EPILOG)
+
+@app.command(epilog=EPILOG.format(styles="\n\n".join(f"  {name}: {keys}" for name, keys in STYLES.items())))
 def convert(
     source: Annotated[str, typer.Argument(metavar="IN", help="What to read.")] = "",
     target: Annotated[str, typer.Argument(metavar="OUT", help="What to write.")] = "",
@@ -41,15 +66,27 @@ def convert(
     model: Annotated[str | None, typer.Option(help="Model to write where a row names none.")] = None,
     override_model: Annotated[bool, typer.Option(help="Write --model in every row.")] = False,
     style: Annotated[
-        list[str] | None, typer.Option(metavar="K=V", help="How to write what has several spellings.")
+        list[str] | None,
+        typer.Option(metavar="K=V", help="How to write what has several spellings; see below."),
+    ] = None,
+    redact: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="RULE",
+            help="Redact bodies and answers by the rules of capture.redact: email, card, phone, key (with "
+            "commas between), re:PATTERN; may be repeated. Without it text goes over as it is.",
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace OUT if it is there.")] = False,
-    show_list: Annotated[bool, typer.Option("--list", help="List the formats, and what each holds.")] = False,
+    show_list: Annotated[
+        bool, typer.Option("--list", help="List the formats; with a name for IN, all about that one.")
+    ] = False,
 ) -> None:
     """Convert a trace, a dataset or a capture, and say what was kept, what was lost and why."""
     if show_list:
-        _show_formats(as_json=as_json)
+        with _quiet_pipe():
+            _show_formats(source, as_json=as_json)
         return
     if not source or not target:
         raise ConfigError("IN OUT" if not source else "OUT", "is missing", "llmtap convert --help")
@@ -57,13 +94,15 @@ def convert(
         raise ConfigError("--override-model", "needs --model")
     from llmtap.capture.convert import convert as convert_file
 
-    with _ended_in_order(), _progress() as progress:
+    with _quiet_pipe(), _ended_in_order(), _progress() as progress:
         report = convert_file(
             source, target, source_format=source_format, target_format=target_format, model=model,
-            override_model=override_model, style=_styles(style or []), force=force, progress=progress,
+            override_model=override_model, style=_styles(style or []), redact=_rules(redact or []),
+            force=force, progress=progress,
         )  # fmt: skip
     # What was asked for goes to standard output; where that is the trace itself, the report goes beside it.
-    _show_report(report, as_json=as_json, beside=target == "-")
+    with _quiet_pipe():
+        _show_report(report, as_json=as_json, beside=target == "-")
 
 
 def _styles(given: list[str]) -> dict[str, str]:
@@ -74,6 +113,30 @@ def _styles(given: list[str]) -> dict[str, str]:
             raise ConfigError("--style", f"expected key=value, got {one!r}")
         styles[key] = value
     return styles
+
+
+def _rules(given: list[str]) -> tuple[str, ...]:
+    """Names may stand together, with commas; a regular expression may have some of its own."""
+    from llmtap.capture.options import OWN_RULE
+
+    rules: list[str] = []
+    for one in given:
+        rules += [one] if one.startswith(OWN_RULE) else [name.strip() for name in one.split(",")]
+    return tuple(rules)
+
+
+@contextmanager
+def _quiet_pipe() -> Iterator[None]:
+    """Who reads us may stop when they have enough (`| head`): that is no error, and nothing is said."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes once more at its end, and would complain.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+        sys.exit(128 + signal.SIGPIPE)
 
 
 @contextmanager
@@ -92,49 +155,89 @@ def _ended_in_order() -> Iterator[None]:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[int, int | None], None] | None]:
-    """A bar of the bytes read, where there is somebody to see it."""
+    """A bar of the bytes read, where there is somebody to see it, and it is known how many there are."""
     if not sys.stderr.isatty():
         yield None
         return
+    from contextlib import ExitStack
+
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
+    from llmtap.clock import SystemClock
+
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("converting", total=None)
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    task = bar.add_task("converting", total=None)
+    began_ns = SystemClock.mono_ns()
+    with ExitStack() as stack:
 
         def told(done: int, total: int | None) -> None:
+            if total is None or SystemClock.mono_ns() - began_ns < _BAR_AFTER_NS:
+                return
             bar.update(task, completed=done, total=total)
+            if not bar.live.is_started:  # with its numbers: it is drawn at once
+                stack.enter_context(bar)
 
         yield told
 
 
-def _show_formats(*, as_json: bool) -> None:
-    from llmtap.capture.formats.format import ASPECTS
-    from llmtap.capture.formats.registry import FORMATS
+def _show_formats(name: str, *, as_json: bool) -> None:
+    """The formats, or the one of that name."""
+    from llmtap.capture.formats.format import ASPECTS, FormatError
+    from llmtap.capture.formats.registry import FORMATS, by_name
 
-    listed = [
+    try:
+        formats = (by_name(name),) if name else FORMATS
+    except FormatError as exc:
+        raise ConfigError("--list", str(exc)) from None
+    listed: list[dict[str, Any]] = [
         {
             "name": f.name, "title": f.title, "extensions": list(f.extensions),
             "does": [word for word, does in (("read", f.read), ("write", f.write)) if does],
             "holds": [aspect for aspect in ASPECTS if aspect in f.holds],
             "needs": [aspect for aspect in ASPECTS if aspect in f.needs],
+            "why": dict(f.why), "styles": dict(f.styles),
         }
-        for f in FORMATS
+        for f in formats
     ]  # fmt: skip
     if as_json:
         _print_json({"formats": listed})
         return
-    columns = ("name", "title", "extensions", "does", "holds", "needs")
-    everything = len(ASPECTS)
-    rows = []
-    for f in listed:
-        values = (f[c] for c in columns)
-        cells = [v if isinstance(v, str) else ", ".join(v) or "-" for v in values]
-        if len(f["holds"]) == everything:
-            cells[4] = "everything"
-        rows.append(cells)
-    _show_table(columns, rows, beside=False)
+    if name:
+        _show_format(listed[0])
+        return
+    columns: tuple[str, ...] = ("name", "title", "extensions", "does", "holds", "needs", "styles")
+    if sys.stdout.isatty():  # the rest is too much for its width
+        columns = columns[:3]
+    _show_table(columns, [[_cell(f[c]) for c in columns] for f in listed], beside=False)
+    if sys.stdout.isatty():
+        for does in ("read", "write"):
+            others = [f["name"] for f in listed if does not in f["does"]]
+            if others:
+                print(f"\nOnly {'written' if does == 'read' else 'read'}: {', '.join(others)}.")
+        print("\nllmtap convert --list NAME tells what one holds, needs, and the styles it has.")
+
+
+def _show_format(told: Mapping[str, Any]) -> None:
+    """All about one format."""
+    print(f"{told['name']}: {told['title']}")
+    facts = {key: _cell(told[key]) for key in ("extensions", "does", "holds", "needs")}
+    facts |= {f"about {aspect}": why for aspect, why in told["why"].items()}
+    facts |= {f"style {key}": help_ for key, help_ in told["styles"].items()}
+    width = max(map(len, facts)) + 2
+    for key, value in facts.items():
+        lines = textwrap.wrap(value, max(30, _LIST_CHARS - width), break_long_words=False) or [""]
+        for label, line in zip([key, *[""] * len(lines)], lines, strict=False):
+            print(f"{label:{width}}{line}")
+
+
+def _cell(value: Any) -> str:
+    from llmtap.capture.formats.format import ASPECTS
+
+    if isinstance(value, str):
+        return value
+    return "everything" if len(value) == len(ASPECTS) else ", ".join(value) or "-"
 
 
 def _show_report(report: Any, *, as_json: bool, beside: bool) -> None:
@@ -153,10 +256,8 @@ def _show_report(report: Any, *, as_json: bool, beside: bool) -> None:
         file=out,
     )
     told = [a for a in report.aspects if a.fate != "absent"]
-    _show_table(
-        ("aspect", "rows", "fate", "why"), [[a.name, f"{a.rows:,}", a.fate, a.why or ""] for a in told],
-        beside=beside,
-    )  # fmt: skip
+    cells = [[a.name, f"{a.written:,} of {a.rows:,}", a.fate, a.why or ""] for a in told]
+    _show_table(("aspect", "rows", "fate", "why"), cells, beside=beside)
     for reason, n in report.dropped.items():
         print(f"dropped: {n:,} rows: {reason}", file=out)
     for note in (*report.notes_read, *report.notes_written):
@@ -183,7 +284,7 @@ def _show_table(columns: tuple[str, ...], rows: list[list[str]], *, beside: bool
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for column in columns:
         table.add_column(column, justify="right" if column == "rows" else "left")
-    styles = {"lost": "yellow", "kept": "green"}
+    styles = {"lost": "yellow", "partly": "yellow", "changed": "yellow", "kept": "green"}
     for cells in rows:
         table.add_row(*(Text(cell, style=styles.get(cell, "")) for cell in cells))
     Console(file=out, highlight=False).print(table)

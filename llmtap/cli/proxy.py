@@ -3,12 +3,15 @@
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from llmtap.cli.main import app
 from llmtap.errors import ConfigError
+
+if TYPE_CHECKING:
+    from llmtap.capture.options import CaptureOptions
 
 __all__ = ["proxy"]
 
@@ -87,12 +90,26 @@ def proxy(
     check_settings(settings)
     if check:
         print(f"ok (config {fingerprint(settings)})")
+        if settings.capture.to is not None:
+            to, spool = _capture_places(settings.capture)
+            print(f"capture: {to} (level {settings.capture.level})\nspool: {spool}")
         return
     set_up(settings.log)
     scheme = "https" if settings.relay.tls_certificate else "http"
 
     def announce(listen: str, admin: str) -> None:
         line = f"llmtap: {scheme}://{listen} -> {settings.relay.upstream}   metrics: http://{admin}/metrics"
+        if settings.capture.to is not None:
+            line += f"   capture: {_capture_places(settings.capture)[0]} ({settings.capture.level})"
         print(line, file=sys.stderr, flush=True)
 
     raise typer.Exit(asyncio.run(Supervisor(settings, load, announce).run()))
+
+
+def _capture_places(options: "CaptureOptions") -> tuple[str, str]:
+    """Where files go and where spools lie, for people: without secrets."""
+    from llmtap.capture.places import open_place
+    from llmtap.capture.store import spool_folder
+
+    assert options.to is not None
+    return open_place(options.to).name, str(spool_folder(options))

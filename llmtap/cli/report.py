@@ -12,7 +12,8 @@ from llmtap.errors import ConfigError, LlmtapError
 
 __all__ = ["report"]
 
-EPILOG = """CAPTURE is a file, a folder, a pattern of files or a URL (s3://bucket/prefix) of captures;
+EPILOG = """CAPTURE is a file, a folder, a pattern of files or a URL (s3://bucket/prefix) of captures,
+also of one that is running (of a URL only what is uploaded; name the spool's folder beside it for the rest);
 or one trace file of another tool, in any format that `llmtap convert --list` shows.
 
 Examples:
@@ -73,7 +74,8 @@ def report(
     with _progress(len(capture)) as progress:
         told = describe([f.info for f in capture.files], capture.batches(), progress=progress, **options)
     told["capture"] |= {  # type: ignore[operator]
-        "files": len(capture.files), "bytes": sum(f.bytes for f in capture.files),
+        "files": len(capture.files), "spools": sum(f.spool for f in capture.files),
+        "bytes": sum(f.bytes for f in capture.files),
         "broken": [{"file": file, "problem": problem} for file, problem in capture.broken],
     }  # fmt: skip
     told["integrity"] = capture.integrity().to_dict()
@@ -81,12 +83,12 @@ def report(
 
 
 def _is_trace(places: list[str]) -> bool:
-    """One file that is no Parquet: `read` finds the words for everything else."""
+    """One file that is neither Parquet nor a spool: `read` finds the words for everything else."""
     if len(places) != 1:
         return False
     try:
         with open(places[0], "rb") as file:
-            return file.read(4) != b"PAR1"
+            return file.read(4) not in (b"PAR1", b"LTSP")
     except OSError:
         return False
 

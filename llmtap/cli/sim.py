@@ -1,5 +1,6 @@
 """`llmtap sim`: the simulated engine."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -7,46 +8,98 @@ import typer
 from llmtap.cli.main import app
 from llmtap.errors import ConfigError
 
-__all__ = ["serve"]
+__all__ = ["serve", "tokenizer"]
 
 sim = typer.Typer(no_args_is_help=True, help="The simulated engine.")
 app.add_typer(sim, name="sim")
 
+SERVE_EPILOG = """Examples:
 
-@sim.command(epilog="Example:\n\n  llmtap sim serve --listen 127.0.0.1:8000 --ttft 200ms --itl 15ms")
+  llmtap sim serve --listen 127.0.0.1:8000 --ttft 200ms --itl 15ms
+
+  llmtap sim serve --jitter 0.3 --tokens-per-chunk 4 --truth truth.jsonl
+
+  llmtap sim serve --set guardrails.output_hold=16 --set faults.stall_rate=0.01
+
+A request may set most of this for itself: x-sim-itl-ms: 5, x-sim-output-hold: all, x-sim-fault: reset.
+Endpoints: /v1/chat/completions /v1/completions /v1/responses /v1/models /v1/messages /api/chat /api/generate
+/metrics /health /sim/truth?since=N"""
+
+
+@sim.command(epilog=SERVE_EPILOG)
 def serve(
     listen: Annotated[str, typer.Option(help="HOST:PORT to listen on.")] = "127.0.0.1:8000",
-    ttft: Annotated[str, typer.Option(help="From a request to its first token.")] = "150ms",
-    itl: Annotated[str, typer.Option(help="Between tokens.")] = "20ms",
-    tokens: Annotated[int, typer.Option(help="Tokens per answer, unless max_tokens is less.", min=1)] = 40,
-    spread: Annotated[float, typer.Option(help="Share by which each answer varies.", min=0, max=0.9)] = 0.0,
-    seed: Annotated[int, typer.Option(help="Seed of the spread.")] = 0,
+    ttft: Annotated[
+        str | None, typer.Option(help="From a request to its first token; default 150ms.")
+    ] = None,
+    itl: Annotated[str | None, typer.Option(help="Between tokens; default 20ms.")] = None,
+    tokens: Annotated[
+        int | None, typer.Option(help="Tokens per answer, unless max_tokens is less; default 40.")
+    ] = None,
+    spread: Annotated[
+        float | None, typer.Option(help="Share by which each answer varies; default 0.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of all that is drawn; default 0.")] = None,
+    dialect: Annotated[str | None, typer.Option(help="openai or vllm; default openai.")] = None,
+    tokens_per_chunk: Annotated[
+        int | None, typer.Option(help="Tokens in one event; default 1. [pacing.tokens_per_chunk]")
+    ] = None,
+    jitter: Annotated[
+        float | None, typer.Option(help="Sigma of a lognormal factor on every gap. [pacing.jitter]")
+    ] = None,
+    truth: Annotated[
+        Path | None, typer.Option(help="Append the schedule and send times of every request, as JSON lines.")
+    ] = None,
+    assign: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any key, such as pacing.jitter=0.3."),
+    ] = None,
+    list_keys: Annotated[bool, typer.Option("--keys", help="List every key.")] = False,
 ) -> None:
-    """An OpenAI-compatible gateway whose every token is due at a known moment."""
+    """A gateway with OpenAI's, Anthropic's and Ollama's API whose every token is due at a known moment."""
+    from llmtap.sim.options import keys, load_options
+
+    if list_keys:
+        for key, text in keys().items():
+            print(f"{key:28} {text}")
+        return
+    flags = {
+        "ttft": ttft, "itl": itl, "tokens": tokens, "spread": spread, "seed": seed, "dialect": dialect,
+        "pacing.tokens_per_chunk": tokens_per_chunk, "pacing.jitter": jitter,
+    }  # fmt: skip
+    values = {key: str(value) for key, value in flags.items() if value is not None}
+    for item in assign or ():
+        key, sep, value = item.partition("=")
+        if not sep:
+            raise ConfigError("--set", f"expected KEY=VALUE, got {item!r}")
+        values[key.strip()] = value.strip()
+    options = load_options(values)
+
+    import gc
+
     import uvloop
     from aiohttp import web
 
     from llmtap.net.listener import bind, parse_address
-    from llmtap.sim.options import SimOptions
     from llmtap.sim.server import SimServer
-    from llmtap.units import Duration, parse_duration_ns
 
     try:
         host, port = parse_address(listen)
-        options = SimOptions(
-            ttft=Duration(parse_duration_ns(ttft)),
-            itl=Duration(parse_duration_ns(itl)),
-            tokens=tokens,
-            spread=spread,
-            seed=seed,
-        )
         sock = bind(host, port, shared=False)
     except ValueError as exc:
         raise ConfigError("command line", str(exc)) from None
     except OSError as exc:
         raise ConfigError("--listen", f"cannot listen on {listen}: {exc.strerror}") from None
-    server = SimServer(options)
+    try:
+        server = SimServer(options, truth_file=truth)
+    except OSError as exc:
+        raise ConfigError("--truth", f"cannot write {truth}: {exc.strerror}") from None
     bound = sock.getsockname()
+    # What is loaded now stays; looking through it again and again would make streams late.
+    # Answers leave no cycles behind, so there is little to find.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(700, 10, 1_000)
     web.run_app(
         server.app,
         sock=sock,
@@ -55,3 +108,22 @@ def serve(
         handle_signals=True,
         print=lambda *_: print(f"llmtap sim: http://{bound[0]}:{bound[1]}/v1/chat/completions", flush=True),
     )
+
+
+@sim.command(epilog="Example:\n\n  llmtap sim tokenizer tokenizer.json")
+def tokenizer(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it; - for stdout.")],
+) -> None:
+    """Write the tokenizer by which `sim serve` counts, as a tokenizer.json of Hugging Face's `tokenizers`."""
+    import json
+
+    from llmtap.sim.words import tokenizer_json
+
+    text = json.dumps(tokenizer_json(), ensure_ascii=False)
+    if str(file) == "-":
+        print(text)
+        return
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as exc:
+        raise ConfigError(str(file), f"cannot be written: {exc.strerror}") from None

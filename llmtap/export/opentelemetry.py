@@ -106,7 +106,7 @@ class OtlpExporter:
                 return
         elif options.sampler == "parent" and not parent.sampled:
             return
-        if len(self._queue) >= options.queue_max:
+        if len(self._queue) + len(self._unsent) >= options.queue_max:
             self._full += 1
             return
         self._queue.append(span_of(x, terms, self._names, parent, server))

@@ -68,6 +68,8 @@ class MeterSetup(msgspec.Struct, kw_only=True):
     capture_id: str = ""
     capture_salt: str = ""
     """Key of the hashes in a capture, in hex: the same for every meter of one capture, written nowhere."""
+    capture_after: int = 0
+    """Number of the last relay that was there before this capture; 0 for all but its first meter."""
     config: str = ""
     """Fingerprint of the configuration."""
     drain_s: float = 30.0
@@ -134,7 +136,14 @@ def _start_recorder(setup: MeterSetup, tally: Tally, encode: Encode | None) -> "
         block_size=int(options.block_bytes) if encode is None else options.block_tokens,
     )
     try:
-        recorder = Recorder(options, tally.clock, info, salt=bytes.fromhex(setup.capture_salt), encode=encode)
+        recorder = Recorder(
+            options,
+            tally.clock,
+            info,
+            salt=bytes.fromhex(setup.capture_salt),
+            after=setup.capture_after,
+            encode=encode,
+        )
         recorder.start()
     except Exception as exc:  # measuring goes on without
         tally.failed("capture", exc)

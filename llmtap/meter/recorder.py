@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from llmtap.capture.blocks import BlockHasher
 from llmtap.capture.options import CaptureOptions
+from llmtap.capture.places import redacted
 from llmtap.capture.redaction import Redactor
 from llmtap.capture.rows import to_batch
 from llmtap.capture.schema import CaptureInfo, Ledger, RelayCount
@@ -64,6 +65,7 @@ class Recorder:
     Args:
         info: what its files say of themselves.
         salt: key of all hashes; it is written nowhere.
+        after: relays up to this number were there before the capture began, and so have a past; 0: none.
         encode: the configured tokenizer, if there is one.
     """
 
@@ -74,6 +76,7 @@ class Recorder:
         info: CaptureInfo,
         *,
         salt: bytes,
+        after: int = 0,
         encode: Encode | None = None,
     ) -> None:
         self._options = options
@@ -111,6 +114,7 @@ class Recorder:
         self._unshaped = 0
         self._errors: dict[str, int] = {}
         self._relays: dict[str, RelayCount] = {}
+        self._after = after
         self._meter = secrets.token_hex(4)
         self._whole = False
         self._opened = False
@@ -149,20 +153,31 @@ class Recorder:
 
     def relay_said(self, relay: str, opened: int, dropped: dict[str, int], unsettled: int) -> None:
         """A relay's counts: by these a reader can tell what is missing."""
+        known = self._relays.get(relay)
+        if known is not None:
+            since, before = known.since, known.before
+        elif 0 < _number_of(relay) <= self._after:
+            since, before = opened, dict(dropped)
+        else:
+            since, before = 0, {}
         # A new dict each time: the thread may be reading the old one.
-        self._relays = {**self._relays, relay: RelayCount(opened, dict(dropped), unsettled)}
+        count = RelayCount(opened, dict(dropped), unsettled, since, before)
+        self._relays = {**self._relays, relay: count}
 
     def state(self) -> CaptureState:
         """For `/metrics` and the API."""
         store = self._store.state()
-        dropped = self._all_dropped(store.rows_deleted)
+        deleted = {"deleted": store.rows_deleted} if store.rows_deleted else {}
         skipped = 0 if self._hasher is None else self._hasher.skipped
         return CaptureState(
+            to=redacted(self._options.to or ""),
+            level=self._options.level,
             exchanges=self._kept,
             waiting=len(self._inbox) + len(self._rows) + self._batch_rows,
-            dropped=dropped,
+            dropped={**self._dropped, **deleted},
             unshaped=self._unshaped + skipped,
             problem=store.problem if self._opened else "folder",
+            files_problem=store.files_problem,
             bytes_written=store.bytes_written,
             files=store.files,
             files_waiting=store.files_waiting,
@@ -216,6 +231,7 @@ class Recorder:
             if self._opened or self._open():
                 self._write()
                 if last:
+                    self._give_up()
                     self._store.append(self._nothing, self._ledger(closed=self._whole))
                 self._store.tick()
         except Exception as error:  # capture may fail, measuring may not
@@ -323,12 +339,19 @@ class Recorder:
             self._batch_rows -= batch.num_rows
             self._kept += batch.num_rows
 
-    def _ledger(self, *, closed: bool = False) -> Ledger:
-        dropped = self._all_dropped(self._store.state().rows_deleted)
-        return Ledger(self._relays, dropped, self._meter, closed)
+    def _give_up(self) -> None:
+        """The end: what could not be written is lost, and the last ledger says so."""
+        reason = self._store.problem or "closing"
+        while self._batches:
+            batch = self._batches.popleft()
+            self._batch_bytes -= batch.nbytes
+            self._batch_rows -= batch.num_rows
+            self._drop(reason, batch.num_rows)
+            log.error("event=capture_lost reason=%s exchanges=%d", reason, batch.num_rows)
 
-    def _all_dropped(self, deleted: int) -> dict[str, int]:
-        return {**self._dropped, "deleted": deleted} if deleted else dict(self._dropped)
+    def _ledger(self, *, closed: bool = False) -> Ledger:
+        # The store adds what it deletes.
+        return Ledger(self._relays, dict(self._dropped), self._meter, closed)
 
     def _drop_if(self, reason: str, n: int) -> None:
         if n:
@@ -340,6 +363,12 @@ class Recorder:
         self._errors[kind] = seen + 1
         if not seen:
             log.warning("event=capture_error kind=%s further=counted", kind, exc_info=error)
+
+
+def _number_of(relay: str) -> int:
+    """Relays are named RUN.INDEX.NUMBER, and numbered in the order in which they start; 0 for other names."""
+    number = relay.rpartition(".")[2]
+    return int(number) if number.isdigit() else 0
 
 
 def _bytes_of(x: Exchange) -> int:

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from llmtap.report.integrity import headline
+from llmtap.report.integrity import broken_lines, headline
 from llmtap.report.terminal import render_summary
 from llmtap.units import format_bytes
 
@@ -27,7 +27,8 @@ def render_capture(told: Mapping[str, Any]) -> RenderableType:
     parts.append(render_summary(told))
     parts += [Text(harmless(line)) for line in _workload(told.get("workload") or {})]
     if told.get("integrity"):
-        parts.append(Text(f"integrity  {headline(told['integrity'])}"))
+        parts.append(Text(harmless(f"integrity  {headline(told['integrity'])}")))
+    parts += [Text(harmless(line)) for line in broken_lines((told.get("capture") or {}).get("broken") or ())]
     for label, groups in (told.get("by") or {}).items():
         parts += [Text(""), _group_table(label, groups)]
         if len(groups) > _GROUPS_SHOWN:
@@ -45,6 +46,8 @@ def _heading(told: Mapping[str, Any]) -> Iterator[str]:
     said = [f"{capture.get('rows', 0):,} exchanges"]
     if "files" in capture:
         files = f"{capture['files']:,} file" + ("" if capture["files"] == 1 else "s")
+        if capture.get("spools"):
+            files += f" ({capture['spools']:,} still in the spool)"
         said.append(f"{files}, {format_bytes(capture['bytes'])}")
     if len(capture.get("captures") or ()) > 1:
         said.append(f"{len(capture['captures']):,} captures")
@@ -59,12 +62,25 @@ def _heading(told: Mapping[str, Any]) -> Iterator[str]:
 def _workload(workload: Mapping[str, Any]) -> Iterator[str]:
     arrivals = workload.get("arrivals") or {}
     if arrivals.get("rate_rps") is not None:
-        said = [f"{arrivals['rate_rps']:.3g} req/s over {_duration(arrivals['seconds'])}"]
+        # Not the rate above: that one counts what ended, over a time that lasts until the last end.
+        said = [
+            f"{arrivals['rate_rps']:.3g} req/s arrived in {_duration(arrivals['seconds'])}, first to last"
+        ]
         if arrivals["gap_cv"] is not None:
             said.append(f"CV of gaps {arrivals['gap_cv']:.3g}")
         if arrivals["ties"]:
             said.append(f"{arrivals['ties']:.1%} at the moment of the one before")
         yield "arrivals   " + " · ".join(said)
+    elapsed = workload.get("elapsed")
+    if elapsed:
+        spread = ", ".join(f"{p} {_duration(elapsed[p])}" for p in ("p50", "p90", "p99", "max"))
+        yield f"elapsed    {spread} from arrival to end, n {elapsed['n']:,} (no E2E: `submit` is not known)"
+    early = workload.get("before_submit") or {}
+    if any(early.values()):
+        yield (
+            f"left out   before their request was all sent, {early['first_byte']:,} answers had begun"
+            f" (no TTFB, no TTFT) and {early['response_end']:,} had ended (no E2E)"
+        )
     for name in ("input", "output"):
         figures = workload.get(f"{name}_tokens") or {}
         if figures.get("n"):

@@ -1,12 +1,17 @@
 """What a capture lacks, as lines to read: the public JSON of an integrity check in words."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-__all__ = ["headline", "render_integrity"]
+__all__ = ["broken_lines", "headline", "render_integrity"]
+
+_SHARE_MAX: Final = 0.01
+"""Above this, what is missing may be of one kind (the long ones, the busiest minute) and move the figures."""
+_NAMED_MAX: Final = 20
+_OPEN_MAX: Final = 3
 
 
 def headline(integrity: Mapping[str, Any]) -> str:
@@ -21,25 +26,44 @@ def headline(integrity: Mapping[str, Any]) -> str:
     said = [f"{present:,} present"]
     if not missing:
         said.append("none missing")
-    elif not unexplained:
-        said.append(f"{missing:,} missing, all accounted for")
     else:
-        at_least = "" if all(capture["exact"] for capture in captures) else "at least "
-        said.append(f"{missing:,} missing, {at_least}{unexplained:,} of them unexplained")
+        share = missing / (present + missing)
+        lacking = f"{missing:,} missing ({_percent(share)})"
+        if unexplained:
+            at_least = "" if all(capture["exact"] for capture in captures) else "at least "
+            said.append(f"{lacking}, {at_least}{unexplained:,} of them unexplained")
+        else:
+            said.append(f"{lacking}, why is known of all")
+        if share > _SHARE_MAX:
+            said.append("figures may be biased: these are not in them")
     if twice:
         said.append(f"{twice:,} there twice")
     if integrity["broken"]:
-        said.append(f"{len(integrity['broken']):,} files could not be read")
-    if not all(capture["closed"] for capture in captures):
-        said.append("not closed: what began after the last word is not known")
+        n = len(integrity["broken"])
+        said.append(f"{n:,} file{'' if n == 1 else 's'} could not be read")
+    if open_ := [capture["capture"] or "(no id)" for capture in captures if not capture["closed"]]:
+        names = ", ".join(open_[:_OPEN_MAX]) + (
+            f" and {len(open_) - _OPEN_MAX:,} more" if len(open_) > _OPEN_MAX else ""
+        )
+        said.append(
+            f"not closed: {names}: runs still, or was killed; what began after its last word is not known"
+        )
     return " · ".join(said)
+
+
+def broken_lines(broken: Sequence[Mapping[str, str]]) -> Iterator[str]:
+    """The files that were passed over, by name."""
+    for one in broken[:_NAMED_MAX]:
+        yield f"broken     {one['file']}: {one['problem']}"
+    if len(broken) > _NAMED_MAX:
+        yield f"broken     and {len(broken) - _NAMED_MAX:,} more (--json names all)"
 
 
 def render_integrity(integrity: Mapping[str, Any]) -> RenderableType:
     """All captures, relays and ranges."""
     style = "bold green" if integrity["ok"] else "bold red"
     lines = [Text(headline(integrity), style=style)]
-    lines += [Text(f"broken     {one['file']}: {one['problem']}") for one in integrity["broken"]]
+    lines += [Text(line) for line in broken_lines(integrity["broken"])]
     for capture in integrity["captures"]:
         lines += map(Text, _capture_lines(capture))
     return Group(*lines)
@@ -47,7 +71,8 @@ def render_integrity(integrity: Mapping[str, Any]) -> RenderableType:
 
 def _capture_lines(capture: Mapping[str, Any]) -> Iterator[str]:
     name = capture["capture"] or "(no id)"
-    yield f"capture    {name}: {capture['present']:,} present, {capture['missing']:,} missing"
+    closed = "" if capture["closed"] else ", not closed"
+    yield f"capture    {name}: {capture['present']:,} present, {capture['missing']:,} missing{closed}"
     if capture["not_kept"]:
         yield f"  measured and not kept: {_counts(capture['not_kept'])}"
     if capture["damaged"]:
@@ -73,6 +98,11 @@ def _relay_lines(relay: Mapping[str, Any]) -> Iterator[str]:
         yield f"    there twice: {relay['duplicates']:,}"
     for step in relay["clock_set"]:
         yield f"    its wall clock had been set before {step['seq']:,}"
+
+
+def _percent(share: float) -> str:
+    """Never 0 % of something, nor 100 % of less than all."""
+    return "under 0.1%" if share < 0.001 else f"{min(share, 0.999):.1%}" if share < 1 else "all"
 
 
 def _counts(counts: Mapping[str, int]) -> str:

@@ -34,7 +34,9 @@ _MARK: Final = "*"
 
 def render_summary(summary: Mapping[str, Any]) -> RenderableType:
     """The summary as something a rich Console prints. Parts that are missing are left out."""
-    parts: list[RenderableType] = [Text(_headline(summary), style="bold"), _table(summary)]
+    parts: list[RenderableType] = [Text(_headline(summary), style="bold")]
+    table = _table(summary)
+    parts += [table] if table.row_count else []
     parts += [Text(line) for line in _lines(summary)]
     if _is_marked(summary):
         parts.append(
@@ -57,10 +59,11 @@ def _headline(summary: Mapping[str, Any]) -> str:
     sources = (summary.get("tokens") or {}).get("source") or {}
     said = [f"window {window.get('name', '?')} ({window.get('seconds', 0.0):.1f} s)", f"n {summary['n']:,}"]
     if load.get("achieved_rps") is not None:
-        said.append(f"{_number(load['achieved_rps'])} req/s ({load.get('mode', '?')})")
+        said.append(f"{_number(load['achieved_rps'])} req/s ended ({load.get('mode', '?')})")
     said.append(f"ITL option {option or '-'}")
     said.append(f"tokens by {', '.join(sources) or '-'}")
-    said.append(f"uncertainty {_ms(summary.get('uncertainty'))} ms")
+    if summary.get("uncertainty") is not None:
+        said.append(f"uncertainty {_ms(summary['uncertainty'])} ms")
     return " · ".join(said)
 
 

@@ -1,1 +1,1 @@
-"""The simulated engine; for now a tiny server with an exact schedule, for the demo and the tests."""
+"""The simulated engine: schedulers in virtual time, and a gateway whose every token is due at a known time."""

@@ -40,6 +40,8 @@ BACKOFF_S = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 HEALTHY_S = 10.0
 """A child that lived this long starts again at once."""
 HEAD_BYTES_MIN = 256
+METER_S = 5.0
+"""How long relays wait for the meter at the start; it takes half a second, or one with a capture."""
 GRACE_S = 5.0
 """On top of the drain limit, before a child is killed."""
 
@@ -145,6 +147,7 @@ class Supervisor:
         self._sockets: list[socket.socket] = []
         self._admin: socket.socket | None = None
         self._meter: Child | None = None
+        self._meter_came = asyncio.Event()
         self._meter_renewed = False
         self._relays: dict[int, Child] = {}
         self._generation = 0
@@ -172,6 +175,7 @@ class Supervisor:
                 listen, settings.relay.upstream, admin, settings.relay.workers, fingerprint(settings),
             )  # fmt: skip
             self._spawn(self._keep_meter())
+            await self._meter_comes()
             await self._start_generation()
             self._spawn(self._reload_for_ever())
             await self._stopping.wait()
@@ -199,6 +203,8 @@ class Supervisor:
         began = datetime.fromtimestamp(SystemClock.wall_ns() / 1e9, UTC)
         self._capture_id = f"{began:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
         self._capture_salt = secrets.token_hex(32)
+        self._capture_met = False
+        """A meter has been started for it: a later one only goes on with it."""
 
     def _spawn(self, coroutine: "asyncio._CoroutineLike[None]") -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -263,6 +269,7 @@ class Supervisor:
             began = time.monotonic()
             self._meter = child = await self._start_meter()
             await child.ready()
+            self._meter_came.set()
             status = await child.wait()
             if self._stopping.is_set():
                 return
@@ -272,6 +279,13 @@ class Supervisor:
                 continue
             failures = 0 if time.monotonic() - began > HEALTHY_S else failures + 1
             await self._back_off("meter", child, status, failures)
+
+    async def _meter_comes(self) -> None:
+        """Until the meter is there: the first exchanges are measured, too. Traffic waits METER_S at most."""
+        waiting = [asyncio.ensure_future(e.wait()) for e in (self._meter_came, self._stopping)]
+        await asyncio.wait(waiting, timeout=METER_S, return_when=asyncio.FIRST_COMPLETED)
+        for task in waiting:
+            task.cancel()
 
     async def _back_off(self, kind: str, child: Child, status: int, failures: int) -> None:
         delay_s = BACKOFF_S[min(failures, len(BACKOFF_S) - 1)]
@@ -305,6 +319,8 @@ class Supervisor:
     async def _start_meter(self) -> Child:
         assert self._admin is not None
         fd = self._admin.fileno()
+        after = 0 if self._capture_met else self._started
+        self._capture_met = True
         setup = {
             "options": self._settings.meter,
             "socket": self._tap_path,
@@ -320,6 +336,7 @@ class Supervisor:
             "capture": self._settings.capture,
             "capture_id": self._capture_id,
             "capture_salt": self._capture_salt,
+            "capture_after": after,
             "config": fingerprint(self._settings),
             "drain_s": self._settings.relay.drain_timeout / 1e9,
         }

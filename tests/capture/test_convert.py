@@ -4,6 +4,7 @@ import errno
 import gzip
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -12,13 +13,24 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from llmtap.capture.convert import Report, convert
 from llmtap.capture.formats import registry
-from llmtap.capture.formats.format import ASPECTS, FormatError, Source, WriteOptions, Written
-from llmtap.capture.schema import CaptureInfo
+from llmtap.capture.formats.format import (
+    ASPECTS,
+    FormatError,
+    Source,
+    WriteOptions,
+    Written,
+    batch_of,
+    telling,
+)
+from llmtap.capture.parquet import write_parquet
+from llmtap.capture.schema import SCHEMA, CaptureInfo
 from llmtap.errors import ConfigError
+from tests.support import capture_rows
 
 MOONCAKE = b"".join(
     b'{"timestamp": %d, "input_length": %d, "output_length": %d, "hash_ids": [%d]}\n' % (i * 3, 10 + i, 5, i)
@@ -201,6 +213,154 @@ def test_places_that_do_not_do_are_told(
         convert(source, target)
     assert sorted(os.listdir(tmp_path)) == ["a.jsonl", "there.parquet"]
     assert (tmp_path / "there.parquet").read_bytes() == b"old"
+
+
+# Counts.
+
+DERIVED = {
+    ("openai-batch", "message roles and sizes"), ("openai-batch", "model"), ("openai-batch", "max_tokens"),
+    ("openai-batch-output", "usage"), ("openai-batch-output", "model"), ("sharegpt", "session and turn"),
+    ("bailian", "session and turn"), ("aiperf-inputs", "session and turn"),
+}  # fmt: skip
+"""What a reader finds in the bodies, or gives to every row."""
+
+
+def mixed() -> pa.RecordBatch:
+    """Rows with and without text, tokens, arrivals, sessions; whole, failed and given up."""
+    rows = capture_rows.rows(60, 7)
+    for i, row in enumerate(rows):
+        if i % 3 == 0:
+            messages = [{"role": "user", "content": f"mail to ann{i}@example.com"}]
+            row["request_body"] = json.dumps({"model": "m", "max_tokens": 9, "messages": messages})
+            row["response_text"] = None if i % 4 == 0 else "hello"
+            row["level"] = "full"
+        if i % 5 == 0:
+            row |= {"input_tokens": None, "usage": None}
+        if i % 7 == 0:
+            row["outcome"] = "client_cancelled"
+        if i % 11 == 0:
+            row |= {"outcome": "upstream_error", "status": 503, "output_tokens": None, "response_text": None}
+        if i % 13 == 0:
+            row |= {"session": None, "turn": None}
+        if i == 8:
+            row |= {"arrival_ns": None, "arrival": None}
+    return pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
+
+
+@pytest.mark.parametrize("name", [f.name for f in registry.FORMATS])
+def test_what_is_said_to_be_written_is_in_the_file(name: str, tmp_path: Path) -> None:
+    source, target = tmp_path / "a.parquet", tmp_path / "out"
+    info = CaptureInfo(capture="c", block_unit="tokens", block_size=512)
+    write_parquet(source, info, [mixed()])
+    report = convert(str(source), str(target), target_format=name)
+    told = dict.fromkeys(ASPECTS, 0)
+    wanted = registry.by_name(name)
+    assert wanted.read is not None
+    with target.open("rb") as file:
+        for batch in wanted.read(file).batches:
+            for aspect in ASPECTS:
+                told[aspect] += telling(batch, aspect)
+    for a in report.aspects:
+        assert a.rows == telling(mixed(), a.name)
+        if (name, a.name) not in DERIVED:
+            # A failed request of BurstGPT's has 0 tokens, which its capture did not know.
+            assert a.written == min(a.rows, told[a.name]) if a.name in wanted.holds else a.written == 0, a
+        if a.fate in ("kept", "lost", "partly"):
+            assert a.fate == ("kept" if a.written == a.rows else "partly" if a.written else "lost")
+        assert a.why or a.fate in ("kept", "absent")
+
+
+def test_what_fell_away_with_its_rows_is_kept_in_part_only(tmp_path: Path) -> None:
+    source = tmp_path / "a.parquet"
+    columns = {"arrival_ns": [1, 2, 3], "input_tokens": [5, None, 7], "output_tokens": [1, 1, 1]}
+    write_parquet(source, CaptureInfo(capture="c"), [batch_of(3, {**columns, "model": ["a", None, None]})])
+    report = convert(str(source), str(tmp_path / "b"), target_format="mooncake")
+    told = {a.name: (a.written, a.rows, a.fate) for a in report.aspects if a.rows}
+    assert told == {
+        "arrival": (2, 3, "partly"), "input tokens": (2, 2, "kept"), "output tokens": (2, 3, "partly"),
+        "model": (0, 1, "lost"),
+    }  # fmt: skip
+    assert report.aspects[0].why == (
+        "left out: no count of input tokens (1); in whole milliseconds, from the first one"
+    )
+    assert report.to_dict()["aspects"][0]["written"] == 2
+
+
+def test_blocks_of_bytes_are_changed_where_a_format_counts_in_tokens(tmp_path: Path) -> None:
+    source = tmp_path / "a.parquet"
+    columns = {
+        "arrival_ns": [1, 2], "input_tokens": [1_200, 400], "output_tokens": [1, 1],
+        "blocks": [[1, 2], [3]], "block_size": [2048, 2048], "block_unit": ["bytes", "bytes"],
+    }  # fmt: skip
+    info = CaptureInfo(capture="c", block_unit="bytes", block_size=2048)
+    write_parquet(source, info, [batch_of(2, columns)])
+    report = convert(str(source), str(tmp_path / "b"), target_format="mooncake")
+    blocks = next(a for a in report.aspects if a.name == "prefix blocks")
+    assert (blocks.fate, blocks.written, blocks.rows) == ("changed", 2, 2)
+    assert blocks.why is not None
+    assert "1 rows have another number of ids than ceil(input_length / 512)" in blocks.why
+    assert "meter.tokenizer" in blocks.why
+
+
+@pytest.mark.parametrize(
+    ("target", "hint"),
+    [
+        ("mooncake", "needs input tokens, .*\nhint: clients must send stream_options.include_usage, or"),
+        ("openai-batch-output", "needs response text, .*\nhint: a capture has text only of the tenants"),
+    ],
+)
+def test_where_no_row_has_what_is_needed_it_is_said_how_a_capture_gets_it(
+    target: str, hint: str, tmp_path: Path
+) -> None:
+    source = tmp_path / "a.parquet"
+    columns = {"arrival_ns": [1, 2], "outcome": ["client_cancelled", "upstream_error"], "status": [200, 503]}
+    write_parquet(source, CaptureInfo(capture="c"), [batch_of(2, columns)])
+    with pytest.raises(ConfigError, match=hint):
+        convert(str(source), str(tmp_path / "b"), target_format=target)
+    assert os.listdir(tmp_path) == ["a.parquet"]
+
+
+def test_a_style_is_one_that_the_target_has(tmp_path: Path) -> None:
+    source = put(tmp_path, "a.jsonl", MOONCAKE)
+    for target, style, told in (
+        ("azure", "digit", "azure has no style 'digit'; did you mean digits?"),
+        ("har", "x", "har has no style 'x'; known: llmtap"),
+        ("llmtap", "x", "llmtap has no style 'x'; it has none"),
+    ):
+        with pytest.raises(ConfigError, match=f"--style: {re.escape(told)}"):
+            convert(source, str(tmp_path / "b"), target_format=target, style={style: "1"})
+    with pytest.raises(ConfigError, match="style digits=x: expected one of 0, 1"):
+        convert(source, str(tmp_path / "b"), target_format="azure", style={"digits": "x"})
+
+
+def test_a_model_is_written_where_a_capture_names_none(tmp_path: Path) -> None:
+    source, target = tmp_path / "a.parquet", tmp_path / "b.parquet"
+    write_parquet(source, CaptureInfo(capture="c"), [batch_of(2, {"model": ["a", None]})])
+    for override, models, fate in ((False, ["a", "m"], "kept"), (True, ["m", "m"], "changed")):
+        report = convert(str(source), str(target), model="m", override_model=override, force=True)
+        assert pq.read_table(target).column("model").to_pylist() == models
+        assert next(a.fate for a in report.aspects if a.name == "model") == fate
+
+
+def test_text_is_redacted_where_that_is_asked_and_otherwise_it_is_said(tmp_path: Path) -> None:
+    talk = [{"id": "a", "conversations": [
+        {"from": "human", "value": "I am ann@example.com"}, {"from": "gpt", "value": "hi ann@example.com"},
+    ]}]  # fmt: skip
+    source, target = put(tmp_path, "a.json", talk), tmp_path / "b.parquet"
+    report = convert(source, str(target))
+    assert report.notes_written == [
+        "1 rows have text that nobody redacted; --redact email,card,phone,key does"
+    ]
+    report = convert(source, str(target), redact=("email",), force=True)
+    row = pq.read_table(target).to_pylist()[0]
+    assert "ann@" not in row["request_body"] + row["response_text"]
+    assert row["response_text"] == "hi [email]"
+    assert row["redactions"] == 2
+    assert report.notes_written == []
+    told = {a.name: (a.fate, a.why) for a in report.aspects}
+    assert told["request body"] == ("changed", "2 marks in 1 rows stand for what --redact found")
+    # What was redacted once is not unredacted.
+    assert convert(str(target), str(tmp_path / "c.parquet")).notes_written == []
 
 
 # Faults on the way.

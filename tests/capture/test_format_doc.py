@@ -13,8 +13,9 @@ from llmtap.capture.rows import to_batch
 from llmtap.capture.schema import EVENT_CLASS_NAMES, SCHEMA, VERSION, CaptureInfo
 from llmtap.metrics.histogram import Histogram
 from llmtap.metrics.latency import measure
+from llmtap.metrics.summary import Summary
 from llmtap.record.asked import Asked, Said, Turn
-from llmtap.record.exchange import Exchange
+from llmtap.record.exchange import Exchange, Tokens
 from llmtap.record.outcome import Outcome, TokenSource
 from tests.support.captures import ledger, write_capture
 from tests.support.exchanges import US, streamed
@@ -135,7 +136,7 @@ def ttfts_ns(xs: list[Exchange], tenant: str) -> list[int]:
 
 def test_every_recipe_is_tried() -> None:
     marked = len(re.findall(r"^```\w+ run$", TEXT, re.MULTILINE))
-    assert marked == 6 + 1 + 2
+    assert marked == 7 + 1 + 2
 
 
 def test_latencies_by_tenant(capture: list[Exchange]) -> None:
@@ -170,7 +171,60 @@ def test_what_a_prefix_cache_could_hit(capture: list[Exchange]) -> None:
 
 def test_how_answers_were_cut(capture: list[Exchange]) -> None:
     words = sum(x.tokens.output or 0 for x in capture)
-    assert query("How answers were cut (DuckDB)") == [(words + 5, 1.0, 1.0, 1.0)]
+    assert query("How answers were cut (DuckDB)") == [(words + 5, 1.0, 1.0, 1.0, 0)]
+
+
+def told_by(x: Exchange, tokens: list[int], total: int | None, source: TokenSource, **more: Any) -> Exchange:
+    """The same stream with other word of its tokens; the log's last event is no output."""
+    x.timeline.events.tokens[:] = array(x.timeline.events.tokens.typecode, [*tokens, -1])
+    x.tokens = Tokens(100, total, more.get("reasoning"), None, source)
+    return x
+
+
+NOBODY = [-1, -1, -1]
+CUTS = [
+    # What the events and the server say of three chunks; tokens of each, where that tells.
+    ([1, 1, 1], 3, TokenSource.USAGE, None, True),
+    (NOBODY, 3, TokenSource.USAGE, None, True),  # an ordinary OpenAI stream
+    (NOBODY, 9, TokenSource.USAGE, 6, True),  # reasoning that was not sent
+    (NOBODY, 7, TokenSource.USAGE, None, False),
+    (NOBODY, 3, TokenSource.CHUNKS, None, False),
+    (NOBODY, None, TokenSource.NONE, None, False),
+    ([2, 5, 1], 8, TokenSource.TOKEN_IDS, None, True),
+    ([0, 4, 1], 5, TokenSource.RUNNING_USAGE, None, True),
+    ([2, -1, 1], 8, TokenSource.TOKEN_IDS, None, False),
+]
+
+
+@pytest.mark.parametrize("cuts", [*([cut] for cut in CUTS), CUTS], ids=[*map(str, range(len(CUTS))), "all"])
+def test_chunks_have_the_tokens_that_the_report_says(
+    cuts: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    summary, xs = Summary(), []
+    for i, (tokens, total, source, reasoning, _) in enumerate(cuts):
+        xs.append(told_by(streamed(i + 1), tokens, total, source, reasoning=reasoning))
+        summary.add(xs[-1])
+    write_capture(tmp_path / "capture" / "llmtap-1.parquet", xs)
+    monkeypatch.chdir(tmp_path)
+    ((events, per_read, per_chunk, single, untold),) = query("How answers were cut (DuckDB)")
+    told: Any = summary.to_dict({}, 1.0)["chunking"]
+    assert (events, per_read) == (told["events"], told["events_per_read"])
+    assert per_chunk == pytest.approx(told["tokens_per_chunk_mean"])
+    assert single == pytest.approx(told["single_token_share"])
+    assert untold == sum(not known for *_, known in cuts)
+
+
+def test_beside_traces_and_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    xs = [streamed(1, trace_parent=parent), streamed(2), streamed(3, request_id="req-3", at_ms=5)]
+    write_capture(tmp_path / "capture" / "llmtap-1.parquet", xs)
+    monkeypatch.chdir(tmp_path)
+    rows = query("Beside traces and logs (DuckDB)")
+    assert [row[:4] for row in rows] == [
+        ("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", None, "run.0.1-1"),
+        (None, None, "req-3", "run.0.1-3"),
+    ]
+    assert [row[5] for row in rows] == [99.0, 99.0]
 
 
 def test_missing_numbers(capture: list[Exchange]) -> None:
@@ -191,12 +245,17 @@ def test_polars(capture: list[Exchange]) -> None:
 
 
 def test_llmtap_and_pyarrow(capture: list[Exchange]) -> None:
+    whole, early = streamed(8, stream=False), streamed(9)  # neither has a TTFT
+    early.timeline.submit_ns = early.timeline.response_end_ns
+    write_capture(Path("capture") / "llmtap-3.parquet", [whole, early])
+    capture = [*capture, whole, early]
     reading, dataset = recipes("python", "llmtap and pyarrow")
     names: dict[str, Any] = {}
     exec(reading, names)
-    ours = Histogram(ns for x in capture if (ns := measure(x).ttft_ns) is not None)
+    ours = Histogram(ns for x in capture[:-2] if (ns := measure(x).ttft_ns) is not None)
+    assert names["table"].num_rows == ours.n == len(capture) - 2
     assert names["result"][0] == pytest.approx((ours.percentile(0.5) or 0) / 1e3, rel=0.002)
     assert names["slowest"].seq == 7
     exec(dataset, names)
-    assert names["result"] == len(ttfts_ns(capture, "acme"))
+    assert names["result"] == len([x for x in capture if x.tenant == "acme"])
     assert names["info"]["capture"] == "c1"

@@ -78,6 +78,32 @@ def test_a_url_that_cannot_be_is_told_without_its_secrets(url, problem):
     assert not any(secret in text for secret in (_KEY, _SECRET, "secret@", "wJalr"))
 
 
+@pytest.mark.parametrize(
+    "to, meant",
+    [
+        ("s3:/bucket/x", "s3://bucket/x"),
+        ("s3:bucket/x", "s3://bucket/x"),
+        (f"s3:/{_KEY}:{_SECRET}@bucket/x", "s3://***@bucket/x"),
+        ("gs:/bucket", "gs://bucket"),
+        ("hdfs:/host/x", "hdfs://host/x"),
+        ("file:/var/x", "file:///var/x"),
+        ("file:x", "file:///x"),
+        ("minio:/bucket/x", "minio://bucket/x"),
+    ],
+)
+def test_a_url_that_lacks_a_slash_is_no_folder(to, meant):
+    with pytest.raises(ConfigError) as caught:
+        open_place(to)
+    assert caught.value.place == "capture.to"
+    assert caught.value.hint == f"did you mean {meant!r}?"
+    assert _KEY not in str(caught.value)
+
+
+@pytest.mark.parametrize("to", ["a:b", "./s3:/x", "x/y:/z", "s3", "s3/x", "c:/x"])
+def test_a_colon_is_no_url(to):
+    assert isinstance(open_place(to), LocalPlace)
+
+
 def test_a_store_that_is_away_is_one_sentence_without_secrets(tmp_path):
     made = tmp_path / "made"
     made.write_bytes(b"x")

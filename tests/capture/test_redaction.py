@@ -221,7 +221,7 @@ def test_only_the_rules_that_were_asked_for_apply() -> None:
 
 
 def test_patterns_of_the_operators_own() -> None:
-    own = Redactor((r"ACME-\d+", "email", r"z*"))
+    own = Redactor((r"re:ACME-\d+", "email", r"re:z*"))
     assert own.text("ACME-42 of a@b.cc, zzz") == ("[redacted] of [email], [redacted]", 3)
 
 

@@ -236,6 +236,37 @@ def test_a_parent_that_its_client_left_is_linked_from_its_last_token() -> None:
     assert client.send(3, 4, *LATER).think_ns == S
 
 
+@pytest.mark.parametrize(
+    ("token_s", "end_s", "delivered_s", "arrival_s", "think_ns"),
+    [
+        (2.0, 2.0, 2.5, 2.5, 0),  # at the very end
+        (2.0, 2.0, 2.5, 2.25, 0),  # our write has not returned yet
+        (2.0, 2.0, 2.5, 2.0, 0),
+        (1.5, 2.0, 2.5, 1.75, 0),  # the usage, or the end of the body, is still to come
+        (None, 2.0, 2.5, 2.25, 0),  # an answer of no token
+        (None, 2.0, 2.5, 1.75, None),
+        (1.5, 2.0, 2.5, 1.25, None),  # while tokens come: not of this answer
+        (1.5, 2.0, None, 1.75, 0),
+        (1.5, None, 2.5, 1.75, None),  # it broke off
+        (1.5, 2.0, 2.5, 2.75, S // 4),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("relay", ["r0", "r1"])
+def test_who_asks_before_the_end_was_stamped_but_has_the_answer_took_no_time_to_think(
+    token_s: float | None, end_s: float | None, delivered_s: float | None, arrival_s: float,
+    think_ns: int | None, relay: str,
+) -> None:  # fmt: skip
+    client = Client()
+    x = client.exchange(0, None)
+    t = x.timeline
+    t.last_token_ns, t.response_end_ns, t.delivered_ns = (
+        None if at_s is None else t.arrival_ns + int(at_s * S) for at_s in (token_s, end_s, delivered_s)
+    )
+    assert client.sessions.turn(x, client.keys(HELLO)) is not None
+    turn = client.send(arrival_s, 9, *LATER, relay=relay)
+    assert (turn.number, turn.parent, turn.think_ns) == (1, "r0-1", think_ns)
+
+
 def test_a_wall_clock_that_was_set_does_not_move_think_times_of_one_relay() -> None:
     client = Client()
     client.send(0, 2, HELLO)

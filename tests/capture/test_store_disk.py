@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from llmtap.capture import finisher
+from llmtap.capture.schema import Ledger
 from llmtap.capture.store import check
 from llmtap.errors import ConfigError
 from llmtap.units import Bytes
@@ -67,6 +68,7 @@ def test_a_disk_that_others_fill_pauses_capture_until_there_is_room(disk, monkey
     for _ in range(3):
         assert not at.append(fat(6), NOTHING)
         assert at.problem == "disk_full"
+    assert not at.append(fat(6, n=0), Ledger(meter="m")), "there is really no room"
     at.rotate()
     _whole(folder)
     (disk / "filler").unlink()
@@ -89,6 +91,9 @@ def test_a_disk_that_we_fill_pauses_capture_and_every_row_taken_is_in_the_files(
         while at.append(fat(seq, size=200_000), NOTHING):
             seq += 1
         assert at.problem == "disk_full"
+        for lost in range(100):
+            append(at, fat(seq, n=0), Ledger(dropped={"disk_full": lost}))
+            assert at.problem == "disk_full", "that a ledger has room says nothing of rows"
         _whole(folder)
         for path in sorted(folder.glob("*.parquet"))[:3]:
             shutil.move(path, elsewhere)

@@ -128,12 +128,28 @@ def test_a_file_that_appears_meanwhile_is_not_overwritten(tmp_path: Path) -> Non
     assert os.listdir(tmp_path) == ["out"]
 
 
-def test_a_file_has_the_rights_that_are_usual(tmp_path: Path) -> None:
-    (tmp_path / "usual").touch()
-    with new_file(str(tmp_path / "out"), replace=False) as out:
-        out.stream.write(b"x")
-    modes = {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
-    assert len(modes) == 1
+@pytest.mark.parametrize("ending", PACKED)
+def test_a_new_file_is_its_owners_alone_and_another_keeps_its_mode(ending: str, tmp_path: Path) -> None:
+    target = tmp_path / f"out{ending}"
+    for before, after in ((None, 0o600), (0o644, 0o644), (0o640, 0o640)):
+        if before is not None:
+            target.chmod(before)
+        with new_file(str(target), replace=True) as out:
+            parts = [path for path in tmp_path.iterdir() if path.suffix == ".part"]
+            assert [stat.S_IMODE(part.stat().st_mode) for part in parts] == [after]
+            out.stream.write(b"x")
+        assert stat.S_IMODE(target.stat().st_mode) == after
+
+
+def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with (
+        pytest.raises(ConfigError, match="is no regular file\nhint: - writes"),
+        new_file(str(pipe), replace=True),
+    ):
+        pytest.fail("it is told before anything is written")
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
 
 
 def test_a_place_that_is_not_there_is_an_error(tmp_path: Path) -> None:

@@ -172,13 +172,50 @@ def test_what_files_say_of_themselves_is_told() -> None:
     about = told["capture"]
     assert (about["source"], about["level"], about["damaged"], about["rows"]) == (["mooncake"], [], 2, 1)
     assert about["levels"] == {"shape": 1}
-    assert (told["window"]["start"], told["load"]["mode"]) == (None, "live")
+    assert (told["window"]["start"], told["load"]["mode"]) == (None, "recorded")
+
+
+def without(rows: pa.RecordBatch, *columns: str) -> pa.RecordBatch:
+    for name in columns:
+        at = SCHEMA.get_field_index(name)
+        rows = rows.set_column(at, SCHEMA.field(at), pa.nulls(rows.num_rows, SCHEMA.field(at).type))
+    return rows
+
+
+def test_a_trace_that_tells_no_times_but_arrivals_has_no_rate_of_ends_and_no_uncertainty() -> None:
+    rows = batch(streamed(1), streamed(2, at_ms=500))
+    told: Any = describe(
+        [INFO], [without(rows, "response_end_us", "submit_us", "uncertainty_us")], by=("tenant",)
+    )
+    for one in (told, told["by"]["tenant"]["acme"]):
+        assert (one["load"]["achieved_rps"], one["uncertainty"]) == (None, None)
+    assert told["workload"]["elapsed"] is None
+    told = describe([INFO], [rows])
+    assert told["uncertainty"] == 50e-6
+    assert told["load"]["achieved_rps"] == pytest.approx(2 / 0.641)
+
+
+def test_an_answer_time_without_submit_is_told_as_elapsed_and_not_as_e2e() -> None:
+    rows = without(batch(streamed(1, words=1), streamed(2, words=2)), "submit_us")
+    told: Any = describe([INFO], [rows, batch(streamed(3))])
+    assert (told["metrics"]["e2e"]["n"], told["workload"]["elapsed"]["n"]) == (1, 2)
+    assert told["workload"]["elapsed"]["mean"] == pytest.approx((0.101 + 0.121) / 2)
+    assert described(streamed(3))["workload"]["elapsed"] is None
+
+
+def test_answers_that_came_before_their_request_was_sent_are_counted() -> None:
+    early, ended = streamed(1), streamed(2)
+    early.timeline.submit_ns = (early.timeline.first_byte_ns or 0) + 1_000
+    ended.timeline.submit_ns = (ended.timeline.response_end_ns or 0) + 1_000
+    told = described(early, ended, streamed(3))
+    assert told["workload"]["before_submit"] == {"first_byte": 2, "response_end": 1}
+    assert (told["metrics"]["ttfb"]["n"], told["metrics"]["e2e"]["n"]) == (1, 2)
 
 
 def test_progress_is_told_in_rows_and_a_planned_load_is_open() -> None:
     x = streamed(1)
     x.scheduled_ns = x.timeline.arrival_ns
     done: list[int] = []
-    told = describe([INFO], [batch(x), batch(x, x)], progress=done.append)
+    told: Any = describe([INFO], [batch(x), batch(x, x)], progress=done.append)
     assert done == [1, 3]
     assert told["load"]["mode"] == "open"

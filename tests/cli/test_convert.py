@@ -3,6 +3,7 @@ import json
 import os
 import pty
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from llmtap.capture.formats.registry import FORMATS
+from llmtap.cli.convert import STYLES
 from llmtap.cli.main import main
 
 MOONCAKE = b"".join(
@@ -46,8 +48,8 @@ def test_a_table_tells_what_was_kept_and_lost(
     assert columns.split("\t") == ["aspect", "rows", "fate", "why"]
     cells = [row.split("\t") for row in rows if "\t" in row]
     assert [(c[0], c[1], c[2]) for c in cells] == [
-        ("arrival", "20", "kept"), ("input tokens", "20", "kept"), ("output tokens", "20", "kept"),
-        ("prefix blocks", "20", "lost"),
+        ("arrival", "20 of 20", "kept"), ("input tokens", "20 of 20", "kept"),
+        ("output tokens", "20 of 20", "kept"), ("prefix blocks", "0 of 20", "lost"),
     ]  # fmt: skip
     assert [row for row in rows if row.startswith("note: ")]
 
@@ -67,13 +69,48 @@ def test_the_list_says_of_each_format_what_it_holds_and_needs(
 ) -> None:
     code, out, _ = run(capsys, monkeypatch, "--list")
     rows = [line.split("\t") for line in out.splitlines()]
-    assert (code, rows[0]) == (0, ["name", "title", "extensions", "does", "holds", "needs"])
+    assert (code, rows[0]) == (0, ["name", "title", "extensions", "does", "holds", "needs", "styles"])
     assert [row[0] for row in rows[1:]] == [f.name for f in FORMATS]
     assert dict(zip(rows[0], rows[1], strict=True))["holds"] == "everything"
     _, out, _ = run(capsys, monkeypatch, "--list", "--json")
     listed = {f["name"]: f for f in json.loads(out)["formats"]}
     assert listed["azure"]["needs"] == ["arrival", "input tokens", "output tokens"]
     assert listed["azure"]["does"] == ["read", "write"]
+    assert listed["har"]["styles"].keys() == {"llmtap"}
+
+
+def test_the_list_of_one_format_tells_all_about_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, out, _ = run(capsys, monkeypatch, "--list", "mooncake")
+    fmt = next(f for f in FORMATS if f.name == "mooncake")
+    assert code == 0
+    assert out.splitlines()[0] == f"mooncake: {fmt.title}"
+    assert all(len(line) <= 80 for line in out.splitlines())
+    assert [line.split()[1] for line in out.splitlines() if line.startswith("style ")] == [*fmt.styles]
+    code, out, err = run(capsys, monkeypatch, "--list", "moncake")
+    assert (code, out) == (2, "")
+    assert "did you mean mooncake?" in err
+
+
+def test_the_help_names_the_styles_of_every_format() -> None:
+    told = {name: set(keys.split(", ")) for names, keys in STYLES.items() for name in names.split(", ")}
+    assert told == {f.name: set(f.styles) for f in FORMATS if f.styles}
+
+
+def test_text_is_redacted_by_names_with_commas_or_by_a_pattern(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    source.write_text('{"prompt": "ann@example.com, cat1,2 or +49 30 12345678"}\n')
+    args = (source, target, "--to", "vllm-custom", "--redact", "email,phone", "--redact", r"re:cat\d,\d")
+    code, out, _ = run(capsys, monkeypatch, *args)
+    assert code == 0
+    assert json.loads(target.read_text())["prompt"] == "[email], [redacted] or [phone]"
+    assert "request body\t1 of 1\tchanged\t3 marks in 1 rows" in out
+    assert stat.S_IMODE(target.stat().st_mode) == 0o600
+    code, _, err = run(capsys, monkeypatch, source, target, "--redact", "email,cards", "--to", "vllm-custom")
+    assert (code, "'cards' is none of email, card" in err) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +177,7 @@ def test_pipes_do_and_the_report_stays_out_of_the_data() -> None:
     assert done.returncode == 0
     assert done.stdout.startswith(b"TIMESTAMP,ContextTokens,GeneratedTokens\r\n")
     assert len(done.stdout.splitlines()) == 21
-    assert b"prefix blocks\t20\tlost" in done.stderr
+    assert b"prefix blocks\t0 of 20\tlost" in done.stderr
     capture = subprocess.run(
         [*COMMAND, "-", "-", "--to", "llmtap"], input=MOONCAKE, capture_output=True, timeout=60
     )
@@ -159,8 +196,17 @@ def test_a_reader_that_goes_away_is_no_traceback(trace: Path) -> None:
         running.stdout.read(10)
         running.stdout.close()
         err = running.stderr.read()
-        assert running.wait(60) == 2
-    assert err == b"llmtap: standard output: cannot be written: Broken pipe\n"
+        assert running.wait(60) == 141
+    assert err == b""
+
+
+@pytest.mark.parametrize("args", [["--list"], ["--list", "--json"], ["--list", "azure"]])
+def test_a_list_that_nobody_reads_says_nothing(args: list[str]) -> None:
+    ours, theirs = os.pipe()
+    os.close(ours)
+    done = subprocess.run([*COMMAND, *args], stdout=theirs, stderr=subprocess.PIPE, timeout=60)
+    os.close(theirs)
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -185,16 +231,26 @@ def test_ended_by_a_signal_it_leaves_no_part(number: signal.Signals, tmp_path: P
     assert os.listdir(target.parent) == []
 
 
-def test_on_a_terminal_there_is_a_bar_and_a_table(trace: Path) -> None:
-    trace.write_bytes(MOONCAKE * 5_000)
+BAR_AFTER = """
+import sys
+from llmtap.cli import convert
+from llmtap.cli.main import main
+convert._BAR_AFTER_NS = int(sys.argv.pop(1))
+main()
+"""
+NEVER_NS = 1 << 62
+
+
+def on_a_terminal(*args: object, bar_after_ns: int = NEVER_NS, columns: int = 120) -> str:
+    """All that a terminal shows."""
     ours, theirs = pty.openpty()
-    command = [*COMMAND, str(trace), str(trace.with_name("b.csv")), "--to", "azure"]
+    command = [sys.executable, "-P", "-c", BAR_AFTER, str(bar_after_ns), "convert", *map(str, args)]
     with subprocess.Popen(
         command,
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
-        env={**os.environ, "TERM": "xterm", "COLUMNS": "120"},
+        env={**os.environ, "TERM": "xterm", "COLUMNS": str(columns)},
     ) as running:
         os.close(theirs)
         said = b""
@@ -205,7 +261,32 @@ def test_on_a_terminal_there_is_a_bar_and_a_table(trace: Path) -> None:
             pass  # Linux says so when the other end is closed
         assert running.wait(60) == 0
     os.close(ours)
-    text = said.decode()
+    return said.decode()
+
+
+def test_on_a_terminal_there_is_a_bar_and_a_table(trace: Path) -> None:
+    trace.write_bytes(MOONCAKE * 5_000)
+    text = on_a_terminal(trace, trace.with_name("b.csv"), "--to", "azure", bar_after_ns=0)
     assert "MB" in text, "the bytes of the bar"
     assert "prefix blocks" in text
     assert "\t" not in text
+
+
+def test_of_little_there_is_no_bar_and_of_many_files_one(trace: Path) -> None:
+    folder = trace.parent / "capture"
+    folder.mkdir()
+    run_quietly = [*COMMAND, str(trace), str(folder / "a.parquet")]
+    assert subprocess.run(run_quietly, capture_output=True, timeout=60).returncode == 0
+    to = ("--to", "azure", "--force")
+    assert on_a_terminal(folder, trace.with_name("b.csv"), *to).startswith("llmtap to azure: ")
+    text = on_a_terminal(folder, trace.with_name("b.csv"), *to, bar_after_ns=0).split("llmtap to azure")[0]
+    assert "kB" in text
+    assert "/?" not in text
+
+
+def test_on_a_narrow_terminal_the_list_has_a_line_for_each_format() -> None:
+    lines = on_a_terminal("--list", columns=80).splitlines()
+    assert all(any(line.split("m")[-1].startswith(f"{f.name} ") or line.startswith(f"{f.name} ")
+                   for line in lines) for f in FORMATS)  # fmt: skip
+    assert all(any(f.title in line for line in lines) for f in FORMATS)
+    assert len(lines) < len(FORMATS) + 5

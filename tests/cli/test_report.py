@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
+from llmtap.capture.rows import to_batch
 from llmtap.cli.main import main
 from tests.support.captures import ledger, write_capture
 from tests.support.exchanges import streamed
+from tests.support.stores import append, store
 
 TRACES = Path(__file__).resolve().parents[2] / ".." / "shared" / "traces"
 
@@ -39,7 +41,9 @@ def test_a_capture_is_summed_up(
     assert lines[0].startswith("4 exchanges · 2 files, ")
     assert any(line.startswith("TTFT ") and " 99.0" in line for line in lines)
     assert any(line.startswith("goodput") and "0 of 4 met ttft:50ms" in line for line in lines)
-    assert any(line.startswith("integrity  4 present · 1 missing, 1 of them unexplained") for line in lines)
+    assert any(
+        line.startswith("integrity  4 present · 1 missing (20.0%), 1 of them unexplained") for line in lines
+    )
     assert [line.split()[:2] for line in lines[-2:]] == [["acme", "3"], ["globex", "1"]]
 
 
@@ -80,13 +84,17 @@ def test_a_broken_file_is_an_error_that_names_it_or_is_passed_over(
     code, out, _ = run(capsys, monkeypatch, folder, "--skip-broken", "--json")
     told = json.loads(out)
     assert (code, told["n"], len(told["capture"]["broken"])) == (0, 2, 1)
+    code, out, _ = run(capsys, monkeypatch, folder, "--skip-broken")
+    (line,) = (line for line in out.splitlines() if line.startswith("broken "))
+    assert line.startswith(f"broken     {folder / 'llmtap-1.parquet'}: cannot be read as Parquet")
     code, _, _ = run(capsys, monkeypatch, folder, "--skip-broken", "--integrity")
     assert code == 1
 
 
 @pytest.mark.parametrize(
     ("args", "problem"),
-    [(("missing",), "does not exist"), ((".", "--by", "colour"), "--by: 'colour' is none of tenant, model"),
+    [(("missing",), "does not exist"), (("",), "is an empty name"),
+     ((".", " "), "is an empty name"), ((".", "--by", "colour"), "--by: 'colour' is none of tenant, model"),
      ((".", "--slo", "ttft"), "--slo"), (("trace.jsonl", "--integrity"), "has no numbers")],
 )  # fmt: skip
 def test_what_cannot_be_is_one_sentence_and_exit_2(
@@ -98,6 +106,23 @@ def test_what_cannot_be_is_one_sentence_and_exit_2(
     code, out, err = run(capsys, monkeypatch, *args)
     assert (code, out) == (2, "")
     assert problem in err
+
+
+def test_a_capture_that_runs_is_summed_up_with_its_spool(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = store(tmp_path)
+    rows, _ = to_batch([streamed(1), streamed(2)], capture="c1", level="shape")
+    append(running, rows, ledger(3, unsettled=1))
+    (spool,) = (tmp_path / ".spool").glob("*.spool")
+    for place in (tmp_path, spool.parent, spool):
+        code, out, _ = run(capsys, monkeypatch, place)
+        assert code == 0
+        assert out.startswith("2 exchanges · 1 file (1 still in the spool), ")
+        code, out, _ = run(capsys, monkeypatch, place, "--integrity")
+        assert code == 0
+        assert out.startswith("2 present · 1 missing (33.3%), why is known of all · ")
+    running.close(30)
 
 
 def test_a_capture_of_a_later_version_is_exit_2(

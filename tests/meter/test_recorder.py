@@ -14,6 +14,7 @@ import pytest
 import llmtap
 from llmtap.capture.options import CaptureOptions
 from llmtap.capture.schema import CaptureInfo
+from llmtap.capture.store import Store
 from llmtap.clock import SystemClock
 from llmtap.meter import recorder as module
 from llmtap.meter.recorder import Recorder
@@ -32,7 +33,13 @@ def recording(folder: Path, *, encode: Any = None, **options: Any) -> Recorder:
 
 
 def play(
-    recorder: Recorder, seq: int = 1, text: str = "hello", *, tenant: str = "default", session: str = "s1"
+    recorder: Recorder,
+    seq: int = 1,
+    text: str = "hello",
+    *,
+    tenant: str = "default",
+    session: str = "s1",
+    relay: str = "r",
 ) -> Exchange:
     """One exchange from its first byte to its last."""
     messages = [{"role": "user", "content": text}]
@@ -42,7 +49,7 @@ def play(
         f"x-session-id: {session}\r\ncontent-length: {len(body)}\r\n\r\n"
     )
     observer = Observer(
-        "r", seq, seq * 10**9, seq * 10**9, head.encode(),
+        relay, seq, seq * 10**9, seq * 10**9, head.encode(),
         identify=lambda head, path, body: tenant, hear=recorder.hear,
     )  # fmt: skip
     observer.request_data(body, 1)
@@ -171,3 +178,37 @@ def test_with_a_tokenizer_blocks_and_lengths_count_tokens(tmp_path: Path) -> Non
     (row,) = rows_of(tmp_path)
     assert row["block_unit"] == "tokens" and len(row["blocks"]) == 1
     assert (row["input_tokens"], row["input_token_source"]) == (3, "tokenizer")
+
+
+def test_what_a_relay_did_before_the_capture_began_is_not_missing_from_it(tmp_path: Path) -> None:
+    chosen = CaptureOptions(to=str(tmp_path))
+    info = CaptureInfo(capture="c", level="shape", block_size=2_048, block_unit="bytes")
+    recorder = Recorder(chosen, SystemClock(), info, salt=bytes(32), after=3)
+    recorder.start()
+    recorder.relay_said("ab12.0.3", 8, {"no_meter": 5}, 2)  # it was there before
+    recorder.relay_said("ab12.0.4", 2, {"no_meter": 2}, 0)  # and this one came later
+    for seq in (9, 10):
+        play(recorder, seq, relay="ab12.0.3")
+    recorder.relay_said("ab12.0.3", 12, {"no_meter": 5, "overflow": 1}, 0)
+    recorder.close(10, whole=True)
+    (capture,) = llmtap.read(tmp_path).integrity().captures
+    old, new = capture.relays
+    assert old.ranges == [(11, 12)] and old.dropped == {"overflow": 1} and old.unexplained == 1
+    assert new.ranges == [(1, 2)] and new.unexplained == 0
+
+
+def test_what_cannot_be_written_at_the_end_is_in_the_last_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = recording(tmp_path)
+    append = Store.append
+    monkeypatch.setattr(
+        Store, "append", lambda self, batch, ledger: batch.num_rows == 0 and append(self, batch, ledger)
+    )
+    recorder.start()
+    for seq in range(1, 6):
+        play(recorder, seq)
+    recorder.relay_said("r", 5, {}, 0)
+    recorder.close(10, whole=True)
+    (capture,) = llmtap.read(tmp_path).integrity().captures
+    assert (capture.missing, capture.unexplained, sum(capture.not_kept.values())) == (5, 0, 5)

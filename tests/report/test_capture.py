@@ -35,6 +35,8 @@ WORKLOAD: dict[str, Any] = {
     "arrivals": {"n": 5, "seconds": 7_500.0, "rate_rps": 12.345, "gap_cv": 1.234, "ties": 0.25},
     "input_tokens": {**FIGURES, "total": 40, "source": {"usage": 4, "tokenizer": 1}},
     "output_tokens": {"n": 0, "source": {}},
+    "elapsed": FIGURES,
+    "before_submit": {"first_byte": 4, "response_end": 3},
     "prefix": [{"capture": "c1", "unit": "tokens", "block_size": 512, "blocks": 4_000, "hits": 1_000,
                 "share": 0.25, "units_hit_max": 512_000}],
     "sessions": {
@@ -56,8 +58,16 @@ def test_the_workload_is_told_in_lines() -> None:
     lines = text(summary(workload=WORKLOAD)).splitlines()
     sessions = "sessions   2 conversations · turns mean 7.5, p90 8, max 9,000 · 50.0% of one turn"
     sessions += " · 12.5% of turns by tools"
+    arrivals = "arrivals   12.3 req/s arrived in 2 h 5 min, first to last · CV of gaps 1.23"
+    arrivals += " · 25.0% at the moment of the one before"
+    elapsed = "elapsed    p50 5 s, p90 8 s, p99 2 h 30 min, max 2 h 30 min from arrival to end, n 5"
+    elapsed += " (no E2E: `submit` is not known)"
+    early = "left out   before their request was all sent, 4 answers had begun (no TTFB, no TTFT)"
+    early += " and 3 had ended (no E2E)"
     for line in (
-        "arrivals   12.3 req/s over 2 h 5 min · CV of gaps 1.23 · 25.0% at the moment of the one before",
+        arrivals,
+        elapsed,
+        early,
         "input      8 tokens mean · p50 5 · p90 8 · p99 8,999 · max 9,000 · by usage 4, tokenizer 1",
         "prefixes   25.0% shared, in a cache without end: 1,000 of 4,000 blocks of 512 tokens",
         sessions,
@@ -71,6 +81,27 @@ def test_the_summary_and_the_integrity_are_told() -> None:
     said = text(summary(integrity=checked(integrity_of())))
     assert "integrity  9 present · none missing" in said.splitlines()
     assert any(line.startswith("TTFT ") for line in said.splitlines())
+
+
+def test_spools_and_files_that_were_passed_over_are_told() -> None:
+    broken = [{"file": f"llmtap-{i}.parquet", "problem": "is damaged\x1b"} for i in range(22)]
+    about = {"rows": 1, "files": 2, "bytes": 9, "spools": 1, "broken": broken}
+    lines = text(summary(capture=about)).splitlines()
+    assert lines[0] == "1 exchanges · 2 files (1 still in the spool), 9 B"
+    assert "broken     llmtap-19.parquet: is damaged\\u001b" in lines
+    assert "broken     and 2 more (--json names all)" in lines
+    assert not any("llmtap-20." in line for line in lines)
+
+
+def test_what_a_trace_does_not_tell_takes_no_room() -> None:
+    told = summary(0)
+    told["uncertainty"], told["load"]["achieved_rps"] = None, None
+    said = text(told)
+    assert "uncertainty" not in said
+    assert "req/s" not in said
+    assert "p50" not in said
+    assert "req/s ended (recorded)" in text(summary(load={"mode": "recorded", "achieved_rps": 2.0}))
+    assert "uncertainty 0.0500 ms" in text(summary())
 
 
 def test_parts_that_are_missing_are_left_out() -> None:

@@ -35,17 +35,29 @@ def text(integrity: dict[str, Any]) -> str:
 
 MISSING = relay(present=5, missing=4, ranges=[(2, 2), (4, 6)])
 
+BIAS = " · figures may be biased: these are not in them"
+OPEN = ": runs still, or was killed; what began after its last word is not known"
+
 CASES = [
     (checked(capture()), "9 present · none missing"),
-    (checked(capture(MISSING)), "5 present · 4 missing, all accounted for"),
-    (checked(capture(MISSING, unexplained=3)), "5 present · 4 missing, 3 of them unexplained"),
+    (checked(capture(MISSING)), f"5 present · 4 missing (44.4%), why is known of all{BIAS}"),
+    (checked(capture(MISSING, unexplained=3)),
+     f"5 present · 4 missing (44.4%), 3 of them unexplained{BIAS}"),
     (checked(capture(MISSING, unexplained=3, exact=False)),
-     "5 present · 4 missing, at least 3 of them unexplained"),
+     f"5 present · 4 missing (44.4%), at least 3 of them unexplained{BIAS}"),
+    (checked(capture(present=99, missing=1)), "99 present · 1 missing (1.0%), why is known of all"),
+    (checked(capture(present=98, missing=1)),
+     f"98 present · 1 missing (1.0%), why is known of all{BIAS}"),
+    (checked(capture(present=9_999, missing=1)),
+     "9,999 present · 1 missing (under 0.1%), why is known of all"),
+    (checked(capture(present=0, missing=7)), f"0 present · 7 missing (all), why is known of all{BIAS}"),
     (checked(capture(duplicates=2)), "9 present · none missing · 2 there twice"),
     (checked(capture(), capture(closed=False)),
-     "18 present · none missing · not closed: what began after the last word is not known"),
+     f"18 present · none missing · not closed: c1{OPEN}"),
+    (checked(capture(), *(capture(closed=False, capture=f"c{i}") for i in range(2, 7))),
+     f"54 present · none missing · not closed: c2, c3, c4 and 2 more{OPEN}"),
     (checked(capture(), broken=[{"file": "a", "problem": "b"}]),
-     "9 present · none missing · 1 files could not be read"),
+     "9 present · none missing · 1 file could not be read"),
     (checked(unnumbered=7), "7 exchanges without numbers: nothing can be said of missing ones"),
 ]  # fmt: skip
 
@@ -78,6 +90,12 @@ def test_everything_that_is_known_is_listed() -> None:
         "    its wall clock had been set before 7",
     ):
         assert line in said.splitlines()
+
+
+def test_which_capture_was_not_closed_is_told() -> None:
+    lines = text(checked(capture(), capture(capture="c2", closed=False))).splitlines()
+    assert "capture    c1: 9 present, 0 missing" in lines
+    assert "capture    c2: 9 present, 0 missing, not closed" in lines
 
 
 def test_what_nobody_accounts_for_is_said_to_be_so() -> None:

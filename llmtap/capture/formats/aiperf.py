@@ -29,7 +29,7 @@ from llmtap.capture.formats.elements import ElementsError, read_elements
 from llmtap.capture.formats.format import Format, FormatError, Source, WriteOptions, Written
 from llmtap.capture.formats.grouped import Grouped
 from llmtap.capture.formats.jsonl import BODY_BYTES_MAX, Count, Id, JsonLines, first_objects
-from llmtap.capture.formats.lines import LineWriter, Style
+from llmtap.capture.formats.lines import LINE_STYLES, LineWriter, Style
 from llmtap.capture.formats.outgoing import Outgoing
 from llmtap.capture.formats.timed_lengths import Number, number_ns
 from llmtap.capture.schema import CaptureInfo
@@ -158,6 +158,8 @@ def _write(
     ids, lines, kinds = BlockIds(info, _SIZE), LineWriter(out, style), _Kinds(written)
     for batch in going.batches(batches):
         batch = kinds.fitting(batch)
+        bodies = batch.filter(pc.is_valid(batch.column("request_body")))
+        written.count(bodies.select(["input_tokens", "blocks"]), sign=-1)
         columns = [batch.column(name).to_pylist() for name in _WANTED]
         texts = []
         for row, blocks in zip(zip(*columns, strict=True), ids.of(_lengths_only(batch)), strict=True):
@@ -178,7 +180,7 @@ def _write(
         lines.add(texts)
     lines.close()
     ids.missing = 0  # a row with a body needs none, and AIPerf takes the others as well
-    written.notes += ids.notes()
+    ids.report(written)
     return written
 
 
@@ -230,9 +232,13 @@ class _Kinds:
                 reason = "its session began with rows of the other kind, with or without bodies"
             good.append(reason is None)
             if reason is not None:
-                self._written.dropped[reason] = self._written.dropped.get(reason, 0) + 1
+                self._written.drop(reason)
                 self._written.rows -= 1
-        return batch if all(good) else batch.filter(pa.array(good, pa.bool_()))
+        if all(good):
+            return batch
+        fits = pa.array(good)
+        self._written.count(batch.filter(pc.invert(fits)), sign=-1)
+        return batch.filter(fits)
 
 
 def _one_line(body: str) -> str:
@@ -316,9 +322,10 @@ def _write_inputs(
         order = count()
         for batch in going.batches(batches):
             rows = zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
-            for n, (capture, session, name, body) in zip(order, rows, strict=False):
+            for i, (n, (capture, session, name, body)) in enumerate(zip(order, rows, strict=False)):
                 if not _is_object(body):
-                    written.dropped[_NO_OBJECT] = written.dropped.get(_NO_OBJECT, 0) + 1
+                    written.drop(_NO_OBJECT)
+                    written.count(batch.slice(i, 1), sign=-1)
                     written.rows -= 1
                     continue
                 # Rows come in time order, which is that of the turns. One without a session is one by itself.
@@ -368,6 +375,10 @@ FORMAT: Final = Format(
         "input tokens": "where there is a body, it takes the length from that",
         "prefix blocks": "blocks of 512 tokens, of rows without a body",
         "outcome and status": "a failed request has no place: it is left out, and counted",
+    },
+    styles={
+        "content": "where bodies go: payload (word for word), messages or text_input",
+        **LINE_STYLES,
     },
     sniff=_sniff,
     read=_read,

@@ -18,11 +18,11 @@ import pyarrow.compute as pc
 
 from llmtap.capture.formats.csv_text import COUNT, Column, CsvReader, csv_header
 from llmtap.capture.formats.format import Format, FormatError, Source, WriteOptions, Written, batch_of
-from llmtap.capture.formats.lines import LineWriter, Style, clipped
+from llmtap.capture.formats.lines import LINE_STYLES, LineWriter, Style, clipped
 from llmtap.capture.formats.outgoing import Outgoing
 from llmtap.capture.schema import CaptureInfo
 
-__all__ = ["FORMAT", "HEADER", "write_dated"]
+__all__ = ["FORMAT", "HEADER", "STYLES", "write_dated"]
 
 HEADER: Final = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _DATE: Final = r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d)?"
@@ -33,6 +33,12 @@ _COLUMNS: Final = (
     Column("NumImages", r"\d{1,9}", "a whole number of at most 9 digits", required=False),
 )
 _FIELDS: Final = {"ContextTokens": "input_tokens", "GeneratedTokens": "output_tokens", "NumImages": "images"}
+STYLES: Final = {
+    "columns": "the header: TIMESTAMP,ContextTokens,GeneratedTokens, in any order, and NumImages",
+    "digits": "of a second's fraction, 0 to 9",
+    "zone": "behind each date: none, +00:00 or Z",
+    **LINE_STYLES,
+}
 _SECONDS_CHARS: Final = len("2023-11-16 18:15:46")
 _ZONES: Final = {"none": "", "+00:00": "+00:00", "Z": "Z"}
 
@@ -191,6 +197,7 @@ FORMAT: Final = Format(
         "model": "it has three columns: when, tokens read, tokens generated",
         "outcome and status": "a failed request has no place: it is left out, and counted",
     },
+    styles=STYLES,
     sniff=_sniff,
     read=_read,
     write=_write,

@@ -25,7 +25,7 @@ from llmtap.capture.formats.format import Format, Source, WriteOptions, Written,
 from llmtap.capture.formats.jsonl import Count, Id, JsonLines, first_objects
 from llmtap.capture.formats.lines import LineWriter, Style
 from llmtap.capture.formats.outgoing import Outgoing
-from llmtap.capture.formats.timed_lengths import Number, json_texts, number_ns
+from llmtap.capture.formats.timed_lengths import STYLES, Number, json_texts, number_ns
 from llmtap.capture.schema import CaptureInfo
 
 __all__ = ["FORMAT"]
@@ -132,7 +132,8 @@ def _write(
             texts.append(f"{{{comma.join(pairs)}}}")
         lines.add(texts)
     lines.close()
-    written.notes += [*ids.notes(), *chats.notes()]
+    ids.report(written)
+    written.notes += chats.notes()
     return written
 
 
@@ -198,6 +199,7 @@ FORMAT: Final = Format(
         "outcome and status": "a failed request has no place: it is left out, and counted",
         "think time": "only the times of the turns themselves",
     },
+    styles=STYLES | {"keys": "order of the fields: " + ",".join(_FIELDS)},
     sniff=_sniff,
     read=_read,
     write=_write,

@@ -5,7 +5,7 @@ Two prompts begin alike as far as their leading ids agree, since an id names its
 - salted hashes become small numbers in the order of their first use, as in public traces, and tell nothing.
   The map of all ids is kept in memory while a file is written: some 100 bytes for each block of 512 tokens;
 - blocks of a size that divides the wanted one are made larger: every n-th id, and the last;
-- other sizes are written as they are, and a note says how many rows break the rule that readers check:
+- other sizes are written as they are, and the report says how many rows break the rule that readers check:
   a prompt of n tokens has ceil(n / size) ids.
 
 Source: shared/traces/formats.md 0 and 2 (rules 3 and 4).
@@ -17,6 +17,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from llmtap.capture.formats.format import Written
 from llmtap.capture.formats.outgoing import int_lists
 from llmtap.capture.schema import CaptureInfo
 
@@ -29,7 +30,7 @@ BLOCK_COLUMNS: Final = ("blocks", "block_size", "block_unit", "input_tokens")
 class BlockIds:
     """Makes the ids of one file, and counts what is odd about them."""
 
-    __slots__ = ("_info", "_numbers", "_size", "broken", "coarser", "empty", "missing", "other")
+    __slots__ = ("_foreign", "_info", "_numbers", "_size", "broken", "coarser", "empty", "missing", "other")
 
     def __init__(self, info: CaptureInfo, size: int) -> None:
         """`size`: tokens in a block, as the readers of the file expect them."""
@@ -46,6 +47,8 @@ class BlockIds:
         self.coarser = 0
         self.other = 0
         """Rows whose blocks are of another size, or of bytes."""
+        self._foreign: dict[tuple[int | None, str | None], None] = {}
+        """These sizes, with their units."""
 
     def of(self, batch: pa.RecordBatch) -> list[list[int] | None]:
         """The ids of each row; None where the blocks are not known."""
@@ -78,17 +81,22 @@ class BlockIds:
                 self.coarser += 1
             else:
                 self.other += 1
+                self._foreign[size, unit] = None
 
-    def notes(self) -> list[str]:
-        """What was odd."""
-        size = self._size
-        told = (
-            (self.missing, "rows have no prefix blocks, and are written without them"),
-            (
-                self.coarser,
-                f"rows had smaller blocks: every n-th id, and the last, makes blocks of {size} tokens",
-            ),
-            (self.other, f"rows have blocks that are not of {size} tokens, written as they are"),
-            (self.broken, f"rows have another number of ids than their length in blocks of {size} tokens"),
-        )
-        return [f"{n:,} {what}" for n, what in told if n]
+    def report(self, written: Written) -> None:
+        """Tells what was odd, and what became of blocks of another size."""
+        size, ways = self._size, []
+        broken = f"{self.broken:,} rows have another number of ids than ceil(input_length / {size})"
+        if self.coarser:
+            ways.append(f"{self.coarser:,} rows had smaller blocks: of their ids every n-th, and the last")
+        if self.other:
+            sizes = " or ".join(f"{n or 0:,} {unit}" for n, unit in self._foreign)
+            ways.append(f"blocks of {sizes} go out as ids of {size} tokens: {broken}")
+        if any(unit == "bytes" for _, unit in self._foreign):
+            ways.append("with meter.tokenizer set, a capture's blocks are of tokens")
+        if ways:
+            written.changed["prefix blocks"] = "; ".join(ways)
+        if self.missing:
+            written.notes.append(f"{self.missing:,} rows have no prefix blocks, and are written without them")
+        if self.broken and not self.other:
+            written.notes.append(broken)

@@ -23,9 +23,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from llmtap.capture.formats.csv_text import COUNT, TEXT, Column, CsvBlock, CsvReader, csv_header, quoted
-from llmtap.capture.formats.decimals import SECONDS, checked_spelling, decimal_text, seconds_ns, spelling_of
+from llmtap.capture.formats.decimals import (
+    NUMBER_STYLE,
+    SECONDS,
+    checked_spelling,
+    decimal_text,
+    seconds_ns,
+    spelling_of,
+)
 from llmtap.capture.formats.format import Format, FormatError, Source, WriteOptions, Written, batch_of
-from llmtap.capture.formats.lines import LineWriter, Style
+from llmtap.capture.formats.lines import LINE_STYLES, LineWriter, Style
 from llmtap.capture.formats.outgoing import FAILED, Outgoing
 from llmtap.capture.schema import CaptureInfo
 
@@ -52,6 +59,10 @@ _TEXTS: Final = {"Session ID": "session", "Model": "model", "Log Type": "route"}
 _WANTED: Final = (
     "arrival_ns", "session", "response_end_us", "model", "input_tokens", "output_tokens", "route", "usage",
 )  # fmt: skip
+_ASPECT_OF: Final = {
+    "Session ID": "session and turn", "Elapsed time": "end of the answer", "Model": "model",
+}  # fmt: skip
+"""What a header without these columns does not tell."""
 _CONVERSATION, _API = "Conversation log", "API log"
 
 
@@ -160,6 +171,11 @@ def _write(
             cut += sum(ns % unit > 0 for ns in column["arrival_ns"])
         lines.add(map(",".join, zip(*(fields[name] for name in header), strict=True)))
     lines.close()
+    for name, aspect in _ASPECT_OF.items():
+        if name not in header:
+            written.told.pop(aspect, None)
+    if options.override_model and options.model is not None:
+        written.changed["model"] = "--model in every row"
     if nameless and "Model" in header and not own:
         written.notes.append(f"{nameless:,} rows have no model; vLLM reads only those of GPT-4")
     if cut:
@@ -218,6 +234,12 @@ FORMAT: Final = Format(
         "outcome and status": "only whether it failed: such a row has no response tokens",
         "session and turn": "the session; its turns are in the order of their times",
         "tenant": "its Log Type says only whether a request is part of a conversation",
+    },
+    styles={
+        "columns": "the header, of " + ",".join(_HEADER),
+        "timestamp": NUMBER_STYLE,
+        "elapsed": NUMBER_STYLE,
+        **LINE_STYLES,
     },
     sniff=_sniff,
     read=_read,

@@ -12,10 +12,19 @@ from typing import Final
 
 from llmtap.capture.formats.format import FormatError
 
-__all__ = ["SECONDS", "checked_spelling", "decimal_text", "seconds_ns", "spelling_of", "units_of"]
+__all__ = [
+    "NUMBER_STYLE",
+    "SECONDS",
+    "checked_spelling",
+    "decimal_text",
+    "seconds_ns",
+    "spelling_of",
+    "units_of",
+]
 
 SECONDS: Final = (r"\d{1,10}(?:\.\d{1,9})?", "seconds, with at most nine digits after the point")
 """Pattern and words of a CSV's times: ten digits before the point are 300 years."""
+NUMBER_STYLE: Final = "short (12, 12.5), float (12.0, 12.5), or how many digits behind the point, 0 to 9"
 _UNITS_MAX: Final = 1 << 63
 
 

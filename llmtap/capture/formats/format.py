@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from llmtap.capture.schema import SCHEMA, CaptureInfo
 from llmtap.errors import LlmtapError
@@ -23,6 +24,7 @@ __all__ = [
     "WriteOptions",
     "Written",
     "batch_of",
+    "telling",
 ]
 
 ROWS_PER_BATCH: Final = 10_000
@@ -48,7 +50,7 @@ ASPECTS: Final[dict[str, tuple[str, ...]]] = {
     "usage": ("usage",),
     "guardrails": ("refusal_kind", "guardrail"),
 }
-"""What a row may tell, and the columns that tell it; it is there where the first of them is not null."""
+"""What a row may tell, and the columns that tell it; it is there where any of them is not null."""
 
 
 class FormatError(LlmtapError):
@@ -75,7 +77,7 @@ class WriteOptions:
     """Name to write where a row has none (or, with `override_model`, anyway)."""
     override_model: bool = False
     style: Mapping[str, str] = field(default_factory=dict)
-    """Spellings, by name; a format documents its own. Without them the source's own (`CaptureInfo.style`)."""
+    """Spellings, by name: of `Format.styles`. Without them the source's own (`CaptureInfo.style`)."""
 
 
 @dataclass(slots=True)
@@ -86,6 +88,19 @@ class Written:
     dropped: dict[str, int] = field(default_factory=dict)
     """Rows that the target has no place for, by reason."""
     notes: list[str] = field(default_factory=list)
+    told: dict[str, int] = field(default_factory=dict)
+    """By aspect, rows that were written with it. What the format does not hold may be among them."""
+    changed: dict[str, str] = field(default_factory=dict)
+    """Aspects that came out as something else than they were, and how."""
+
+    def count(self, batch: pa.RecordBatch, *, sign: int = 1) -> None:
+        """Rows are written that tell what this batch tells; with the sign -1, they are not after all."""
+        for aspect in ASPECTS:
+            self.told[aspect] = self.told.get(aspect, 0) + sign * telling(batch, aspect)
+
+    def drop(self, reason: str, rows: int = 1) -> None:
+        """So many rows are not written."""
+        self.dropped[reason] = self.dropped.get(reason, 0) + rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,11 +117,26 @@ class Format:
     needs: frozenset[str] = frozenset()
     """Keys of ASPECTS without which a row cannot be written: it is dropped, and counted."""
     why: Mapping[str, str] = field(default_factory=dict)
-    """Why it cannot hold an aspect, where that is worth saying."""
+    """Why it cannot hold an aspect, or what is worth knowing of how it does."""
+    styles: Mapping[str, str] = field(default_factory=dict)
+    """What it can write in several ways, by name, with the ways there are."""
     sniff: Callable[[bytes, str], bool]
     """`(first 64 KiB, file name) -> it is this one`; strict enough that at most one format says so."""
     read: Callable[[BinaryIO], Source] | None = None
     write: Callable[[BinaryIO, CaptureInfo, Iterable[pa.RecordBatch], WriteOptions], Written] | None = None
+
+
+def telling(batch: pa.RecordBatch, aspect: str) -> int:
+    """How many rows of the batch tell it. Columns that the batch does not have tell nothing."""
+    columns = [batch.column(name) for name in ASPECTS[aspect] if name in batch.schema.names]
+    counts = [len(column) - column.null_count for column in columns]
+    if len(columns) < 2 or max(counts) in (0, batch.num_rows):
+        return max(counts, default=0)
+    valid = pc.is_valid(columns[0])
+    for column in columns[1:]:
+        valid = pc.or_(valid, pc.is_valid(column))
+    n: int = valid.true_count
+    return n
 
 
 def batch_of(rows: int, columns: Mapping[str, Sequence[Any] | pa.Array]) -> pa.RecordBatch:

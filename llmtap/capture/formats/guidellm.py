@@ -23,10 +23,10 @@ from llmtap.capture.formats.bodies import TextRows, asked_columns, compact
 from llmtap.capture.formats.csv_text import csv_header
 from llmtap.capture.formats.format import Format, FormatError, Source, WriteOptions, Written
 from llmtap.capture.formats.jsonl import BODY_BYTES_MAX, COUNT_MAX, first_objects
-from llmtap.capture.formats.lines import LineReader, LineWriter, Style, clipped
+from llmtap.capture.formats.lines import LINE_STYLES, LineReader, LineWriter, Style, clipped
 from llmtap.capture.formats.outgoing import Outgoing
 from llmtap.capture.formats.prompts import JOINED, PromptTexts, prompt_body
-from llmtap.capture.formats.timed_lengths import Reading, looks, read_lengths, write_lengths
+from llmtap.capture.formats.timed_lengths import STYLES, Reading, looks, read_lengths, write_lengths
 from llmtap.capture.schema import CaptureInfo
 
 __all__ = ["DATASET", "FORMAT", "FORMATS"]
@@ -144,9 +144,9 @@ def _write_dataset(
     needs = {"request_body": "no request body"}
     going = Outgoing("guidellm-data", info, written, columns=columns, needs=needs, times="none")
     for batch in going.batches(batches):
-        wanted = zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
-        for body, read, made in wanted:
-            prompt = texts.of(body)
+        prompts = texts.of_all(batch, written)
+        wanted = (batch.column(name).to_pylist() for name in ("input_tokens", "output_tokens"))
+        for prompt, read, made in zip(prompts, *wanted, strict=True):
             if prompt is None:
                 continue
             row = {"prompt": prompt, "prompt_tokens_count": read, "output_tokens_count": made}
@@ -173,6 +173,7 @@ FORMAT: Final = Format(
         "prefix blocks": "blocks of 512 tokens: it rejects rows whose number of ids is another",
         "outcome and status": "a failed request has no place: it is left out, and counted",
     },
+    styles=STYLES,
     sniff=_sniff,
     read=_read,
     write=_write,
@@ -189,6 +190,7 @@ DATASET: Final = Format(
         "arrival": "guidellm sends a dataset by a rate of its own",
         "outcome and status": "a failed request has no place: it is left out, and counted",
     },
+    styles=LINE_STYLES,
     sniff=_sniff_dataset,
     read=_read_dataset,
     write=_write_dataset,

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, Final
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from llmtap import __version__
 from llmtap.capture.formats.bodies import ENDPOINTS, TextRows, asked_columns, read_object
@@ -42,6 +43,8 @@ _EVENTS: Final = ("event_us", "event_tokens", "event_bytes", "event_class")
 _BESIDE: Final = frozenset({*_BODIES, *_EVENTS, "arrival"})
 """Columns that are not in `_llmtap.row`, because they stand elsewhere in the entry."""
 _ROW_NAMES: Final = tuple(name for name in SCHEMA.names if name not in _BESIDE)
+_PLAIN: Final = ("arrival_ns", "request_body", "response_text", "status", "response_end_us")
+"""Columns that HAR itself has a place for: all that is left with the style `llmtap=none`."""
 _US_PER_S: Final = 1_000_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -232,10 +235,11 @@ def _write(
     file.write(b'{"log":' + msgspec.json.encode(opening)[: -len(b"]}")])
     endless = 0
     for batch in batches:
-        for row in batch.to_pylist():
-            if row["arrival_ns"] is None:
-                written.dropped["no arrival"] = written.dropped.get("no arrival", 0) + 1
-                continue
+        dated = batch.filter(pc.is_valid(batch.column("arrival_ns")))
+        if dated.num_rows < batch.num_rows:
+            written.drop("no arrival", batch.num_rows - dated.num_rows)
+        written.count(dated if style == "row" else dated.select(_PLAIN))
+        for row in dated.to_pylist():
             endless += row["response_end_us"] is None
             model = options.model if options.override_model or row["model"] is None else None
             row["model"] = model or row["model"]
@@ -243,6 +247,8 @@ def _write(
             file.write(msgspec.json.encode(_entry(row, style)))
             written.rows += 1
     file.write(b"\n]}}\n")
+    if options.override_model and options.model is not None:
+        written.changed["model"] = "--model in every row"
     if info.arrivals == "trace" and written.rows:
         written.notes.append("arrivals count from the trace's own zero: the dates begin in 1970")
     if endless:
@@ -364,7 +370,7 @@ FORMAT: Final = Format(
     extensions=(".har",),
     holds=frozenset(ASPECTS),
     needs=frozenset({"arrival"}),
-    why={},
+    styles={"llmtap": "row: all that HAR has no field for, in _llmtap; none: without it"},
     sniff=_sniff,
     read=_read,
     write=_write,

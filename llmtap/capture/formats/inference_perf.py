@@ -37,6 +37,7 @@ FORMAT: Final = Format(
     holds=azure.FORMAT.holds,
     needs=azure.FORMAT.needs,
     why={**azure.FORMAT.why, "arrival": "to the microsecond; it takes the first row as its zero"},
+    styles=azure.STYLES,
     sniff=_sniff,
     read=azure.FORMAT.read,
     write=_write,

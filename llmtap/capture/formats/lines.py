@@ -12,7 +12,7 @@ from typing import BinaryIO, Final
 from llmtap.capture.formats.format import FormatError, WriteOptions
 from llmtap.capture.schema import CaptureInfo
 
-__all__ = ["LINE_BYTES_MAX", "LineBlock", "LineReader", "LineWriter", "Style", "clipped"]
+__all__ = ["LINE_BYTES_MAX", "LINE_STYLES", "LineBlock", "LineReader", "LineWriter", "Style", "clipped"]
 
 LINE_BYTES_MAX: Final = 4 << 20
 """Of a trace without text: a prompt of ten million tokens has 20,000 block ids, some 200 KB."""
@@ -20,6 +20,12 @@ _READ_BYTES: Final = 1 << 19
 """Some 10,000 rows of a CSV, 1,000 of a trace with block ids."""
 _BOM: Final = b"\xef\xbb\xbf"
 _SHOWN_CHARS: Final = 40
+LINE_STYLES: Final = {
+    "line_end": "lf or crlf",
+    "bom": "utf-8: begin with a byte order mark; none",
+    "end": "newline or none: what is behind the last line",
+}
+"""Of every format of lines."""
 
 
 @dataclass(frozen=True, slots=True)

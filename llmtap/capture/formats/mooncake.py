@@ -16,7 +16,7 @@ from typing import BinaryIO, Final
 import pyarrow as pa
 
 from llmtap.capture.formats.format import Format, Source, WriteOptions, Written
-from llmtap.capture.formats.timed_lengths import Reading, looks, read_lengths, write_lengths
+from llmtap.capture.formats.timed_lengths import STYLES, Reading, looks, read_lengths, write_lengths
 from llmtap.capture.schema import CaptureInfo
 
 __all__ = ["FORMAT"]
@@ -52,6 +52,7 @@ FORMAT: Final = Format(
         "outcome and status": "a failed request has no place: it is left out, and counted",
         "session and turn": "only shared blocks tell which requests belong together",
     },
+    styles=STYLES,
     sniff=_sniff,
     read=_read,
     write=_write,

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO, Final
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from llmtap.capture.formats.bodies import (
     ENDPOINTS,
@@ -23,6 +24,7 @@ from llmtap.capture.formats.bodies import (
     read_object,
 )
 from llmtap.capture.formats.format import Format, FormatError, Source, WriteOptions, Written
+from llmtap.capture.formats.outgoing import FAILED
 from llmtap.capture.formats.played import answer_columns, text_said
 from llmtap.capture.schema import CaptureInfo
 from llmtap.record.saved import SavedError, explain, read_saved
@@ -148,72 +150,105 @@ def _write_questions(
     file: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch], options: WriteOptions
 ) -> Written:
     out = _Lines(file)
-    for row in _rows(batches, ("id", "method", "path", "endpoint", "request_body")):
-        if row["request_body"] is None:
-            out.drop("no request body")
-            continue
-        # Members stay as they are spelled: only what has to go, goes.
-        try:
-            body = _decode_members(row["request_body"])
-        except (ValueError, RecursionError):
-            out.drop("request body is no JSON object")
-            continue
-        url = row["path"] or ENDPOINTS.get(row["endpoint"] or endpoint_of(None, body) or "")
-        if url is None:
-            out.drop("nobody knows where the request went")
-            continue
-        if body.get("stream", _FALSE) != _FALSE or "stream_options" in body:
-            # A batch has no streams: what asked for one gets its answer in one piece.
-            out.unstreamed += 1
-            for name in ("stream", "stream_options"):
-                body.pop(name, None)
-        if options.model is not None and (options.override_model or body.get("model", _NULL) == _NULL):
-            body["model"] = msgspec.Raw(msgspec.json.encode(options.model))
-        if len(out.models) < 2:
-            out.models.add(bytes(body.get("model", _NULL)))
-        # Without white space: a body's own line breaks would end the line.
-        text = msgspec.json.format(msgspec.json.encode(body), indent=-1)
-        out.put(
-            {"custom_id": out.name(row["id"]), "method": row["method"] or "POST", "url": url,
-             "body": msgspec.Raw(text)}
-        )  # fmt: skip
-    return out.close()
+    wanted = ["id", "method", "path", "endpoint", "request_body"]
+    for batch in batches:
+        good = [_put_question(out, row, options) for row in batch.select(wanted).to_pylist()]
+        out.written.count(batch.filter(pa.array(good, pa.bool_())))
+    return out.close(options)
+
+
+def _put_question(out: "_Lines", row: dict[str, Any], options: WriteOptions) -> bool:
+    """Writes a row, or drops it."""
+    if row["request_body"] is None:
+        return out.drop("no request body")
+    # Members stay as they are spelled: only what has to go, goes.
+    try:
+        body = _decode_members(row["request_body"])
+    except (ValueError, RecursionError):
+        return out.drop("request body is no JSON object")
+    url = row["path"] or ENDPOINTS.get(row["endpoint"] or endpoint_of(None, body) or "")
+    if url is None:
+        return out.drop("nobody knows where the request went")
+    if body.get("stream", _FALSE) != _FALSE or "stream_options" in body:
+        # A batch has no streams: what asked for one gets its answer in one piece.
+        out.unstreamed += 1
+        for name in ("stream", "stream_options"):
+            body.pop(name, None)
+    if options.model is not None and (options.override_model or body.get("model", _NULL) == _NULL):
+        body["model"] = msgspec.Raw(msgspec.json.encode(options.model))
+    if len(out.models) < 2:
+        out.models.add(bytes(body.get("model", _NULL)))
+    # Without white space: a body's own line breaks would end the line.
+    text = msgspec.json.format(msgspec.json.encode(body), indent=-1)
+    out.put(
+        {"custom_id": out.name(row["id"]), "method": row["method"] or "POST", "url": url,
+         "body": msgspec.Raw(text)}
+    )  # fmt: skip
+    return True
 
 
 def _write_answers(
     file: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch], options: WriteOptions
 ) -> Written:
     out = _Lines(file)
-    wanted = (
+    wanted = [
         "id", "request_id", "status", "outcome", "model", "response_model", "response_text", "finish_reason",
         "usage", "input_tokens", "output_tokens",
-    )  # fmt: skip
-    for row in _rows(batches, wanted):
-        name = out.name(row["id"])
-        failed = (row["status"] or 200) >= 400 or row["outcome"] not in (None, "complete", "refused")
-        if row["response_text"] is None and not failed:
+    ]  # fmt: skip
+    for batch in batches:
+        put = [_put_answer(out, row, options) for row in batch.select(wanted).to_pylist()]
+        answered = batch.filter(pa.array([kind == "response" for kind in put], pa.bool_()))
+        out.written.count(answered)
+        # Usage wants both counts: one alone has no place.
+        both = pc.and_(pc.is_valid(answered["input_tokens"]), pc.is_valid(answered["output_tokens"]))
+        uncounted = answered.filter(pc.invert(pc.or_(pc.is_valid(answered["usage"]), both)))
+        out.written.count(uncounted.select(["input_tokens", "output_tokens"]), sign=-1)
+        failed = batch.filter(pa.array([kind == "error" for kind in put], pa.bool_()))
+        out.written.count(failed.select(["status", "outcome"]))
+    return out.close(options, limits=False)
+
+
+def _put_answer(out: "_Lines", row: dict[str, Any], options: WriteOptions) -> str | None:
+    """Writes a row as a `response` or an `error`, and says as which; None where it is dropped.
+
+    An error is a request that failed by no will of the client's: one that the client gave up has no place.
+    """
+    name = out.name(row["id"])
+    line: dict[str, Any] = {"id": f"batch_req_{name}", "custom_id": name, "response": None, "error": None}
+    if row["response_text"] is None:
+        status, outcome = row["status"], row["outcome"]
+        if outcome not in (*FAILED, "tap_error") and (status or 200) < 400:
             out.drop("no response text")
-            continue
-        line: dict[str, Any] = {"id": f"batch_req_{name}", "custom_id": name, "response": None, "error": None}
-        if row["response_text"] is None:
-            line["error"] = {"code": row["outcome"] or "error", "message": f"status {row['status']}"}
-        else:
-            model = row["response_model"] or row["model"]
-            if options.model is not None and (options.override_model or not model):
-                model = options.model
-            body = {
-                "id": f"chatcmpl-{name}", "object": "chat.completion", "model": model or "",
-                "choices": [
-                    {"index": 0, "message": {"role": "assistant", "content": row["response_text"]},
-                     "finish_reason": row["finish_reason"]}
-                ],
-                "usage": _usage(row),
-            }  # fmt: skip
-            line["response"] = {
-                "status_code": row["status"] or 200, "request_id": row["request_id"] or "", "body": body,
-            }  # fmt: skip
+            return None
+        line["error"] = {"code": outcome or "error", "message": _failure(status, outcome)}
         out.put(line)
-    return out.close(limits=False)
+        return "error"
+    model = row["response_model"] or row["model"]
+    if options.model is not None and (options.override_model or not model):
+        model = options.model
+    body = {
+        "id": f"chatcmpl-{name}", "object": "chat.completion", "model": model or "",
+        "choices": [
+            {"index": 0, "message": {"role": "assistant", "content": row["response_text"]},
+             "finish_reason": row["finish_reason"]}
+        ],
+        "usage": _usage(row),
+    }  # fmt: skip
+    line["response"] = {
+        "status_code": row["status"] or 200, "request_id": row["request_id"] or "", "body": body,
+    }  # fmt: skip
+    out.put(line)
+    return "response"
+
+
+def _failure(status: int | None, outcome: str | None) -> str:
+    """A sentence on how a request failed."""
+    if status is None:
+        return "there was no answer"
+    if status >= 400:
+        return f"the answer had the status {status}"
+    how = (outcome or "").replace("_", " ")
+    return f"the answer began with the status {status} and was not whole ({how})"
 
 
 def _usage(row: dict[str, Any]) -> Any:
@@ -223,17 +258,12 @@ def _usage(row: dict[str, Any]) -> Any:
     return None if None in counts.values() else {**counts, "total_tokens": sum(counts.values())}
 
 
-def _rows(batches: Iterable[pa.RecordBatch], names: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-    for batch in batches:
-        yield from batch.select(list(names)).to_pylist()
-
-
 class _Lines:
     """What both kinds of line share: names that are unique, and what is told at the end."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self._written = Written()
+        self.written = Written()
         self._bytes = 0
         # By hash, about 60 bytes a line: a file of more than LINES_MAX is of use to nobody as it is.
         self._names: set[int] = set()
@@ -243,7 +273,7 @@ class _Lines:
 
     def name(self, wanted: str | None) -> str:
         """The row's own id, or another where it has none or an earlier row has the same."""
-        n = self._written.rows
+        n = self.written.rows
         name = wanted or f"request-{n}"
         while hash(name) in self._names:
             self._renamed += bool(wanted)
@@ -256,13 +286,17 @@ class _Lines:
         self._file.write(data)
         self._names.add(hash(line["custom_id"]))
         self._bytes += len(data)
-        self._written.rows += 1
+        self.written.rows += 1
 
-    def drop(self, reason: str) -> None:
-        self._written.dropped[reason] = self._written.dropped.get(reason, 0) + 1
+    def drop(self, reason: str) -> bool:
+        """False: it is not written."""
+        self.written.drop(reason)
+        return False
 
-    def close(self, *, limits: bool = True) -> Written:
-        written, notes = self._written, self._written.notes
+    def close(self, options: WriteOptions, *, limits: bool = True) -> Written:
+        written, notes = self.written, self.written.notes
+        if options.override_model and options.model is not None:
+            written.changed["model"] = "--model in every row"
         if self.unstreamed:
             notes.append(f"{self.unstreamed:,} requests asked for a stream: `stream` was taken out")
         if len(self.models) > 1:

@@ -55,6 +55,7 @@ class Outgoing:
             if self._times == "zero":
                 batch = self._from_zero(batch, keep=own and info.arrivals == "trace")
             self._written.rows += batch.num_rows
+            self._written.count(batch)
             yield batch
         if self._times == "date" and info.arrivals == "trace" and self._written.rows:
             self._written.notes.append("arrivals have no date: written as if the trace began with 1970")
@@ -71,7 +72,7 @@ class Outgoing:
         n = len(good) - good.true_count
         if not n:
             return batch
-        self._written.dropped[reason] = self._written.dropped.get(reason, 0) + n
+        self._written.drop(reason, n)
         return batch.filter(good)
 
     def _from_zero(self, batch: pa.RecordBatch, *, keep: bool) -> pa.RecordBatch:

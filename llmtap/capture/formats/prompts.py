@@ -8,6 +8,8 @@ said what is lost. Pictures, sounds and tools are lost, too.
 from collections.abc import Mapping
 from typing import Any, Final
 
+import pyarrow as pa
+
 from llmtap.capture.formats.bodies import messages_of, read_object
 from llmtap.capture.formats.format import FormatError, Written
 
@@ -51,10 +53,17 @@ class PromptTexts:
         self.reduced += bool(request.get("tools")) or _has_media(request)
         return prompt
 
+    def of_all(self, batch: pa.RecordBatch, written: Written) -> list[str | None]:
+        """Those of a batch; rows without one are not counted as written."""
+        prompts = [self.of(body) for body in batch.column("request_body").to_pylist()]
+        if None in prompts:
+            written.count(batch.filter(pa.array([prompt is None for prompt in prompts])), sign=-1)
+        return prompts
+
     def report(self, written: Written) -> None:
         """Adds the counts."""
         if self.silent:
-            written.dropped["no text in the body"] = self.silent
+            written.drop("no text in the body", self.silent)
             written.rows -= self.silent
         if self.joined:
             written.notes.append(f"{self.joined:,} prompts are several messages, joined by empty lines")

@@ -51,8 +51,8 @@ def by_name(name: str, *, writing: bool = False) -> Format:
     do = "write" if writing else "read"
     if any(f.name == name for f in FORMATS):
         raise FormatError(f"the format {name} is known, but not to {do}")
-    near = difflib.get_close_matches(name, names, 1)
-    meant = f"did you mean {near[0]}?" if near else f"known: {', '.join(names)}"
+    near = [n for n in names if name and n.startswith(name)] or difflib.get_close_matches(name, names, 1)
+    meant = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
     raise FormatError(f"no format to {do} is called {name!r}; {meant}")
 
 
@@ -65,7 +65,10 @@ def detect(name: str, head: bytes) -> Format:
         by_ending = [f for f in claims if name.lower().endswith(f.extensions)]
         claims = by_ending or claims
     if not claims:
-        raise FormatError("its content is that of none of the formats known; give --from if it is one")
+        raise FormatError(
+            "its content is that of none of the formats known (`llmtap convert --list`); "
+            "give --from if it is one of them"
+        )
     if len(claims) > 1:
         raise FormatError(f"it may be {' or '.join(f.name for f in claims)}; give --from")
     return claims[0]

@@ -152,8 +152,8 @@ def _write(
     with Grouped() as turns:
         for batch in batches:
             columns = [batch.column(name).to_pylist() for name in _WANTED]
-            for row in zip(*columns, strict=True):
-                _collect(turns, written, *row)
+            good = [_collect(turns, written, *row) for row in zip(*columns, strict=True)]
+            written.count(batch.filter(pa.array(good, pa.bool_())))
         writer = _Writer(file, written)
         for group in turns.groups():
             writer.session(group)
@@ -167,7 +167,8 @@ _WANTED: Final = ("capture", "session", "turn", "id", "request_body", "response_
 def _collect(
     turns: Grouped, written: Written, capture: str | None, session: str | None, turn: int | None,
     name: str | None, body: str | None, answer: str | None,
-) -> None:  # fmt: skip
+) -> bool:  # fmt: skip
+    """Takes a row, or says that it has no place."""
     reason = None
     messages = None
     if body is None:
@@ -182,14 +183,15 @@ def _collect(
         if not messages:
             reason = "request without messages"
     if reason is not None:
-        written.dropped[reason] = written.dropped.get(reason, 0) + 1
-        return
+        written.drop(reason)
+        return False
     n = written.rows
     written.rows += 1
     # A row of no session is a conversation of its own.
     key = n if session is None else (capture, session)
     record = msgspec.json.encode((session if session is not None else name, messages, answer))
     turns.add(key, n if turn is None else turn, record)
+    return True
 
 
 _decode_record: Final = msgspec.json.Decoder(tuple[str | None, Messages, str]).decode

@@ -17,15 +17,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from llmtap.capture.formats.block_ids import BLOCK_COLUMNS, BlockIds
-from llmtap.capture.formats.decimals import checked_spelling, decimal_text, spelling_of, units_of
+from llmtap.capture.formats.decimals import (
+    NUMBER_STYLE,
+    checked_spelling,
+    decimal_text,
+    spelling_of,
+    units_of,
+)
 from llmtap.capture.formats.format import FormatError, Source, WriteOptions, Written, batch_of
 from llmtap.capture.formats.jsonl import Count, Id, JsonLines, first_objects
-from llmtap.capture.formats.lines import LineWriter, Style
+from llmtap.capture.formats.lines import LINE_STYLES, LineWriter, Style
 from llmtap.capture.formats.outgoing import Outgoing
 from llmtap.capture.schema import CaptureInfo
 
 __all__ = [
     "FIELDS",
+    "STYLES",
     "Reading",
     "block_size",
     "json_texts",
@@ -37,6 +44,13 @@ __all__ = [
 
 FIELDS: Final = ("timestamp", "input_length", "output_length", "hash_ids")
 _COLUMNS: Final = ("arrival_ns", "input_tokens", "output_tokens", "blocks", "response_end_us")
+
+STYLES: Final = {
+    "timestamp": NUMBER_STYLE,
+    "keys": "order of the fields: " + ",".join(FIELDS),
+    "json": "spaced or compact: whether a blank follows each comma and colon",
+    **LINE_STYLES,
+}
 
 Number = int | Decimal
 
@@ -223,7 +237,7 @@ def write_lengths(
             for row in rows
         )  # fmt: skip
     lines.close()
-    written.notes += ids.notes()
+    ids.report(written)
     if cut:
         written.notes.append(f"{cut:,} arrivals lost what is finer than the format's digits")
     return written

@@ -16,9 +16,16 @@ from typing import BinaryIO, Final
 import pyarrow as pa
 
 from llmtap.capture.formats.csv_text import COUNT, Column, CsvReader, csv_header
-from llmtap.capture.formats.decimals import SECONDS, checked_spelling, decimal_text, seconds_ns, spelling_of
+from llmtap.capture.formats.decimals import (
+    NUMBER_STYLE,
+    SECONDS,
+    checked_spelling,
+    decimal_text,
+    seconds_ns,
+    spelling_of,
+)
 from llmtap.capture.formats.format import Format, FormatError, Source, WriteOptions, Written, batch_of
-from llmtap.capture.formats.lines import LineWriter, Style
+from llmtap.capture.formats.lines import LINE_STYLES, LineWriter, Style
 from llmtap.capture.formats.outgoing import Outgoing
 from llmtap.capture.schema import CaptureInfo
 
@@ -90,6 +97,8 @@ def _write(
         fields[_RATIO] = (repr(a / b) if b else "inf" for a, b in pairs)
         lines.add(map(",".join, zip(*(fields[name] for name in header), strict=True)))
     lines.close()
+    if _TIME not in header:
+        written.told.pop("arrival", None)
     return written
 
 
@@ -106,6 +115,11 @@ FORMAT: Final = Format(
     why={
         "arrival": "needed as well, unless the header is written without arrived_at",
         "outcome and status": "a failed request has no place: it is left out, and counted",
+    },
+    styles={
+        "columns": "the header, of " + ",".join(_KNOWN) + "; without arrived_at there are no arrivals",
+        _TIME: NUMBER_STYLE,
+        **LINE_STYLES,
     },
     sniff=_sniff,
     read=_read,

@@ -21,10 +21,10 @@ import pyarrow as pa
 from llmtap.capture.formats.bodies import TextRows, asked_columns, compact
 from llmtap.capture.formats.format import Format, Source, WriteOptions, Written
 from llmtap.capture.formats.jsonl import BODY_BYTES_MAX, Count, JsonLines, first_objects
-from llmtap.capture.formats.lines import LineWriter, Style
+from llmtap.capture.formats.lines import LINE_STYLES, LineWriter, Style
 from llmtap.capture.formats.outgoing import Outgoing
 from llmtap.capture.formats.prompts import JOINED, PromptTexts, prompt_body
-from llmtap.capture.formats.timed_lengths import Reading, block_size, read_lengths, write_lengths
+from llmtap.capture.formats.timed_lengths import STYLES, Reading, block_size, read_lengths, write_lengths
 from llmtap.capture.schema import CaptureInfo
 
 __all__ = ["CUSTOM", "FORMATS", "TIMED_TRACE"]
@@ -74,9 +74,9 @@ def _write_custom(
     columns = ("request_body", "output_tokens")
     going = Outgoing("vllm-custom", info, written, columns=columns, needs=needs, times="none")
     for batch in going.batches(batches):
-        pairs = zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
-        for body, made in pairs:
-            if (prompt := texts.of(body)) is None:
+        prompts = texts.of_all(batch, written)
+        for prompt, made in zip(prompts, batch.column("output_tokens").to_pylist(), strict=True):
+            if prompt is None:
                 continue
             uncounted += made is None
             row = {"prompt": prompt} if made is None else {"prompt": prompt, "output_tokens": made}
@@ -123,6 +123,7 @@ CUSTOM: Final = Format(
         "input tokens": "counted anew by the tokenizer of the benchmark",
         "outcome and status": "a failed request has no place: it is left out, and counted",
     },
+    styles=LINE_STYLES,
     sniff=_sniff_custom,
     read=_read_custom,
     write=_write_custom,
@@ -138,6 +139,7 @@ TIMED_TRACE: Final = Format(
         "session and turn": "it has no field for it",
         "outcome and status": "a failed request has no place: it is left out, and counted",
     },
+    styles=STYLES,
     sniff=_sniff_timed,
     read=_read_timed,
     write=_write_timed,

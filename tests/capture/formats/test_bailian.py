@@ -67,10 +67,10 @@ def test_blocks_of_512_tokens_go_over_and_are_told() -> None:
     })  # fmt: skip
     data, written = write(FORMAT, info, [batch])
     assert b'"hash_ids": [4, 5]' in data
-    assert written.notes == [
-        "1 rows have blocks that are not of 16 tokens, written as they are",
-        "1 rows have another number of ids than their length in blocks of 16 tokens",
-    ]
+    assert written.changed["prefix blocks"] == (
+        "blocks of 512 tokens go out as ids of 16 tokens: "
+        "1 rows have another number of ids than ceil(input_length / 16)"
+    )
 
 
 @pytest.mark.parametrize(

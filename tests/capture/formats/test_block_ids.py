@@ -3,17 +3,23 @@
 import pytest
 
 from llmtap.capture.formats.block_ids import BlockIds
-from llmtap.capture.formats.format import batch_of
+from llmtap.capture.formats.format import Written, batch_of
 from llmtap.capture.schema import CaptureInfo
 
 
 def of(
     blocks: list[list[int] | None], tokens: list[int], size: int, unit: str, kind: str
-) -> tuple[object, ...]:
+) -> tuple[list[list[int] | None], Written]:
     made = BlockIds(CaptureInfo(blocks=kind), 512)
     n = len(blocks)
     columns = {"blocks": blocks, "input_tokens": tokens, "block_size": [size] * n, "block_unit": [unit] * n}
-    return made.of(batch_of(n, columns)), made.notes()
+    return made.of(batch_of(n, columns)), reported(made)
+
+
+def reported(made: BlockIds) -> Written:
+    written = Written()
+    made.report(written)
+    return written
 
 
 def test_salted_hashes_are_numbered_by_first_use_over_all_batches() -> None:
@@ -21,18 +27,32 @@ def test_salted_hashes_are_numbered_by_first_use_over_all_batches() -> None:
     columns = {"block_size": [512, 512], "block_unit": ["tokens", "tokens"], "input_tokens": [1_000, 600]}
     assert made.of(batch_of(2, {"blocks": [[-9, 7], [-9, 5]], **columns})) == [[0, 1], [0, 2]]
     assert made.of(batch_of(2, {"blocks": [[7, 5], None], **columns})) == [[1, 2], None]
-    assert made.notes() == ["1 rows have no prefix blocks, and are written without them"]
+    assert reported(made).notes == ["1 rows have no prefix blocks, and are written without them"]
 
 
 @pytest.mark.parametrize(
-    ("size", "unit", "blocks", "tokens", "found", "notes"),
+    ("size", "unit", "blocks", "tokens", "found", "changed"),
     [
-        (512, "tokens", [[-9, 7]], [600], [[-9, 7]], 0),
-        (256, "tokens", [[1, 2, 3], [1, 2, 3, 4]], [600, 1024], [[2, 3], [2, 4]], 1),
-        (256, "tokens", [[]], [0], [[]], 1),
-        (2048, "bytes", [[1, 2]], [600], [[1, 2]], 1),
-        (2048, "bytes", [[1, 2, 3]], [600], [[1, 2, 3]], 2),
-        (1024, "tokens", [[1]], [600], [[1]], 2),
+        (512, "tokens", [[-9, 7]], [600], [[-9, 7]], None),
+        (256, "tokens", [[1, 2, 3], [1, 2, 3, 4]], [600, 1024], [[2, 3], [2, 4]], "2 rows had smaller"),
+        (256, "tokens", [[]], [0], [[]], "1 rows had smaller blocks: of their ids every n-th, and the last"),
+        (
+            2048,
+            "bytes",
+            [[1, 2]],
+            [600],
+            [[1, 2]],
+            "blocks of 2,048 bytes go out as ids of 512 tokens: 0 rows",
+        ),
+        (
+            2048,
+            "bytes",
+            [[1, 2, 3]],
+            [600],
+            [[1, 2, 3]],
+            "1 rows have another number of ids than ceil(input_length / 512); with meter.tokenizer set",
+        ),
+        (1024, "tokens", [[1]], [600], [[1]], "blocks of 1,024 tokens go out as ids of 512 tokens: 1 rows"),
     ],
 )
 def test_other_sizes_are_made_larger_or_left(
@@ -41,14 +61,18 @@ def test_other_sizes_are_made_larger_or_left(
     blocks: list[list[int] | None],
     tokens: list[int],
     found: list[list[int]],
-    notes: int,
+    changed: str | None,
 ) -> None:
     made, told = of(blocks, tokens, size, unit, "trace")
     assert made == found
-    assert isinstance(told, list)
-    assert len(told) == notes
+    assert told.notes == []
+    if changed is None:
+        assert told.changed == {}
+    else:
+        assert changed in told.changed["prefix blocks"]
 
 
 def test_a_rule_that_is_broken_is_counted() -> None:
     _, told = of([[1], [1, 2], []], [1024, 600, 5], 512, "tokens", "trace")
-    assert told == ["2 rows have another number of ids than their length in blocks of 512 tokens"]
+    assert told.notes == ["2 rows have another number of ids than ceil(input_length / 512)"]
+    assert told.changed == {}, "they came like this"

@@ -234,3 +234,26 @@ def test_a_failed_answer_is_an_error_and_no_answer_at_all_is_dropped() -> None:
     lines, told, _ = written(ANSWERS, rows)
     assert [(line["response"], line["error"]["code"]) for line in lines] == [(None, "upstream_error")]
     assert told.dropped == {"no response text": 1}
+
+
+def test_who_gave_up_did_not_fail_and_a_failure_says_how() -> None:
+    outcomes = ["client_cancelled", "truncated", "upstream_error", "upstream_timeout", "complete", "rejected"]
+    statuses = [200, 200, 503, None, 200, 429]
+    texts = [None, None, None, None, "hi", None]
+    batch = batch_of(6, {"outcome": outcomes, "status": statuses, "response_text": texts})
+    assert ANSWERS.write is not None
+    out = io.BytesIO()
+    written = ANSWERS.write(out, CaptureInfo(), [batch], WriteOptions())
+    errors = [line["error"] for line in map(json.loads, out.getvalue().splitlines())]
+    assert errors == [
+        {
+            "code": "truncated",
+            "message": "the answer began with the status 200 and was not whole (truncated)",
+        },
+        {"code": "upstream_error", "message": "the answer had the status 503"},
+        {"code": "upstream_timeout", "message": "there was no answer"},
+        None,
+        {"code": "rejected", "message": "the answer had the status 429"},
+    ]
+    assert (written.rows, written.dropped) == (5, {"no response text": 1})
+    assert (written.told["response text"], written.told["outcome and status"]) == (1, 5)

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 from llmtap import __version__
 from llmtap.capture.formats.format import FormatError, Source, WriteOptions, batch_of
+from llmtap.capture.formats.har import FORMAT as HAR
 from llmtap.capture.formats.parquet_capture import FORMAT, read_many
 from llmtap.capture.parquet import write_parquet
 from llmtap.capture.reader import CaptureError
-from llmtap.capture.schema import SCHEMA, VERSION, CaptureInfo, info_of
+from llmtap.capture.reader import read as open_capture
+from llmtap.capture.schema import SCHEMA, VERSION, CaptureInfo, Ledger, RelayCount, info_of
 
 assert FORMAT.read is not None and FORMAT.write is not None
 read, write = FORMAT.read, FORMAT.write
@@ -140,6 +142,68 @@ def test_many_files_that_do_not_fit_together_are_told(tmp_path: Path) -> None:
     write_parquet(tmp_path / "newer.parquet", CaptureInfo(schema_version=VERSION + 1), [batch_of(1, {})])
     with pytest.raises(FormatError, match="schema version"):
         read_many(str(tmp_path / "new*.parquet"))
+
+
+def capture(folder: Path, name: str, numbers: list[int], opened: int) -> None:
+    """One file, whose relay says that it began `opened` exchanges, and dropped what is not there."""
+    n = len(numbers)
+    batch = batch_of(n, {"capture": [name] * n, "relay": ["r0"] * n, "seq": numbers, "arrival_ns": numbers})
+    ledger = Ledger({"r0": RelayCount(opened, {"queue": opened - n})}, meter=f"m-{name}", closed=True)
+    write_parquet(folder / f"llmtap-{name}.parquet", CaptureInfo(capture=name, ledger=ledger), [batch])
+
+
+def converted(where: Path, target: Path) -> list[str]:
+    source, _ = read_many(str(where))
+    with target.open("wb") as out:
+        return write(out, source.info, source.batches, WriteOptions()).notes
+
+
+def test_of_one_capture_the_integrity_is_what_it_was(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    capture(tmp_path / "in", "a", [1, 2, 5], 7)
+    before = open_capture(tmp_path / "in").integrity()
+    assert (before.ok, before.captures[0].missing) == (True, 4)
+    assert converted(tmp_path / "in", tmp_path / "one.parquet") == []
+    assert open_capture(tmp_path / "one.parquet").integrity() == before
+
+
+def test_of_several_captures_in_one_file_nothing_is_told_that_is_not_so(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    capture(tmp_path / "in", "a", [1, 2, 5], 7)
+    capture(tmp_path / "in", "b", [2, 3], 900)
+    notes = converted(tmp_path / "in", tmp_path / "both.parquet")
+    assert len(notes) == 1
+    assert notes[0].startswith("5 rows are of several captures, or came without a ledger: ")
+    told = open_capture(tmp_path / "both.parquet").integrity()
+    assert (told.ok, told.captures, told.unnumbered) == (True, [], 5)
+    table = open_capture(tmp_path / "both.parquet").table(["capture", "seq"]).to_pylist()
+    assert [(row["capture"], row["seq"]) for row in table] == [
+        ("a", 1), ("a", 2), ("a", 5), ("b", 2), ("b", 3),
+    ]  # fmt: skip
+
+
+def test_rows_that_come_back_from_a_format_without_a_ledger_are_not_counted(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    capture(tmp_path / "in", "a", [1, 5], 7)
+    source, _ = read_many(str(tmp_path / "in"))
+    out = io.BytesIO()
+    assert HAR.read is not None and HAR.write is not None
+    HAR.write(out, source.info, source.batches, WriteOptions())
+    out.seek(0)
+    har = HAR.read(out)
+    with (tmp_path / "har.parquet").open("wb") as file:
+        write(file, har.info, har.batches, WriteOptions())
+    told = open_capture(tmp_path / "har.parquet").integrity()
+    assert (told.ok, told.captures, told.unnumbered) == (True, [], 2)
+
+
+def test_it_is_told_how_much_of_many_files_is_read(tmp_path: Path) -> None:
+    for name in "ab":
+        capture(tmp_path, name, [1, 2], 2)
+    seen: list[tuple[int, int | None]] = []
+    source, size = read_many(str(tmp_path), lambda done, total: seen.append((done, total)))
+    assert len(list(source.batches)) == 2
+    assert seen == [(size // 2, size), (size, size)]
 
 
 def test_what_is_written_says_what_it_is() -> None:

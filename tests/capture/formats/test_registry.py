@@ -189,3 +189,30 @@ def test_formats_say_what_they_are_in_the_common_words() -> None:
         assert f.read is not None or f.write is not None
         assert f.needs <= f.holds <= ASPECTS.keys()
         assert f.why.keys() <= ASPECTS.keys()
+
+
+class Asked(dict[str, str]):
+    """A style that remembers what a writer wanted to know."""
+
+    def __init__(self) -> None:
+        self.keys_asked: set[str] = set()
+
+    def get(self, key: str, default: str = "") -> str:  # type: ignore[override]
+        self.keys_asked.add(key)
+        return default
+
+
+@pytest.mark.parametrize("name", [f.name for f in FORMATS])
+def test_a_format_tells_each_style_that_it_has_and_no_other(name: str) -> None:
+    fmt, style = by_name(name), Asked()
+    assert fmt.write is not None
+    row = {"arrival_ns": [1], "input_tokens": [1], "output_tokens": [1], "blocks": [[1]],
+           "request_body": ['{"messages":[{"role":"user","content":"hi"}]}']}  # fmt: skip
+    fmt.write(io.BytesIO(), CaptureInfo(), [batch_of(1, row)], WriteOptions(style=style))
+    assert style.keys_asked == fmt.styles.keys()
+    assert all(fmt.styles.values())
+
+
+def test_what_begins_like_a_name_is_offered_first() -> None:
+    with pytest.raises(FormatError, match=r"'vllm'; did you mean vllm-custom or vllm-timed-trace\?"):
+        by_name("vllm")

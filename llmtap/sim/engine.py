@@ -1,0 +1,117 @@
+"""The core of the simulated engine: what happens next, and when. No clock, no IO, no randomness.
+
+An engine has servers and a scheduler. Whoever drives it tells it what happened and at what time (`arrive`,
+`done`, `close`), in order of time, and is told which runs began; a run has the time when it will be done,
+and at that time the driver tells `done`. The virtual driver (`virtual.py`) keeps runs in a heap and jumps
+from one to the next; a real one sleeps until then. Both see the same runs.
+
+A run is what a server does without being asked again: a whole batch for the schedulers of seed 004, one
+iteration for those that compose anew at every step. The engine does not know which. It asks `form` whenever
+a server is free and something changed; the scheduler answers with a batch and how long that takes, or with
+None. When it is done the scheduler says whose last token is out with it.
+
+Times are whole nanoseconds of any clock.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Any, Final, Protocol
+
+__all__ = ["NOTHING", "Engine", "Run", "Scheduler", "Step", "Work"]
+
+
+class Work(Protocol):
+    """What a scheduler hands to a server; who watches may know more of its kind."""
+
+    @property
+    def duration_ns(self) -> int:
+        """How long a server takes for it."""
+
+
+class Scheduler(Protocol):
+    """Decides who is served next. Requests are numbers."""
+
+    def arrived(self, now_ns: int, request: int) -> None:
+        """A request is there."""
+
+    def closed(self, now_ns: int) -> None:
+        """No other request will come: waiting for more is over."""
+
+    def form(self, now_ns: int) -> Any | None:
+        """What a free server is to do now, a `Work`; None where it is to wait."""
+
+    def done(self, now_ns: int, work: Any) -> Sequence[int]:
+        """It is done. Returns the requests that are finished with it."""
+
+
+@dataclass(slots=True)
+class Run:
+    """A stretch of a server's time."""
+
+    server: int
+    work: Any
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What came of an event."""
+
+    started: Sequence[Run] = ()
+    finished: Sequence[int] = ()
+
+
+NOTHING: Final = Step()
+
+
+class Engine:
+    """Servers of one kind, and their scheduler."""
+
+    def __init__(self, scheduler: Scheduler, servers: int = 1) -> None:
+        assert servers >= 1
+        self._scheduler = scheduler
+        self._free = list(range(servers))  # a heap: the free one with the lowest number is next
+        self._now_ns: int | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether some server has nothing to do."""
+        return bool(self._free)
+
+    def arrive(self, now_ns: int, request: int, *, more: bool = False) -> Step:
+        """A request arrives; `more` do at this same moment, and servers are to wait for them."""
+        self._at(now_ns)
+        self._scheduler.arrived(now_ns, request)
+        if more or not self._free:
+            return NOTHING
+        return self._dispatch(now_ns)
+
+    def done(self, now_ns: int, run: Run) -> Step:
+        """A run is over, at its time or, where clocks are real, some time after."""
+        self._at(now_ns)
+        assert now_ns >= run.end_ns
+        finished = self._scheduler.done(now_ns, run.work)
+        heappush(self._free, run.server)
+        started = self._dispatch(now_ns).started
+        return Step(started, finished)
+
+    def close(self, now_ns: int) -> Step:
+        """No other request will come."""
+        self._at(now_ns)
+        self._scheduler.closed(now_ns)
+        return self._dispatch(now_ns)
+
+    def _dispatch(self, now_ns: int) -> Step:
+        started = []
+        while self._free:
+            work = self._scheduler.form(now_ns)
+            if work is None:
+                break
+            started.append(Run(heappop(self._free), work, now_ns, now_ns + work.duration_ns))
+        return Step(started) if started else NOTHING
+
+    def _at(self, now_ns: int) -> None:
+        assert self._now_ns is None or now_ns >= self._now_ns, "time went back"
+        self._now_ns = now_ns

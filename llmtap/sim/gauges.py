@@ -1,0 +1,98 @@
+"""What vLLM's `/metrics` says, under the same names and with the same buckets, of the simulated engine.
+
+There is no queue and no KV memory behind a fixed schedule, so nobody waits, and `vllm:kv_cache_usage_perc` is
+there only when somebody knows it (`Gauges.kv_usage`).
+
+Source: shared/observability.md section 2.2.
+"""
+
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from llmtap.units import NS_PER_S
+
+__all__ = ["Gauges"]
+
+_TTFT: Final = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
+    80.0, 160.0, 640.0, 2560.0,
+)  # fmt: skip
+_ITL: Final = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+)  # fmt: skip
+_E2E: Final = (
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0,
+    960.0, 1920.0, 7680.0,
+)  # fmt: skip
+_LABELS: Final = ("model_name", "engine")
+
+
+class Gauges:
+    """The metrics of one server."""
+
+    def __init__(self, model: str) -> None:
+        self._registry = registry = CollectorRegistry()
+        self._at = (model, "0")
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"vllm:{name}", text, _LABELS, registry=registry).labels(*self._at)
+
+        def counter(name: str, text: str) -> Counter:
+            return Counter(f"vllm:{name}", text, _LABELS, registry=registry).labels(*self._at)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(
+                f"vllm:{name}", text, _LABELS, registry=registry, buckets=buckets
+            ).labels(*self._at)  # fmt: skip
+
+        self._running = gauge("num_requests_running", "Requests being answered.")
+        self._waiting = gauge("num_requests_waiting", "Requests that wait for the engine.")
+        self._kv: Gauge | None = None
+        self._prompt = counter("prompt_tokens", "Tokens of prompts.")
+        self._output = counter("generation_tokens", "Tokens of answers.")
+        self._success = Counter(
+            "vllm:request_success", "Requests answered, by how they ended.", (*_LABELS, "finished_reason"),
+            registry=registry,
+        )  # fmt: skip
+        self._ttft = histogram("time_to_first_token_seconds", "From the request to its first token.", _TTFT)
+        self._itl = histogram("inter_token_latency_seconds", "Between writes that carry tokens.", _ITL)
+        self._tpot = histogram(
+            "request_time_per_output_token_seconds", "Mean time per output token of a request.", _ITL
+        )
+        self._e2e = histogram("e2e_request_latency_seconds", "From a request to the end of its answer.", _E2E)
+
+    def began(self, prompt_tokens: int) -> None:
+        self._running.inc()
+        self._prompt.inc(prompt_tokens)
+
+    def first(self, ns: int) -> None:
+        self._ttft.observe(ns / NS_PER_S)
+
+    def gap(self, ns: int) -> None:
+        self._itl.observe(ns / NS_PER_S)
+
+    def ended(self, tokens: int, first_to_last_ns: int | None, e2e_ns: int, reasons: list[str]) -> None:
+        """A request has ended; `reasons` is empty when it was not answered to the end."""
+        self._running.dec()
+        self._output.inc(tokens)
+        if first_to_last_ns is not None and tokens > 1:
+            self._tpot.observe(first_to_last_ns / NS_PER_S / (tokens - 1))
+        for reason in reasons:
+            self._success.labels(*self._at, reason).inc()
+        if reasons:
+            self._e2e.observe(e2e_ns / NS_PER_S)
+
+    def waiting(self, requests: int) -> None:
+        self._waiting.set(requests)
+
+    def kv_usage(self, share: float) -> None:
+        if self._kv is None:
+            self._kv = Gauge(
+                "vllm:kv_cache_usage_perc", "Share of the KV memory in use.", _LABELS, registry=self._registry
+            ).labels(*self._at)  # fmt: skip
+        self._kv.set(share)
+
+    def text(self) -> bytes:
+        """The exposition."""
+        return generate_latest(self._registry)

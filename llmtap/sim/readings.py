@@ -1,0 +1,192 @@
+"""How the open points of seed 004 are read: an option each.
+
+The seed describes three schedulers and leaves two dozen points open; which way they are read decides which
+scheduler looks best. The defaults are those of the project's list of readings (its numbers stand beside the
+fields); every other one can be run, so that a ranking is told with the readings it holds under.
+"""
+
+import difflib
+from itertools import pairwise
+from typing import Annotated, Final, Literal, get_args, get_origin
+
+import msgspec
+from msgspec import Meta
+
+from llmtap.units import Duration, format_ns, parse_duration_ns
+
+__all__ = ["Readings", "explain", "read_settings"]
+
+_MS: Final = 1_000_000
+_S: Final = 1_000_000_000
+
+
+class Readings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One way to read seed 004. Each field's number is that of the point in the list of readings."""
+
+    eps: Annotated[Duration, Meta(description="1: half width of the band around the token SLA")] = Duration(
+        5 * _MS
+    )
+    token_sla: Annotated[Duration, Meta(description="2: longest time between tokens")] = Duration(10 * _MS)
+    request_sla: Annotated[Duration, Meta(description="2: longest time from arrival to completion")] = (
+        Duration(20 * _S)
+    )
+    predictor: Annotated[
+        Literal["perfect", "prompt", "noisy", "shuffled"],
+        Meta(description="3: the true output; 1.5 prompt^0.7; that with noise of 0.1; true ones shuffled"),
+    ] = "perfect"
+    bin_limit: Annotated[
+        Literal["7gb", "8gb", "none"],
+        Meta(description="4: KV memory that limits a bin's batches, with a margin or without"),
+    ] = "7gb"
+    controller_limit: Annotated[
+        Literal["global", "bin"],
+        Meta(description="4, 10: B_max of a bin's controller: the GPU's, or the bin's"),
+    ] = "global"
+    length: Annotated[
+        Literal["prompt+output", "output"], Meta(description="5: a batch's length is the longest of")
+    ] = "prompt+output"
+    window: Annotated[
+        Literal["completion", "arrivals"],
+        Meta(description="6: throughput is up to the last completion, or the last arrival"),
+    ] = "completion"
+    tokens: Annotated[
+        Literal["prompt+output", "output"], Meta(description="7: tokens that count as throughput")
+    ] = "prompt+output"
+    bins: Annotated[int, Meta(description="8: K, how many bins", ge=1, le=1_024)] = 8
+    bin_choice: Annotated[
+        Literal["round-robin", "longest-queue", "oldest-head"],
+        Meta(description="9: which bin is next; empty ones are passed over"),
+    ] = "round-robin"
+    b_start: Annotated[
+        Literal["middle", "one", "first-batch"],
+        Meta(description="10: average batch size to begin with: half of B_max, 1, or the first one"),
+    ] = "middle"
+    band: Annotated[
+        Literal["alpha", "delta"],
+        Meta(description="11: half width of case 3: alpha / 2 = 2, or delta / 2 = 1"),
+    ] = "alpha"
+    tau_start: Annotated[
+        Literal["zero", "beta"], Meta(description="12: average time between tokens to begin with")
+    ] = "zero"
+    guards: Annotated[
+        Literal["none", "authors"],
+        Meta(description="13: whole averages, intervals that only shrink or rise, warm-up"),
+    ] = "none"
+    memory_check: Annotated[
+        Literal["none", "hard"],
+        Meta(description="14: take requests off a formed batch until its KV fits 7 GB"),
+    ] = "none"
+    lengths_start: Annotated[
+        Literal["500", "limit"],
+        Meta(description="15: before the first batch, 300 + 200 tokens are expected, or memory is no limit"),
+    ] = "500"
+    candidates: Annotated[int, Meta(description="16: M, requests looked at for a batch", ge=1)] = 128
+    failed: Annotated[Literal["kept", "dropped"], Meta(description="17: requests without output tokens")] = (
+        "kept"
+    )
+    same_instant: Annotated[
+        Literal["one-by-one", "all-first"],
+        Meta(description="18: arrivals of one instant: dispatched after each, or after all"),
+    ] = "one-by-one"
+    tie: Annotated[
+        Literal["arrival-first", "gpu-first"],
+        Meta(description="19: which comes first when both are at one time"),
+    ] = "arrival-first"
+    sla_step: Annotated[
+        Literal["batch", "update"],
+        Meta(description="20: the interval moves when a batch is formed, or when it is done"),
+    ] = "batch"
+    partial: Annotated[
+        Literal["run", "wait"],
+        Meta(description="21: static FIFO with fewer requests than its batch: run, or wait"),
+    ] = "run"
+    bin_edges: Annotated[
+        tuple[int, ...],
+        Meta(description="8: lower edge of each bin, such as 1,30,117, instead of bins of equal mass"),
+    ] = ()
+    edges: Annotated[
+        Literal["workload", "first-1000"],
+        Meta(description="22: what bin edges are quantiles of"),
+    ] = "workload"
+    below_first: Annotated[
+        Literal["last", "first"], Meta(description="22: bin of what is shorter than the first bin's edge")
+    ] = "last"
+    percentile: Annotated[
+        Literal[
+            "linear", "nearest_rank", "hazen", "weibull", "median_unbiased", "lower", "higher", "nearest"
+        ],
+        Meta(description="23: rule for percentiles"),
+    ] = "linear"
+    static_batch: Annotated[int, Meta(description="batch size of static FIFO", ge=1)] = 8
+    b_max: Annotated[int, Meta(description="largest batch", ge=1)] = 128
+    memory_gb: Annotated[float, Meta(description="of the GPU", gt=0)] = 12.0
+    model_gb: Annotated[float, Meta(description="taken by the model", ge=0)] = 4.0
+    margin_gb: Annotated[float, Meta(description="kept free, where 7 GB are spoken of", ge=0)] = 1.0
+    kv_gb_per_token: Annotated[float, Meta(description="KV cache per token", gt=0)] = 1.875e-4
+
+    @property
+    def free_gb(self) -> float:
+        """For KV: 8 GB of the seed's GPU."""
+        return self.memory_gb - self.model_gb
+
+    @property
+    def safe_gb(self) -> float:
+        """The same less a margin: 7 GB of the seed's GPU."""
+        return self.free_gb - self.margin_gb
+
+
+def read_settings(settings: dict[str, str]) -> Readings:
+    """Readings with some of them set, by name, from text. Raises ValueError, which names the nearest."""
+    known = {field.name: field for field in msgspec.structs.fields(Readings)}
+    given = {name.replace("-", "_"): text for name, text in settings.items()}
+    values: dict[str, object] = {}
+    for name, text in given.items():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            meant = f"; did you mean {near[0]}?" if near else ""
+            raise ValueError(f"no reading is called {name!r}{meant}")
+        try:
+            values[name] = _value(known[name].type, text)
+        except ValueError as exc:
+            raise ValueError(f"{name}={text}: {exc}") from None
+    readings = Readings(**values)  # type: ignore[arg-type]
+    if readings.safe_gb <= 0:
+        raise ValueError("memory_gb: nothing is left of it for the KV cache")
+    edges = readings.bin_edges
+    if edges and (edges[0] < 0 or any(low >= high for low, high in pairwise(edges))):
+        raise ValueError(f"bin_edges={given['bin_edges']}: expected rising whole numbers")
+    return readings
+
+
+def explain() -> list[tuple[str, str, str]]:
+    """Each reading's name, default and meaning, with the values it may have."""
+    told = []
+    for field in msgspec.structs.fields(Readings):
+        meaning = msgspec.inspect.type_info(field.type).extra_json_schema["description"]  # type: ignore[attr-defined]
+        values = _choices(field.type)
+        if values:
+            meaning += f" ({' | '.join(values)})"
+        default = field.default
+        shown = format_ns(default) if isinstance(default, Duration) else str(default or "-")
+        told.append((field.name, shown, meaning))
+    return told
+
+
+def _choices(kind: object) -> list[str]:
+    """The texts that a field may be, as they are written in the class; none where it is no choice."""
+    inner = get_args(kind)[0]
+    return list(get_args(inner)) if get_origin(inner) is Literal else []
+
+
+def _value(kind: object, text: str) -> object:
+    inner = get_args(kind)[0]
+    if inner is Duration:
+        return Duration(parse_duration_ns(text))
+    choices = _choices(kind)
+    if choices and text not in choices:
+        raise ValueError(f"is none of {', '.join(choices)}")
+    raw: object = [one.strip() for one in text.split(",")] if get_origin(inner) is tuple else text
+    try:
+        return msgspec.convert(raw, kind, strict=False)
+    except msgspec.ValidationError as exc:
+        raise ValueError(str(exc).split(" - at ")[0]) from None

@@ -1,0 +1,1 @@
+"""Schedulers of the simulated engine, one file each."""

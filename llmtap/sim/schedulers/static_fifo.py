@@ -1,0 +1,39 @@
+"""One queue, batches of a fixed size (seed 004, 5.2): the baseline."""
+
+from collections import deque
+from collections.abc import Sequence
+
+from llmtap.sim.latency import LatencyModel
+from llmtap.sim.readings import Readings
+from llmtap.sim.requests import Requests
+from llmtap.sim.schedulers.batches import Batch, Former
+
+__all__ = ["StaticFifo"]
+
+
+class StaticFifo:
+    """Serves the oldest requests, so many at a time."""
+
+    def __init__(self, requests: Requests, model: LatencyModel, readings: Readings) -> None:
+        self._queue: deque[int] = deque()
+        self._former = Former(requests, model, readings)
+        self._size = readings.static_batch
+        self._waits = readings.partial == "wait"
+
+    def arrived(self, now_ns: int, request: int) -> None:
+        """It goes to the end of the queue."""
+        self._queue.append(request)
+
+    def closed(self, now_ns: int) -> None:
+        """The last batch need not be full."""
+        self._waits = False
+
+    def form(self, now_ns: int) -> Batch | None:
+        """The oldest requests."""
+        if not self._queue or (self._waits and len(self._queue) < self._size):
+            return None
+        return self._former.take(self._queue, self._size)
+
+    def done(self, now_ns: int, work: Batch) -> Sequence[int]:
+        """All of a batch end together."""
+        return work.members

@@ -1,0 +1,39 @@
+from math import log
+from statistics import mean, stdev
+
+import pytest
+
+from llmtap.sim.predictors import PREDICTORS, predict
+from tests.support.flights import workload
+
+REQUESTS = workload([(0, n, n % 97) for n in range(1, 3_000)])
+
+
+def test_perfect_is_the_truth() -> None:
+    assert predict(REQUESTS, "perfect", 1) == REQUESTS.output
+
+
+@pytest.mark.parametrize(("prompt", "told"), [(0, 1), (1, 1), (10, 7), (251, 71), (100_000, 4_096)])
+def test_prompt_is_a_power_of_the_prompt_whole_and_in_bounds(prompt: int, told: int) -> None:
+    assert list(predict(workload([(0, prompt, 5)]), "prompt", 1)) == [told]
+
+
+def test_noisy_is_that_with_noise_of_a_tenth() -> None:
+    told, plain = predict(REQUESTS, "noisy", 1), predict(REQUESTS, "prompt", 1)
+    # Long ones, where cutting to whole tokens is little.
+    errors = [log(a / b) for a, b in list(zip(told, plain, strict=True))[1_000:]]
+    assert stdev(errors) == pytest.approx(0.1, rel=0.1)
+    assert mean(errors) == pytest.approx(0, abs=0.01)
+
+
+def test_shuffled_are_the_true_lengths_of_others() -> None:
+    told = predict(REQUESTS, "shuffled", 1)
+    assert sorted(told) == sorted(REQUESTS.output)
+    assert sum(a == b for a, b in zip(told, REQUESTS.output, strict=True)) < 100
+
+
+@pytest.mark.parametrize("name", PREDICTORS)
+def test_a_seed_decides_it_all(name: str) -> None:
+    assert predict(REQUESTS, name, 5) == predict(REQUESTS, name, 5)
+    guesses = name in ("noisy", "shuffled")
+    assert (predict(REQUESTS, name, 5) != predict(REQUESTS, name, 6)) is guesses

@@ -1,0 +1,83 @@
+"""The simulated engine on a real socket, and what a stream of it says to llmtap's own reader."""
+
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from llmtap.clock import Clock
+from llmtap.record.saved import Explained, explain, read_saved
+from llmtap.sim.options import SimOptions
+from llmtap.sim.plan import Planner
+from llmtap.sim.server import SimServer
+from llmtap.units import Duration
+
+__all__ = ["QUICK", "Engine", "ask_chat", "engine", "explained", "json_events"]
+
+QUICK = SimOptions(ttft=Duration(0), itl=Duration(0), tokens=5)
+
+
+class Engine:
+    """A server that runs, and a client of it."""
+
+    def __init__(self, server: SimServer, url: str, session: aiohttp.ClientSession) -> None:
+        self.server = server
+        self.url = url
+        self.session = session
+
+    def post(self, path: str, body: Any, **headers: str) -> Any:
+        """An open request; keywords are headers, with dashes for underscores."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return self.session.post(self.url + path, json=body, headers=named)
+
+    async def answer(self, path: str, body: Any, **headers: str) -> tuple[int, bytes]:
+        """Status and body."""
+        async with self.post(path, body, **headers) as response:
+            return response.status, await response.read()
+
+    async def truths(self, since: int = 0) -> list[dict[str, Any]]:
+        async with self.session.get(f"{self.url}/sim/truth?since={since}") as response:
+            found: list[dict[str, Any]] = (await response.json())["truths"]
+            return found
+
+    async def metrics(self) -> dict[str, float]:
+        """Values of `/metrics`, labels and all."""
+        async with self.session.get(f"{self.url}/metrics") as response:
+            lines = (await response.text()).splitlines()
+        pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        return {name: float(value) for name, value in pairs}
+
+
+@asynccontextmanager
+async def engine(
+    options: SimOptions = QUICK, clock: Clock | None = None, planner: Planner | None = None
+) -> AsyncIterator[Engine]:
+    server = SimServer(options, clock, planner=planner)
+    sock = socket.create_server(("127.0.0.1", 0))
+    runner = web.AppRunner(server.app, access_log=None)
+    await runner.setup()
+    await web.SockSite(runner, sock).start()
+    try:
+        async with aiohttp.ClientSession() as session:
+            yield Engine(server, f"http://127.0.0.1:{sock.getsockname()[1]}", session)
+    finally:
+        await runner.cleanup()
+
+
+def ask_chat(**more: Any) -> dict[str, Any]:
+    return {"model": "m", "messages": [{"role": "user", "content": "hi"}], **more}
+
+
+def json_events(body: bytes) -> list[dict[str, Any]]:
+    """The JSON in the events of a stream, without end marker and comments."""
+    data = [line.removeprefix(b"data: ") for line in body.split(b"\n") if line.startswith(b"data: ")]
+    return [json.loads(text) for text in data if text != b"[DONE]"]
+
+
+def explained(body: bytes, path: str) -> Explained:
+    """A body as llmtap reads it."""
+    return explain(read_saved(body, path=path))
