@@ -1,1 +1,1 @@
-"""The simulated engine: schedulers in virtual time, and a gateway whose every token is due at a known time."""
+"""The simulated engine: schedulers in virtual time, and a gateway whose tokens are due at known times."""
