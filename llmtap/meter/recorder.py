@@ -50,13 +50,38 @@ RETRY_OPEN_NS: Final = 1_000_000_000
 log = logging.getLogger(__name__)
 
 
+class _Held:
+    """Bytes of bodies that wait for the end of their exchange; counted by whichever thread lets one go."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._guard = threading.Lock()
+
+    def add(self, n: int) -> None:
+        with self._guard:
+            self.bytes += n
+
+
 @dataclass(slots=True)
 class _Keeping:
     """What is known of a request until its exchange has ended."""
 
     keys: Keys | None = None
-    body: bytes | None = None
-    """Only for those whose bodies are kept."""
+
+
+class _KeepingBody(_Keeping):
+    """The same where the body is kept. It goes with the exchange, however that ends, if it does."""
+
+    __slots__ = ("_held", "body")
+
+    def __init__(self, body: bytes, held: _Held) -> None:
+        super().__init__()
+        self.body = body
+        self._held = held
+        held.add(len(body))
+
+    def __del__(self) -> None:
+        self._held.add(-len(self.body))
 
 
 class Recorder:
@@ -103,6 +128,7 @@ class Recorder:
         self._inbox: deque[tuple[Exchange, Headers | None, bytes]] = deque()
         self._taken_bytes = 0  # by the loop, ever
         self._freed_bytes = 0  # by the thread, ever
+        self._held = _Held()
         self._rows: list[Exchange] = []
         self._oldest_ns = 0
         self._nothing = to_batch([], capture=info.capture, level=options.level)[0]
@@ -207,7 +233,7 @@ class Recorder:
 
     @property
     def _pending_bytes(self) -> int:
-        return self._taken_bytes - self._freed_bytes + self._batch_bytes
+        return self._taken_bytes - self._freed_bytes + self._batch_bytes + self._held.bytes
 
     def _is_full(self, tenant: str) -> bool:
         return any(fnmatchcase(tenant, pattern) for pattern in self._options.full_tenants)
@@ -272,7 +298,8 @@ class Recorder:
                 self._encode()
 
     def _read_request(self, x: Exchange, headers: Headers, body: bytes) -> None:
-        x.keeping = keeping = _Keeping()
+        full = self._redactor is not None and self._is_full(x.tenant)
+        x.keeping = keeping = _KeepingBody(body, self._held) if full else _Keeping()
         prompt = read_prompt(body, x.endpoint)
         if prompt is not None:
             x.asked = prompt.asked
@@ -282,9 +309,6 @@ class Recorder:
                 x.asked.blocks, x.asked.tokens = blocks
                 x.asked.block_size, x.asked.block_unit = hasher.size, hasher.unit
         keeping.keys = self._sessions.keys(headers, prompt)
-        if self._redactor is not None and self._is_full(x.tenant):
-            keeping.body = body
-            self._freed_bytes -= len(body)  # it stays until the end
 
     def _finish(self, x: Exchange) -> None:
         """What only the end can tell: the exchange's place in a conversation, and what may be kept of it."""
@@ -292,12 +316,10 @@ class Recorder:
         if not isinstance(keeping, _Keeping):
             x.said = None
             return
-        if keeping.body is not None:
-            self._freed_bytes += len(keeping.body)
         if keeping.keys is not None:
             x.turn = self._sessions.turn(x, keeping.keys)
         said, x.said = x.said, None
-        if self._redactor is not None and keeping.body is not None and self._is_sampled(x):
+        if isinstance(keeping, _KeepingBody) and self._is_sampled(x):
             x.said = self._redacted(keeping.body, said)
 
     def _is_sampled(self, x: Exchange) -> bool:

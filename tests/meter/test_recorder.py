@@ -212,3 +212,24 @@ def test_what_cannot_be_written_at_the_end_is_in_the_last_ledger(
     recorder.close(10, whole=True)
     (capture,) = llmtap.read(tmp_path).integrity().captures
     assert (capture.missing, capture.unexplained, sum(capture.not_kept.values())) == (5, 0, 5)
+
+
+def test_bodies_count_as_long_as_they_are_held_and_no_longer(tmp_path: Path) -> None:
+    recorder = recording(tmp_path, level="full", full_tenants=("*",), memory_bytes=1 << 20)
+    recorder.start()
+    for seq in range(1, 11):  # ten times the bound, one after the other
+        play(recorder, seq, "x" * 900_000)
+        until(lambda n=seq: recorder.state().exchanges == n)  # type: ignore[misc]
+    # Requests whose exchanges never end take their bodies with them.
+    for seq in range(11, 14):
+        body = json.dumps({"messages": [{"role": "user", "content": "y" * 900_000}]}).encode()
+        head = b"POST /v1/chat/completions HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % len(body)
+        observer = Observer("r", seq, 0, 0, head, hear=recorder.hear)
+        observer.request_data(body, 1)
+        observer.request_end(1)
+        until(lambda: recorder.state().waiting == 0)
+        del observer
+    play(recorder, 14, "z" * 900_000)
+    recorder.close(10)
+    assert recorder.state().dropped == {} and recorder.state().unshaped == 0
+    assert [row["level"] for row in rows_of(tmp_path)] == ["full"] * 11
