@@ -23,7 +23,7 @@ from llmtap.log import LogSetup
 from llmtap.meter.options import CostOptions, MeterOptions, SloOptions, TenantOptions, check_slos
 from llmtap.relay.options import RelayOptions
 from llmtap.tap.experiment import ExperimentOptions
-from llmtap.units import Bytes, Duration, parse_bytes, parse_duration_ns
+from llmtap.units import read_special
 
 __all__ = ["Settings", "fingerprint", "keys", "load_settings"]
 
@@ -163,18 +163,10 @@ def _from_json(text: str) -> Any:
     return text
 
 
-def _from_text(kind: type, value: object) -> object:
-    if kind is Duration:
-        return Duration(parse_duration_ns(value))
-    if kind is Bytes:
-        return Bytes(parse_bytes(value))
-    raise NotImplementedError(kind.__name__)
-
-
 def _convert(tables: dict[str, dict[str, Any]], places: dict[str, str]) -> Settings:
     try:
         # Not strict: a variable of the environment is text, whatever its key wants.
-        return msgspec.convert(tables, Settings, strict=False, dec_hook=_from_text)
+        return msgspec.convert(tables, Settings, strict=False, dec_hook=read_special)
     except msgspec.ValidationError as exc:
         text = str(exc)
         m = re.search(r"\$\.([a-z_]+\.[a-z_]+)([^`]*)", text)

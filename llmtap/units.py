@@ -17,6 +17,7 @@ __all__ = [
     "format_ns",
     "parse_bytes",
     "parse_duration_ns",
+    "read_special",
     "to_seconds",
 ]
 
@@ -45,6 +46,17 @@ def decode_special(kind: type, value: object) -> object:
     """For msgspec between our own processes: durations and sizes travel as plain ints of ns and bytes."""
     if kind in (Duration, Bytes) and isinstance(value, int):
         return kind(value)
+    raise NotImplementedError(kind.__name__)
+
+
+def read_special(kind: type, value: object) -> object:
+    """For msgspec where people write: durations and sizes as text with a unit, or read already."""
+    if kind in (Duration, Bytes) and isinstance(value, kind):
+        return value
+    if kind is Duration:
+        return Duration(parse_duration_ns(value))
+    if kind is Bytes:
+        return Bytes(parse_bytes(value))
     raise NotImplementedError(kind.__name__)
 
 

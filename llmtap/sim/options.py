@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from llmtap.errors import ConfigError
-from llmtap.units import Duration, parse_duration_ns
+from llmtap.units import Duration, read_special
 
 __all__ = [
     "CHOICES_MAX", "TOKENS_MAX", "FaultKind", "FaultOptions", "GuardrailOptions", "PacingOptions",
@@ -173,7 +173,7 @@ def load_options(values: Mapping[str, str]) -> SimOptions:
         table, _, name = key.rpartition(".")
         (tree.setdefault(table, {}) if table else tree)[name] = value
     try:
-        return msgspec.convert(tree, SimOptions, strict=False, dec_hook=_from_text)
+        return msgspec.convert(tree, SimOptions, strict=False, dec_hook=read_special)
     except msgspec.ValidationError as exc:
         m = re.search(r"`\$\.?([a-z_.]*)`", str(exc))
         problem = re.sub(r"\s*- at `.*`$", "", str(exc))
@@ -222,10 +222,4 @@ def for_request(options: SimOptions, headers: Mapping[str, str]) -> SimOptions:
 
 def _changed(options: S, values: dict[str, Any]) -> S:
     fields = {name: getattr(options, name) for name in options.__struct_fields__}
-    return msgspec.convert({**fields, **values}, type(options), strict=False, dec_hook=_from_text)
-
-
-def _from_text(kind: type, value: object) -> object:
-    if kind is Duration:
-        return value if isinstance(value, Duration) else Duration(parse_duration_ns(value))
-    raise NotImplementedError(kind.__name__)
+    return msgspec.convert({**fields, **values}, type(options), strict=False, dec_hook=read_special)
