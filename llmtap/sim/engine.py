@@ -8,7 +8,8 @@ from one to the next; a real one sleeps until then. Both see the same runs.
 A run is what a server does without being asked again: a whole batch for the schedulers of seed 004, one
 iteration for those that compose anew at every step. The engine does not know which. It asks `form` whenever
 a server is free and something changed; the scheduler answers with a batch and how long that takes, or with
-None. When it is done the scheduler says whose last token is out with it.
+None. When it is done the scheduler says which tokens were made by it, when each is to leave, and who is
+finished. Requests may leave (their client did), and a scheduler may give up on them.
 
 Times are whole nanoseconds of any clock.
 """
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any, Final, Protocol
 
-__all__ = ["NOTHING", "Engine", "Run", "Scheduler", "Step", "Work"]
+__all__ = ["NOTHING", "Engine", "Made", "Run", "Scheduler", "Step", "Work"]
 
 
 class Work(Protocol):
@@ -27,6 +28,19 @@ class Work(Protocol):
     @property
     def duration_ns(self) -> int:
         """How long a server takes for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What came of work that is done."""
+
+    finished: Sequence[int] = ()
+    """Requests whose last token was made."""
+    tokens: Sequence[int] = ()
+    """The request of each token that was made, in the order in which they leave. Whole batches leave it
+    empty: the times of their tokens are known from the start (`Batch.token_times`)."""
+    due_ns: Sequence[int] | None = None
+    """When each of these tokens is to leave, now or later; None where all leave now."""
 
 
 class Scheduler(Protocol):
@@ -41,8 +55,14 @@ class Scheduler(Protocol):
     def form(self, now_ns: int) -> Any | None:
         """What a free server is to do now, a `Work`; None where it is to wait."""
 
-    def done(self, now_ns: int, work: Any) -> Sequence[int]:
-        """It is done. Returns the requests that are finished with it."""
+    def done(self, now_ns: int, work: Any) -> Made:
+        """It is done."""
+
+    def left(self, now_ns: int, request: int) -> None:
+        """Nobody waits any longer for a request that is neither finished nor given up."""
+
+    def given_up(self) -> Sequence[int]:
+        """Requests that it has decided, since it was asked last, not to serve or not to serve any further."""
 
 
 @dataclass(slots=True)
@@ -60,7 +80,8 @@ class Step:
     """What came of an event."""
 
     started: Sequence[Run] = ()
-    finished: Sequence[int] = ()
+    made: Made = Made()
+    given_up: Sequence[int] = ()
 
 
 NOTHING: Final = Step()
@@ -84,7 +105,7 @@ class Engine:
         """A request arrives; `more` do at this same moment, and servers are to wait for them."""
         self._at(now_ns)
         self._scheduler.arrived(now_ns, request)
-        if more or not self._free:
+        if more:
             return NOTHING
         return self._dispatch(now_ns)
 
@@ -92,10 +113,16 @@ class Engine:
         """A run is over, at its time or, where clocks are real, some time after."""
         self._at(now_ns)
         assert now_ns >= run.end_ns
-        finished = self._scheduler.done(now_ns, run.work)
+        made = self._scheduler.done(now_ns, run.work)
         heappush(self._free, run.server)
-        started = self._dispatch(now_ns).started
-        return Step(started, finished)
+        step = self._dispatch(now_ns)
+        return Step(step.started, made, step.given_up)
+
+    def leave(self, now_ns: int, request: int) -> Step:
+        """The client of a request has gone. What runs goes on: servers are not interrupted."""
+        self._at(now_ns)
+        self._scheduler.left(now_ns, request)
+        return self._dispatch(now_ns)
 
     def close(self, now_ns: int) -> Step:
         """No other request will come."""
@@ -110,7 +137,8 @@ class Engine:
             if work is None:
                 break
             started.append(Run(heappop(self._free), work, now_ns, now_ns + work.duration_ns))
-        return Step(started) if started else NOTHING
+        given_up = self._scheduler.given_up()
+        return Step(started, given_up=given_up) if started or given_up else NOTHING
 
     def _at(self, now_ns: int) -> None:
         assert self._now_ns is None or now_ns >= self._now_ns, "time went back"

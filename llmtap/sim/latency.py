@@ -20,7 +20,10 @@ from typing import Final
 
 from llmtap.errors import LlmtapError
 
-__all__ = ["SEED_MODEL", "Fit", "GridError", "LatencyModel", "Point", "fit", "load_grid"]
+__all__ = [
+    "SEED_ITERATIONS", "SEED_MODEL", "Fit", "GridError", "IterationModel", "LatencyModel", "Point", "fit",
+    "load_grid",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,40 @@ class LatencyModel:
 
 
 SEED_MODEL: Final = LatencyModel(alpha_ns=59_653_000, beta_ns=5_742_000, gamma=0.316)
+
+
+@dataclass(frozen=True, slots=True)
+class IterationModel:
+    """How long one iteration takes in which some requests take in a part of their prompt and others decode.
+
+    T(p, d, c) = step(max(d, 1)) + prefill p + context c, with step(d) = beta h(d) of a `LatencyModel`, p the
+    tokens of prompts taken in, d the requests that decode, and c the tokens that lie in the KV memory of
+    those. The two phases are separate terms, so an iteration of both is as long as their sum less one step.
+    """
+
+    beta_ns: float
+    """One forward pass for one request: a token."""
+    gamma: float
+    """How much slower it is for very many (seed 004's h)."""
+    prefill_ns: float
+    """Per token of a prompt."""
+    context_ns: float = 0.0
+    """Per token of KV that attention reads."""
+
+    def duration_ns(self, prefill: int, decodes: int, context: int = 0) -> int:
+        """T(p, d, c)."""
+        size = max(decodes, 1)
+        step_ns = self.beta_ns * (1 + self.gamma * (size - 1) / size)
+        return round(step_ns + self.prefill_ns * prefill + self.context_ns * context)
+
+
+SEED_ITERATIONS: Final = IterationModel(
+    beta_ns=SEED_MODEL.beta_ns,
+    gamma=SEED_MODEL.gamma,
+    prefill_ns=(SEED_MODEL.alpha_ns - SEED_MODEL.beta_ns) / 611,
+)
+"""Seed 004's constants with its phases taken apart. The seed has one alpha for any prompt ("TTFT", 4.3); a
+prompt of its data's mean length (611 tokens, 3.1) takes that long here, and others in proportion."""
 
 Point = tuple[int, int, float]
 """Batch size, longest request in tokens, seconds."""

@@ -19,6 +19,7 @@ from llmtap.sim.readings import Readings
 from llmtap.sim.requests import Requests
 from llmtap.sim.schedulers.multi_bin_dynamic import MultiBinDynamic
 from llmtap.sim.schedulers.registry import SCHEDULERS
+from llmtap.sim.serving import Setup
 from llmtap.sim.virtual import Played, play
 from llmtap.units import Duration, to_seconds
 
@@ -119,8 +120,15 @@ def fly(
             raise ValueError("all requests failed, and failed ones are dropped")
     predicted = predict(requests, readings.predictor, seed)
     requests = Requests(requests.arrival_ns, requests.input, requests.output, predicted)
-    scheduler = SCHEDULERS[name](requests, model, readings)
-    played = play(requests, Engine(scheduler, servers), readings, servers, progress)
+    scheduler = SCHEDULERS[name].build(requests, Setup(model, readings))
+    played = play(
+        requests,
+        Engine(scheduler, servers),
+        servers=servers,
+        all_first=readings.same_instant == "all-first",
+        gpu_first=readings.tie == "gpu-first",
+        progress=progress,
+    )
     flight = Flight(name, requests, played, readings, model, servers, seed)
     if isinstance(scheduler, MultiBinDynamic):
         return replace(flight, bins=scheduler.bins.spans, bin_limits=scheduler.limits)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from llmtap.sim.engine import NOTHING, Engine, Run
+from llmtap.sim.engine import NOTHING, Engine, Made, Run
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,18 @@ class Continuous:
             self.running.append(begun[-1])
         return Iteration(begun, 10) if self.running else None
 
-    def done(self, now_ns: int, work: Iteration) -> Sequence[int]:
+    def done(self, now_ns: int, work: Iteration) -> Made:
         for request in self.running:
             self.left[request] -= 1
         finished = [r for r in self.running if not self.left[r]]
         self.running = [r for r in self.running if self.left[r]]
-        return finished
+        return Made(finished=finished)
+
+    def left(self, now_ns: int, request: int) -> None:
+        self.waiting.remove(request)
+
+    def given_up(self) -> Sequence[int]:
+        return ()
 
 
 class Pairs:
@@ -51,10 +57,11 @@ class Pairs:
 
     def __init__(self) -> None:
         self.waiting: list[int] = []
+        self.refused: list[int] = []
         self.last = False
 
     def arrived(self, now_ns: int, request: int) -> None:
-        self.waiting.append(request)
+        (self.refused if len(self.waiting) == 3 else self.waiting).append(request)
 
     def closed(self, now_ns: int) -> None:
         self.last = True
@@ -65,8 +72,15 @@ class Pairs:
         taken, self.waiting = self.waiting[:2], self.waiting[2:]
         return Iteration(taken, 100)
 
-    def done(self, now_ns: int, work: Iteration) -> Sequence[int]:
-        return work.begun
+    def done(self, now_ns: int, work: Iteration) -> Made:
+        return Made(finished=work.begun)
+
+    def left(self, now_ns: int, request: int) -> None:
+        self.waiting.remove(request)
+
+    def given_up(self) -> Sequence[int]:
+        gone, self.refused = self.refused, []
+        return gone
 
 
 def test_a_request_joins_at_the_next_iteration_and_leaves_when_its_last_token_is_out() -> None:
@@ -75,11 +89,11 @@ def test_a_request_joins_at_the_next_iteration_and_leaves_when_its_last_token_is
     assert (run.work.begun, run.start_ns, run.end_ns) == ([7], 100, 110)
     assert engine.arrive(104, 8) == engine.arrive(105, 9) == NOTHING  # the server is busy
     step = engine.done(110, run)
-    assert (step.finished, step.started[0].work.begun) == ([], [8])
+    assert (step.made.finished, step.started[0].work.begun) == ([], [8])
     step = engine.done(120, step.started[0])
-    assert (step.finished, step.started[0].work.begun) == ([8], [9])
+    assert (step.made.finished, step.started[0].work.begun) == ([8], [9])
     step = engine.done(130, step.started[0])
-    assert (step.finished, step.started, engine.idle) == ([7, 9], (), True)
+    assert (step.made.finished, step.started, engine.idle) == ([7, 9], (), True)
 
 
 def test_a_driver_with_a_real_clock_may_be_late_and_the_next_run_begins_when_it_was_told() -> None:
@@ -111,6 +125,18 @@ def test_who_waits_for_more_is_told_that_none_will_come() -> None:
     assert engine.arrive(0, 4) == NOTHING
     [run] = engine.close(3).started
     assert (run.work.begun, run.start_ns) == ([4], 3)
+
+
+def test_who_left_is_not_served_and_who_is_given_up_is_told_even_while_all_servers_are_busy() -> None:
+    engine = Engine(Pairs())
+    engine.arrive(0, 0)
+    [run] = engine.arrive(0, 1).started
+    for request in (2, 3, 4):
+        assert engine.arrive(1, request) == NOTHING
+    step = engine.arrive(2, 5)
+    assert (list(step.started), step.given_up) == ([], [5])
+    assert engine.leave(3, 2) == NOTHING
+    assert engine.done(100, run).started[0].work.begun == [3, 4]
 
 
 def test_time_does_not_go_back_and_nothing_is_done_before_it_is_due() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from llmtap.sim.engine import Engine, Run, Step
 from llmtap.sim.readings import read_settings
 from llmtap.sim.schedulers.registry import SCHEDULERS
+from llmtap.sim.serving import Setup
 from llmtap.sim.virtual import play
 from tests.support.flights import MODEL, Row, flown, served, workload
 
@@ -26,6 +27,7 @@ class Watched(Engine):
         return step
 
 
+_WHOLE_BATCHES = sorted(name for name, kind in SCHEDULERS.items() if not kind.iterates)
 _CHOICES = {
     "bin_choice": ("round-robin", "longest-queue", "oldest-head"),
     "bin_limit": ("7gb", "8gb", "none"),
@@ -61,14 +63,17 @@ _ROWS = st.lists(
 )
 
 
-@given(_ROWS, st.sampled_from(sorted(SCHEDULERS)), _SETTINGS, st.integers(1, 3))
+@given(_ROWS, st.sampled_from(_WHOLE_BATCHES), _SETTINGS, st.integers(1, 3))
 def test_requests_are_conserved(
     rows: list[Row], scheduler: str, settings: dict[str, str], servers: int
 ) -> None:
     requests = workload(sorted(rows))
     readings = read_settings(settings)
-    engine = Watched(SCHEDULERS[scheduler](requests, MODEL, readings), servers)
-    played = play(requests, engine, readings, servers)
+    engine = Watched(SCHEDULERS[scheduler].build(requests, Setup(MODEL, readings)), servers)
+    played = play(
+        requests, engine, servers=servers, all_first=readings.same_instant == "all-first",
+        gpu_first=readings.tie == "gpu-first",
+    )  # fmt: skip
     runs = engine.runs
     assert Counter(r for run in runs for r in run.work.members) == Counter(range(len(rows)))
     assert played.finished == len(rows)
@@ -99,7 +104,7 @@ def _longest(requests, members, settings) -> int:  # type: ignore[no-untyped-def
     return max(requests.output[r] + whole * requests.input[r] for r in members)
 
 
-@given(_ROWS, st.sampled_from(sorted(SCHEDULERS)), _SETTINGS)
+@given(_ROWS, st.sampled_from(_WHOLE_BATCHES), _SETTINGS)
 def test_a_queue_is_served_in_the_order_in_which_it_came(
     rows: list[Row], scheduler: str, settings: dict[str, str]
 ) -> None:
@@ -115,7 +120,7 @@ def test_a_queue_is_served_in_the_order_in_which_it_came(
         assert own == sorted(own)
 
 
-@pytest.mark.parametrize("scheduler", sorted(SCHEDULERS))
+@pytest.mark.parametrize("scheduler", _WHOLE_BATCHES)
 def test_the_same_run_twice_is_the_same(scheduler: str) -> None:
     rows: list[Row] = [(i * 0.37, i * 7 % 50, i * 13 % 90) for i in range(200)]
     assert served(flown(scheduler, rows)) == served(flown(scheduler, rows))
@@ -123,15 +128,12 @@ def test_the_same_run_twice_is_the_same(scheduler: str) -> None:
 
 def test_progress_is_told_of_arrivals() -> None:
     requests = workload([(i, 0, 1) for i in range(40_000)])
-    readings = read_settings({})
     told: list[int] = []
-    play(
-        requests, Engine(SCHEDULERS["static_fifo"](requests, MODEL, readings)), readings, progress=told.append
-    )
+    play(requests, Engine(SCHEDULERS["static_fifo"].build(requests, Setup())), progress=told.append)
     assert told == [16_384, 32_768]
 
 
 def test_no_requests_are_served_in_no_time() -> None:
-    requests, readings = workload([]), read_settings({})
-    played = play(requests, Engine(SCHEDULERS["static_fifo"](requests, MODEL, readings)), readings)
+    requests = workload([])
+    played = play(requests, Engine(SCHEDULERS["static_fifo"].build(requests, Setup())))
     assert (played.finished, played.busy_ns) == (0, [0])

@@ -32,10 +32,23 @@ class Batch:
 
     members: Sequence[int]
     duration_ns: int
+    first_ns: int
+    """From its start to the first token of each request: alpha (seed 004, 4.3)."""
     step_ns: float
     """Between two tokens of it."""
     queue: int = 0
     """Which of the scheduler's queues it is from."""
+
+    def token_times(self, start_ns: int, tokens: int) -> range:
+        """When a member's tokens are made, in a batch that began at `start_ns`.
+
+        The seed says it in 4.3: the first after alpha, the others beta h(b) apart. That the batch may go on
+        much longer (its length is that of its longest request, prompt included) is the seed's, too: all of
+        its requests are complete when it ends. The step is rounded to whole ns.
+        """
+        first_ns = start_ns + self.first_ns
+        step_ns = max(1, round(self.step_ns))
+        return range(first_ns, first_ns + tokens * step_ns, step_ns)
 
 
 class Former:
@@ -63,7 +76,8 @@ class Former:
         size = len(members)
         length = max([given[r] + made[r] for r in members] if self._whole else [made[r] for r in members])
         step_ns = self._steps_ns[size] if size < len(self._steps_ns) else self._model.step_ns(size)
-        return Batch(members, round(self._model.alpha_ns + length * step_ns), step_ns, number)
+        first_ns = round(self._model.alpha_ns)
+        return Batch(members, round(self._model.alpha_ns + length * step_ns), first_ns, step_ns, number)
 
 
 class BatchSize:

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 
+from llmtap.sim.engine import Made
 from llmtap.sim.latency import LatencyModel
 from llmtap.sim.readings import Readings
 from llmtap.sim.requests import Requests
@@ -34,10 +35,19 @@ class DynamicNoBins:
             return None
         return self._former.take(self._queue, min(self._candidates, self.size.next()))
 
-    def done(self, now_ns: int, work: Batch) -> Sequence[int]:
+    def done(self, now_ns: int, work: Batch) -> Made:
         """The controller learns from it."""
         members, size = work.members, len(work.members)
         given, made = self._requests.input, self._requests.output
         inputs, outputs = sum([given[r] for r in members]) / size, sum([made[r] for r in members]) / size
         self.size.saw(work.step_ns, size, inputs, outputs)
-        return members
+        return Made(finished=members)
+
+    def left(self, now_ns: int, request: int) -> None:
+        """It leaves the queue; in a batch it stays until that is done."""
+        if request in self._queue:
+            self._queue.remove(request)
+
+    def given_up(self) -> Sequence[int]:
+        """Everybody is served."""
+        return ()

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from llmtap.sim.bins import Bins, batch_limits, equal_mass
+from llmtap.sim.engine import Made
 from llmtap.sim.latency import LatencyModel
 from llmtap.sim.readings import Readings
 from llmtap.sim.requests import Requests
@@ -57,13 +58,24 @@ class MultiBinDynamic:
         self._waiting -= len(batch.members)
         return batch
 
-    def done(self, now_ns: int, work: Batch) -> Sequence[int]:
+    def done(self, now_ns: int, work: Batch) -> Made:
         """The bin's controller learns from it."""
         members, size = work.members, len(work.members)
         given, made = self._requests.input, self._requests.output
         inputs, outputs = sum([given[r] for r in members]) / size, sum([made[r] for r in members]) / size
         self.sizes[work.queue].saw(work.step_ns, size, inputs, outputs)
-        return members
+        return Made(finished=members)
+
+    def left(self, now_ns: int, request: int) -> None:
+        """It leaves its bin's queue; in a batch it stays until that is done."""
+        queue = self._queues[self.bins.find(self._requests.predicted[request])]
+        if request in queue:
+            queue.remove(request)
+            self._waiting -= 1
+
+    def given_up(self) -> Sequence[int]:
+        """Everybody is served."""
+        return ()
 
     def _next_in_turn(self) -> int:
         queues = self._queues

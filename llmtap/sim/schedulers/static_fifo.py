@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 
+from llmtap.sim.engine import Made
 from llmtap.sim.latency import LatencyModel
 from llmtap.sim.readings import Readings
 from llmtap.sim.requests import Requests
@@ -34,6 +35,15 @@ class StaticFifo:
             return None
         return self._former.take(self._queue, self._size)
 
-    def done(self, now_ns: int, work: Batch) -> Sequence[int]:
+    def done(self, now_ns: int, work: Batch) -> Made:
         """All of a batch end together."""
-        return work.members
+        return Made(finished=work.members)
+
+    def left(self, now_ns: int, request: int) -> None:
+        """It leaves the queue; in a batch it stays until that is done."""
+        if request in self._queue:
+            self._queue.remove(request)
+
+    def given_up(self) -> Sequence[int]:
+        """Everybody is served."""
+        return ()

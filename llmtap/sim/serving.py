@@ -1,0 +1,103 @@
+"""How an engine that composes anew at every iteration serves: its limits, its memory, its tricks.
+
+The defaults are those of the servers that the schedulers are named after, where they have one, and of seed
+004's GPU: 7 GB of KV memory at 0.1875 MB a token.
+"""
+
+import difflib
+from dataclasses import dataclass, field
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from llmtap.sim.latency import SEED_ITERATIONS, SEED_MODEL, IterationModel, LatencyModel
+from llmtap.sim.readings import Readings
+from llmtap.units import Duration, format_ns, read_special
+
+__all__ = ["Serving", "Setup", "explain_serving", "read_serving"]
+
+_MS: Final = 1_000_000
+
+
+class Serving(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of the iteration-level schedulers."""
+
+    seqs_max: Annotated[int, Meta(ge=1, description="requests that run at a time (vLLM's max_num_seqs)")] = (
+        256
+    )
+    tokens_max: Annotated[
+        int,
+        Meta(ge=1, description="tokens of prompts taken in by one iteration (vLLM's max_num_batched_tokens)"),
+    ] = 2_048
+    chunk: Annotated[
+        int,
+        Meta(ge=1, description="tokens of one iteration, decodes included, with chunked prefill (Sarathi)"),
+    ] = 512
+    kv_tokens: Annotated[int, Meta(ge=1, description="tokens that the KV memory holds")] = 37_333
+    block: Annotated[int, Meta(ge=1, description="tokens of a block of KV memory")] = 16
+    preemption: Annotated[
+        Literal["recompute", "swap"],
+        Meta(description="when the memory is full, the newest is thrown out and taken in again, or swapped"),
+    ] = "recompute"
+    swap_token: Annotated[Duration, Meta(description="swapping, per token and direction")] = Duration(7_500)
+    prefix_cache: Annotated[
+        bool, Meta(description="blocks that prompts share are kept and not taken in again")
+    ] = False
+    prepone: Annotated[
+        int, Meta(ge=1, description="tokens that decode_prepone makes ahead of a prefill (seed 001, 3.3)")
+    ] = 2
+    output_delay: Annotated[
+        Duration,
+        Meta(description="each token leaves so long after the one before at the earliest (seed 001, 3.4)"),
+    ] = Duration(0)
+    queue_max: Annotated[
+        int, Meta(ge=0, description="requests that may wait; others are turned away; 0: no limit")
+    ] = 0
+    give_up: Annotated[
+        Literal["never", "late"],
+        Meta(description="late: a request that has missed ttft or tbt is served no further (seed 001, 4.1)"),
+    ] = "never"
+    ttft: Annotated[Duration, Meta(description="what give_up takes for late: the first token")] = Duration(
+        1_000 * _MS
+    )
+    tbt: Annotated[Duration, Meta(description="what give_up takes for late: a gap between tokens")] = (
+        Duration(200 * _MS)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """All that a scheduler is made from, besides the requests."""
+
+    model: LatencyModel = SEED_MODEL
+    readings: Readings = field(default_factory=Readings)
+    iterations: IterationModel = SEED_ITERATIONS
+    serving: Serving = field(default_factory=Serving)
+
+
+def read_serving(settings: dict[str, str]) -> Serving:
+    """Options with some of them set, by name, from text. Raises ValueError, which names the nearest."""
+    known = {field.name for field in msgspec.structs.fields(Serving)}
+    given = {name.replace("-", "_"): text for name, text in settings.items()}
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            meant = f"; did you mean {near[0]}?" if near else ""
+            raise ValueError(f"no option of serving is called {name!r}{meant}")
+    try:
+        return msgspec.convert(given, Serving, strict=False, dec_hook=read_special)
+    except msgspec.ValidationError as exc:
+        problem, _, where = str(exc).partition(" - at `$.")
+        raise ValueError(f"{where.rstrip('`')}: {problem}" if where else problem) from None
+
+
+def explain_serving() -> list[tuple[str, str, str]]:
+    """Each option's name, default and meaning."""
+    told = []
+    for option in msgspec.structs.fields(Serving):
+        meaning = msgspec.inspect.type_info(option.type).extra_json_schema["description"]  # type: ignore[attr-defined]
+        default = option.default
+        shown = format_ns(default) if isinstance(default, Duration) else str(default).lower()
+        told.append((option.name, shown, meaning))
+    return told
