@@ -609,7 +609,8 @@ async def test_a_client_that_leaves_with_an_answer_it_never_read(how: Ending) ->
 
         client = await tap.client(receive_buffer=65_536)
         await client.send(request("GET", up.on(flood)))
-        await asyncio.sleep(0.4)
+        await wait_until(lambda: any(flow._paused_since_ns for flow in tap.relay.flows))
+        await asyncio.sleep(0.15)  # what is then held at least
         await leave(client, how)
         await asyncio.wait_for(gone.wait(), AT_ONCE_S)
         recorded = await tap.meter.closed(1)

@@ -158,6 +158,16 @@ async def test_anthropic_and_responses_tell_every_step() -> None:
 
 
 @scene
+async def test_a_response_has_every_count_that_openais_client_takes_for_granted() -> None:
+    async with engine() as e:
+        _, answer = await e.answer("/v1/responses", {"input": SAID})
+    assert json.loads(answer)["usage"] == {
+        "input_tokens": TOKENS, "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "output_tokens": 5, "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": TOKENS + 5,
+    }  # fmt: skip
+
+
+@scene
 async def test_ollama_streams_unless_told_not_to_and_tells_its_times() -> None:
     async with engine() as e:
         _, stream = await e.answer("/api/chat", {"messages": MESSAGES}, x_sim_ttft_ms="3", x_sim_itl_ms="1")

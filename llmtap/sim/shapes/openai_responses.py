@@ -60,7 +60,8 @@ class OpenAIResponses:
         ended = status != "in_progress"
         sent = self._answer.sent[0]
         usage = {
-            "input_tokens": self._answer.prompt_tokens, "input_tokens_details": {"cached_tokens": 0},
+            "input_tokens": self._answer.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
             "output_tokens": sent, "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": self._answer.prompt_tokens + sent,
         }  # fmt: skip
