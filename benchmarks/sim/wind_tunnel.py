@@ -23,7 +23,6 @@ from typing import Any, Final
 from llmtap.sim.latency import SEED_MODEL
 from llmtap.sim.readings import Readings, read_settings
 from llmtap.sim.requests import Requests
-from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.sim.wind_tunnel import Flight, fly
 from llmtap.sim.workload import Trace, load_trace
 
@@ -59,7 +58,7 @@ CROSSED: Final = {
 
 def flights(work: Requests, readings: Readings) -> dict[str, dict[str, Any]]:
     """All schedulers on one workload."""
-    return {name: fly(name, work, readings).to_dict() for name in SCHEDULERS}
+    return {name: fly(name, work, readings).to_dict() for name in SHORT}
 
 
 def ranking(told: dict[str, dict[str, Any]], key: str, *, most: bool) -> str:
@@ -180,7 +179,7 @@ def costs(place: str, sizes: Iterable[int]) -> None:
     """CPU and memory, each run in a process of its own."""
     rows = []
     for size, load in product(sizes, LOADS):
-        for name in SCHEDULERS:
+        for name in SHORT:
             command = [sys.executable, __file__, place, "--cost", f"{name},{size},{load}"]
             out = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
             rows.append([

@@ -21,6 +21,8 @@ SERVE_EPILOG = """Examples:
 
   llmtap sim serve --set guardrails.output_hold=16 --set faults.stall_rate=0.01
 
+  llmtap sim serve --scheduler continuous_batching --serving seqs_max=64 --serving prefix_cache=true
+
 A request may set most of this for itself: x-sim-itl-ms: 5, x-sim-output-hold: all, x-sim-fault: reset.
 Endpoints: /v1/chat/completions /v1/completions /v1/responses /v1/models /v1/messages /api/chat /api/generate
 /metrics /health /sim/truth?since=N"""
@@ -47,6 +49,24 @@ def serve(
     jitter: Annotated[
         float | None, typer.Option(help="Sigma of a lognormal factor on every gap. [pacing.jitter]")
     ] = None,
+    scheduler: Annotated[
+        str, typer.Option(help="What decides when tokens are made: a fixed schedule, or an engine with this.")
+    ] = "fixed",
+    serving: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Of an engine that iterates; may be repeated."),
+    ] = None,
+    servings: Annotated[
+        bool, typer.Option("--servings", help="List these, and what they mean; and the schedulers.")
+    ] = False,
+    reading: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Of an engine that serves whole batches (seed 004)."),
+    ] = None,
+    predictor: Annotated[
+        str | None, typer.Option(metavar="perfect|prompt|noisy", help="Of output lengths, for the engine.")
+    ] = None,
+    servers: Annotated[int, typer.Option(help="How many GPUs serve whole batches.", min=1, max=10_000)] = 1,
     truth: Annotated[
         Path | None, typer.Option(help="Append the schedule and send times of every request, as JSON lines.")
     ] = None,
@@ -57,23 +77,26 @@ def serve(
     list_keys: Annotated[bool, typer.Option("--keys", help="List every key.")] = False,
 ) -> None:
     """A gateway with OpenAI's, Anthropic's and Ollama's API whose every token is due at a known moment."""
-    from llmtap.sim.options import keys, load_options
+    from llmtap.sim.options import keys, load_engine, load_options
 
     if list_keys:
         for key, text in keys().items():
             print(f"{key:28} {text}")
+        return
+    if servings:
+        _list_servings()
         return
     flags = {
         "ttft": ttft, "itl": itl, "tokens": tokens, "spread": spread, "seed": seed, "dialect": dialect,
         "pacing.tokens_per_chunk": tokens_per_chunk, "pacing.jitter": jitter,
     }  # fmt: skip
     values = {key: str(value) for key, value in flags.items() if value is not None}
-    for item in assign or ():
-        key, sep, value = item.partition("=")
-        if not sep:
-            raise ConfigError("--set", f"expected KEY=VALUE, got {item!r}")
-        values[key.strip()] = value.strip()
+    values |= _pairs("--set", "KEY=VALUE", assign)
     options = load_options(values)
+    engine = load_engine(
+        scheduler, values, serving=_pairs("--serving", "NAME=VALUE", serving),
+        readings=_pairs("--reading", "NAME=VALUE", reading), predictor=predictor, servers=servers,
+    )  # fmt: skip
 
     import gc
 
@@ -91,7 +114,7 @@ def serve(
     except OSError as exc:
         raise ConfigError("--listen", f"cannot listen on {listen}: {exc.strerror}") from None
     try:
-        server = SimServer(options, truth_file=truth)
+        server = SimServer(options, engine=engine, truth_file=truth)
     except OSError as exc:
         raise ConfigError("--truth", f"cannot write {truth}: {exc.strerror}") from None
     bound = sock.getsockname()
@@ -106,8 +129,30 @@ def serve(
         loop=uvloop.new_event_loop(),
         access_log=None,
         handle_signals=True,
+        handler_cancellation=True,  # who leaves gives back what the engine holds for him
         print=lambda *_: print(f"llmtap sim: http://{bound[0]}:{bound[1]}/v1/chat/completions", flush=True),
     )
+
+
+def _pairs(option: str, form: str, items: list[str] | None) -> dict[str, str]:
+    pairs = {}
+    for item in items or ():
+        key, sep, value = item.partition("=")
+        if not sep:
+            raise ConfigError(option, f"expected {form}, got {item!r}")
+        pairs[key.strip()] = value.strip()
+    return pairs
+
+
+def _list_servings() -> None:
+    from llmtap.sim.schedulers.registry import SCHEDULERS
+    from llmtap.sim.serving import explain_serving
+
+    for name, default, text in explain_serving():
+        print(f"{name:14} {default:10} {text}")
+    iterating = (name for name, kind in SCHEDULERS.items() if kind.iterates)
+    batching = (name for name, kind in SCHEDULERS.items() if not kind.iterates)
+    print(f"\nschedulers that iterate: {', '.join(iterating)}\nof whole batches: {', '.join(batching)}")
 
 
 @sim.command(epilog="Example:\n\n  llmtap sim tokenizer tokenizer.json")

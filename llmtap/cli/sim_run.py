@@ -1,32 +1,42 @@
 """`llmtap sim run`: a trace through schedulers, in virtual time."""
 
-import difflib
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final, NoReturn
 
 import typer
 
 from llmtap.cli.sim import sim
+from llmtap.cli.sim_axes import (
+    AxesRead,
+    models_fitted,
+    objectives_text,
+    option_defaults,
+    preset_named,
+    scheduler_names,
+)
 from llmtap.errors import ConfigError
 
 __all__ = ["run"]
 
-EPILOG = """TRACE is anything that `llmtap convert --list` reads, or a capture. Figures are those of seed
-004's model of a GPU. The seed leaves much open, and which scheduler looks best depends on how it is read:
---readings lists the readings, and --reading sets one.
+EPILOG = """TRACE is anything that `llmtap convert --list` reads, a capture, or a workload that is drawn
+(--presets lists them). Figures are those of a model of a GPU, seed 004's unless --latency fits another. The
+seed leaves much open, and which scheduler looks best depends on how it is read: --readings lists how.
 
-Examples:
+Options with several values are multiplied out, and the runs are spread over processes, or over Ray:
 
   llmtap sim run trace.csv --scheduler static_fifo,dynamic_no_bins,multi_bin_dynamic --scale 100
 
-  llmtap sim run trace.csv --scheduler multi_bin_dynamic --rate 27 --requests 10000 --eps 1ms --json out.json
+  llmtap sim run trace.csv --scale 1,10,100 --servers 1,2,4 --vary bins=1,2,4,8 --results runs.jsonl
 
-  llmtap sim run trace.csv --reading window=arrivals --reading bin_choice=longest-queue --capacity 0.01"""
+  llmtap sim run trace.csv --preset grid --requests 10000 --html grid.html
 
-_ALL = "static_fifo,dynamic_no_bins,multi_bin_dynamic"
+  llmtap sim run chat --scheduler continuous_batching,chunked_prefill --rate 1,2,4 --slo "ttft:1s"
+
+  llmtap sim run trace.csv --preset methods --results runs.jsonl --ray auto"""
+
+_INTERRUPTED: Final = 130
 
 
 @sim.command(epilog=EPILOG)
@@ -36,16 +46,19 @@ def run(
         str | None,
         typer.Option("--from", metavar="NAME", help="Format of TRACE, where its content does not tell."),
     ] = None,
-    scheduler: Annotated[str, typer.Option(metavar="NAME,...", help="Schedulers, one run each.")] = _ALL,
+    scheduler: Annotated[
+        str | None, typer.Option(metavar="NAME,...", help="Schedulers; default: the three of seed 004.")
+    ] = None,
     scale: Annotated[
-        float | None, typer.Option(metavar="X", help="Arrivals X times as dense; bursts stay bursts.")
+        str | None, typer.Option(metavar="X,...", help="Arrivals X times as dense; bursts stay bursts.")
     ] = None,
     rate: Annotated[
-        float | None, typer.Option(metavar="RPS", help="The same, by the mean rate that comes of it.")
+        str | None, typer.Option(metavar="RPS,...", help="The same, by the mean rate that comes of it.")
     ] = None,
     requests: Annotated[
-        int | None, typer.Option(metavar="N", help="The first N rows; a shorter trace is repeated.")
+        str | None, typer.Option(metavar="N,...", help="The first N rows; a shorter trace is repeated.")
     ] = None,
+    servers: Annotated[str | None, typer.Option(metavar="N,...", help="How many GPUs; default 1.")] = None,
     bins: Annotated[
         str | None, typer.Option(metavar="K|EDGE,...", help="How many bins, or the lower edge of each.")
     ] = None,
@@ -56,233 +69,229 @@ def run(
     reading: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="Another reading; may be repeated.")
     ] = None,
+    serving: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="How schedulers that iterate serve; may be repeated."),
+    ] = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=V,V,...",
+            help="Several values of a reading or of --serving; by | where they hold commas. May be repeated.",
+        ),
+    ] = None,
     readings: Annotated[
-        bool, typer.Option("--readings", help="List the readings, and what they mean.")
+        bool, typer.Option("--readings", help="List readings and options of serving, and what they mean.")
     ] = False,
+    preset: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A sweep that has a name; options replace its axes.")
+    ] = None,
+    presets: Annotated[bool, typer.Option("--presets", help="List presets and workloads.")] = False,
     latency: Annotated[
         str | None,
-        typer.Option(metavar="CSV", help="Grid of batch_size, max_seq_len, mean_latency_sec to fit."),
+        typer.Option(
+            metavar="CSV|CAPTURE",
+            help="Fit the model to a grid of batch_size, max_seq_len, mean_latency_sec, or to a capture.",
+        ),
     ] = None,
-    servers: Annotated[int, typer.Option(help="How many GPUs.", min=1, max=10_000)] = 1,
+    fit_chunk: Annotated[
+        int | None,
+        typer.Option(
+            metavar="TOKENS",
+            min=1,
+            help="The CAPTURE of --latency is of a server that takes prompts in in pieces of so many tokens.",
+        ),
+    ] = None,
     capacity: Annotated[
         float | None,
         typer.Option(metavar="SHARE", help="Also search the rate at which this share is outside the SLA."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of predictors that guess.")] = 42,
+    slo: Annotated[
+        str | None,
+        typer.Option(metavar="BOUNDS", help="Objectives that goodput counts by: 'ttft:1s tbc_max:200ms'."),
+    ] = None,
+    measure: Annotated[
+        bool | None,
+        typer.Option(
+            "--measure/--no-measure",
+            help="All metrics of live traffic, or only seed 004's; default: where schedulers iterate.",
+        ),
+    ] = None,
+    capture: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Write each run's exchanges as a capture in a folder.")
+    ] = None,
+    seed: Annotated[
+        str | None, typer.Option(metavar="N,...", help="Of predictors and workloads; default 42.")
+    ] = None,
+    results: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Keep results as they come; what is in it is not run again."),
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Processes; default: as many as CPUs.")
+    ] = None,
+    ray: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Run on a Ray cluster; local starts one here.")
+    ] = None,
     json: Annotated[
         str | None, typer.Option(metavar="FILE", help="Write the summaries; - is stdout.")
     ] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with curves.")] = None,
 ) -> None:
     """Run a trace through schedulers in virtual time, and compare them."""
-    if readings:
-        _show_readings()
+    if readings or presets:
+        (_show_readings if readings else _show_presets)()
         return
     if not trace:
         raise ConfigError("TRACE", "is missing", "llmtap sim run --help")
-    from llmtap.sim.wind_tunnel import fly
-    from llmtap.sim.workload import load_trace
-
-    names = _schedulers(scheduler)
-    if scale is not None and rate is not None:
-        raise ConfigError("--rate", "is a scale, and --scale is given")
-    for option, value in (("--scale", scale), ("--rate", rate), ("--requests", requests)):
-        if value is not None and not 0 < value < float("inf"):
-            raise ConfigError(option, f"expected more than 0, got {value:g}")
+    given = AxesRead()
+    given.schedulers(scheduler)
+    given.load(scale, rate)
+    for name, text in (("requests", requests), ("servers", servers), ("seed", seed)):
+        given.numbers(name, text, int)
     if capacity is not None and not 0 <= capacity < 1:
         raise ConfigError("--capacity", f"expected a share from 0 to below 1, got {capacity:g}")
-    read = _readings(reading or [], bins=bins, eps=eps, predictor=predictor)
-    model, fitted = _model(latency)
-    place = Path(json) if json not in (None, "-") else None
-    if place is not None and not place.parent.is_dir():
-        raise ConfigError("--json", f"there is no folder {place.parent}")
-    told: list[dict[str, Any]] = []
-    with _progress() as progress:
-        given = load_trace(
-            trace, count=requests, source_format=source_format, progress=progress("reading", None)
-        )
-        count = requests or len(given)
-        factor = _factor(given, scale, rate)
+    given.settings(reading or [], "--reading")
+    given.text("bin_edges" if bins and "," in bins else "bins", bins, "--bins")
+    given.text("eps", eps, "--eps")
+    given.text("predictor", predictor, "--predictor")
+    given.settings(serving or [], "--serving")
+    given.settings(vary or [], "--vary")
+    named = preset_named(preset)
+    axes = given.whole(named, preset or "")
+    common = models_fitted(latency, fit_chunk, scheduler_names(axes, named)) | {
+        "objectives": objectives_text(slo, named), "measure": measure, "capacity": capacity,
+        "capture": capture,
+    }  # fmt: skip
+    if measure is False and (common["objectives"] or capture is not None):
+        what = "objectives are" if common["objectives"] else "a capture is"
+        raise ConfigError("--no-measure", f"{what} of exchanges, and it makes none")
+    if ray is not None and ray != "local" and jobs is not None:
+        raise ConfigError("--jobs", f"how many run at a time is up to the cluster at {ray}")
+    places = {"--json": Path(json) if json not in (None, "-") else None, "--html": html}
+    for option, place in places.items():
+        if place is not None and not place.parent.is_dir():
+            raise ConfigError(option, f"there is no folder {place.parent}")
+    if html is not None:
+        _need_plotly()
+    swept = any(len(values) > 1 for name, values in axes.items() if name != "scheduler")
+    loud = swept or named is not None or results is not None
+    told, notes, failed = _swept(
+        trace, source_format, axes, named, common, results=results, workers=jobs, ray=ray, loud=loud
+    )
+    _write(told, places)
+    _show(told, notes, as_json=json == "-")
+    if failed:
+        raise typer.Exit(1)
+
+
+def _swept(
+    trace: str, source_format: str | None, axes: Any, preset: Any, common: dict[str, Any], *,
+    results: Path | None, workers: int | None, ray: str | None, loud: bool,
+) -> tuple[list[dict[str, Any]], list[str], bool]:  # fmt: skip
+    """Runs it all; summaries in the order of the grid, notes, and whether some failed."""
+    from llmtap.cli.sim_progress import Lines, Quiet, watching
+    from llmtap.sim.grid import Grid, Source
+    from llmtap.sim.results import Results
+    from llmtap.sim.sweeper import Sweeper
+
+    with ExitStack() as stack:
+        audience = stack.enter_context(watching(Lines if loud else Quiet))
+        kept = None
+        if results is not None:
+            kept = Results(results)
+            stack.callback(kept.close)
+        source = Source(trace, source_format=source_format, progress=audience.reading)
+        sweeper = Sweeper(source.traces, audience, results=kept, workers=workers, ray=ray)
         try:
-            work = given.requests_at(count=count, scale=factor)
-        except ValueError as exc:
-            raise ConfigError("--requests", f"{count:,} are more than {trace} has, and {exc}") from None
-        for name in names:
-            try:
-                flight = fly(
-                    name, work, read, model=model, servers=servers, seed=seed, progress=progress(name, count)
-                )
-            except ValueError as exc:
-                raise ConfigError("--reading", str(exc)) from None
-            summary = flight.to_dict() | {"trace": trace, "scale": factor, "fit": fitted}
-            if capacity is not None:
-                summary["capacity"] = _capacity(given, count, flight, capacity)
-            told.append(summary)
-    _show(told, given.notes, place, as_json=json == "-")
+            planned = Grid(source, common).jobs(axes, preset, sweeper.run)
+            attempts = sweeper.run(planned)
+        except KeyboardInterrupt:
+            stack.close()
+            _interrupted(len(sweeper.attempts), results)
+    told = [attempts[job.id] for job in planned]
+    failed = [(job, a.error) for job, a in zip(planned, told, strict=True) if a.error is not None]
+    for job, error in failed:
+        print(f"llmtap: {job.name} {job.id}: {error}", file=sys.stderr)
+    return [one.summary for one in told if one.summary is not None], source.notes, bool(failed)
 
 
-def _schedulers(text: str) -> list[str]:
-    from llmtap.sim.schedulers.registry import SCHEDULERS
-
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    for name in names:
-        if name not in SCHEDULERS:
-            near = difflib.get_close_matches(name, SCHEDULERS, 1)
-            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(SCHEDULERS)}"
-            raise ConfigError("--scheduler", f"no scheduler is called {name!r}; {hint}")
-    if not names:
-        raise ConfigError("--scheduler", "names none")
-    return list(dict.fromkeys(names))
+def _interrupted(done: int, results: Path | None) -> NoReturn:
+    if results is None:
+        said = f"stopped; {done:,} were done, and nothing is kept without --results FILE"
+    else:
+        said = f"stopped; what is done is in {results} ({done:,}): the same command goes on from there"
+    print(f"llmtap: {said}", file=sys.stderr)
+    raise typer.Exit(_INTERRUPTED)
 
 
-def _readings(settings: list[str], **options: str | None) -> Any:
-    from llmtap.sim.readings import read_settings
+def _need_plotly() -> None:
+    """Raises before hours of running, not after."""
+    from importlib.util import find_spec
 
-    given: dict[str, str] = {}
-    for one in settings:
-        name, found, value = one.partition("=")
-        if not found:
-            raise ConfigError("--reading", f"expected NAME=VALUE, got {one!r}", "llmtap sim run --readings")
-        given[name] = value
-    try:
-        read_settings(given)
-    except ValueError as exc:
-        raise ConfigError("--reading", str(exc), "llmtap sim run --readings") from None
-    for name, text in options.items():
-        if text is not None:
-            own = {"bin_edges" if name == "bins" and "," in text else name: text}
-            try:
-                read_settings(own)
-            except ValueError as exc:
-                raise ConfigError(f"--{name}", str(exc).partition(": ")[2] or str(exc)) from None
-            given |= own
-    return read_settings(given)
+    if find_spec("plotly") is None:
+        raise ConfigError("--html", "needs plotly", "pip install llmtap[report]")
 
 
-def _model(path: str | None) -> tuple[Any, dict[str, Any] | None]:
-    from llmtap.sim.latency import SEED_MODEL, GridError, fit, load_grid
-
-    if path is None:
-        return SEED_MODEL, None
-    try:
-        fitted = fit(load_grid(path))
-    except GridError as exc:
-        raise ConfigError("--latency", f"{path}: {exc}") from None
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError("--latency", f"cannot read {path}: {getattr(exc, 'strerror', exc)}") from None
-    told = {"grid": path, "r2": fitted.r2, "points": fitted.points, "error_max": fitted.error_max}
-    return fitted.model, told
-
-
-def _factor(given: Any, scale: float | None, rate: float | None) -> float:
-    if rate is None:
-        return scale or 1.0
-    if given.rate_rps is None:
-        raise ConfigError("--rate", "all rows arrive at once: no scale makes that a rate")
-    return float(rate / given.rate_rps)
-
-
-def _capacity(given: Any, count: int, flight: Any, allowed: float) -> dict[str, float]:
-    from llmtap.sim.wind_tunnel import capacity_rps, fly
-
-    own_rps = given.rate_rps
-    if own_rps is None:
-        raise ConfigError("--capacity", "all rows arrive at once: no scale makes that a rate")
-
-    def late(rps: float) -> float:
-        work = given.requests_at(count=count, scale=rps / own_rps)
-        again = fly(
-            flight.name, work, flight.readings, model=flight.model, servers=flight.servers, seed=flight.seed
-        )
-        return again.late_share(again.latencies_ns())
-
-    return {"allowed": allowed, "rps": capacity_rps(late, allowed, own_rps)}
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str, int | None], Callable[..., None] | None]]:
-    """A bar for each thing that takes long, where there is somebody to see it."""
-    if not sys.stderr.isatty():
-        yield lambda name, total: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-
-        def begin(name: str, total: int | None) -> Callable[..., None]:
-            task = bar.add_task(name, total=total)
-
-            def told(done: int, of: int | None = None) -> None:
-                bar.update(task, completed=done, total=total if of is None else of)
-
-            return told
-
-        yield begin
-
-
-_COLUMNS = (
-    "scheduler", "requests", "req/s", "tok/s", "mean s", "p50 s", "p95 s", "p99 s", "late", "slow", "busy",
-    "batch", "queue p50 s", "capacity req/s",
-)  # fmt: skip
-
-
-def _row(told: dict[str, Any]) -> list[str]:
-    latency, capacity = told["latency"], told.get("capacity")
-
-    def rate(value: float | None) -> str:
-        return "-" if value is None else f"{value:,.4g}" if value < 1_000 else f"{value:,.0f}"
-
-    return [
-        told["scheduler"], f"{told['n']:,}", rate(told["throughput_rps"]), rate(told["throughput_tps"]),
-        *(f"{latency[name]:,.2f}" for name in ("mean", "p50", "p95", "p99")),
-        f"{told['request_sla_violation']:.2%}", f"{told['token_sla_violation']:.2%}",
-        "-" if told["utilization"] is None else f"{told['utilization']:.1%}", f"{told['batch_mean']:.2f}",
-        f"{told['queueing']['p50']:,.2f}", rate(capacity["rps"]) if capacity else "",
-    ]  # fmt: skip
-
-
-def _show(told: list[dict[str, Any]], notes: list[str], place: Path | None, *, as_json: bool) -> None:
+def _write(told: list[dict[str, Any]], places: dict[str, Path | None]) -> None:
     import msgspec
 
-    text = msgspec.json.format(msgspec.json.encode(told))
-    if place is not None:
+    for option, place in places.items():
+        if place is None or (option == "--html" and not told):
+            continue
         try:
-            place.write_bytes(text + b"\n")
+            if option == "--json":
+                place.write_bytes(msgspec.json.format(msgspec.json.encode(told)) + b"\n")
+            else:
+                from llmtap.report.curves import sweep_html
+
+                place.write_text(sweep_html(told, defaults=option_defaults()), encoding="utf-8")
         except OSError as exc:
-            raise ConfigError("--json", f"cannot write {place}: {exc.strerror}") from None
+            raise ConfigError(option, f"cannot write {place}: {exc.strerror}") from None
+
+
+def _show(told: list[dict[str, Any]], notes: list[str], *, as_json: bool) -> None:
+    import msgspec
+
+    from llmtap.report.sweep_table import sweep_lines, sweep_table
+
     if as_json:
-        print(text.decode())
+        print(msgspec.json.format(msgspec.json.encode(told)).decode())
         return
-    columns = _COLUMNS if "capacity" in told[0] else _COLUMNS[:-1]
-    _table(columns, [_row(one)[: len(columns)] for one in told])
-    first = told[0]
-    print(
-        f"late: outside the request SLA of {first['readings']['request_sla']:g} s; "
-        f"slow: outside the token SLA of {first['readings']['token_sla'] * 1e3:g} ms. "
-        f"Offered: {first['load']['offered_rps'] or 0:.4g} requests/s on average."
-    )
-    if first["fit"]:
-        model, fitted = first["model"], first["fit"]
-        print(
-            f"model: alpha {model['alpha'] * 1e3:.4g} ms, beta {model['beta'] * 1e3:.4g} ms/token, "
-            f"gamma {model['gamma']:.4g}; R^2 {fitted['r2']:.5f} on {fitted['points']} points, "
-            f"off by {fitted['error_max']:.1%} at most"
-        )
+    if told:
+        _table(*sweep_table(told))
+        for line in sweep_lines(told):
+            print(line)
     for note in notes:
         print(f"note: {note}")
 
 
 def _show_readings() -> None:
     from llmtap.sim.readings import explain
+    from llmtap.sim.serving import explain_serving
 
-    _table(("reading", "default", "meaning"), [list(row) for row in explain()], left=3)
+    _table(["reading", "default", "meaning"], [list(row) for row in explain()], left=3)
+    print()
+    _table(["serving", "default", "meaning"], [list(row) for row in explain_serving()], left=3)
 
 
-def _table(columns: tuple[str, ...], rows: list[list[str]], *, left: int = 1) -> None:
+def _show_presets() -> None:
+    from llmtap.sim.presets import PRESETS
+    from llmtap.sim.synthetic import WORKLOADS
+
+    rows = []
+    for name, preset in PRESETS.items():
+        axes = "; ".join(f"{axis} {','.join(map(str, values))}" for axis, values in preset.axes.items())
+        rows.append([name, preset.about, preset.source, axes])
+    _table(["preset", "about", "source", "axes"], rows, left=4)
+    print()
+    _table(["workload", "about"], [[name, one.about] for name, one in WORKLOADS.items()], left=2)
+
+
+def _table(columns: list[str], rows: list[list[str]], *, left: int = 1) -> None:
     if not sys.stdout.isatty():
         # For grep and awk: columns by tabs.
-        for cells in (list(columns), *rows):
+        for cells in (columns, *rows):
             print("\t".join(cells))
         return
     from rich.console import Console

@@ -183,7 +183,7 @@ class Exchange:
     uncertain: bool = False
     """That is more than the operator's limit."""
     clock: str = "mono"
-    """`mono`: stamped on read; `kernel`: stamped by the kernel on arrival."""
+    """`mono`: stamped on read; `kernel`: stamped by the kernel on arrival; `virtual`: simulated."""
     anchor: int = 0
     """How often this host's wall clock had been set, since its relay started, when the request arrived."""
     asked: Asked | None = None

@@ -1,15 +1,18 @@
 """What vLLM's `/metrics` says, under the same names and with the same buckets, of the simulated engine.
 
-There is no queue and no KV memory behind a fixed schedule, so nobody waits, and `vllm:kv_cache_usage_perc` is
-there only when somebody knows it (`Gauges.kv_usage`).
+There is no queue and no KV memory behind a fixed schedule: nobody waits, and what runs is what is being
+answered. An engine says these itself, when it is asked (`state`). What whole batches do not have (KV memory,
+preemption, a prefix cache) stays 0 with them.
 
 Source: shared/observability.md section 2.2.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from llmtap.sim.schedulers.iterations import State
 from llmtap.units import NS_PER_S
 
 __all__ = ["Gauges"]
@@ -31,7 +34,10 @@ _LABELS: Final = ("model_name", "engine")
 class Gauges:
     """The metrics of one server."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, state: Callable[[], State] | None = None) -> None:
+        """`state` is the engine's, where there is one."""
+        self._state = state
+        self._open = 0
         self._registry = registry = CollectorRegistry()
         self._at = (model, "0")
 
@@ -48,7 +54,17 @@ class Gauges:
 
         self._running = gauge("num_requests_running", "Requests being answered.")
         self._waiting = gauge("num_requests_waiting", "Requests that wait for the engine.")
-        self._kv: Gauge | None = None
+        if state is not None:
+            self._kv = gauge("kv_cache_usage_perc", "Share of the KV memory in use.")
+            self._counted = {
+                field: counter(name, text)
+                for field, name, text in (
+                    ("preemptions", "num_preemptions", "Requests preempted, each time."),
+                    ("prefix_queries", "prefix_cache_queries", "Tokens looked for in the prefix cache."),
+                    ("prefix_hits", "prefix_cache_hits", "Tokens found there."),
+                )
+            }
+            self._told = dict.fromkeys(self._counted, 0)
         self._prompt = counter("prompt_tokens", "Tokens of prompts.")
         self._output = counter("generation_tokens", "Tokens of answers.")
         self._success = Counter(
@@ -63,7 +79,7 @@ class Gauges:
         self._e2e = histogram("e2e_request_latency_seconds", "From a request to the end of its answer.", _E2E)
 
     def began(self, prompt_tokens: int) -> None:
-        self._running.inc()
+        self._open += 1
         self._prompt.inc(prompt_tokens)
 
     def first(self, ns: int) -> None:
@@ -74,7 +90,7 @@ class Gauges:
 
     def ended(self, tokens: int, first_to_last_ns: int | None, e2e_ns: int, reasons: list[str]) -> None:
         """A request has ended; `reasons` is empty when it was not answered to the end."""
-        self._running.dec()
+        self._open -= 1
         self._output.inc(tokens)
         if first_to_last_ns is not None and tokens > 1:
             self._tpot.observe(first_to_last_ns / NS_PER_S / (tokens - 1))
@@ -83,16 +99,19 @@ class Gauges:
         if reasons:
             self._e2e.observe(e2e_ns / NS_PER_S)
 
-    def waiting(self, requests: int) -> None:
-        self._waiting.set(requests)
-
-    def kv_usage(self, share: float) -> None:
-        if self._kv is None:
-            self._kv = Gauge(
-                "vllm:kv_cache_usage_perc", "Share of the KV memory in use.", _LABELS, registry=self._registry
-            ).labels(*self._at)  # fmt: skip
-        self._kv.set(share)
-
     def text(self) -> bytes:
         """The exposition."""
+        if self._state is None:
+            self._running.set(self._open)
+        else:
+            self._ask(self._state())
         return generate_latest(self._registry)
+
+    def _ask(self, state: State) -> None:
+        self._running.set(state.running)
+        self._waiting.set(state.waiting)
+        self._kv.set(state.kv_used)
+        for name, metric in self._counted.items():
+            now = getattr(state, name)
+            metric.inc(now - self._told[name])
+            self._told[name] = now

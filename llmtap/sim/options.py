@@ -8,21 +8,28 @@ Times there may also be plain milliseconds under a name that ends in `-ms`: `x-s
 import difflib
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 
 from llmtap.errors import ConfigError
+from llmtap.sim.predictors import PREDICTORS
+from llmtap.sim.readings import read_settings
+from llmtap.sim.schedulers.registry import SCHEDULERS
+from llmtap.sim.serving import Setup, read_serving
 from llmtap.units import Duration, read_special
 
 __all__ = [
-    "CHOICES_MAX", "TOKENS_MAX", "FaultKind", "FaultOptions", "GuardrailOptions", "PacingOptions",
-    "RefusalKind", "SimOptions", "for_request", "keys", "load_options",
+    "CHOICES_MAX", "TOKENS_MAX", "EngineOptions", "FaultKind", "FaultOptions", "GuardrailOptions",
+    "PacingOptions", "RefusalKind", "SimOptions", "for_request", "keys", "load_engine", "load_options",
 ]  # fmt: skip
 
 MS: Final = 1_000_000
 HEADER: Final = "x-sim-"
+FIXED: Final = "fixed"
+"""In place of a scheduler's name: no engine, but a fixed schedule."""
 TOKENS_MAX: Final = 131_072
 """Of one answer: the longest context that common models have."""
 CHOICES_MAX: Final = 128
@@ -140,6 +147,8 @@ _TABLES: Final[dict[str, type[Struct]]] = {
 }  # fmt: skip
 _OWN: Final = ("ttft", "itl", "tokens", "spread", "dialect")
 """Options outside tables that a request may set; the others are the server's."""
+_SCHEDULE: Final = ("ttft", "itl", "spread", "jitter")
+"""What makes a fixed schedule."""
 _CERTAIN: Final = {"refusal": "refusal_rate", "block_after": "block_rate"}
 """By header: who names one of these wants it to happen."""
 
@@ -147,6 +156,89 @@ _CERTAIN: Final = {"refusal": "refusal_rate", "block_after": "block_rate"}
 def keys() -> dict[str, str]:
     """Every key as the command line has it (`pacing.jitter`), with its help."""
     return dict(_described(SimOptions, ""))
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """The engine behind all answers."""
+
+    scheduler: str
+    setup: Setup
+    servers: int = 1
+
+    @property
+    def iterates(self) -> bool:
+        """It composes anew at every iteration."""
+        return SCHEDULERS[self.scheduler].iterates
+
+    @property
+    def tokens_max(self) -> int | None:
+        """Of a prompt and its answer together: what the KV memory holds. Whole batches don't ask."""
+        serving = self.setup.serving
+        return serving.kv_tokens // serving.block * serving.block if self.iterates else None
+
+    @property
+    def block_tokens(self) -> int:
+        """Of the blocks that prompts may share; 0 where they share none."""
+        serving = self.setup.serving
+        return serving.block if self.iterates and serving.prefix_cache else 0
+
+
+def load_engine(
+    scheduler: str,
+    values: Mapping[str, str],
+    *,
+    serving: Mapping[str, str],
+    readings: Mapping[str, str],
+    predictor: str | None = None,
+    servers: int = 1,
+) -> EngineOptions | None:
+    """The engine by the name of its scheduler; None for the fixed schedule.
+
+    `values` are the server's options as given, of which an engine has no use for some; `serving` and
+    `readings` are those of the engine. Raises ConfigError, which names the option.
+    """
+    if scheduler == FIXED:
+        for option, given in (("--serving", serving), ("--reading", readings), ("--predictor", predictor)):
+            if given:
+                raise ConfigError(option, "belongs to an engine", "choose one with --scheduler")
+        if servers != 1:
+            raise ConfigError("--servers", "belongs to an engine", "choose one with --scheduler")
+        return None
+    if scheduler not in SCHEDULERS:
+        known = (FIXED, *SCHEDULERS)
+        near = difflib.get_close_matches(scheduler, known, 1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+        raise ConfigError("--scheduler", f"no scheduler is called {scheduler!r}", hint)
+    for key in values:
+        if key.rpartition(".")[2] in _SCHEDULE:
+            raise ConfigError(
+                key, f"belongs to --scheduler {FIXED}: {scheduler} decides when tokens are made"
+            )
+    try:
+        served = read_serving(dict(serving))
+    except ValueError as exc:
+        raise ConfigError("--serving", str(exc), "llmtap sim serve --servings lists them") from None
+    own: dict[str, str] = {}
+    if predictor is not None:
+        if predictor not in PREDICTORS:
+            raise ConfigError("--predictor", f"{predictor!r} is none of {', '.join(PREDICTORS)}")
+        own["predictor"] = predictor
+    try:
+        read = read_settings({**readings, **own})
+    except ValueError as exc:
+        raise ConfigError("--reading", str(exc), "llmtap sim run --readings lists them") from None
+    if read.predictor == "shuffled":
+        raise ConfigError("--predictor", "shuffled needs to know all requests, and here they come one by one")
+    if scheduler == "multi_bin_dynamic" and not read.bin_edges:
+        raise ConfigError(
+            "--reading", "bin_edges is missing: bins of equal mass need to know all requests",
+            "such as --reading bin_edges=1,30,117",
+        )  # fmt: skip
+    options = EngineOptions(scheduler, Setup(readings=read, serving=served), servers)
+    if options.iterates and servers != 1:
+        raise ConfigError("--servers", f"{scheduler} is one server; whole batches may have several")
+    return options
 
 
 def _described(kind: type[Struct], prefix: str) -> Iterator[tuple[str, str]]:
@@ -180,10 +272,11 @@ def load_options(values: Mapping[str, str]) -> SimOptions:
         raise ConfigError(m[1] if m and m[1] else "command line", problem) from None
 
 
-def for_request(options: SimOptions, headers: Mapping[str, str]) -> SimOptions:
+def for_request(options: SimOptions, headers: Mapping[str, str], *, fixed: bool = True) -> SimOptions:
     """The options of one request: the server's, and what its headers say.
 
-    A request that asks for a time gets just that, without spread.
+    A request that asks for a time gets just that, without spread; where the schedule is not `fixed` but an
+    engine's it cannot.
 
     Raises ValueError for what is unknown or does not fit.
     """
@@ -196,6 +289,8 @@ def for_request(options: SimOptions, headers: Mapping[str, str]) -> SimOptions:
         name = header.lower().removeprefix(HEADER).replace("-", "_")
         if name.endswith("_ms"):
             name, value = name.removesuffix("_ms"), f"{value}ms"
+        if not fixed and name in _SCHEDULE:
+            raise ValueError(f"{header}: here an engine decides when tokens are made, no fixed schedule")
         if name == "fault":
             if value not in _RATES:
                 raise ValueError(f"{header}: there is no fault {value!r}; there are {', '.join(_RATES)}")

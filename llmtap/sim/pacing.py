@@ -15,9 +15,10 @@ from itertools import count
 from typing import Final
 
 from llmtap.clock import Clock
+from llmtap.sim.delivery import NEVER
 from llmtap.units import NS_PER_S
 
-__all__ = ["Pacer"]
+__all__ = ["Pacer", "Waker"]
 
 TURN_NS_MAX: Final = 2_000_000
 """After so long in one turn the loop gets to read its sockets; what is still due follows at once."""
@@ -30,26 +31,29 @@ class Pacer:
 
     def __init__(self, clock: Clock) -> None:
         self._mono_ns = clock.mono_ns
-        self._heap: list[tuple[int, int, Callable[[], int | None]]] = []
+        self._heap: list[tuple[int, int, Callable[[int], int | None]]] = []
         self._order = count()
         self._alarm: _Alarm | None = None
         self._armed_ns = 0
         """When the alarm goes off; 0 when it does not."""
+        self._turning = False
+        """Whoever is called now may add others: the alarm is set once, at the end."""
         self._closed = False
 
-    def add(self, due_ns: int, act: Callable[[], int | None]) -> None:
-        """Call `act` at `due_ns` or as soon after as can be; it answers when it wants to be called again."""
+    def add(self, due_ns: int, act: Callable[[int], int | None]) -> None:
+        """Call `act` at `due_ns` or as soon after as can be. It is told the time, and answers when it wants to
+        be called again."""
         if self._closed:
             return
         heapq.heappush(self._heap, (due_ns, next(self._order), act))
-        if not self._armed_ns or due_ns < self._armed_ns:
+        if not self._turning and (not self._armed_ns or due_ns < self._armed_ns):
             self._arm(due_ns)
 
     async def wait_until(self, due_ns: int) -> None:
         """Return at `due_ns` or as soon after as can be."""
         done = asyncio.get_running_loop().create_future()
 
-        def act() -> None:
+        def act(now_ns: int) -> None:
             if not done.done():
                 done.set_result(None)
 
@@ -71,20 +75,61 @@ class Pacer:
 
     def _turn(self) -> None:
         self._armed_ns = 0
-        heap, mono_ns = self._heap, self._mono_ns
-        now_ns = mono_ns()
-        end_ns = now_ns + TURN_NS_MAX
-        while heap and heap[0][0] <= now_ns:
-            _, order, act = heapq.heappop(heap)
-            again_ns = act()
-            if again_ns is not None:
-                heapq.heappush(heap, (again_ns, order, act))
-            now_ns = mono_ns()
-            if now_ns > end_ns:
-                break
+        heap = self._heap
+        self._turning = True
+        try:
+            now_ns = self._call_due()
+        finally:
+            self._turning = False
         if heap:
             # What is due already waits for the sockets only, not for the pause.
             self._arm(now_ns if heap[0][0] <= now_ns else max(heap[0][0], now_ns + PAUSE_NS))
+
+    def _call_due(self) -> int:
+        """Calls those who are due until none is, or the turn is over; what time it is then."""
+        heap, mono_ns = self._heap, self._mono_ns
+        now_ns = mono_ns()
+        end_ns = now_ns + TURN_NS_MAX
+        while heap and heap[0][0] <= now_ns <= end_ns:
+            _, order, act = heapq.heappop(heap)
+            again_ns = act(now_ns)
+            if again_ns is not None:
+                heapq.heappush(heap, (again_ns, order, act))
+            now_ns = mono_ns()
+        return now_ns
+
+
+class Waker:
+    """Has one called at a moment that may move forward. It may be called before, too, and finds nothing to
+    do then.
+
+    What the pacer was asked for is not taken back, so it is remembered, and asked for once. It is a stack:
+    what is added is earlier than what is there.
+    """
+
+    __slots__ = ("_act", "_pacer", "_waiting_ns")
+
+    def __init__(self, pacer: Pacer, act: Callable[[int], int]) -> None:
+        """`act` is told the time, and answers when it wants to be called again."""
+        self._pacer = pacer
+        self._act = act
+        self._waiting_ns: list[int] = []
+
+    def sooner(self, due_ns: int) -> None:
+        """Call at `due_ns` at the latest; a moment too far away for a clock is never."""
+        waiting = self._waiting_ns
+        if due_ns < NEVER and (not waiting or due_ns < waiting[-1]):
+            waiting.append(due_ns)
+            self._pacer.add(due_ns, self._ring)
+
+    def _ring(self, now_ns: int) -> int | None:
+        waiting = self._waiting_ns
+        waiting.pop()
+        again_ns = self._act(now_ns)
+        if again_ns >= NEVER or (waiting and waiting[-1] <= again_ns):
+            return None
+        waiting.append(again_ns)
+        return again_ns
 
 
 class _Alarm:

@@ -1,6 +1,6 @@
 """Requests as columns: a request is a number, the row where its arrival and its lengths stand.
 
-A million requests are four arrays of 8 MB. Who serves for as long as it runs adds rows as requests come.
+A million requests are four arrays of 8 MB.
 """
 
 from array import array
@@ -31,26 +31,11 @@ class Requests:
     the same numbers as far as they are alike (as a trace's `hash_ids`)."""
     block_tokens: int = 0
     """How many tokens such a block has; 0 where there are none."""
+    epoch_ns: int = 0
+    """The wall clock at time 0 of `arrival_ns`: ns since 1970 UTC; 0 where the workload has no dates."""
 
     def __len__(self) -> int:
         return len(self.arrival_ns)
-
-    def add(
-        self,
-        arrival_ns: int,
-        input_tokens: int,
-        output_tokens: int,
-        predicted: int,
-        blocks: tuple[int, ...] | None = None,
-    ) -> int:
-        """Adds a row, and gives its number."""
-        if blocks is not None:
-            self.blocks.append(blocks)
-        self.arrival_ns.append(arrival_ns)
-        self.input.append(input_tokens)
-        self.output.append(output_tokens)
-        self.predicted.append(predicted)
-        return len(self.arrival_ns) - 1
 
     def taken(self, rows: Iterable[int]) -> "Requests":
         """These rows, in this order."""
@@ -58,4 +43,4 @@ class Requests:
         columns = (self.arrival_ns, self.input, self.output, self.predicted)
         arrivals, given, made, told = (array("q", [c[row] for row in rows] if c else []) for c in columns)
         blocks = [self.blocks[row] for row in rows] if self.blocks else []
-        return Requests(arrivals, given, made, told, blocks, self.block_tokens)
+        return Requests(arrivals, given, made, told, blocks, self.block_tokens, self.epoch_ns)

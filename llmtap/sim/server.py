@@ -1,14 +1,18 @@
 """A server in the form of OpenAI's, Anthropic's and Ollama's, whose every send is due at a known moment.
 
-A request is read by its shape (`shapes/`), planned (`plan.py`), drawn its mishaps (`mishaps.py`), and
-delivered (`delivery.py`, `sender.py`) by one pacer for all. What was really sent when is kept (`truth.py`)
-for whoever wants to hold a measurement against it: `SimServer.sent`, `GET /sim/truth?since=N`, and a file.
-Headers `x-sim-*` change the options for one request; `options.py` has their names.
+A request is read by its endpoint (`endpoints.py`), drawn its mishaps (`mishaps.py`), told what to say
+(`choices.py`), and planned, or handed to the engine (`plan.py`, `live.py`); it is delivered (`delivery.py`,
+`sender.py`) by one pacer for all. What was really sent when is kept (`truth.py`) for whoever wants to hold a
+measurement against it: `SimServer.sent`, `GET /sim/truth?since=N`, and a file. Headers `x-sim-*` change the
+options for one request; `options.py` has their names.
+
+With a fixed schedule the head of a stream is sent at once. With an engine it leaves with the first write: a
+request that the engine gives up before is told so by its status.
 """
 
 import random
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -17,17 +21,20 @@ import msgspec
 from aiohttp import HttpVersion11, web
 
 from llmtap.clock import Clock, SystemClock
-from llmtap.sim.delivery import BREAKS, Said, Write, writes
+from llmtap.sim.choices import block, choose
+from llmtap.sim.delivery import BREAKS, NEVER, Delivery, Said
+from llmtap.sim.endpoints import ENDPOINTS, Endpoint
 from llmtap.sim.gauges import Gauges
-from llmtap.sim.mishaps import REFUSAL, Mishaps, draw
-from llmtap.sim.options import CHOICES_MAX, TOKENS_MAX, SimOptions, for_request
-from llmtap.sim.pacing import Pacer
-from llmtap.sim.plan import FixedSchedule, Planner, Work
-from llmtap.sim.sender import Sender, reset
-from llmtap.sim.shapes import anthropic, ollama, openai_chat, openai_completions, openai_responses
-from llmtap.sim.shapes.shape import Answer, Asked, BadRequest, Choice, Shape
-from llmtap.sim.truth import Truth, TruthLog
-from llmtap.sim.words import count_tokens, cut_tokens, say
+from llmtap.sim.live import Live, Ticket, live_of
+from llmtap.sim.mishaps import Mishaps, draw
+from llmtap.sim.options import EngineOptions, SimOptions, for_request
+from llmtap.sim.pacing import Pacer, Waker
+from llmtap.sim.plan import Fed, FixedSchedule, Planned, Planner, Source, Work
+from llmtap.sim.prompts import prefix_blocks, prompt_lengths
+from llmtap.sim.sender import Gatherer, Sender, reset
+from llmtap.sim.shapes.shape import Answer, Asked, BadRequest, Shape
+from llmtap.sim.truth import Submitted, Truth, TruthLog
+from llmtap.sim.words import say
 
 __all__ = ["SimServer"]
 
@@ -37,58 +44,17 @@ BODY_BYTES_MAX: Final = 64 << 20
 FILTERED: Final = "the prompt was filtered: it triggered the content management policy"
 
 
-@dataclass(frozen=True, slots=True)
-class _Api:
-    """An endpoint: how its requests are read and its answers written."""
-
-    path: str
-    read: Callable[[bytes], Asked]
-    shape: Callable[[Answer], Shape]
-    error: Callable[[int, str, str], dict[str, Any]]
-    choices_max: int = 1
-
-
-def _openai_error(status: int, code: str, message: str) -> dict[str, Any]:
-    kinds = {429: "rate_limit_error", 500: "server_error", 503: "server_error"}
-    kind = kinds.get(status, "invalid_request_error")
-    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
-
-
-def _anthropic_error(status: int, code: str, message: str) -> dict[str, Any]:
-    kinds = {429: "rate_limit_error", 500: "api_error", 503: "overloaded_error"}
-    return {
-        "type": "error",
-        "error": {"type": kinds.get(status, "invalid_request_error"), "message": message},
-    }
-
-
-def _ollama_error(status: int, code: str, message: str) -> dict[str, Any]:
-    return {"error": message}
-
-
-_APIS: Final = (
-    _Api("/v1/chat/completions", openai_chat.read, openai_chat.OpenAIChat, _openai_error, CHOICES_MAX),
-    _Api(
-        "/v1/completions", openai_completions.read, openai_completions.OpenAICompletions, _openai_error,
-        CHOICES_MAX,
-    ),
-    _Api("/v1/responses", openai_responses.read, openai_responses.OpenAIResponses, _openai_error),
-    _Api("/v1/messages", anthropic.read, anthropic.Anthropic, _anthropic_error),
-    _Api("/api/chat", ollama.read_chat, ollama.OllamaChat, _ollama_error),
-    _Api("/api/generate", ollama.read_generate, ollama.OllamaGenerate, _ollama_error),
-)  # fmt: skip
-
-
 @dataclass(slots=True)
 class _Job:
     """A request that is to be answered."""
 
-    api: _Api
+    api: Endpoint
     options: SimOptions
     answer: Answer
     shape: Shape
     mishaps: Mishaps
-    writes: Iterator[Write]
+    delivery: Delivery
+    source: Source
     outcome: str
     """When all goes as drawn."""
     truth: Truth
@@ -104,18 +70,24 @@ class SimServer:
         clock: Clock | None = None,
         *,
         planner: Planner | None = None,
+        engine: EngineOptions | None = None,
         truth_file: Path | None = None,
     ) -> None:
+        """With `engine` there is one behind all answers; else each is planned for itself."""
         self._options = options
         self._clock = clock or SystemClock()
         self._planner = planner or FixedSchedule()
         self._pacer = Pacer(self._clock)
+        self._engine = engine
+        self._live: Live | None = None
+        if engine is not None:
+            self._live = live_of(engine, options.seed, Waker(self._pacer, self._advance).sooner)
         self._truths = TruthLog(self._clock, truth_file)
         self._count = 0
-        self.gauges = Gauges(options.model)
+        self.gauges = Gauges(options.model, None if self._live is None else self._live.state)
         say(1, "")  # writes the text, which is not to be the first request's burden
         self.app = web.Application(client_max_size=BODY_BYTES_MAX)
-        self.app.add_routes([web.post(api.path, self._handler(api)) for api in _APIS])
+        self.app.add_routes([web.post(api.path, self._handler(api)) for api in ENDPOINTS])
         self.app.add_routes([
             web.get("/v1/models", self._models),
             web.get("/api/tags", self._tags),
@@ -129,6 +101,11 @@ class SimServer:
     def sent(self) -> OrderedDict[str, list[int]]:
         """By request id: the monotonic ns just before each token was written."""
         return self._truths.sent
+
+    def _advance(self, now_ns: int) -> int:
+        assert self._live is not None
+        self._live.advance(now_ns)
+        return self._live.next_ns
 
     async def _close(self, app: web.Application) -> None:
         self._pacer.close()
@@ -158,13 +135,13 @@ class SimServer:
 
     # Answers.
 
-    def _handler(self, api: _Api) -> Callable[[web.Request], Any]:
+    def _handler(self, api: Endpoint) -> Callable[[web.Request], Any]:
         async def handle(request: web.Request) -> web.StreamResponse:
             return await self._handle(request, api)
 
         return handle
 
-    async def _handle(self, request: web.Request, api: _Api) -> web.StreamResponse:
+    async def _handle(self, request: web.Request, api: Endpoint) -> web.StreamResponse:
         body = await request.read()
         accepted_ns = self._clock.mono_ns()
         try:
@@ -181,16 +158,20 @@ class SimServer:
                     await self._pacer.wait_until(accepted_ns + job.options.guardrails.input_filter)
                     job.truth.outcome, job.truth.status = "refused", 400
                     return _json(api.error(400, "content_filter", FILTERED), 400, headers)
+            if isinstance(job.source, Fed):
+                wait_ns = 0 if job.options.guardrails.input_beside else job.options.guardrails.input_filter
+                job.source.ask(accepted_ns, accepted_ns + wait_ns)
             if job.answer.asked.stream:
                 return await self._stream(request, job, headers)
             return await self._whole(request, job, headers)
         finally:
+            job.source.close(self._clock.mono_ns())
             self._end(job)
 
-    def _job(self, request: web.Request, api: _Api, body: bytes, accepted_ns: int) -> _Job:
+    def _job(self, request: web.Request, api: Endpoint, body: bytes, accepted_ns: int) -> _Job:
         """Everything about an answer, before anything is sent. Raises ValueError."""
         asked = api.read(body)
-        options = for_request(self._options, request.headers)
+        options = for_request(self._options, request.headers, fixed=self._engine is None)
         wanted = len(asked.prompts) * asked.n
         if not 1 <= wanted <= api.choices_max:
             raise BadRequest(f"{wanted} answers were asked for; there can be 1 to {api.choices_max}")
@@ -202,42 +183,74 @@ class SimServer:
         chance = random.Random(key)
         mishaps = draw(options, chance)
         exact = "x-sim-tokens" in request.headers
-        choices, said, made_ns = [], [], []
-        prompt_tokens = asked.prompt_tokens
-        if prompt_tokens is None:
-            prompt_tokens = sum(map(count_tokens, asked.prompts))
-        for prompt in asked.prompts:
-            for i in range(asked.n):
-                choice = _choice(asked, options, mishaps, f"{options.seed}/{asked.seed}/{i}/{prompt}", exact)
-                work = Work(prompt_tokens, len(choice.pieces), options)
-                made: list[int] = []
-                due_ns = _noted(self._planner.plan(work, chance).due_ns, accepted_ns, made)
-                delivery = Said(due_ns, len(choice.pieces))
-                if mishaps.refusal is None and mishaps.block_after is not None:
-                    delivery.block_after = mishaps.block_after
-                    _block(choice, mishaps.block_after, options)
-                choices.append(choice)
-                said.append(delivery)
-                made_ns.append(made)
-        answer = Answer(self._count, asked, prompt_tokens, choices, options.dialect)
+        choices = [
+            choose(asked, options, mishaps, f"{options.seed}/{asked.seed}/{i}/{prompt}", exact)
+            for prompt in asked.prompts
+            for i in range(asked.n)
+        ]
+        said = []
+        for choice in choices:
+            block_after = mishaps.block_after if mishaps.refusal is None else None
+            apart = self._engine is not None and not self._engine.iterates
+            said.append(Said(len(choice.pieces), block_after, apart))
+        made_ns: list[list[int]] = [[] for _ in choices]
+        fault = mishaps.fault
+        delivery = Delivery(said, options, fault, accepted_ns)
+        lengths = prompt_lengths(asked)
+        source: Source
+        if self._live is not None:
+            source = Fed(self._live, delivery, made_ns)
+            source.tickets = self._tickets(asked, said, lengths, source)
+        else:
+            wait_ns = 0 if options.guardrails.input_beside else options.guardrails.input_filter
+            plans = [
+                (self._planner.plan(Work(sum(lengths), one.tokens, options), chance).due_ns, one.tokens)
+                for one in said
+            ]
+            source = Planned(delivery, plans, made_ns, accepted_ns, wait_ns)
+        for choice, one in zip(choices, said, strict=True):
+            if one.block_after is not None:
+                block(choice, one.block_after, options)
+        answer = Answer(self._count, asked, sum(lengths), choices, options.dialect)
         shape = api.shape(answer)
         request_id = request.headers.get("x-request-id", shape.id)
         truth = Truth(
             id=request_id, path=api.path, model=asked.model, stream=asked.stream, accepted_ns=accepted_ns,
-            prompt_tokens=prompt_tokens, made_ns=made_ns, due_ns=[[] for _ in choices],
+            prompt_tokens=answer.prompt_tokens, made_ns=made_ns, due_ns=[[] for _ in choices],
             sent_ns=[[] for _ in choices], finish=[choice.finish for choice in choices],
         )  # fmt: skip
-        outcome: str = mishaps.fault or "complete"
+        outcome: str = fault or "complete"
         if mishaps.refusal is not None:
             outcome = "refused"
         elif any(choice.finish == "content_filter" for choice in choices):
             outcome = "blocked"
         stamps = self._truths.begin(request_id)
-        delivered = writes(said, options, mishaps.fault)
-        return _Job(api, options, answer, shape, mishaps, delivered, outcome, truth, stamps)
+        return _Job(api, options, answer, shape, mishaps, delivery, source, outcome, truth, stamps)
 
-    def _turned_away(self, job: _Job, status: int, headers: dict[str, str]) -> web.Response:
-        job.truth.outcome, job.truth.status = str(status), status
+    def _tickets(self, asked: Asked, said: list[Said], lengths: list[int], listener: Fed) -> list[Ticket]:
+        """What the engine is asked for: a request of its own for each choice. Raises BadRequest."""
+        assert self._engine is not None
+        limit, size = self._engine.tokens_max, self._engine.block_tokens
+        shared: list[tuple[int, ...]] = [()] * len(lengths)
+        if size and asked.prompt_tokens is None:
+            shared = [prefix_blocks(prompt, size) for prompt in asked.prompts]
+        tickets = []
+        for i, one in enumerate(said):
+            prompt = i // asked.n
+            given, made = lengths[prompt], one.tokens
+            if limit is not None and given + made > limit:
+                raise BadRequest(
+                    f"the prompt has {given} tokens and the answer would have {made}; together they can have "
+                    f"{limit}"
+                )
+            if made:  # else it is refused before the engine
+                tickets.append(Ticket(listener, i, given, made, shared[prompt], prompt))
+        return tickets
+
+    def _turned_away(
+        self, job: _Job, status: int, headers: dict[str, str], outcome: str | None = None
+    ) -> web.Response:
+        job.truth.outcome, job.truth.status = outcome or str(status), status
         after_s = -(-job.options.faults.retry_after // 1_000_000_000)
         code, message = {
             429: ("rate_limit_exceeded", "too many requests"),
@@ -245,38 +258,59 @@ class SimServer:
         }[status]
         return _json(job.api.error(status, code, message), status, {**headers, "Retry-After": str(after_s)})
 
+    def _given_up(self, job: _Job, headers: dict[str, str]) -> web.Response:
+        """The engine is not going to serve it, and nothing of it was sent."""
+        return self._turned_away(job, 503, headers, "given_up")
+
     async def _stream(self, request: web.Request, job: _Job, headers: dict[str, str]) -> web.StreamResponse:
-        truth = job.truth
+        truth, source = job.truth, job.source
         sender = Sender(
-            job.answer, job.shape, job.writes, truth, job.stamps, self.gauges, self._clock, job.outcome
-        )
+            job.answer, job.shape, job.delivery, source, truth, job.stamps, self.gauges, self._pacer,
+            self._clock, job.outcome,
+        )  # fmt: skip
         if job.mishaps.fault == "slow":
             await self._pacer.wait_until(truth.accepted_ns + job.options.faults.slow)
-        media_type = f"{job.shape.media_type}; charset=utf-8"
-        response = web.StreamResponse(
-            headers={"Content-Type": media_type, "Cache-Control": "no-cache", **headers}
-        )
-        transport = request.transport
-        if transport is None:
-            return response  # the client has gone
-        await response.prepare(request)
-        sender.start(transport, framed=request.version >= HttpVersion11)
-        self._pacer.add(sender.due_ns, sender.act)
         try:
+            if isinstance(source, Fed):
+                source.on_news = sender.wake
+                sender.wake()
+                await sender.begins
+                if source.given_up:
+                    sender.abandon()
+                    return self._given_up(job, headers)
+            media_type = f"{job.shape.media_type}; charset=utf-8"
+            response = web.StreamResponse(
+                headers={"Content-Type": media_type, "Cache-Control": "no-cache", **headers}
+            )
+            transport = request.transport
+            if transport is None:
+                return response  # the client has gone
+            await response.prepare(request)
+            sender.start(transport, framed=request.version >= HttpVersion11)
             await sender.done
         finally:
             sender.abandon()
         return response
 
     async def _whole(self, request: web.Request, job: _Job, headers: dict[str, str]) -> web.Response:
-        truth, shape, fault = job.truth, job.shape, job.mishaps.fault
-        due_ns = truth.accepted_ns + deque(job.writes, maxlen=1)[0].due_ns
+        truth, shape, fault, source = job.truth, job.shape, job.mishaps.fault, job.source
+        gatherer = Gatherer(job.delivery, source, self._pacer)
+        if isinstance(source, Fed):
+            source.on_news = gatherer.wake
+            gatherer.wake()
+            await gatherer.done
+            if source.given_up:
+                return self._given_up(job, headers)
+        else:
+            gatherer.act(NEVER)  # all is known
+        due_ns = gatherer.due_ns
         await self._pacer.wait_until(due_ns)
         transport = request.transport
         if transport is None or transport.is_closing():
             return web.Response()
         first_ns = min((made[0] for made in truth.made_ns if made), default=due_ns)
         job.answer.prompt_ns, job.answer.output_ns = first_ns - truth.accepted_ns, due_ns - first_ns
+        job.answer.cached_tokens = source.cached_tokens
         body = msgspec.json.encode(shape.whole())
         truth.outcome = job.outcome
         if fault in BREAKS:
@@ -306,6 +340,8 @@ class SimServer:
     def _end(self, job: _Job) -> None:
         truth = job.truth
         truth.ended_ns = self._clock.mono_ns()
+        if isinstance(job.source, Fed):
+            truth.submitted = [_submitted(ticket) for ticket in job.source.tickets]
         sent = [stamp for stamps in truth.sent_ns for stamp in stamps]
         # When it streams, what the client could see; else what the engine did.
         seen = sent if truth.stream else [stamp for stamps in truth.made_ns for stamp in stamps]
@@ -322,59 +358,8 @@ def _json(content: Any, status: int = 200, headers: dict[str, str] | None = None
     return web.Response(body=body, status=status, content_type="application/json", headers=headers)
 
 
-def _noted(due_ns: Iterator[int], accepted_ns: int, made_ns: list[int]) -> Iterator[int]:
-    """The plan as it is read, with what was read written down."""
-    for due in due_ns:
-        made_ns.append(accepted_ns + due)
-        yield due
-
-
-def _choice(asked: Asked, options: SimOptions, mishaps: Mishaps, key: str, exact: bool) -> Choice:
-    """What is to be said. `exact`: so many tokens as the options say, whatever else is asked for."""
-    match mishaps.refusal:
-        case "content_filter" | "error":
-            return Choice([], "content_filter")
-        case "text" | "field" as kind:
-            return Choice(cut_tokens(REFUSAL), refused=kind == "field")
-    natural, limit = options.tokens, asked.max_tokens
-    count, finish = natural, "stop"
-    if not exact:
-        count = max(limit or natural if asked.ignore_eos else natural, asked.min_tokens)
-        if limit is not None and (count > limit or asked.ignore_eos):
-            count, finish = limit, "length"
-    if count > TOKENS_MAX:
-        count, finish = TOKENS_MAX, "length"
-    choice = Choice(list(say(count, key)), finish)
-    if asked.stop:
-        _stop(choice, asked)
-    return choice
-
-
-def _stop(choice: Choice, asked: Asked) -> None:
-    """End the choice where a stop string is complete, not before `min_tokens`.
-
-    The string was generated and counts, and is not said.
-    """
-    text = choice.text
-    start = sum(map(len, choice.pieces[: asked.min_tokens]))
-    found = [(at, stop) for stop in asked.stop if (at := text.find(stop, start)) >= 0]
-    if not found:
-        return
-    at, stop = min(found, key=lambda hit: hit[0] + len(hit[1]))
-    chars = 0
-    for i, piece in enumerate(choice.pieces):
-        begun, chars = chars, chars + len(piece)
-        choice.pieces[i] = piece[: max(0, at - begun)]
-        if chars >= at + len(stop):
-            del choice.pieces[i + 1 :]
-            break
-    choice.finish, choice.stop_text = "stop", stop
-
-
-def _block(choice: Choice, after: int, options: SimOptions) -> None:
-    """What is left of a choice that the output filter stops at token `after`; what it holds then is lost."""
-    tokens, hold = len(choice.pieces), options.guardrails.output_hold
-    if after < tokens:
-        size = tokens if hold == "all" else max(1, hold)
-        del choice.pieces[after // size * size :]
-        choice.finish, choice.stop_text = "content_filter", None
+def _submitted(ticket: Ticket) -> Submitted:
+    return Submitted(
+        choice=ticket.choice, number=ticket.number, arrival_ns=ticket.arrival_ns, input=ticket.input,
+        output=ticket.output, predicted=ticket.predicted, cached=ticket.cached,
+    )  # fmt: skip

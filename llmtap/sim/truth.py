@@ -14,7 +14,7 @@ import msgspec
 
 from llmtap.clock import Clock, WallAnchor
 
-__all__ = ["Truth", "TruthLog"]
+__all__ = ["Submitted", "Truth", "TruthLog"]
 
 TRUTHS_MAX: Final = 10_000
 """Answers that are remembered."""
@@ -24,6 +24,23 @@ PAGE_MAX: Final = 1_000
 """Requests told in one answer."""
 
 log = logging.getLogger(__name__)
+
+
+class Submitted(msgspec.Struct, kw_only=True):
+    """One choice of a request, as the engine was asked for it: all that its schedule depends on, besides the
+    others."""
+
+    choice: int
+    number: int
+    """In the order in which requests arrived at the engine; -1 where it did not come so far."""
+    arrival_ns: int
+    """When it arrived there, or would have: after the input filter, unless that works beside the engine."""
+    input: int
+    output: int
+    """Tokens of the prompt, and those that the engine was to make."""
+    predicted: int
+    cached: int | None = None
+    """Tokens of the prompt that the prefix cache had; None where there is none, or no token came of it."""
 
 
 class Truth(msgspec.Struct, kw_only=True):
@@ -39,18 +56,22 @@ class Truth(msgspec.Struct, kw_only=True):
     """The request was whole; every schedule counts from here."""
     prompt_tokens: int
     made_ns: list[list[int]]
-    """When the engine's schedule had each token ready, filters and buffers not counted."""
+    """When the engine's schedule had each token ready, filters and buffers not counted. An engine behind an
+    input filter begins later, and so these are later too."""
     due_ns: list[list[int]]
     """When each was to be sent."""
     sent_ns: list[list[int]]
     """Just before it was written."""
     ended_ns: int = 0
     outcome: str = "client_left"
-    """complete, refused, blocked, the name of the fault; client_left until the end is reached."""
+    """complete, refused, blocked, given_up (by the scheduler), the name of the fault; client_left until the
+    end is reached."""
     status: int = 200
     finish: list[str] = []
     late_ns_max: int = 0
     """The worst of sent - due."""
+    submitted: list[Submitted] = []
+    """What an engine was asked for; nothing where the schedule was fixed."""
 
 
 class TruthLog:

@@ -46,8 +46,8 @@ class Played:
     queues: Counter[int] = field(default_factory=Counter)
     """Batches by the queue they were from."""
     finished: int = 0
-    given_up: list[int] = field(default_factory=list)
-    """Requests that were not served to the end."""
+    given_up: dict[int, int] = field(default_factory=dict)
+    """Requests that were not served to the end, and how many tokens of each had left."""
 
 
 class _Player:
@@ -72,7 +72,9 @@ class _Player:
             else:
                 self._iteration_done(now_ns, step)
         for request in step.given_up:
-            self._end(request, self._tokens.pop(request, ()), now_ns, served=False)
+            times = self._tokens.pop(request, ())
+            # What was made leaves when it is due.
+            self._end(request, times, max(now_ns, times[-1]) if times else now_ns, served=False)
         for started in step.started:
             self._began += 1
             heappush(self.runs, (started.end_ns, self._began, started))
@@ -126,7 +128,7 @@ class _Player:
         if served:
             played.finished += 1
         else:
-            played.given_up.append(request)
+            played.given_up[request] = len(times)
         if self._watch is not None:
             self._watch.ended(request, times, end_ns, served=served)
 

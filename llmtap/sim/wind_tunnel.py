@@ -1,106 +1,24 @@
-"""One run of one scheduler on one workload in virtual time, and its figures as public JSON.
+"""One run of one scheduler on one workload in virtual time; `Flight` says what came of it."""
 
-Seed 004, section 9, says which: throughput, latency, shares of requests outside the SLAs, utilisation, batch
-size, queueing delay. Where it leaves open how they are counted, `Readings` does not.
-"""
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
-from array import array
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
-
-import msgspec
-
-from llmtap.metrics.statistics import SHARES, marks, percentile, percentile_by
+from llmtap.metrics.objectives import Objectives
 from llmtap.sim.engine import Engine
-from llmtap.sim.latency import SEED_MODEL, LatencyModel
+from llmtap.sim.exchanges import ExchangeMaker
+from llmtap.sim.flight import Flight
+from llmtap.sim.latency import SEED_ITERATIONS, SEED_MODEL, IterationModel, LatencyModel
+from llmtap.sim.metering import VirtualMeter
 from llmtap.sim.predictors import predict
 from llmtap.sim.readings import Readings
 from llmtap.sim.requests import Requests
 from llmtap.sim.schedulers.multi_bin_dynamic import MultiBinDynamic
 from llmtap.sim.schedulers.registry import SCHEDULERS
-from llmtap.sim.serving import Setup
-from llmtap.sim.virtual import Played, play
-from llmtap.units import Duration, to_seconds
+from llmtap.sim.serving import Serving, Setup
+from llmtap.sim.virtual import play
 
 __all__ = ["Flight", "capacity_rps", "fly"]
-
-
-@dataclass(frozen=True, slots=True)
-class Flight:
-    """What was run, and what came of it."""
-
-    name: str
-    requests: Requests
-    played: Played
-    readings: Readings
-    model: LatencyModel
-    servers: int
-    seed: int
-    bins: list[tuple[int, int | None]] | None = None
-    bin_limits: list[int] | None = None
-
-    def latencies_ns(self) -> list[int]:
-        """From arrival to completion, in ascending order."""
-        return _sorted_differences(self.played.end_ns, self.requests.arrival_ns)
-
-    def late_share(self, latencies_ns: Sequence[int]) -> float:
-        """Share of requests outside the request SLA."""
-        limit_ns = self.readings.request_sla
-        return sum(t > limit_ns for t in latencies_ns) / len(latencies_ns)
-
-    def slow_share(self) -> float:
-        """Share of requests outside the token SLA: their batch's time between tokens was too long."""
-        limit_ns, step_ns = self.readings.token_sla, self.model.step_ns
-        slow = sum(b * n for b, n in self.played.sizes.items() if step_ns(b) > limit_ns)
-        return slow / len(self.requests)
-
-    def to_dict(self) -> dict[str, Any]:
-        """As public JSON: a Summary's names, and those that only a simulated engine has. Seconds."""
-        requests, played, readings = self.requests, self.played, self.readings
-        n, arrivals = len(requests), requests.arrival_ns
-        span_ns = max(played.end_ns) - arrivals[0]
-        offered_ns = arrivals[-1] - arrivals[0]
-        window_ns = span_ns if readings.window == "completion" else offered_ns
-        given, made = sum(requests.input), sum(requests.output)
-        counted = made if readings.tokens == "output" else given + made
-        latencies_ns = self.latencies_ns()
-        latency = _figures(latencies_ns, readings.percentile)
-        busy_ns = sum(played.busy_ns)
-        batches = played.sizes.total()
-        steps_ns = sum(self.model.step_ns(b) * k for b, k in played.sizes.items())
-        return {
-            "scheduler": self.name,
-            "n": n,
-            "window": {"name": f"first arrival to last {readings.window.removesuffix('s')}",
-                       "seconds": to_seconds(window_ns)},
-            "load": {
-                "mode": "open", "offered_rps": _rate(n - 1, offered_ns), "achieved_rps": _rate(n, span_ns),
-            },
-            "metrics": {"e2e": latency},
-            "outcomes": {"complete": n},
-            "tokens": {"input": given, "output": made, "output_per_second": _rate(made, window_ns)},
-            "throughput_rps": _rate(n, window_ns),
-            "throughput_tps": _rate(counted, window_ns),
-            "latency": latency,
-            "request_sla_violation": self.late_share(latencies_ns),
-            "token_sla_violation": self.slow_share(),
-            "utilization": busy_ns / (span_ns * self.servers) if span_ns else None,
-            "batch_mean": n / batches,
-            "batches": batches,
-            "batch_sizes": {str(b): k for b, k in sorted(played.sizes.items())},
-            "queueing": _figures(_sorted_differences(played.start_ns, arrivals), readings.percentile),
-            "seconds_per_output_token": to_seconds(busy_ns) / made if made else None,
-            "decode_step_mean": to_seconds(steps_ns / batches),
-            "bins": self.bins,
-            "bin_limits": self.bin_limits,
-            "bin_batches": [played.queues[i] for i in range(len(self.bins))] if self.bins else None,
-            "servers": self.servers,
-            "seed": self.seed,
-            "model": {"alpha": to_seconds(self.model.alpha_ns), "beta": to_seconds(self.model.beta_ns),
-                      "gamma": self.model.gamma},
-            "readings": msgspec.to_builtins(readings, enc_hook=_seconds),
-        }  # fmt: skip
 
 
 def fly(
@@ -109,29 +27,72 @@ def fly(
     readings: Readings,
     *,
     model: LatencyModel = SEED_MODEL,
+    iterations: IterationModel = SEED_ITERATIONS,
+    serving: Serving | None = None,
     servers: int = 1,
     seed: int = 42,
+    objectives: Objectives | None = None,
+    measure: bool | None = None,
+    capture: str | Path | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Flight:
-    """Runs a scheduler of `SCHEDULERS`; predicts first, and leaves out failed requests if they are to be."""
+    """Runs a scheduler of `SCHEDULERS`; predicts first, and leaves out failed requests if they are to be.
+
+    Args:
+        model: of whole batches; `iterations` and `serving`: of schedulers that iterate.
+        objectives: what its exchanges are judged by; with them it is measured.
+        measure: make Exchanges and sum them up. None: where the scheduler iterates, or objectives or a
+            capture want them. A million whole batches take seconds, and ten times as long when measured.
+        capture: folder, or URL, for its exchanges as a capture (`recording.py`).
+        progress: told now and then how many arrived.
+
+    Raises ValueError for what cannot be run, and ConfigError for a capture that cannot be written.
+    """
+    kind = SCHEDULERS[name]
+    if kind.iterates and servers > 1:
+        raise ValueError(
+            f"{name} has one server: its memory and its batch are one GPU's, got {servers} servers"
+        )
+    if measure is None:
+        measure = kind.iterates or objectives is not None or capture is not None
+    elif not measure and (objectives is not None or capture is not None):
+        raise ValueError("objectives and captures are of exchanges: a run without measuring makes none")
     if readings.failed == "dropped":
         requests = requests.taken([row for row, made in enumerate(requests.output) if made])
         if not requests:
             raise ValueError("all requests failed, and failed ones are dropped")
-    predicted = predict(requests, readings.predictor, seed)
-    requests = Requests(requests.arrival_ns, requests.input, requests.output, predicted)
-    scheduler = SCHEDULERS[name].build(requests, Setup(model, readings))
+    requests = replace(requests, predicted=predict(requests, readings.predictor, seed))
+    serving = Serving() if serving is None else serving
+    scheduler = kind.build(requests, Setup(model, readings, iterations, serving))
+    recorder = meter = None
+    if measure:
+        if capture is not None:
+            # Arrow takes a third of a second to import, and few runs are captured.
+            from llmtap.sim.recording import FlightRecorder
+
+            recorder = FlightRecorder(capture, name, requests)
+        maker = ExchangeMaker(name, requests)
+        meter = VirtualMeter(maker, objectives=objectives, gap_max_ns=readings.token_sla, keeper=recorder)
     played = play(
         requests,
         Engine(scheduler, servers),
         servers=servers,
         all_first=readings.same_instant == "all-first",
         gpu_first=readings.tie == "gpu-first",
+        watch=meter,
         progress=progress,
     )
-    flight = Flight(name, requests, played, readings, model, servers, seed)
+    if recorder is not None:
+        recorder.close()
+    flight = Flight(
+        name, requests, played, readings, model, servers, seed, iterations, serving, kind.iterates
+    )
+    if meter is not None:
+        flight = replace(flight, summary=meter.summary, slow=meter.slow)
     if isinstance(scheduler, MultiBinDynamic):
         return replace(flight, bins=scheduler.bins.spans, bin_limits=scheduler.limits)
+    if kind.iterates:
+        return replace(flight, state=getattr(scheduler, "state", None))
     return flight
 
 
@@ -159,42 +120,3 @@ def capacity_rps(
         else:
             high = middle
     return low
-
-
-def _sorted_differences(ends: "array[int]", starts: "array[int]") -> list[int]:
-    differences = [end - start for end, start in zip(ends, starts, strict=True)]
-    differences.sort()
-    return differences
-
-
-def _figures(ordered_ns: list[int], rule: str) -> dict[str, Any]:
-    n = len(ordered_ns)
-    # Whole nanoseconds: the sum is exact, and the mean the double nearest to the truth.
-    figures: dict[str, Any] = {
-        "n": n, "mean": sum(ordered_ns) / (n * 10**9),
-        "min": to_seconds(ordered_ns[0]), "max": to_seconds(ordered_ns[-1]),
-    }  # fmt: skip
-    for name, p in SHARES.items():
-        figures[name] = _percentile_s(ordered_ns, p, rule)
-    return {**figures, "marks": marks(n)}
-
-
-def _percentile_s(ordered_ns: list[int], p: float, rule: str) -> float | None:
-    if rule != "linear":
-        value = percentile_by(rule, ordered_ns, p)
-        return None if value is None else to_seconds(value)
-    # The two neighbours become seconds before they are interpolated, not after: as who keeps seconds has it.
-    at = int((len(ordered_ns) - 1) * p)
-    near = [to_seconds(t) for t in ordered_ns[at : at + 2]]
-    share = (len(ordered_ns) - 1) * p - at
-    return percentile(near, share) if len(near) > 1 else near[0]
-
-
-def _rate(count: int, ns: int) -> float | None:
-    return count * 10**9 / ns if ns else None
-
-
-def _seconds(value: object) -> object:
-    if isinstance(value, Duration):
-        return to_seconds(value)
-    raise NotImplementedError(type(value).__name__)

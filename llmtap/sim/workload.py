@@ -2,13 +2,18 @@
 
 - The first rows of the trace are taken, and put in the order of their arrivals.
 - A trace that is too short begins again one mean gap after its last arrival: of n rows, row k is row k mod
-  n, floor(k / n) x (span + mean gap) later.
+  n, floor(k / n) x (span + mean gap) later. Its prompt is the same prompt, to its blocks: a prefix cache that
+  remembers long enough hits each row that comes again, as far as it was kept.
 - Scaling by S divides all distances from the first arrival by S, so bursts stay bursts. A rate is a scale:
   that by which the rows taken arrive at this rate on average.
+- Where a trace says which blocks its prompts begin with, requests have them, whole ones only. Blocks of bytes
+  (a capture without a tokenizer) are taken for as many tokens as the trace has per byte on average.
+- Where a trace has dates, requests begin at its first one, whatever the scale.
 """
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from glob import has_magic
 from pathlib import Path
@@ -18,14 +23,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from llmtap.capture.formats import parquet_capture, registry
-from llmtap.capture.formats.format import FormatError
+from llmtap.capture.formats.format import FormatError, Source
 from llmtap.capture.streams import opened
 from llmtap.errors import ConfigError
 from llmtap.sim.requests import Requests
 
-__all__ = ["Trace", "load_trace"]
+__all__ = ["Trace", "load_trace", "opened_trace"]
 
 _COLUMNS = ("arrival_ns", "input_tokens", "output_tokens")
+_BLOCKS = ("blocks", "block_size", "block_unit", "prompt_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +41,9 @@ class Trace:
     requests: Requests
     format: str = ""
     notes: list[str] = field(default_factory=list)
-    """What was left out."""
+    """What was left out, and what was taken for something."""
+    dated: bool = False
+    """Arrivals count from 1970 UTC, and not from the trace's own zero."""
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -70,8 +78,9 @@ class Trace:
             offsets = [round(t / scale) for t in offsets]
         more = -(-count // n)
         return Requests(
-            array("q", offsets), (given.input * more)[:count], (given.output * more)[:count], array("q")
-        )
+            array("q", offsets), (given.input * more)[:count], (given.output * more)[:count], array("q"),
+            (given.blocks * more)[:count], given.block_tokens, given.arrival_ns[0] if self.dated else 0,
+        )  # fmt: skip
 
 
 def load_trace(
@@ -86,23 +95,39 @@ def load_trace(
     Rows without output tokens are failed ones: they have 0. Raises ConfigError, whose place is the trace.
     """
     rows = _Rows(count)
+    with opened_trace(place, source_format=source_format, progress=progress) as (source, name):
+        rows.take(source)
+    if not rows.requests:
+        raise ConfigError(place, rows.why_none())
+    return Trace(rows.in_order(), name, rows.notes(), rows.dated)
+
+
+@contextmanager
+def opened_trace(
+    place: str,
+    *,
+    source_format: str | None = None,
+    progress: Callable[[int, int | None], None] | None = None,
+) -> Iterator[tuple[Source, str]]:
+    """A trace or capture to be read, and its format's name.
+
+    Raises ConfigError, whose place is the trace, also for what is found while its batches are read.
+    """
     try:
         if "://" in place or Path(place).is_dir() or (has_magic(place) and not Path(place).exists()):
-            found, name = parquet_capture.read_many(place)[0], parquet_capture.FORMAT.name
-            rows.take(found.batches)
-        else:
-            with opened(place, registry.SNIFF_BYTES, progress) as file:
-                plain = place.removesuffix(".gz").removesuffix(".zst")
-                given = (
-                    registry.detect("" if place == "-" else Path(plain).name, file.head)
-                    if source_format is None
-                    else registry.by_name(source_format)
-                )
-                if given is parquet_capture.FORMAT and not file.seekable:
-                    raise FormatError("Parquet is read from its end: give it as a file, not compressed")
-                assert given.read is not None
-                name = given.name
-                rows.take(given.read(file.stream).batches)
+            yield parquet_capture.read_many(place)[0], parquet_capture.FORMAT.name
+            return
+        with opened(place, registry.SNIFF_BYTES, progress) as file:
+            plain = place.removesuffix(".gz").removesuffix(".zst")
+            given = (
+                registry.detect("" if place == "-" else Path(plain).name, file.head)
+                if source_format is None
+                else registry.by_name(source_format)
+            )
+            if given is parquet_capture.FORMAT and not file.seekable:
+                raise FormatError("Parquet is read from its end: give it as a file, not compressed")
+            assert given.read is not None
+            yield given.read(file.stream), given.name
     except FormatError as exc:
         raise ConfigError(place, str(exc)) from None
     except (OSError, EOFError) as exc:
@@ -110,24 +135,23 @@ def load_trace(
         raise ConfigError(place, f"cannot be read: {reason}") from None
     except (pa.ArrowException, msgspec.MsgspecError) as exc:
         raise ConfigError(place, f"does not fit its format: {str(exc).splitlines()[0]}") from None
-    if not rows.requests:
-        raise ConfigError(place, rows.why_none())
-    return Trace(rows.in_order(), name, rows.notes())
 
 
 class _Rows:
     """Takes the columns that are needed off the batches."""
 
+    dated = False
+
     def __init__(self, count: int | None) -> None:
         self.requests = Requests()
         self._left = count
-        self._seen = 0
+        self._blocks = _Blocks()
         self._without = dict.fromkeys(_COLUMNS[:2], 0)
 
-    def take(self, batches: Iterator[pa.RecordBatch]) -> None:
-        for batch in batches:
-            columns = [batch.column(name) for name in _COLUMNS]
-            self._seen += batch.num_rows
+    def take(self, source: Source) -> None:
+        self.dated = source.info.arrivals == "wall"
+        for batch in source.batches:
+            columns = [batch.column(name) for name in (*_COLUMNS, *_BLOCKS)]
             for name, column in zip(_COLUMNS[:2], columns, strict=False):
                 self._without[name] += column.null_count
             if columns[0].null_count or columns[1].null_count:
@@ -140,10 +164,12 @@ class _Rows:
                 (columns[0], columns[1], made), strict=True,
             ):  # fmt: skip
                 ours.extend(theirs.to_pylist())
+            self._blocks.take(columns[3:])
             if self._left is not None:
                 self._left -= len(made)
                 if not self._left:
                     break
+        self.requests.block_tokens, self.requests.blocks = self._blocks.whole(self.requests.input)
 
     def in_order(self) -> Requests:
         arrivals = self.requests.arrival_ns
@@ -152,7 +178,8 @@ class _Rows:
 
     def notes(self) -> list[str]:
         told = {"arrival_ns": "have no arrival time", "input_tokens": "have no count of input tokens"}
-        return [f"{n:,} rows {told[name]}: left out" for name, n in self._without.items() if n]
+        left_out = [f"{n:,} rows {told[name]}: left out" for name, n in self._without.items() if n]
+        return left_out + self._blocks.notes
 
     def why_none(self) -> str:
         if self._without["arrival_ns"]:
@@ -160,3 +187,53 @@ class _Rows:
         if self._without["input_tokens"]:
             return "none of its rows has a count of input tokens"
         return "has no rows"
+
+
+class _Blocks:
+    """Takes the blocks that prompts begin with off the batches, where a trace has any."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self._ids: list[tuple[int, ...]] = []
+        """Of each row; empty where it has none."""
+        self._kind: tuple[int, str] | None = None
+        """Size and unit of the first: ids of others mean something else."""
+        self._bytes: dict[int, int] = {}
+        """Rows whose blocks are of bytes, and the bytes of their prompts."""
+        self._other = 0
+
+    def take(self, columns: Sequence[pa.Array]) -> None:
+        """The next rows: _BLOCKS."""
+        lists = columns[0]
+        if lists.null_count == len(lists):
+            self._ids += [()] * len(lists)
+            return
+        for ids, size, unit, n_bytes in zip(*(column.to_pylist() for column in columns), strict=True):
+            if ids and size:
+                kind = size, unit or "tokens"
+                if self._kind is None:
+                    self._kind = kind
+                if kind != self._kind:
+                    self._other += 1
+                    ids = ()
+                elif kind[1] == "bytes" and n_bytes:
+                    self._bytes[len(self._ids)] = n_bytes
+            self._ids.append(tuple(ids or ()) if size else ())
+
+    def whole(self, inputs: "array[int]") -> tuple[int, list[tuple[int, ...]]]:
+        """Tokens of a block, and the whole blocks of each row; 0 and none where the trace has none."""
+        if self._kind is None:
+            return 0, []
+        size, unit = self._kind
+        if self._other:
+            self.notes.append(f"{self._other:,} rows have prompt blocks of another size: taken for unknown")
+        if unit == "bytes":
+            n_bytes = sum(self._bytes.values())
+            tokens = sum(inputs[row] for row in self._bytes)
+            if not tokens:
+                return 0, []
+            in_bytes, size = size, max(1, round(size * tokens / n_bytes))
+            self.notes.append(
+                f"prompt blocks of {in_bytes:,} bytes are taken for {size:,} tokens, by the mean"
+            )
+        return size, [ids[: n // size] for ids, n in zip(self._ids, inputs, strict=True)]

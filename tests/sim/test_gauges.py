@@ -1,6 +1,7 @@
 """vLLM's metrics: its names, its buckets, and one label pair for all."""
 
 from llmtap.sim.gauges import Gauges
+from llmtap.sim.schedulers.iterations import State
 
 
 def test_names_and_buckets_are_vllms() -> None:
@@ -24,11 +25,25 @@ def test_names_and_buckets_are_vllms() -> None:
         assert line in text.splitlines()
     edges = [line for line in text.splitlines() if line.startswith("vllm:time_to_first_token_seconds_bucket")]
     assert len(edges) == 23, "22 and infinity"
-    assert "kv_cache" not in text
-    gauges.kv_usage(0.5)
-    gauges.waiting(4)
-    assert f"vllm:kv_cache_usage_perc{{{at}}} 0.5" in gauges.text().decode()
-    assert f"vllm:num_requests_waiting{{{at}}} 4.0" in gauges.text().decode()
+    assert "kv_cache" not in text and "prefix_cache" not in text, "a fixed schedule has neither"
+
+
+def test_an_engine_says_what_runs_and_waits_and_what_its_memory_holds() -> None:
+    state = State(running=3, waiting=4, kv_used=0.5, preemptions=2, prefix_queries=100, prefix_hits=48)
+    gauges = Gauges("tiny", lambda: state)
+    gauges.began(7)
+    expected = {
+        "num_requests_running": 3.0, "num_requests_waiting": 4.0, "kv_cache_usage_perc": 0.5,
+        "num_preemptions_total": 2.0, "prefix_cache_queries_total": 100.0, "prefix_cache_hits_total": 48.0,
+    }  # fmt: skip
+    for _ in range(2):  # to be asked does not count
+        lines = gauges.text().decode().splitlines()
+        for name, value in expected.items():
+            assert f'vllm:{name}{{engine="0",model_name="tiny"}} {value}' in lines
+    state.preemptions, state.running, state.waiting, state.kv_used = 5, 0, 0, 0.0
+    lines = gauges.text().decode().splitlines()
+    assert 'vllm:num_preemptions_total{engine="0",model_name="tiny"} 5.0' in lines
+    assert 'vllm:num_requests_running{engine="0",model_name="tiny"} 0.0' in lines
 
 
 def test_a_request_that_was_not_answered_is_no_success() -> None:

@@ -1,5 +1,7 @@
 """The options of the simulated server: by key from the command line, by header from a request."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -11,6 +13,7 @@ from llmtap.sim.options import (
     SimOptions,
     for_request,
     keys,
+    load_engine,
     load_options,
 )
 from llmtap.units import Duration
@@ -112,3 +115,60 @@ def test_a_fault_by_header_takes_the_place_of_the_servers() -> None:
 def test_a_header_that_does_not_fit_is_refused(headers: dict[str, str]) -> None:
     with pytest.raises(ValueError, match=r"x-sim-|\d"):
         for_request(SimOptions(), headers)
+
+
+@pytest.mark.parametrize(
+    "header", ["x-sim-ttft", "x-sim-ttft-ms", "X-Sim-Itl", "x-sim-spread", "x-sim-jitter"]
+)
+def test_where_an_engine_decides_a_request_cannot_ask_for_a_schedule(header: str) -> None:
+    assert for_request(SimOptions(), {header: "0"}) is not None
+    with pytest.raises(ValueError, match=f"{header}: here an engine decides"):
+        for_request(SimOptions(), {header: "1"}, fixed=False)
+    assert for_request(SimOptions(), {"x-sim-tokens": "3"}, fixed=False).tokens == 3
+
+
+def test_a_fixed_schedule_is_no_engine() -> None:
+    assert load_engine("fixed", {"ttft": "1s"}, serving={}, readings={}) is None
+
+
+def test_an_engine_is_named_by_its_scheduler() -> None:
+    engine = load_engine(
+        "continuous_batching", {"tokens": "3"}, serving={"kv-tokens": "100"}, readings={}, predictor="prompt"
+    )
+    assert engine is not None and engine.iterates
+    assert (engine.setup.serving.kv_tokens, engine.setup.readings.predictor) == (100, "prompt")
+    assert engine.tokens_max == 96, "whole blocks"
+    assert engine.block_tokens == 0
+    shared = load_engine("continuous_batching", {}, serving={"prefix_cache": "true"}, readings={})
+    assert shared is not None and shared.block_tokens == 16
+    batches = load_engine("multi_bin_dynamic", {}, serving={}, readings={"bin_edges": "1,9"}, servers=3)
+    assert batches is not None and not batches.iterates
+    assert (batches.servers, batches.tokens_max, batches.block_tokens) == (3, None, 0)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "given", "says"),
+    [
+        ("continuos_batching", {}, r"(?s)--scheduler: .*did you mean continuous_batching\?"),
+        ("x", {}, "(?s)--scheduler: .*there are fixed, static_fifo"),
+        ("continuous_batching", {"values": {"ttft": "1s"}}, "ttft: belongs to --scheduler fixed"),
+        ("static_fifo", {"values": {"itl": "1s"}}, "itl: belongs to --scheduler fixed"),
+        ("static_fifo", {"values": {"pacing.jitter": "0.1"}}, "pacing.jitter: belongs to --scheduler fixed"),
+        ("continuous_batching", {"serving": {"seq_max": "1"}}, r"(?s)--serving: .*did you mean seqs_max\?"),
+        ("continuous_batching", {"serving": {"seqs_max": "0"}}, "--serving: seqs_max: "),
+        ("static_fifo", {"readings": {"static_batch": "0"}}, "--reading: static_batch"),
+        ("static_fifo", {"readings": {"predictor": "oracle"}}, "--reading: predictor"),
+        ("static_fifo", {"predictor": "oracle"}, "--predictor: 'oracle' is none of perfect, "),
+        ("shortest_predicted_first", {"predictor": "shuffled"}, "--predictor: shuffled needs"),
+        ("multi_bin_dynamic", {}, "--reading: bin_edges is missing"),
+        ("continuous_batching", {"servers": 2}, "--servers: continuous_batching is one server"),
+        ("fixed", {"serving": {"seqs_max": "1"}}, "--serving: belongs to an engine"),
+        ("fixed", {"readings": {"bins": "1"}}, "--reading: belongs to an engine"),
+        ("fixed", {"predictor": "perfect"}, "--predictor: belongs to an engine"),
+        ("fixed", {"servers": 2}, "--servers: belongs to an engine"),
+    ],
+)
+def test_an_engine_that_cannot_be_is_told_why(scheduler: str, given: dict[str, Any], says: str) -> None:
+    given = {"values": {}, "serving": {}, "readings": {}, **given}
+    with pytest.raises(ConfigError, match=says):
+        load_engine(scheduler, **given)

@@ -1,12 +1,14 @@
 """The pacer: everybody is called, in the order they are due, and nobody early."""
 
 import asyncio
+import heapq
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmtap.clock import SystemClock
-from llmtap.sim.pacing import Pacer
+from llmtap.clock import ManualClock, SystemClock
+from llmtap.sim.delivery import NEVER
+from llmtap.sim.pacing import Pacer, Waker
 from tests.support.peer import scene
 
 MS = 1_000_000
@@ -22,7 +24,7 @@ def test_nobody_is_called_early_and_the_earlier_go_first(offsets: list[int]) -> 
         done = asyncio.Event()
 
         def make(due_ns: int):  # type: ignore[no-untyped-def]
-            def act() -> None:
+            def act(at_ns: int) -> None:
                 called.append((due_ns, SystemClock.mono_ns()))
                 if len(called) == len(offsets):
                     done.set()
@@ -48,7 +50,7 @@ async def test_who_answers_a_time_is_called_again_then() -> None:
     calls: list[int] = []
     done = asyncio.Event()
 
-    def act() -> int | None:
+    def act(now_ns: int) -> int | None:
         calls.append(SystemClock.mono_ns())
         if len(calls) < 5:
             return began_ns + len(calls) * MS
@@ -65,7 +67,7 @@ async def test_who_answers_a_time_is_called_again_then() -> None:
 async def test_an_earlier_one_moves_the_alarm_forward() -> None:
     pacer = Pacer(SystemClock())
     now_ns = SystemClock.mono_ns()
-    pacer.add(now_ns + 3_600_000 * MS, lambda: None)
+    pacer.add(now_ns + 3_600_000 * MS, lambda now_ns: None)
     await pacer.wait_until(now_ns + MS)
     assert SystemClock.mono_ns() >= now_ns + MS
     pacer.close()
@@ -75,9 +77,9 @@ async def test_an_earlier_one_moves_the_alarm_forward() -> None:
 async def test_after_the_end_nobody_is_called() -> None:
     pacer = Pacer(SystemClock())
     called: list[int] = []
-    pacer.add(SystemClock.mono_ns() + 2 * MS, lambda: called.append(1))
+    pacer.add(SystemClock.mono_ns() + 2 * MS, lambda now_ns: called.append(1))
     pacer.close()
-    pacer.add(0, lambda: called.append(2))
+    pacer.add(0, lambda now_ns: called.append(2))
     other = Pacer(SystemClock())
     await other.wait_until(SystemClock.mono_ns() + 4 * MS)
     other.close()
@@ -93,3 +95,102 @@ async def test_a_waiter_that_is_cancelled_harms_nobody() -> None:
     await pacer.wait_until(SystemClock.mono_ns() + 4 * MS)
     assert waiter.cancelled()
     pacer.close()
+
+
+@scene
+async def test_who_adds_others_when_called_has_them_called_in_the_same_turn_or_the_next() -> None:
+    pacer = Pacer(SystemClock())
+    now_ns = SystemClock.mono_ns()
+    called: list[int] = []
+    done = asyncio.Event()
+
+    def make(i: int):  # type: ignore[no-untyped-def]
+        def act(at_ns: int) -> None:
+            called.append(i)
+            if i == 3:
+                done.set()
+            else:
+                pacer.add(now_ns + (i + 1) * MS, make(i + 1))
+
+        return act
+
+    pacer.add(now_ns, make(0))
+    await done.wait()
+    pacer.close()
+    assert called == [0, 1, 2, 3]
+
+
+@scene
+async def test_a_turn_that_fails_does_not_stop_the_others() -> None:
+    pacer = Pacer(SystemClock())
+    failed: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(
+        lambda _, context: failed.append(str(context["exception"]))
+    )
+
+    def fail(now_ns: int) -> None:
+        raise AssertionError("ours")
+
+    pacer.add(SystemClock.mono_ns(), fail)
+    while not failed:
+        await asyncio.sleep(0)
+    await pacer.wait_until(SystemClock.mono_ns() + MS)
+    pacer.close()
+    assert failed == ["ours"]
+
+
+class Recorded:
+    """In place of a pacer: remembers what it was asked for, and plays it."""
+
+    def __init__(self) -> None:
+        self.heap: list[tuple[int, int, object]] = []
+        self.added = 0
+
+    def add(self, due_ns: int, act: object) -> None:
+        self.added += 1
+        heapq.heappush(self.heap, (due_ns, self.added, act))
+
+    def play(self, until_ns: int, clock: ManualClock) -> None:
+        while self.heap and self.heap[0][0] <= until_ns:
+            due_ns, order, act = heapq.heappop(self.heap)
+            clock.now_ns = max(clock.now_ns, due_ns)
+            again_ns = act(clock.now_ns)  # type: ignore[operator]
+            if again_ns is not None:
+                heapq.heappush(self.heap, (again_ns, order, act))
+        clock.now_ns = until_ns
+
+
+@given(st.lists(st.tuples(st.integers(1, 20), st.integers(0, 50)), max_size=30), st.lists(st.integers(1, 40)))
+def test_who_may_be_wanted_sooner_is_called_by_then_and_not_forgotten(
+    wanted: list[tuple[int, int]], agains: list[int]
+) -> None:
+    """`wanted`: after so long, by then from there. `agains`: what the one who is called answers, in turn."""
+    clock, pacer = ManualClock(), Recorded()
+    due: list[int] = []
+    told = iter(agains)
+
+    def act(now_ns: int) -> int:
+        while due and due[0] <= now_ns:
+            assert heapq.heappop(due) == now_ns, "late"
+        again = next(told, None)
+        if again is not None:
+            heapq.heappush(due, now_ns + again)
+        return due[0] if due else NEVER
+
+    waker = Waker(pacer, act)  # type: ignore[arg-type]
+    for after, within in wanted:
+        pacer.play(clock.now_ns + after, clock)
+        heapq.heappush(due, clock.now_ns + within)
+        waker.sooner(clock.now_ns + within)
+    pacer.play(clock.now_ns + 5_000, clock)
+    assert not due
+    waker.sooner(NEVER)
+    assert not pacer.heap
+
+
+def test_the_same_moment_is_asked_for_once() -> None:
+    pacer = Recorded()
+    waker = Waker(pacer, lambda now_ns: NEVER)  # type: ignore[arg-type]
+    for due_ns in (70, 70, 80, 50, 60, 50):
+        waker.sooner(due_ns)
+    assert [due_ns for due_ns, _, _ in sorted(pacer.heap)] == [50, 70]

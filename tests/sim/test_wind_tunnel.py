@@ -10,17 +10,22 @@ from typing import Any
 
 import pytest
 
+import llmtap
+from llmtap.metrics.objectives import Objectives
+from llmtap.metrics.summary import METRICS, Summary
 from llmtap.sim.readings import Readings, read_settings
 from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.sim.wind_tunnel import capacity_rps, fly
-from tests.support.flights import Row, flown, served, workload
+from tests.support.flights import MODEL, Row, flown, served, workload
 from tests.support.seed004 import simulate
 
+BATCHES = [name for name, kind in SCHEDULERS.items() if not kind.iterates]
+"""The schedulers of seed 004."""
 ORACLE = Path(__file__).resolve().parents[2] / ".." / "shared" / "oracle" / "sim004_tiny.json"
 
 
 @pytest.mark.skipif(not ORACLE.exists(), reason="the oracle is not beside this checkout")
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize("scheduler", BATCHES)
 @pytest.mark.parametrize("eps", ["0.005", "0.001"])
 def test_twelve_requests_are_served_as_the_oracle_has_it_to_the_last_digit(scheduler: str, eps: str) -> None:
     told = json.loads(ORACLE.read_text())
@@ -196,7 +201,7 @@ def test_where_no_rate_is_low_enough_the_capacity_is_none() -> None:
     assert capacity_rps(lambda rate: 1.0, 0.5, 10.0) == 0.0
 
 
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize("scheduler", BATCHES)
 @pytest.mark.parametrize("eps", [0.005, 0.001])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_second_implementation_serves_each_request_at_the_same_time(
@@ -213,3 +218,77 @@ def test_a_second_implementation_serves_each_request_at_the_same_time(
     assert [n for _, _, n in served(flight)] == [n for _, _, n in again]
     for (start, end, _), (start_again, end_again, _) in zip(served(flight), again, strict=True):
         assert (start, end) == pytest.approx((start_again, end_again), abs=1e-5)
+
+
+OBJECTIVES = Objectives.parse("ttft:3s e2e:5s")
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_measuring_changes_no_figure_and_adds_all_of_a_summary(scheduler: str) -> None:
+    work, read = workload(ROWS), read_settings({"request_sla": "5s"})
+    plain = fly(scheduler, work, read, measure=False).to_dict()
+    told = fly(scheduler, work, read, objectives=OBJECTIVES).to_dict()
+    more = told["metrics"].keys() - {"e2e"}
+    assert told.keys() - plain.keys() == Summary().to_dict({}, 1.0).keys() - plain.keys()
+    for name in plain.keys() - {"metrics", "tokens", "token_sla_violation"}:
+        assert told[name] == plain[name], name
+    assert told["metrics"]["e2e"] == plain["metrics"]["e2e"]
+    assert more == set(METRICS) - {"e2e"}
+    assert {name: told["tokens"][name] for name in plain["tokens"]} == pytest.approx(plain["tokens"])
+    # One of the five asks for no token: an empty answer meets nothing.
+    assert (told["goodput"]["counted"], told["goodput"]["broken"]["ended"]) == (5, 1)
+    assert told["smooth_goodput"]["n"] == 4
+
+
+def test_tokens_of_whole_batches_leave_as_the_seed_says() -> None:
+    flight = fly("static_fifo", workload(ROWS), Readings(), model=MODEL, measure=True)
+    metrics = flight.to_dict()["metrics"]
+    assert flight.summary is not None
+    # Batches begin at 1, 4, 6.25 and 11.25 s; all first tokens are alpha = 1 s later.
+    assert (metrics["ttft"]["n"], metrics["ttft"]["min"], metrics["ttft"]["max"]) == (
+        4, 1.0, 3.0,
+    )  # fmt: skip
+    assert metrics["tbc"]["n"] == 9 + 9 + 9 + 4
+    assert (metrics["tbc"]["min"], metrics["tbc"]["max"]) == pytest.approx((0.1, 0.125), rel=0.01)
+
+
+def test_whole_batches_are_measured_where_somebody_asks_for_it(tmp_path: Path) -> None:
+    def measured(**asked: Any) -> bool:
+        return fly("static_fifo", workload(ROWS), Readings(), **asked).summary is not None
+
+    assert not measured()
+    assert measured(measure=True)
+    assert measured(objectives=OBJECTIVES)
+    assert measured(capture=tmp_path)
+    assert fly("continuous_batching", workload(ROWS), Readings()).summary is not None
+
+
+@pytest.mark.parametrize(
+    ("asked", "problem"),
+    [
+        ({"servers": 2}, "one server"),
+        ({"measure": False, "objectives": OBJECTIVES}, "without measuring"),
+        ({"measure": False, "capture": "x"}, "without measuring"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(asked: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        fly("continuous_batching", workload(ROWS), Readings(), **asked)
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_a_run_becomes_a_capture_that_tells_the_same(scheduler: str, tmp_path: Path) -> None:
+    rows: list[Row] = [(i / 10, 5 + i, 1 + i % 7) for i in range(100)]
+    flight = fly(scheduler, workload(rows), Readings(), objectives=OBJECTIVES, capture=tmp_path)
+    capture = llmtap.read(tmp_path)
+    assert capture.integrity().ok
+    ends = {x.seq: (x.timeline.response_end_ns, x.tokens.output) for x in capture.exchanges()}
+    assert [ends[i + 1] for i in range(len(rows))] == [
+        (end // 1_000 * 1_000, made)
+        for end, made in zip(flight.played.end_ns, flight.requests.output, strict=True)
+    ]
+    again = Summary(OBJECTIVES)
+    for x in capture.exchanges():
+        again.add(x)
+    assert flight.summary is not None
+    assert again.goodput.to_dict(1.0) == flight.summary.goodput.to_dict(1.0)

@@ -1,4 +1,5 @@
 import gzip
+import json
 from array import array
 from pathlib import Path
 
@@ -7,6 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.capture.convert import convert
+from llmtap.capture.formats.format import batch_of
+from llmtap.capture.parquet import write_parquet
+from llmtap.capture.schema import CaptureInfo
 from llmtap.errors import ConfigError
 from llmtap.sim.requests import Requests
 from llmtap.sim.workload import Trace, load_trace
@@ -135,3 +139,73 @@ def test_rows_stay_in_order_and_bursts_stay_bursts(times: list[int], count: int,
         # Each round is like the first, to a nanosecond of rounding.
         here = made.arrival_ns[i] - made.arrival_ns[i - i % n]
         assert abs(here - made.arrival_ns[i % n]) <= 1
+
+
+def mooncake(path: Path, *rows: tuple[int, int, list[int] | None]) -> str:
+    """Rows of milliseconds, input tokens and ids of blocks of 512."""
+    lines = []
+    for at_ms, n, ids in rows:
+        row = {"timestamp": at_ms, "input_length": n, "output_length": 1}
+        lines.append(json.dumps(row if ids is None else row | {"hash_ids": ids}))
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+def test_prompts_bring_the_whole_blocks_that_they_begin_with(tmp_path: Path) -> None:
+    place = mooncake(tmp_path / "m.jsonl", (9, 1_100, [7, 8, 9]), (5, 512, [7]), (7, 100, [3]), (8, 5, None))
+    trace = load_trace(place)
+    assert trace.requests.block_tokens == 512
+    assert trace.requests.blocks == [(7,), (), (), (7, 8)]  # the third of three is a part of one
+    assert trace.notes == []
+
+
+def test_a_prompt_that_comes_again_is_the_same_prompt(tmp_path: Path) -> None:
+    place = mooncake(tmp_path / "m.jsonl", (0, 512, [1]), (10, 1_024, [1, 2]), (20, 512, [4]))
+    again = load_trace(place).requests_at(count=5, scale=2)
+    assert again.blocks == [(1,), (1, 2), (4,), (1,), (1, 2)]
+    assert again.block_tokens == 512
+    assert load_trace(place, count=2).requests_at(count=2).blocks == [(1,), (1, 2)]
+
+
+def test_without_blocks_there_are_none(tmp_path: Path) -> None:
+    made = load_trace(str(burst(tmp_path / "a.csv", (1, 600, 2)))).requests_at(count=1)
+    assert (made.blocks, made.block_tokens) == ([], 0)
+
+
+def captured(path: Path, *rows: tuple[int | None, int, list[int], int, str, int]) -> str:
+    """Rows of arrival, input tokens, ids, block size, unit and bytes of the prompt, as a capture."""
+    names = ("arrival_ns", "input_tokens", "blocks", "block_size", "block_unit", "prompt_bytes")
+    columns = dict(zip(names, zip(*rows, strict=True), strict=True))
+    write_parquet(path, CaptureInfo(capture="c"), [batch_of(len(rows), columns)])
+    return str(path)
+
+
+def test_blocks_of_bytes_are_taken_for_tokens_by_the_mean(tmp_path: Path) -> None:
+    place = captured(
+        tmp_path / "c.parquet",
+        (S, 500, [1, 2], 1_000, "bytes", 2_000),
+        (2 * S, 1_250, [1, 2, 3, 4], 1_000, "bytes", 5_000),
+        (None, 9, [8], 1_000, "bytes", 9_999),
+    )
+    trace = load_trace(place)
+    assert (trace.requests.block_tokens, trace.requests.blocks) == (250, [(1, 2), (1, 2, 3, 4)])
+    assert trace.notes == [
+        "1 rows have no arrival time: left out",
+        "prompt blocks of 1,000 bytes are taken for 250 tokens, by the mean",
+    ]
+
+
+def test_blocks_of_another_size_mean_nothing_beside_the_first(tmp_path: Path) -> None:
+    place = captured(tmp_path / "c.parquet", (1, 40, [1, 2], 16, "tokens", 9), (2, 40, [1], 32, "tokens", 9))
+    trace = load_trace(place)
+    assert (trace.requests.block_tokens, trace.requests.blocks) == (16, [(1, 2), ()])
+    assert trace.notes == ["1 rows have prompt blocks of another size: taken for unknown"]
+
+
+@pytest.mark.parametrize("scale", [1.0, 50.0])
+def test_what_has_dates_begins_at_its_first(scale: float, tmp_path: Path) -> None:
+    at_ns = 1_700_000_000 * S
+    place = captured(tmp_path / "c.parquet", (at_ns + S, 1, [], 0, "", 0), (at_ns, 1, [], 0, "", 0))
+    assert load_trace(place).requests_at(count=4, scale=scale).epoch_ns == at_ns
+    undated = burst(tmp_path / "a.csv", (5, 1, 2), (9, 1, 2))
+    assert load_trace(str(undated)).requests_at(count=2).epoch_ns == 0

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from llmtap.clock import Clock
 from llmtap.record.saved import Explained, explain, read_saved
-from llmtap.sim.options import SimOptions
+from llmtap.sim.options import EngineOptions, SimOptions
 from llmtap.sim.plan import Planner
 from llmtap.sim.server import SimServer
 from llmtap.units import Duration
@@ -54,11 +54,15 @@ class Engine:
 
 @asynccontextmanager
 async def engine(
-    options: SimOptions = QUICK, clock: Clock | None = None, planner: Planner | None = None
+    options: SimOptions = QUICK,
+    clock: Clock | None = None,
+    planner: Planner | None = None,
+    behind: EngineOptions | None = None,
 ) -> AsyncIterator[Engine]:
-    server = SimServer(options, clock, planner=planner)
+    """A server; `behind` it an engine, or a fixed schedule."""
+    server = SimServer(options, clock, planner=planner, engine=behind)
     sock = socket.create_server(("127.0.0.1", 0))
-    runner = web.AppRunner(server.app, access_log=None)
+    runner = web.AppRunner(server.app, access_log=None, handler_cancellation=True)
     await runner.setup()
     await web.SockSite(runner, sock).start()
     try:

@@ -2,8 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-__all__ = ["Iteration", "State"]
+from llmtap.sim.engine import Made, Scheduler
+
+__all__ = ["Iterating", "Iteration", "State", "made_later"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +29,28 @@ class State:
     waiting: int = 0
     kv_used: float = 0.0
     """Share of the KV memory that requests hold."""
+    kv_peak: float = 0.0
+    """The most that it has been."""
     preemptions: int = 0
     preempted: int = 0
     """Requests that were preempted at least once."""
+    recovered: int = 0
+    """Of these, how many were served to the end all the same."""
     preempted_tokens: int = 0
     """Tokens whose KV was thrown away by preemption, to be taken in again."""
     prefix_queries: int = 0
     """Tokens of prompts looked for in the prefix cache."""
     prefix_hits: int = 0
     """Those that were there."""
+
+
+class Iterating(Scheduler, Protocol):
+    """A scheduler that composes anew at every iteration, and tells of itself."""
+
+    state: State
+
+
+def made_later(made: Made, due_ns: Sequence[int]) -> Made:
+    """The same tokens, each of which leaves when it is due."""
+    leaving = sorted(zip(due_ns, made.tokens, strict=True))
+    return Made(made.finished, [request for _, request in leaving], [due for due, _ in leaving])

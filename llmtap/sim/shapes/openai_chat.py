@@ -56,11 +56,14 @@ def read(body: bytes) -> Asked:
     )  # fmt: skip
 
 
-def usage_of(prompt_tokens: int, output_tokens: int) -> dict[str, int]:
-    return {
-        "prompt_tokens": prompt_tokens, "completion_tokens": output_tokens,
-        "total_tokens": prompt_tokens + output_tokens,
+def usage_of(answer: Answer, output_tokens: int) -> dict[str, Any]:
+    usage: dict[str, Any] = {
+        "prompt_tokens": answer.prompt_tokens, "completion_tokens": output_tokens,
+        "total_tokens": answer.prompt_tokens + output_tokens,
     }  # fmt: skip
+    if answer.cached_tokens is not None:
+        usage["prompt_tokens_details"] = {"cached_tokens": answer.cached_tokens}
+    return usage
 
 
 class OpenAIChat:
@@ -78,12 +81,12 @@ class OpenAIChat:
             "id": self.id, "object": "chat.completion.chunk", "created": CREATED, "model": self._asked.model,
         }  # fmt: skip
 
-    def _frame(self, choices: list[dict[str, Any]], usage: dict[str, int] | None = None) -> bytes:
+    def _frame(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> bytes:
         frame: dict[str, Any] = {**self._head, "choices": choices}
         if usage is not None:
             frame["usage"] = usage
         elif self._continuous:
-            frame["usage"] = usage_of(self._answer.prompt_tokens, sum(self._answer.sent))
+            frame["usage"] = usage_of(self._answer, sum(self._answer.sent))
         elif self._asked.include_usage and not self._vllm:
             frame["usage"] = None
         return b"data: " + msgspec.json.encode(frame) + b"\n\n"
@@ -124,7 +127,7 @@ class OpenAIChat:
     def ending(self) -> bytes:
         if not self._asked.include_usage:
             return _DONE
-        return self._frame([], usage_of(self._answer.prompt_tokens, sum(self._answer.sent))) + _DONE
+        return self._frame([], usage_of(self._answer, sum(self._answer.sent))) + _DONE
 
     def keepalive(self) -> bytes:
         return b": keep-alive\n\n"
@@ -148,5 +151,5 @@ class OpenAIChat:
             choices.append({"index": i, "message": message, "logprobs": None, **self._how(choice)})
         return {
             **self._head, "object": "chat.completion", "choices": choices,
-            "usage": usage_of(self._answer.prompt_tokens, self._answer.output_tokens),
+            "usage": usage_of(self._answer, self._answer.output_tokens),
         }  # fmt: skip

@@ -92,5 +92,5 @@ class OpenAICompletions(OpenAIChat):
                 {"index": i, "text": choice.text, "logprobs": None, **self._how(choice)}
                 for i, choice in enumerate(self._answer.choices)
             ],
-            "usage": usage_of(self._answer.prompt_tokens, self._answer.output_tokens),
+            "usage": usage_of(self._answer, self._answer.output_tokens),
         }

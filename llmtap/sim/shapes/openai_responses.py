@@ -61,7 +61,9 @@ class OpenAIResponses:
         sent = self._answer.sent[0]
         usage = {
             "input_tokens": self._answer.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "input_tokens_details": {
+                "cached_tokens": self._answer.cached_tokens or 0, "cache_write_tokens": 0,
+            },
             "output_tokens": sent, "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": self._answer.prompt_tokens + sent,
         }  # fmt: skip

@@ -67,6 +67,8 @@ class Answer:
     prompt_ns: int = 0
     """What the prompt took, for those who tell at the end."""
     output_ns: int = 0
+    cached_tokens: int | None = None
+    """Tokens of the prompt that the engine's prefix cache had, once that is known; None without one."""
 
     def __post_init__(self) -> None:
         self.sent = [0] * len(self.choices)

@@ -1,0 +1,236 @@
+"""What `llmtap sim run` was told on the command line, as the axes of a sweep."""
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from llmtap.errors import ConfigError
+
+__all__ = [
+    "AxesRead",
+    "models_fitted",
+    "objectives_text",
+    "option_defaults",
+    "preset_named",
+    "scheduler_names",
+]
+
+SERVERS_MAX: Final = 10_000
+_LISTING: Final = "llmtap sim run --readings"
+_DEFAULT_SCHEDULERS: Final = ("static_fifo", "dynamic_no_bins", "multi_bin_dynamic")
+
+
+class AxesRead:
+    """Collects axes, and knows which option set each. Whatever is wrong is a ConfigError that names it."""
+
+    def __init__(self) -> None:
+        self.axes: dict[str, tuple[Any, ...]] = {}
+        self._options: dict[str, str] = {}
+
+    def schedulers(self, text: str | None) -> None:
+        from llmtap.sim.schedulers.registry import SCHEDULERS
+
+        if text is None:
+            return
+        names = _parts(text)
+        for name in names:
+            if name not in SCHEDULERS:
+                near = difflib.get_close_matches(name, SCHEDULERS, 1)
+                hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(SCHEDULERS)}"
+                raise ConfigError("--scheduler", f"no scheduler is called {name!r}; {hint}")
+        if not names:
+            raise ConfigError("--scheduler", "names none")
+        self._set("scheduler", names, "--scheduler")
+
+    def load(self, scale: str | None, rate: str | None) -> None:
+        """One of both."""
+        if scale is not None and rate is not None:
+            raise ConfigError("--rate", "is a scale, and --scale is given")
+        self.numbers("scale", scale, float)
+        self.numbers("rate", rate, float)
+
+    def numbers(self, name: str, text: str | None, kind: Callable[[str], int | float]) -> None:
+        """Numbers above 0, apart by commas; a seed may be any."""
+        if text is None:
+            return
+        option = f"--{name}"
+        values = []
+        for part in _parts(text):
+            try:
+                value = kind(part)
+            except ValueError:
+                expected = "a whole number" if kind is int else "a number"
+                raise ConfigError(option, f"expected {expected}, got {part!r}") from None
+            if name != "seed" and not 0 < value < float("inf"):
+                raise ConfigError(option, f"expected more than 0, got {value:g}")
+            if name == "servers" and value > SERVERS_MAX:
+                raise ConfigError(option, f"expected at most {SERVERS_MAX:,}, got {value:,}")
+            values.append(value)
+        if not values:
+            raise ConfigError(option, "names none")
+        self._set(name, values, option)
+
+    def text(self, name: str, text: str | None, option: str) -> None:
+        """One value of a reading that has an option of its own."""
+        if text is None:
+            return
+        try:
+            _check(name, text)
+        except ValueError as exc:
+            raise ConfigError(option, str(exc).partition(": ")[2] or str(exc)) from None
+        self._set(name, [text], option)
+
+    def settings(self, given: Sequence[str], option: str) -> None:
+        """NAME=VALUE: readings or options of serving; for `--vary` with values apart by commas, or by bars
+        where values hold commas themselves."""
+        from llmtap.sim.grid import SERVING
+
+        for one in given:
+            name, found, text = one.partition("=")
+            name = name.strip().replace("-", "_")
+            several = option == "--vary"
+            if not found or not name:
+                shape = "NAME=VALUE,VALUE" if several else "NAME=VALUE"
+                raise ConfigError(option, f"expected {shape}, got {one!r}", _LISTING)
+            values = _parts(text, "|" if "|" in text else ",") if several else [text.strip()]
+            if not values:
+                raise ConfigError(option, f"{name} has no values")
+            for value in values:
+                try:
+                    _check(name, value, serving=option == "--serving" or (several and name in SERVING))
+                except ValueError as exc:
+                    raise ConfigError(option, str(exc), _LISTING) from None
+            self._set(name, values, option)
+
+    def whole(self, preset: Any, preset_name: str) -> dict[str, tuple[Any, ...]]:
+        """All axes, with those of a preset, and defaults, where nothing was given."""
+        from llmtap.sim.grid import LOADS
+
+        axes = self.axes
+        if preset is not None:
+            fixed = {name for variant in preset.variants for name in variant}
+            for name, option in self._options.items():
+                if name in fixed:
+                    raise ConfigError(option, f"{name} is what --preset {preset_name} compares")
+            loaded = any(name in axes for name in LOADS)
+            kept = {n: v for n, v in preset.axes.items() if not (loaded and n in LOADS)}
+            axes = kept | axes
+            if "scheduler" not in fixed:
+                axes.setdefault("scheduler", _DEFAULT_SCHEDULERS)
+        else:
+            axes = {"scheduler": _DEFAULT_SCHEDULERS} | axes
+        if "bin_edges" in axes and "bins" in axes:
+            raise ConfigError(
+                self._options["bin_edges"], "gives edges, and how many bins there are is set too"
+            )
+        self._check_servers(axes)
+        return axes
+
+    def _check_servers(self, axes: dict[str, tuple[Any, ...]]) -> None:
+        from llmtap.sim.schedulers.registry import SCHEDULERS
+
+        several = [n for n in axes.get("servers", ()) if n > 1]
+        for name in axes.get("scheduler", ()):
+            if several and SCHEDULERS[name].iterates:
+                raise ConfigError(
+                    "--servers", f"{name} has one: its memory and its batch are one GPU's, got {several[0]}"
+                )
+
+    def _set(self, name: str, values: Sequence[Any], option: str) -> None:
+        before = self._options.get(name)
+        if before is not None:
+            again = "twice" if before == option else f"by {before} as well"
+            raise ConfigError(option, f"{name} is set {again}")
+        self._options[name] = option
+        self.axes[name] = tuple(dict.fromkeys(values))
+
+
+def preset_named(name: str | None) -> Any:
+    """The preset; None for None."""
+    from llmtap.sim.presets import PRESETS
+
+    if name is None:
+        return None
+    if name not in PRESETS:
+        near = difflib.get_close_matches(name, PRESETS, 1)
+        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(PRESETS)}"
+        raise ConfigError("--preset", f"no preset is called {name!r}; {hint}")
+    return PRESETS[name]
+
+
+def scheduler_names(axes: Mapping[str, Sequence[Any]], preset: Any) -> list[str]:
+    """All that will run."""
+    variants = () if preset is None else preset.variants
+    named = [variant["scheduler"] for variant in variants if "scheduler" in variant]
+    return list(dict.fromkeys([*axes.get("scheduler", ()), *named]))
+
+
+def objectives_text(slo: str | None, preset: Any) -> str:
+    """In the canonical way; empty where there are none."""
+    from llmtap.metrics.objectives import Objectives
+
+    text = slo if slo is not None else preset.objectives if preset is not None else ""
+    return Objectives.parse(text, "--slo").text if text else ""
+
+
+def option_defaults() -> dict[str, dict[str, Any]]:
+    """Readings and options of serving as summaries have them, as they are when nobody sets them."""
+    import msgspec
+
+    from llmtap.sim.readings import Readings
+    from llmtap.sim.serving import Serving
+    from llmtap.units import to_seconds
+
+    groups = (("readings", Readings()), ("serving", Serving()))
+    # Durations are the only ones that msgspec asks about.
+    return {name: msgspec.to_builtins(options, enc_hook=to_seconds) for name, options in groups}
+
+
+def models_fitted(place: str | None, chunk: int | None, schedulers: Sequence[str]) -> dict[str, Any]:
+    """Fields of jobs: models fitted to a grid or a capture, and how well; none where neither is given.
+
+    `chunk`: tokens of an iteration of the server that was captured, where it takes prompts in in pieces.
+    """
+    from llmtap.sim.latency import GridError, fit, load_grid
+    from llmtap.sim.schedulers.registry import SCHEDULERS
+
+    if place is None:
+        if chunk is not None:
+            raise ConfigError("--fit-chunk", "is of a capture that --latency names")
+        return {}
+    is_grid = place.endswith(".csv")
+    if is_grid and chunk is not None:
+        raise ConfigError("--fit-chunk", f"is of a capture, and {place} is a grid")
+    for name in schedulers:
+        if SCHEDULERS[name].iterates is is_grid:
+            kind = "whole batches take, and nothing of iterations" if is_grid else "iterations take"
+            serves = "composes iterations" if is_grid else "serves whole batches"
+            raise ConfigError("--latency", f"{place} tells how long {kind}; {name} {serves}")
+    if not is_grid:
+        from llmtap.sim.fitting import fit_capture
+
+        found = fit_capture(place, chunk=chunk)
+        r2 = min(found.prefill.r2, found.decode.r2)
+        return {"iterations": found.model, "fit": {"capture": place, "r2": r2, **found.to_dict()}}
+    try:
+        fitted = fit(load_grid(place))
+    except GridError as exc:
+        raise ConfigError("--latency", f"{place}: {exc}") from None
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError("--latency", f"cannot read {place}: {getattr(exc, 'strerror', exc)}") from None
+    told = {"grid": place, "r2": fitted.r2, "points": fitted.points, "error_max": fitted.error_max}
+    return {"model": fitted.model, "fit": told}
+
+
+def _parts(text: str, mark: str = ",") -> list[str]:
+    return [part.strip() for part in text.split(mark) if part.strip()]
+
+
+def _check(name: str, text: str, *, serving: bool = False) -> None:
+    from llmtap.sim.readings import read_settings
+    from llmtap.sim.serving import read_serving
+
+    if serving:
+        read_serving({name: text})
+    else:
+        read_settings({name: text})

@@ -1,0 +1,378 @@
+"""Requests under way: who waits, who runs, who holds memory, and who has to give it back.
+
+What the iteration-level schedulers share. They say what an iteration is made of; the roster knows who could
+be in it, keeps the memory, and counts tokens.
+
+Of memory a request holds what its prompt needs from when it is seated, and a block more whenever the token
+that it makes begins one. Nobody is seated who would leave those that run without the blocks of their next
+step. Still the memory can run full, since answers grow; then who was seated last is preempted. Its KV is
+thrown away and taken in again later (`recompute`: with the tokens it has made, none of which is made twice),
+or is swapped out and in (`swap`). It waits before all that never ran. Who was seated first is never
+preempted, so that everybody is served in the end; a request larger than the memory is given up when it
+comes.
+
+All that decode do so in every iteration that decodes at all. So a request's last token and its next block are
+known from the step at which it began, and a step is a matter of looking up who ends there and how many need a
+block: it costs nothing per request.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from llmtap.sim.engine import Made
+from llmtap.sim.kv import Memory
+from llmtap.sim.requests import Requests
+from llmtap.sim.schedulers.deadlines import Deadlines
+from llmtap.sim.schedulers.iterations import Iteration, State
+from llmtap.sim.schedulers.waiting import Waiting
+from llmtap.sim.serving import Setup
+
+__all__ = ["Roster"]
+
+
+@dataclass(slots=True)
+class _Seat:
+    """Of a request that holds memory."""
+
+    names: Sequence[int]
+    """The blocks of its prompt that have names."""
+    tokens: int
+    """What it held when it was seated."""
+    rest: int
+    """Of these, how many are still to be taken in."""
+    found: int = 0
+    """And how many need not be."""
+    since: int = 0
+    """The step before the first that it is part of."""
+    until: int = 0
+    """The step that makes its last token; 0 where it does not decode yet."""
+
+
+class Roster:
+    """Who waits and who runs."""
+
+    def __init__(self, requests: Requests, setup: Setup, ranks: Sequence[int] | None = None) -> None:
+        """`ranks` orders who waits (`Waiting`)."""
+        serving = setup.serving
+        self._requests = requests
+        self._model = setup.iterations
+        self._seats_max = serving.seqs_max
+        self._queue_max = serving.queue_max
+        self._swaps = serving.preemption == "swap"
+        self._swap_token_ns = serving.swap_token
+        self._named = serving.prefix_cache and requests.block_tokens > 0
+        self.memory = Memory(serving.kv_tokens, serving.block, requests.block_tokens if self._named else 0)
+        self.state = State()
+        self.running: list[int] = []
+        """Those that decode, in the order in which they began to. Never changed: replaced."""
+        self._waiting = Waiting(ranks)
+        self._seats: dict[int, _Seat] = {}
+        """In the order in which they were seated."""
+        self._made: dict[int, int] = {}
+        """Of those that were preempted: how many tokens they had made."""
+        self._preempted: set[int] = set()
+        self._swapped: set[int] = set()
+        self._swap_ns = 0
+        """Swapping since the last iteration was composed."""
+        self._step = 0
+        self._growing = [0] * serving.block
+        """At how many steps of every `block` how many that decode begin a block."""
+        self._ending: dict[int, list[int]] = {}
+        """By step: whose last token it makes."""
+        self._context = 0
+        """Tokens that those that decode have in memory."""
+        self._deadlines = Deadlines(serving.ttft, serving.tbt) if serving.give_up == "late" else None
+        self._given_up: list[int] = []
+
+    def arrived(self, now_ns: int, request: int) -> None:
+        """It waits, if there is room to wait and it can ever be served."""
+        tokens = self._prompt(request) + self._requests.output[request]
+        too_many = self._queue_max and len(self._waiting) >= self._queue_max
+        if too_many or self.memory.whole(tokens, self._names(request)) > self.memory.blocks:
+            self._given_up.append(request)
+            return
+        self._waiting.add(request)
+        if self._deadlines is not None:
+            self._deadlines.arrived(now_ns, request)
+        self.state.waiting = len(self._waiting)
+
+    def left(self, request: int) -> None:
+        """It is served no further, and no part of an iteration that runs."""
+        if request in self._waiting:
+            self._waiting.remove(request)
+        else:
+            self._unseat([request])
+        self._over(request)
+        self._tell()
+
+    def given_up(self) -> Sequence[int]:
+        """Who was given up since this was asked last."""
+        if not self._given_up:
+            return ()
+        told, self._given_up = self._given_up, []
+        return told
+
+    def begin(self, now_ns: int) -> None:
+        """Before an iteration is composed: who is late is given up, who was swapped out comes back, as far
+        as there is room."""
+        if self._deadlines is not None:
+            for late in self._deadlines.missed(now_ns):
+                self._given_up.append(late)
+                self.left(late)
+        while self._swapped:
+            request = self._waiting.head()
+            if request is None or request not in self._swapped:
+                return
+            names, made = self._names(request), self._made[request]
+            tokens = self._prompt(request) + made - 1
+            # With the token that it makes next: else it would be out again at once.
+            if not self._room(tokens + 1, names, 1):
+                return
+            seat = self._seat(request, tokens, names)
+            self._swapped.remove(request)
+            self._swap_ns += seat.rest * self._swap_token_ns
+            del self._made[request]
+            self._join(request, seat, made)
+
+    def seat(self, limit: int | None = None, *, steps: int = 1) -> tuple[int, int] | None:
+        """Seats who is next. Gives its number, and how many tokens of it are to be taken in.
+
+        None where nobody waits, or it has no room, or more than `limit` tokens to take in. Those that run
+        are left room for so many `steps`.
+        """
+        request = self._waiting.head()
+        if request is None or request in self._swapped:
+            return None
+        names = self._names(request)
+        tokens = self._prompt(request) + self._made.get(request, 0)
+        if limit is not None and max(1, tokens - self._found(names)) > limit:
+            return None
+        if not self._room(tokens, names, steps):
+            return None
+        seat = self._seat(request, tokens, names)
+        # Somebody has to make the next token.
+        seat.rest = max(1, seat.rest)
+        seat.found = tokens - seat.rest
+        return request, seat.rest
+
+    def prompts(self, tokens_max: int, *, steps: int = 1) -> list[tuple[int, int]]:
+        """Seats whole prompts, of so many tokens together at most; one alone may have more."""
+        taken: list[tuple[int, int]] = []
+        limit: int | None = None
+        while (one := self.seat(limit, steps=steps)) is not None:
+            taken.append(one)
+            limit = (tokens_max if limit is None else limit) - one[1]
+        return taken
+
+    def rest(self, request: int) -> int:
+        """How many tokens of it are still to be taken in; 0 where it has no seat."""
+        seat = self._seats.get(request)
+        return 0 if seat is None else seat.rest
+
+    def grow(self) -> list[int]:
+        """Memory for the next token of all that run. Those for which there is none are preempted; gives the
+        others."""
+        if not self.running:
+            return self.running
+        memory, growing, place = self.memory, self._growing, self._step % len(self._growing)
+        while growing[place] > memory.free:
+            self._preempt(next(reversed(self._seats)))
+        memory.take(growing[place])
+        self._step += 1
+        self._context += len(self.running)
+        return self.running
+
+    def iteration(self, prefill: Sequence[tuple[int, int]], decode: Sequence[int] = ()) -> Iteration | None:
+        """An iteration of parts of prompts and of what `grow` gave; None of nothing."""
+        self._tell()
+        if not prefill and not decode:
+            return None
+        size = len(decode)
+        tokens = sum([n for _, n in prefill]) if prefill else 0
+        duration_ns = self._model.duration_ns(tokens, size, self._context - size if size else 0)
+        duration_ns += self._swap_ns
+        self._swap_ns = 0
+        return Iteration(duration_ns, prefill, decode)
+
+    def forecast(self, steps: int, prefill: Sequence[tuple[int, int]]) -> tuple[int, int]:
+        """If those that run make so many tokens, then these prompts are taken in, and then all that run make
+        another token: after how long the prompts are whole, and that token is there. ns.
+
+        As it will be, unless somebody leaves or is late, or is swapped in.
+        """
+        duration_ns = self._model.duration_ns
+        size, context, total_ns = len(self.running), self._context, self._swap_ns
+        for step in range(self._step + 1, self._step + steps + 1):
+            if not size:
+                break
+            total_ns += duration_ns(0, size, context)
+            context += size
+            for request in self._ending.get(step, ()):
+                size -= 1
+                context -= self._held(self._seats[request], step)
+        total_ns += duration_ns(sum([n for _, n in prefill]), 0)
+        whole_ns = total_ns
+        for request, _ in prefill:
+            if self._made.get(request, 0) + 1 < self._requests.output[request]:
+                size += 1
+                context += self._seats[request].tokens
+        return whole_ns, whole_ns + duration_ns(0, size, context)
+
+    def unseat(self, requests: Sequence[int]) -> None:
+        """They wait again, as before they were seated; nothing of their prompts was taken in."""
+        for request in requests:
+            seat = self._seats.pop(request)
+            # Of what they found, some was to be made by others of them: nothing of it is kept.
+            self.memory.release(seat.tokens, seat.names)
+            self._waiting.add(request, again=True)
+
+    def delayed(self, due_ns: Mapping[int, int]) -> None:
+        """When tokens leave that were made just now, if not now: who is late is judged by that."""
+        if self._deadlines is not None:
+            self._deadlines.delayed(due_ns)
+
+    def done(self, now_ns: int, work: Iteration) -> Made:
+        """What an iteration made, for those that have not left since."""
+        tokens: Sequence[int] = ()
+        finished: list[int] = []
+        if work.decode:
+            # Nobody began or ceased to run since, or there would be another list.
+            tokens = (
+                work.decode
+                if work.decode is self.running
+                else [request for request in work.decode if request in self._seats]
+            )
+            finished = self._ending.pop(self._step, [])
+            if finished:
+                self._unseat(finished)
+        if work.prefill:
+            first, ended = self._taken_in(work.prefill)
+            tokens = [*tokens, *first]
+            finished += ended
+        if self._deadlines is not None:
+            self._deadlines.made(now_ns, tokens)
+        for request in finished:
+            self.state.recovered += request in self._preempted
+            self._over(request)
+        return Made(finished, tokens)
+
+    def _taken_in(self, prefill: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
+        """Who made a token, and who ended with it."""
+        first, ended = [], []
+        for request, tokens in prefill:
+            seat = self._seats.get(request)
+            if seat is None:
+                continue
+            seat.rest -= tokens
+            if seat.rest:
+                continue
+            made = self._made.pop(request, 0)
+            if not made:
+                self.state.prefix_queries += seat.tokens if self._named else 0
+                self.state.prefix_hits += seat.found
+            if self._requests.output[request]:
+                first.append(request)
+            if made + 1 < self._requests.output[request]:
+                self._join(request, seat, made + 1)
+            else:
+                ended.append(request)
+        self._unseat(ended)
+        return first, ended
+
+    def _prompt(self, request: int) -> int:
+        """Tokens of its prompt. An empty one is taken in as one token: something has to begin."""
+        return max(1, self._requests.input[request])
+
+    def _names(self, request: int) -> Sequence[int]:
+        if not self._named:
+            return ()
+        whole = self._requests.input[request] // self._requests.block_tokens
+        return self._requests.blocks[request][:whole]
+
+    def _found(self, names: Sequence[int]) -> int:
+        """How many tokens of these blocks are in memory, counted from the first."""
+        return self.memory.found(names) * self.memory.named_tokens if names else 0
+
+    def _room(self, tokens: int, names: Sequence[int], steps: int) -> bool:
+        if len(self._seats) >= self._seats_max:
+            return False
+        growing, n = self._growing, len(self._growing)
+        spared = sum([growing[(self._step + i) % n] for i in range(steps)])
+        return self.memory.needed(tokens, names) + spared <= self.memory.free
+
+    def _seat(self, request: int, tokens: int, names: Sequence[int]) -> _Seat:
+        found = self._found(names)
+        self.memory.hold(tokens, names)
+        self._waiting.remove(request)
+        seat = self._seats[request] = _Seat(names, tokens, tokens - found)
+        return seat
+
+    def _join(self, request: int, seat: _Seat, made: int) -> None:
+        """Its prompt is whole, and it has made so many tokens: from now on it decodes."""
+        seat.rest = 0
+        seat.since = self._step
+        seat.until = self._step + self._requests.output[request] - made
+        self._ending.setdefault(seat.until, []).append(request)
+        self._growing[self._place(seat)] += 1
+        self._context += seat.tokens
+        self.running = [*self.running, request]
+
+    def _held(self, seat: _Seat, step: int) -> int:
+        """How many tokens one that decodes has in memory after that step."""
+        return seat.tokens + step - seat.since
+
+    def _place(self, seat: _Seat) -> int:
+        """At which step of every `block` it begins a block: when those that it has are full."""
+        return (seat.since - seat.tokens + len(seat.names) * self.memory.named_tokens) % len(self._growing)
+
+    def _unseat(self, requests: Sequence[int]) -> None:
+        """They give their memory back."""
+        decoded = False
+        for request in requests:
+            seat = self._seats.pop(request)
+            tokens = seat.tokens
+            if seat.until:
+                decoded = True
+                tokens = self._held(seat, self._step)
+                self._context -= tokens
+                self._growing[self._place(seat)] -= 1
+                if seat.until in self._ending:
+                    self._ending[seat.until].remove(request)
+            self.memory.release(tokens, seat.names, tokens - seat.rest)
+        if decoded:
+            self.running = [request for request in self.running if request in self._seats]
+
+    def _preempt(self, request: int) -> None:
+        """It gives its memory back, and waits before all that never ran."""
+        seat, state, made = self._seats[request], self.state, self._made.get(request, 0)
+        tokens = seat.tokens - seat.rest
+        if seat.until:
+            tokens = self._held(seat, self._step)
+            made = self._requests.output[request] - (seat.until - self._step)
+        self._unseat([request])
+        self._waiting.add(request, again=True)
+        self._made[request] = made
+        if seat.until and self._swaps:
+            self._swapped.add(request)
+            self._swap_ns += tokens * self._swap_token_ns
+        else:
+            # What others may find again is not thrown away.
+            kept = min(len(seat.names) * self.memory.named_tokens, tokens)
+            state.preempted_tokens += tokens - kept
+        state.preemptions += 1
+        state.preempted += request not in self._preempted
+        self._preempted.add(request)
+
+    def _over(self, request: int) -> None:
+        self._made.pop(request, None)
+        self._swapped.discard(request)
+        self._preempted.discard(request)
+        if self._deadlines is not None:
+            self._deadlines.over(request)
+
+    def _tell(self) -> None:
+        state, memory = self.state, self.memory
+        state.running = len(self._seats)
+        state.waiting = len(self._waiting)
+        state.kv_used = memory.held / memory.blocks if memory.blocks else 0.0
+        state.kv_peak = max(state.kv_peak, state.kv_used)

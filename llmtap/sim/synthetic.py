@@ -1,0 +1,95 @@
+"""Workloads for who has no trace: lengths and gaps drawn from what a document says of real ones.
+
+Lengths are lognormal, told by their median and one more figure; gaps are exponential (Poisson arrivals) or
+gamma with a coefficient of variation. A seed gives the same requests always. The mean rate is one request a
+second, or the rate that the source names; a run scales it, so that the same bursts and lengths are compared
+at every rate.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+from llmtap.sim.requests import Requests
+
+__all__ = ["WORKLOADS", "Lengths", "Synthetic", "draw"]
+
+_P95: Final = 1.6448536269514722
+"""The standard normal's 95th percentile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Lognormal lengths in tokens, at least 1 and at most `longest`."""
+
+    median: float
+    sigma: float
+    longest: int
+
+    @classmethod
+    def by_p95(cls, median: float, p95: float, longest: int) -> "Lengths":
+        return cls(median, math.log(p95 / median) / _P95, longest)
+
+    @classmethod
+    def by_mean(cls, median: float, mean: float, longest: int) -> "Lengths":
+        """A lognormal's mean is its median times exp(sigma^2 / 2)."""
+        return cls(median, math.sqrt(2 * math.log(mean / median)), longest)
+
+    def drawn(self, random: Random) -> int:
+        return max(1, min(self.longest, round(self.median * math.exp(self.sigma * random.gauss(0, 1)))))
+
+
+@dataclass(frozen=True, slots=True)
+class Synthetic:
+    """A workload by its distributions."""
+
+    about: str
+    input: Lengths
+    output: Lengths
+    rate_rps: float = 1.0
+    gap_cv: float = 1.0
+    """Standard deviation of the gaps by their mean; 1 is Poisson."""
+
+
+WORKLOADS: Final = {
+    "chat": Synthetic(
+        "chats: input of median 156 and p95 892, output of 234 and 789 (seed 000, A.3); Poisson arrivals",
+        Lengths.by_p95(156, 892, 8_192),
+        Lengths.by_p95(234, 789, 4_096),
+    ),
+    "long-chat": Synthetic(
+        "chats with prompts of 1,600 tokens on average (seed 001, 5.3), outputs as in chat; Poisson arrivals",
+        Lengths.by_mean(1_400, 1_600, 8_192),
+        Lengths.by_p95(234, 789, 4_096),
+    ),
+    "bursty": Synthetic(
+        "seed 004, 3.1: input of median 251 and mean 611, output of 34 and 123, gaps with a CV of 13.28",
+        Lengths.by_mean(251, 611, 16_000),
+        Lengths.by_mean(34, 123, 4_096),
+        rate_rps=0.27,
+        gap_cv=13.28,
+    ),
+}
+
+
+def draw(workload: Synthetic, count: int, seed: int) -> Requests:
+    """So many requests of a workload, from time 0."""
+    # One generator for each column, so that who changes one distribution leaves the others as they were.
+    gaps, given, made = (Random(f"{seed}/{what}") for what in ("gaps", "input", "output"))
+    requests = Requests()
+    for at_ns in _arrivals(workload, count, gaps):
+        requests.arrival_ns.append(at_ns)
+        requests.input.append(workload.input.drawn(given))
+        requests.output.append(workload.output.drawn(made))
+    return requests
+
+
+def _arrivals(workload: Synthetic, count: int, random: Random) -> Iterator[int]:
+    mean_ns = 1e9 / workload.rate_rps
+    shape = workload.gap_cv**-2
+    at_ns = 0.0
+    for _ in range(count):
+        yield round(at_ns)
+        at_ns += mean_ns * random.gammavariate(shape, 1 / shape)

@@ -1,0 +1,424 @@
+"""The page says what the results say: each series, table and caption; and it asks nobody for anything."""
+
+import html
+import json
+import re
+import sys
+from collections.abc import Callable
+from functools import cache
+from html.parser import HTMLParser
+from importlib.resources import files
+from typing import Any
+
+import plotly.graph_objects as plotly
+import pytest
+from plotly.offline import get_plotlyjs
+
+from llmtap.errors import ConfigError
+from llmtap.report.captions import NOT_MEASURED
+from llmtap.report.curves import sweep_html
+from llmtap.report.figures import COLOURS, DASHES, SYMBOLS, looks_of
+from llmtap.report.sweep import read_sweep
+from tests.support.simulated_runs import flights, run
+
+Results = list[dict[str, Any]]
+Figure = Callable[[dict[str, Any]], float | None]
+
+RATES = [run(s, r) for s in ("static_fifo", "multi_bin_dynamic") for r in (3, 1, 9)]
+GRID = [
+    run("multi_bin_dynamic", 27 + s + b, servers=s, bins=b, n=n, scale=100.0)
+    for s in (1, 2, 4) for b in (1, 8) for n in (1_000, 10_000)
+]  # fmt: skip
+
+
+class Page(HTMLParser):
+    """The page taken apart, without plotly's own script."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.headings: list[str] = []
+        self.tables: dict[str, list[list[str]]] = {}
+        self.captions: dict[str, str] = {}
+        self.words = ""
+        self._section = ""
+        self._open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.elements.append((tag, given))
+        if tag in ("meta", "br", "input"):
+            return
+        self._open.append(tag)
+        if tag == "section":
+            self._section = given["id"] or ""
+        if tag == "tr":
+            self.tables.setdefault(self._section, []).append([])
+        if tag in ("td", "th"):
+            self.tables[self._section][-1].append("")
+        if tag in ("h1", "h2", "h3"):
+            self.headings.append("")
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "script" in self._open:
+            self.scripts[-1] += data
+            return
+        if "style" in self._open:
+            return
+        self.words += data
+        if {"td", "th"} & set(self._open):
+            self.tables[self._section][-1][-1] += data
+        if self._open and self._open[-1] in ("h1", "h2", "h3"):
+            self.headings[-1] += data
+        if "figcaption" in self._open:
+            self.captions[self._section] = self.captions.get(self._section, "") + data
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        told: dict[str, Any] = json.loads(self.scripts[1])
+        return told
+
+    def series(self, plot: str) -> dict[str, list[tuple[Any, Any]]]:
+        """Points of each run's line, by name."""
+        data = self.figures["plots"][plot]["data"]
+        return {
+            html.unescape(d["name"]): list(zip(d["x"], d["y"], strict=True))
+            for d in data
+            if d["meta"]["line"] is not None
+        }
+
+
+def page(results: Results, **options: Any) -> Page:
+    return Page(sweep_html(results, **options))
+
+
+@cache
+def measured() -> tuple[dict[str, Any], ...]:
+    return tuple(flights(("static_fifo", "continuous_batching"), (1.0, 4.0, 16.0)))
+
+
+def stat(metric: str, name: str) -> Figure:
+    return lambda r: r["metrics"][metric][name]
+
+
+PLOTS: list[tuple[str, str, Figure]] = [
+    ("throughput-0", "Completed requests, req/s", lambda r: r["throughput_rps"]),
+    ("throughput-1", "Tokens, tokens/s", lambda r: r["throughput_tps"]),
+    ("goodput-0", "Goodput, req/s", lambda r: r["goodput"]["requests_per_second"]),
+    ("goodput-1", "Smooth goodput, tokens/s", lambda r: r["smooth_goodput"]["tokens_per_second"]),
+    ("first-token-0", "TTFT p50, s", stat("ttft", "p50")),
+    ("first-token-1", "TTFT p99, s", stat("ttft", "p99")),
+    ("between-tokens-0", "TBT p99, s", stat("itl", "p99")),
+    ("between-tokens-1", "TPOT p50, s", stat("tpot", "p50")),
+    ("between-tokens-2", "TPOT p99, s", stat("tpot", "p99")),
+    ("user-idle-0", "User idle p50, s", stat("user_idle", "p50")),
+    ("user-idle-1", "User idle p99, s", stat("user_idle", "p99")),
+    ("end-to-end-0", "E2E p50, s", stat("e2e", "p50")),
+    ("end-to-end-1", "E2E p99, s", stat("e2e", "p99")),
+    ("violations-0", "Outside the request SLA, share", lambda r: r["request_sla_violation"]),
+    ("violations-1", "Outside the token SLA, share", lambda r: r["token_sla_violation"]),
+    ("violations-2", "SLO attainment, share", lambda r: r["goodput"]["attainment"]),
+    ("use-0", "Utilisation, share", lambda r: r["utilization"]),
+    ("use-1", "Batch size, mean", lambda r: r["batch_mean"]),
+    ("queueing-0", "Queueing p50, s", lambda r: r["queueing"]["p50"]),
+    ("queueing-1", "Queueing p99, s", lambda r: r["queueing"]["p99"]),
+    ("memory-0", "Preempted requests, share", lambda r: (r.get("engine") or {}).get("preempted_share")),
+]
+
+
+def test_every_series_of_measured_runs_has_their_figures_to_the_last_digit() -> None:
+    results = list(measured())
+    made = page(results)
+    titles = [heading.removesuffix(" (log)") for heading in made.headings]
+    drawn = 0
+    for plot, title, figure in PLOTS:
+        assert title in titles
+        expected: dict[str, list[tuple[Any, Any]]] = {}
+        for r in sorted(results, key=lambda r: r["load"]["offered_rps"]):
+            expected.setdefault(r["scheduler"], []).append((r["load"]["offered_rps"], figure(r)))
+        expected = {
+            name: points for name, points in expected.items() if any(y is not None for _, y in points)
+        }
+        assert made.series(plot) == expected, plot
+        drawn += sum(y is not None for points in expected.values() for _, y in points)
+    # Two schedulers at three rates; but one of them has no memory to tell of.
+    assert drawn == 2 * 3 * (len(PLOTS) - 1) + 3
+    assert made.figures["plots"].keys() == {plot for plot, _, _ in PLOTS}
+
+
+def test_plotly_takes_every_figure_as_it_is() -> None:
+    for results in (list(measured()), RATES, GRID, RATES[:1]):
+        for plot in page(results).figures["plots"].values():
+            plotly.Figure(data=plot["data"], layout=plot["layout"])
+
+
+def test_every_chart_has_a_table_of_the_same_figures() -> None:
+    made = page(RATES)
+    head, *rows = made.tables["violations"]
+    assert head == ["line", "offered load, requests/s", "n of Outside the request SLA",
+                    "Outside the request SLA, share", "Outside the token SLA, share"]  # fmt: skip
+    assert rows == [
+        [name, str(rate), "2,000", f"{rate} %", f"{rate / 10:g} %"]
+        for name in ("static_fifo", "multi_bin_dynamic")
+        for rate in (1, 3, 9)
+    ]
+    assert made.tables["queueing"][1] == ["static_fifo", "1", "2,000", "0.1429", "0.4286"]
+    sections = [given["id"] for tag, given in made.elements if tag == "section"]
+    assert set(sections) == made.tables.keys()
+
+
+def test_a_percentile_of_too_few_samples_is_marked_wherever_it_stands() -> None:
+    made = page([run("a", r, n=n) for r, n in ((1, 999), (2, 1_000))])
+    p50, p99 = (made.figures["plots"][f"queueing-{i}"]["data"][0] for i in (0, 1))
+    assert p99["marker"]["symbol"] == ["circle-open", "circle"]
+    assert p50["marker"]["symbol"] == ["circle", "circle"]
+    assert "n 999 (too few)" in p99["hovertext"][0]
+    assert "too few" not in p99["hovertext"][1] + "".join(p50["hovertext"])
+    assert [row[-2] for row in made.tables["queueing"][1:]] == ["0.4286*", "0.8571"]
+    assert "fewer than 1,000 samples" in made.words
+    assert "fewer than 1,000 samples" not in page(RATES).words
+
+
+def test_hovering_tells_the_line_the_place_the_figure_and_the_samples() -> None:
+    series = page(list(measured())).figures["plots"]["first-token-1"]["data"][1]
+    p99 = next(r for r in measured() if r["scheduler"] == "continuous_batching")["metrics"]["ttft"]["p99"]
+    line, place, figure, samples = series["hovertext"][0].split("<br>")
+    assert (line, place, samples) == ("continuous_batching", "1 req/s offered", "n 60 (too few)")
+    assert figure == f"TTFT p99 {p99 * 1e3:.4g} ms"
+
+
+def test_what_was_offered_is_drawn_beside_what_was_done_and_is_no_run() -> None:
+    plots = page(RATES).figures["plots"]
+    *runs, offered = plots["throughput-0"]["data"]
+    assert (offered["x"], offered["y"], offered["meta"]["line"]) == ([1, 3, 9], [1, 3, 9], None)
+    assert plots["throughput-0"]["layout"]["yaxis"]["range"] == [0, pytest.approx(9 * 0.9 * 1.1)]
+    assert [d["meta"]["line"] for d in runs] == [0, 1]
+    assert [d["meta"]["line"] for d in plots["throughput-1"]["data"]] == [0, 1]
+    assert all(d["meta"]["line"] is not None for d in page(GRID).figures["plots"]["throughput-0"]["data"])
+
+
+def test_what_no_run_has_is_left_out() -> None:
+    made = page(RATES)
+    assert {plot.rsplit("-", 1)[0] for plot in made.figures["plots"]} == {
+        "throughput", "end-to-end", "violations", "use", "queueing"
+    }  # fmt: skip
+    assert not [heading for heading in made.headings if "TTFT" in heading or "oodput" in heading]
+    assert "ITL option" not in made.words
+    bare = [{"scheduler": "a", "n": 5, "throughput_rps": 2.5, "load": {"offered_rps": 3.0}}]
+    assert page(bare).series("throughput-0") == {"a": [("a", 2.5)]}
+    assert len(page(bare).figures["plots"]) == 1
+
+
+def test_one_result_is_a_page_too() -> None:
+    made = page(RATES[:1])
+    assert made.series("queueing-1") == {"static_fifo": [("static_fifo", RATES[0]["queueing"]["p99"])]}
+    assert made.tables["queueing"][1:] == [["static_fifo", "2,000", "0.4286", "1.286"]]
+    assert "1 run." in made.words
+    assert not [tag for tag, _ in made.elements if tag in ("fieldset", "select", "label")]
+
+
+def test_a_grid_of_servers_and_bins_is_a_heat_map_for_each_size() -> None:
+    made = page(GRID)
+    plots = {name: plot for name, plot in made.figures["plots"].items() if name.startswith("grid-")}
+    assert {name.rsplit("-", 1)[0] for name in plots} == {
+        "grid-throughput-rps", "grid-metrics-e2e-p99", "grid-request-sla-violation"
+    }  # fmt: skip
+    for i, n in enumerate((1_000, 10_000)):
+        (data,) = plots[f"grid-metrics-e2e-p99-{i}"]["data"]
+        assert (data["x"], data["y"]) == (["1", "2", "4"], ["1", "8"])
+        of = {(len(r["bins"]), r["servers"]): r["metrics"]["e2e"]["p99"] for r in GRID if r["n"] == n}
+        assert data["z"] == [[of[b, s] for s in (1, 2, 4)] for b in (1, 8)]
+        all_p99 = [r["metrics"]["e2e"]["p99"] for r in GRID]
+        assert (data["zmin"], data["zmax"]) == (min(all_p99), max(all_p99))
+        assert (data["colorscale"][0][0], data["colorscale"][-1][0]) == (0, 1)
+    panels = [json.loads(given["data-of"] or "") for tag, given in made.elements if "data-of" in given]
+    assert panels[-2:] == [{"requests": "1,000 requests"}, {"requests": "10,000 requests"}]
+    rows = made.tables["grid-request-sla-violation"]
+    assert rows[:3] == [["bins \\ servers", "1", "2", "4"], ["1", "29 %", "30 %", "32 %"],
+                        ["8", "36 %", "37 %", "39 %"]]  # fmt: skip
+
+
+def test_colours_of_a_heat_map_stretch_with_what_they_show() -> None:
+    wide = [run("m", 1, servers=s, bins=b, throughput_rps=s**3.5 * b) for s in (1, 2, 4) for b in (1, 8)]
+    scale = page(wide).figures["plots"]["grid-throughput-rps-0"]["data"][0]["colorscale"]
+    shares = [share for share, _ in scale]
+    assert shares == sorted(shares)
+    assert (shares[0], shares[-1]) == (0, 1)
+    assert shares[2] == pytest.approx((1024**0.5 - 1) / 1023)
+
+
+def test_a_cross_of_runs_is_no_grid() -> None:
+    cross = [run("m", 1, servers=s, bins=b) for s, b in ((1, 1), (2, 1), (4, 1), (1, 8))]
+    assert not [name for name in page(cross).figures["plots"] if name.startswith("grid-")]
+
+
+def test_every_figure_says_what_it_rests_on() -> None:
+    defaults = {"readings": measured()[0]["readings"], "serving": measured()[1]["serving"]}
+    results = flights(("continuous_batching",), (1.0, 2.0), eps="1ms", predictor="noisy")
+    made = page(results, defaults=defaults)
+    assert made.captions.keys() == {given["id"] for tag, given in made.elements if tag == "section"} - {
+        "settings"
+    }
+    window = results[1]["window"]["seconds"], results[0]["window"]["seconds"]
+    for name, caption in made.captions.items():
+        for said in (
+            "n 60", "open loop, offered 1, 2 req/s", "first arrival to last completion",
+            f"{window[0]:.4g}, {window[1]:.4g} s", "seed 42", "beta 0.005742, gamma 0.316",
+            "set: eps 0.001, predictor noisy", NOT_MEASURED,
+        ):  # fmt: skip
+            assert said in caption or (name in ("use", "memory", "between-tokens") and said == "n 60"), name
+    assert "objectives ttft:200ms tpot:50ms" in made.captions["goodput"]
+    assert "alpha 5, reader of 20 tokens/s" in made.captions["goodput"]
+    assert "alpha 5, reader of 20 tokens/s" in made.captions["user-idle"]
+    assert "tokens counted by usage" in made.captions["goodput"]
+    option = results[0]["metrics"]["itl"]["option"]
+    assert f"ITL option {option}" in made.captions["between-tokens"]
+    assert "request SLA 20 s, token SLA 0.01 s" in made.captions["violations"]
+    assert "options at their defaults" in page(list(measured()), defaults=defaults).words
+    assert "options at their defaults" not in page(list(measured())).words
+
+
+def test_a_capacity_says_how_many_may_be_late() -> None:
+    made = page([run("a", r, capacity={"allowed": 0.01, "rps": r * 3}) for r in (1, 2)])
+    assert made.series("capacity-0") == {"a": [(1, 3), (2, 6)]}
+    assert "capacity with at most 1 % late · request SLA 20 s" in made.captions["capacity"]
+
+
+def test_a_caption_tells_the_smallest_and_the_largest_in_words() -> None:
+    caption = page(RATES).captions["use"]
+    assert (
+        "Batch size, mean: 2 (static_fifo, 1 req/s offered) to 18 (static_fifo, 9 req/s offered)." in caption
+    )
+    flat = page([run("a", r, utilization=0.5) for r in (1, 2)]).captions["use"]
+    assert "Utilisation: 50 % throughout." in flat
+
+
+EVIL = "<img src=x onerror=alert(1)>\"'&</script><script>alert(2)</script>"
+
+
+def test_names_of_users_are_text_everywhere() -> None:
+    plain = [run(s, r, servers=k) for s in ("b", "a") for r in (1, 2, 3) for k in (1, 2)]
+    evil = [
+        r
+        | {"scheduler": EVIL if r["scheduler"] == "b" else "a", "trace": EVIL, "fit": {"grid": EVIL, "r2": 1}}
+        for r in plain
+    ]
+    expected, made = page(plain, title="x"), page(evil, title=EVIL)
+    assert [tag for tag, _ in made.elements] == [tag for tag, _ in expected.elements]
+    assert [sorted(given) for _, given in made.elements] == [sorted(given) for _, given in expected.elements]
+    assert EVIL in made.headings
+    assert f"{EVIL}, 1 server" in made.series("queueing-0")
+    # Plotly reads tags in names and texts: it is given none.
+    for plot in made.figures["plots"].values():
+        for data in plot["data"]:
+            for text in (data["name"], *data.get("hovertext", ())):
+                assert "<" not in text.replace("<br>", "")
+    of = [line["of"] for line in made.figures["lines"]]
+    choices = {given["value"] for tag, given in made.elements if tag == "option"}
+    assert of[0] == {"scheduler": EVIL, "servers": "1 server"}
+    assert {"", EVIL, "a", "1 server", "2 servers"} == choices
+
+
+def test_names_of_users_are_text_on_an_axis_and_in_a_cell() -> None:
+    beside = page([run(EVIL, 1), run("a", 1)]).figures["plots"]["queueing-0"]["data"]
+    assert [data["x"] for data in beside] == [[html.escape(EVIL)], ["a"]]
+    # A trace for each rate: it changes along the axis, and has a column.
+    along = page([run("a", r, trace=f"{EVIL}{r}") for r in (1, 2)])
+    assert [row[-1] for row in along.tables["queueing"]] == ["trace", f"{EVIL}1", f"{EVIL}2"]
+    assert "trace change along the axis" in along.words
+
+
+def test_nothing_is_loaded_from_elsewhere() -> None:
+    library = get_plotlyjs()
+    made = page(list(measured()))
+    assert made.scripts[0].strip() == library.strip()
+    assert len(made.scripts) == 3
+    own = made.text.replace(library, "")
+    assert not re.search(r"https?:|//\S", own)
+    for tag, given in made.elements:
+        assert not given.keys() & {"src", "srcset", "data", "action", "poster", "background"}, tag
+        assert tag not in ("link", "iframe", "object", "embed", "base", "form", "img"), tag
+        assert (given.get("href") or "#").startswith("#")
+    assert not re.search(r"@import|url\(|fetch\(|XMLHttpRequest|import\(", own)
+    (policy,) = [given["content"] or "" for _, given in made.elements if given.get("http-equiv")]
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert rules["default-src"] == "'none'"
+    assert not [word for rule in rules.values() for word in rule.split() if "http" in word or "*" in word]
+
+
+def test_the_page_can_be_found_through_without_seeing_it() -> None:
+    made = page(RATES)
+    ids = [given["id"] for _, given in made.elements if given.get("id")]
+    assert len(ids) == len(set(ids))
+    assert ("html", {"lang": "en"}) in made.elements
+    links = [given["href"] for tag, given in made.elements if tag == "a"]
+    assert links
+    assert {(link or "").removeprefix("#") for link in links} <= set(ids)
+    plots = [given for _, given in made.elements if given.get("class") == "plot"]
+    assert {given["id"] for given in plots} == made.figures["plots"].keys()
+    assert all(given["role"] == "img" and given["aria-label"] for given in plots)
+    targets = {given["for"] for tag, given in made.elements if tag == "label" and given.get("for")}
+    assert targets == {given["id"] for tag, given in made.elements if tag == "input"} == {"line-0", "line-1"}
+    assert made.headings[0] == "Simulated sweep"
+    assert NOT_MEASURED in made.words
+
+
+def test_lines_look_unlike_each_other_without_colour() -> None:
+    runs = [run(s, r, servers=k) for s in "abc" for r in (1, 2, 3, 4) for k in (1, 2, 4)]
+    looks = looks_of(read_sweep(runs))
+    assert len({(look.dash, look.symbol) for look in looks}) == len(looks) == 9
+    assert [look.colour for look in looks] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    many = looks_of(read_sweep([run(f"s{i}", r) for i in range(20) for r in (1, 2)]))
+    assert {look.colour for look in many} == set(range(COLOURS))
+    assert {look.dash for look in many} == set(DASHES)
+    assert {look.symbol for look in many} == set(SYMBOLS)
+    assert len({(look.dash, look.symbol) for look in many}) == 20
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of #rrggbb (WCAG 2.2)."""
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_every_colour_stands_out_from_its_ground_in_light_in_dark_and_on_paper() -> None:
+    style = files("llmtap.report").joinpath("curves.css").read_text()
+    grounds = [
+        dict(re.findall(r"--(\w+): (#\w{6});", block)) for block in re.findall(r":root {(.*?)}", style, re.S)
+    ]
+    assert len(grounds) == 3
+    for colours in grounds:
+        # 1.4.11: 3 to 1 for what has to be seen; 1.4.3: 4.5 to 1 for what has to be read.
+        for name, least in [(f"c{i}", 3.0) for i in range(COLOURS)] + [
+            ("ink", 4.5),
+            ("soft", 4.5),
+            ("link", 4.5),
+        ]:
+            light, dark = sorted((luminance(colours[name]), luminance(colours["ground"])), reverse=True)
+            assert (light + 0.05) / (dark + 0.05) >= least, name
+
+
+def test_of_many_lines_the_page_begins_with_a_few() -> None:
+    runs = [run("m", 27, scale=1.0, servers=s, bins=b, n=n) for s in (1, 2, 3, 4, 5, 6, 7, 8)
+            for b in (1, 2, 4, 8, 16, 32) for n in (1_000, 10_000, 100_000)]  # fmt: skip
+    made = page(runs)
+    chosen = [given["value"] for tag, given in made.elements if tag == "option" and "selected" in given]
+    assert chosen == ["100,000 requests"]
+    assert len(made.tables["queueing"]) == 1 + len(runs)
+    assert not [given for tag, given in page(RATES).elements if "selected" in given]
+
+
+def test_without_plotly_one_sentence_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    with pytest.raises(ConfigError, match="plotly is not installed") as caught:
+        sweep_html(RATES)
+    assert "llmtap[report]" in str(caught.value)

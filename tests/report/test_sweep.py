@@ -1,0 +1,125 @@
+"""What varies among runs decides the axis and the lines, whatever the order of the runs."""
+
+import random
+from typing import Any
+
+import pytest
+
+from llmtap.report.sweep import number, read_sweep, values_text
+from tests.support.simulated_runs import run
+
+Runs = list[dict[str, Any]]
+
+
+def shape(runs: Runs) -> tuple[str | None, list[str], list[str], list[tuple[str, list[Any]]]]:
+    sweep = read_sweep(runs)
+    lines = [(line.label, [x for x, _ in line.points]) for line in sweep.lines]
+    axis = None if sweep.axis is None else sweep.axis.name
+    return axis, [d.name for d in sweep.by], [d.name for d in sweep.along], lines
+
+
+@pytest.mark.parametrize(
+    ("runs", "expected"),
+    [
+        ([run("a", 3)], (None, [], [], [("a", ["a"])])),
+        ([run("a", 3), run("b", 3)], (None, ["scheduler"], [], [("a", ["a"]), ("b", ["b"])])),
+        (
+            [run(s, r) for r in (9, 1, 3) for s in "ab"],
+            ("load", ["scheduler"], [], [("a", [1, 3, 9]), ("b", [1, 3, 9])]),
+        ),
+        # The number with the most values is the axis, and the other tells lines apart.
+        (
+            [run("a", r, servers=s) for r in (2, 1) for s in (4, 2, 1)],
+            ("servers", ["load"], [], [("1 req/s", [1, 2, 4]), ("2 req/s", [1, 2, 4])]),
+        ),
+        # With as many, the load.
+        (
+            [run("a", r, servers=s) for r in (1, 2) for s in (1, 2)],
+            ("load", ["servers"], [], [("1 server", [1, 2]), ("2 servers", [1, 2])]),
+        ),
+        # A time that is fixed makes more requests at a higher rate: they decide no line.
+        (
+            [run(s, r, n=r * 100) for r in (1, 2, 3) for s in "ab"],
+            ("load", ["scheduler"], ["requests"], [("a", [1, 2, 3]), ("b", [1, 2, 3])]),
+        ),
+        # More rows at one scale are another rate and no other load.
+        (
+            [run("a", r, n=n, scale=10.0) for r, n in ((2.7, 1_000), (2.9, 10_000), (2.8, 100_000))],
+            ("requests", [], [], [("a", [1_000, 10_000, 100_000])]),
+        ),
+        (
+            [run("a", 1, eps=e) for e in (0.005, 0.001)],
+            ("eps", [], [], [("a", [0.001, 0.005])]),
+        ),
+        # Seeds make lines, never an axis.
+        (
+            [run("a", r, seed=s) for r in (1, 2) for s in (1, 2, 3)],
+            ("load", ["seed"], [], [(f"seed {s}", [1, 2]) for s in (1, 2, 3)]),
+        ),
+        # What a scheduler has for itself is in its name, and no axis.
+        (
+            [run("a", 1), run("b", 1, model={"beta": 0.1, "prefill": 0.2})],
+            (None, ["scheduler", "model beta"], [],
+             [("a, model beta 0.005742", ["a"]), ("b, model beta 0.1", ["b"])]),
+        ),
+        # Who has no bins stands beside those who have.
+        (
+            [run("m", 1, bins=b) for b in (2, 4, 8)] + [run("f", 1)],
+            ("bins", ["scheduler"], [], [("m", [2, 4, 8]), ("f", [8])]),
+        ),
+    ],
+)  # fmt: skip
+def test_what_varies_decides_axis_and_lines(runs: Runs, expected: object) -> None:
+    assert shape(runs) == expected
+
+
+def test_the_order_of_runs_moves_no_point() -> None:
+    runs = [run("a", r, servers=s, n=n) for r in (1, 2, 3) for s in (1, 2) for n in (1_000, 2_000)]
+    told = shape(runs)
+    for seed in range(5):
+        random.Random(seed).shuffle(runs)
+        assert shape(runs) == told, f"seed {seed}"
+
+
+@pytest.mark.parametrize(
+    ("runs", "grid"),
+    [
+        ([run("m", 1, bins=b, servers=s) for b in (1, 2) for s in (1, 2, 4)], ("servers", "bins")),
+        ([run("m", 1, bins=b, servers=s) for b in (1, 2, 4) for s in (1, 2)], ("bins", "servers")),
+        ([run("m", r, servers=s) for r in (1, 2) for s in (1, 2)], None),
+        ([run("m", 1, n=n, servers=s) for n in (1_000, 2_000) for s in (1, 2)], None),
+    ],
+)
+def test_a_grid_is_of_two_numbers_that_are_neither_load_nor_size(runs: Runs, grid: object) -> None:
+    found = read_sweep(runs).grid
+    assert (found and (found[0].name, found[1].name)) == grid
+
+
+def test_a_run_without_a_rate_has_no_place_among_rates() -> None:
+    alone = run("a", 1, load={"mode": "open", "offered_rps": None}, scale=None)
+    sweep = read_sweep([run("a", 2, scale=None), run("a", 1, scale=None), alone])
+    assert [[x for x, _ in line.points] for line in sweep.lines] == [[1, 2]]
+
+
+def test_no_results_are_no_sweep() -> None:
+    with pytest.raises(ValueError, match="no results"):
+        read_sweep([])
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "-"), (0, "0"), (0.0, "0"), (12, "12"), (1_234_567, "1,234,567"), (26.0, "26"),
+     (0.1722254, "0.1722"), (0.000012345, "0.00001234"), (12_345.6, "12,346"), (99_999.5, "100,000"),
+     (-0.05, "-0.05"), (float("inf"), "-"), (float("nan"), "-")],
+)  # fmt: skip
+def test_numbers_have_four_digits_and_no_powers_of_ten(value: float | None, text: str) -> None:
+    assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [([], ""), ([None], ""), ([3, 1, 3], "1, 3"), ([5, 4, 3, 2, 1], "1 to 5"), (["b", "a", "b"], "b, a"),
+     ([True, False], "on, off"), ([0.5, None, 2], "0.5, 2")],
+)  # fmt: skip
+def test_values_are_told_once_and_many_numbers_as_a_range(values: list[Any], text: str) -> None:
+    assert values_text(values) == text

@@ -1,0 +1,270 @@
+"""Seats, memory, preemption, sharing and giving up, by hand: a pass takes 20 ms, a token of a prompt 1 ms."""
+
+import pytest
+
+from llmtap.sim.engine import Engine
+from llmtap.sim.latency import IterationModel
+from llmtap.sim.schedulers.iterations import State
+from tests.support.iterating import MS, Row, build, check_nobody, serve, workload
+
+# Four blocks of four tokens. Both begin with one block, have two each when they have made five tokens, and
+# then none is left for the sixth.
+_TWO: list[Row] = [(0, 4, 9), (0, 4, 6)]
+_SMALL = {"kv_tokens": "16", "block": "4"}
+
+
+def test_the_newest_is_thrown_out_and_taken_in_again_with_the_tokens_that_it_made() -> None:
+    served = serve("continuous_batching", _TWO, **_SMALL)
+    assert served.tokens == [
+        [28, 48, 68, 88, 108, 128, 148, 168, 188],
+        # Nine tokens are taken in, and the sixth is made: none is made twice.
+        [28, 48, 68, 88, 108, 217],
+    ]
+    assert served.iterations[-1] == (188, 217, [(1, 9)], [])
+    assert served.state == State(kv_peak=1, preemptions=1, preempted=1, recovered=1, preempted_tokens=8)
+
+
+def test_the_newest_is_swapped_out_and_in_again() -> None:
+    served = serve("continuous_batching", _TWO, **_SMALL, preemption="swap", swap_token="1ms")
+    assert served.tokens == [
+        # Eight tokens out: 8 ms.
+        [28, 48, 68, 88, 108, 136, 156, 176, 196],
+        # And in.
+        [28, 48, 68, 88, 108, 224],
+    ]
+    assert [prompts for _, _, prompts, _ in served.iterations if prompts] == [[(0, 4), (1, 4)]]
+    assert served.state == State(kv_peak=1, preemptions=1, preempted=1, recovered=1)
+
+
+def test_who_is_swapped_in_can_make_a_token() -> None:
+    # At 106 the second alone begins a block and there is none. It would have room again at once, for what it
+    # has, and not for another token.
+    served = serve(
+        "continuous_batching", [(0, 2, 8), (0, 4, 7)], **_SMALL, preemption="swap", swap_token="1ms"
+    )
+    assert served.tokens == [
+        [26, 46, 66, 86, 106, 134, 154, 174],
+        [26, 46, 66, 86, 106, 202, 222],
+    ]
+    assert served.state.preemptions == 1
+
+
+def test_who_was_preempted_is_next() -> None:
+    # The third comes when there is room for it, but not for the second, which was thrown out at 108.
+    served = serve("continuous_batching", [*_TWO, (109, 4, 1)], **_SMALL)
+    assert served.tokens[1] == [28, 48, 68, 88, 108, 221]
+    assert served.tokens[2] == [221]
+
+
+def test_two_are_preempted_when_one_is_not_enough() -> None:
+    # Six blocks of two for three prompts of two: full after two tokens each. Then each needs another.
+    served = serve("continuous_batching", [(0, 2, 6), (0, 2, 6), (0, 2, 6)], kv_tokens="12", block="2")
+    times = [(at, prompts, decode) for at, _, prompts, decode in served.iterations]
+    assert times == [
+        (0, [(0, 2), (1, 2), (2, 2)], []),
+        (26, [], [0, 1, 2]),
+        (46, [], [0, 1, 2]),
+        # The third gives two blocks to the first and the second.
+        (66, [], [0, 1]),
+        (86, [], [0, 1]),
+        # They are full again: the second gives its three.
+        (106, [], [0]),
+        (126, [(1, 7)], []),
+        # The second's last token came with what it took in; the third takes in its two and three made.
+        (153, [(2, 5)], []),
+        (178, [], [2]),
+        (198, [], [2]),
+    ]
+    assert served.state == State(kv_peak=1, preemptions=2, preempted=2, recovered=2, preempted_tokens=4 + 6)
+    assert served.complete == {0, 1, 2}
+
+
+def test_nobody_is_seated_who_takes_the_blocks_of_the_next_step() -> None:
+    # When the second is there the first has filled its block, and of three two are free: one is the first's.
+    served = serve("continuous_batching", [(0, 4, 4), (1, 8, 1)], kv_tokens="12", block="4")
+    assert served.iterations[1] == (24, 44, [], [0])
+    assert served.state.preemptions == 0
+    served = serve("continuous_batching", [(0, 4, 4), (1, 4, 1)], kv_tokens="12", block="4")
+    assert served.iterations[1] == (24, 48, [(1, 4)], [])
+
+
+@pytest.mark.parametrize(
+    ("row", "fits"),
+    [((0, 8, 8), True), ((0, 8, 9), False), ((0, 16, 0), True), ((0, 17, 0), False), ((0, 0, 15), True),
+     ((0, 0, 16), False)],
+)  # fmt: skip
+def test_who_is_larger_than_the_memory_is_given_up_when_it_comes(row: Row, fits: bool) -> None:
+    served = serve("continuous_batching", [(0, 1, 1), row], **_SMALL)
+    assert served.complete == ({0, 1} if fits else {0})
+    if not fits:
+        assert served.end_ns[1] == 0
+
+
+def test_only_so_many_may_wait() -> None:
+    rows: list[Row] = [(0, 10, 2), (1, 10, 1), (2, 10, 1), (3, 10, 1), (31, 10, 1)]
+    served = serve("continuous_batching", rows, queue_max="2")
+    assert served.complete == {0, 1, 2, 4}
+    assert served.end_ns[3] == 3 * MS
+
+
+@pytest.mark.parametrize(
+    ("rows", "ttft", "tbt", "tokens", "complete"),
+    [
+        # At its bound a token is in time.
+        ([(0, 80, 3)], "100ms", "20ms", [[100, 120, 140]], {0}),
+        # The first tokens of both come late, and nobody makes another.
+        ([(0, 80, 3), (0, 300, 2)], "399ms", "200ms", [[400], [400]], set()),
+        # Whoever ends with a late token ends.
+        ([(0, 80, 1)], "99ms", "200ms", [[100]], {0}),
+        # Not taken in until it is late: the second is given up at 420, when the first is done.
+        ([(0, 400, 1), (1, 10, 1)], "418ms", "200ms", [[420], []], {0}),
+        # Stalled from 100 to 420.
+        ([(0, 80, 3), (90, 300, 2)], "500ms", "319ms", [[100], [420, 440]], {1}),
+        ([(0, 80, 3), (90, 300, 2)], "500ms", "340ms", [[100, 440, 460], [420, 440]], {0, 1}),
+        # Only its second token is late, when it is there: 340 ms after the first.
+        ([(0, 80, 3), (90, 300, 2)], "500ms", "339ms", [[100, 440], [420, 440]], {1}),
+    ],
+)
+def test_who_is_late_is_given_up(
+    rows: list[Row], ttft: str, tbt: str, tokens: list[list[float]], complete: set[int]
+) -> None:
+    served = serve("continuous_batching", rows, give_up="late", ttft=ttft, tbt=tbt)
+    assert served.tokens == tokens
+    assert served.complete == complete
+
+
+def test_who_was_preempted_may_be_late() -> None:
+    served = serve("continuous_batching", _TWO, **_SMALL, give_up="late", ttft="1s", tbt="60ms")
+    assert served.tokens[1] == [28, 48, 68, 88, 108]
+    assert served.complete == {0}
+    assert served.state.waiting == 0
+
+
+# Blocks of four tokens have names.
+_SHARED = workload([(0, 10, 2), (0, 10, 2), (100, 10, 1), (200, 8, 1)], [(1, 2), (1, 3), (1, 3), (1, 3)], 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "taken", "hits"),
+    [
+        # The second shares its first block with the first, which is taken in beside it; all but two tokens of
+        # the third were the second's; of the fourth there is everything, and something has to be taken in.
+        # What need not be taken in does not count for how much an iteration may.
+        ({"prefix_cache": "true", "tokens_max": "16"}, [10, 6, 2, 1], 4 + 8 + 7),
+        ({"prefix_cache": "false"}, [10, 10, 10, 8], None),
+    ],
+)
+def test_what_prompts_share_is_taken_in_once(
+    options: dict[str, str], taken: list[int], hits: int | None
+) -> None:
+    served = serve("continuous_batching", _SHARED, kv_tokens="64", block="4", **options)
+    prompts = dict(pair for _, _, pairs, _ in served.iterations for pair in pairs)
+    assert [prompts[r] for r in range(4)] == taken
+    first = 20 + taken[0] + taken[1]
+    assert served.tokens == [[first, first + 20], [first, first + 20], [120 + taken[2]], [220 + taken[3]]]
+    assert served.state.prefix_hits == (hits or 0)
+    assert served.state.prefix_queries == (38 if hits else 0)
+
+
+def test_what_is_shared_is_in_memory_once() -> None:
+    served = serve("continuous_batching", _SHARED, kv_tokens="64", block="4", prefix_cache="true")
+    # The shared block, and two more of each; with the second token nobody begins another. Of 16.
+    assert [state.kv_used for state in served.spy.states] == [5 / 16, 5 / 16, 3 / 16, 2 / 16]
+    assert served.state.kv_used == 0
+
+
+def test_what_nobody_holds_goes_when_its_place_is_needed() -> None:
+    # Six blocks: the two of the first stay, until the second needs five of six.
+    rows: list[Row] = [(0, 10, 1), (100, 20, 1), (200, 10, 1)]
+    requests = workload(rows, [(1, 2), (3, 4, 5, 6, 7), (1, 2)], 4)
+    served = serve("continuous_batching", requests, kv_tokens="24", block="4", prefix_cache="true")
+    assert served.iterations[-1][2] == [(2, 6)]
+    served = serve("continuous_batching", requests, kv_tokens="28", block="4", prefix_cache="true")
+    assert served.iterations[-1][2] == [(2, 2)]
+
+
+def test_blocks_with_names_may_be_larger_than_those_of_memory() -> None:
+    rows: list[Row] = [(0, 1_100, 1), (2_000, 1_500, 1)]
+    served = serve(
+        "continuous_batching", workload(rows, [(1, 2), (1, 2)], 512), kv_tokens="3200", prefix_cache="true"
+    )
+    assert [prompts for _, _, prompts, _ in served.iterations] == [[(0, 1_100)], [(1, 1_500 - 1_024)]]
+    # 64 of 16 tokens, and 476 tokens in 30; of 200.
+    assert served.spy.states[-1].kv_used == 94 / 200
+
+
+def test_a_preempted_request_finds_its_own_prompt_and_is_not_counted_again() -> None:
+    requests = workload(_TWO, [(1,), (2,)], 4)
+    served = serve("continuous_batching", requests, **_SMALL, prefix_cache="true")
+    # Of the nine tokens that it has when it comes again, the four of its prompt may be there still.
+    assert served.iterations[-1][2] == [(1, 5)]
+    assert served.state == State(
+        kv_peak=1,
+        preemptions=1,
+        preempted=1,
+        recovered=1,
+        preempted_tokens=4,
+        prefix_queries=8,
+        prefix_hits=0,
+    )
+
+
+def test_of_a_prompt_that_was_not_whole_only_what_was_taken_in_is_found() -> None:
+    requests = workload([(0, 12, 2), (1, 12, 2)], [(1, 2, 3), (1, 2, 3)], 4)
+    engine = Engine(built := build("chunked_prefill", requests, chunk="9", prefix_cache="true"))
+    run = engine.arrive(0, 0).started[0]
+    run = engine.done(run.end_ns, run).started[0]
+    assert run.work.prefill == [(0, 3)]
+    # Nine tokens of it are in memory, and in them two blocks.
+    engine.leave(run.start_ns, 0)
+    engine.arrive(run.start_ns, 1)
+    assert engine.done(run.end_ns, run).started[0].work.prefill == [(1, 4)]
+    assert built.state.running == 1
+
+
+def test_attention_reads_what_those_that_decode_have_in_memory() -> None:
+    model = IterationModel(beta_ns=20 * MS, gamma=0, prefill_ns=MS, context_ns=MS)
+    served = serve("continuous_batching", [(0, 10, 3), (0, 7, 2)], model)
+    # 17 tokens are there when the second ones are made, and 11 of the first request before its third.
+    assert served.tokens == [[37, 74, 105], [37, 74]]
+
+
+def test_who_leaves_while_it_waits_is_not_served() -> None:
+    requests = workload(_TWO)
+    engine = Engine(built := build("continuous_batching", requests))
+    run = engine.arrive(0, 0).started[0]
+    engine.arrive(0, 1)
+    assert (built.state.running, built.state.waiting) == (1, 1)
+    engine.leave(1, 1)
+    assert (built.state.running, built.state.waiting) == (1, 0)
+    assert engine.done(run.end_ns, run).started[0].work.decode == [0]
+
+
+@pytest.mark.parametrize(
+    ("preemption", "times", "waits", "blocks"),
+    [
+        # In a prefill, in a step, and thrown out: it has one block, two, none.
+        ("recompute", [], 0, 1),
+        ("recompute", [28, 48], 0, 2),
+        ("recompute", [28, 48, 68, 88, 108], 1, 0),
+        ("swap", [28, 48, 68, 88, 108], 1, 0),
+    ],
+)
+def test_who_leaves_has_nothing_and_makes_nothing(
+    preemption: str, times: list[int], waits: int, blocks: int
+) -> None:
+    requests = workload(_TWO)
+    built = build("continuous_batching", requests, **_SMALL, preemption=preemption)
+    engine = Engine(built)
+    engine.arrive(0, 0, more=True)
+    run = engine.arrive(0, 1).started[0]
+    for at in times:
+        run = engine.done(at * MS, run).started[0]
+    assert built.state.waiting == waits
+    used = built.state.kv_used
+    engine.leave(run.start_ns + 1, 1)
+    assert (built.state.running, built.state.waiting) == (1, 0)
+    assert built.state.kv_used == used - blocks / 4
+    assert list(engine.done(run.end_ns, run).made.tokens) == [0]
+    engine.leave(run.end_ns + 1, 0)
+    check_nobody(built)

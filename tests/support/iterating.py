@@ -1,0 +1,158 @@
+"""Small workloads for the schedulers that compose anew at every iteration; every time is worked out by hand.
+
+In ms. A pass takes 20 ms however many decode, and a token of a prompt 1 ms: an iteration of d tokens of
+answers and p of prompts takes 20 + p, as does one of prompts alone.
+"""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from llmtap.sim.engine import Engine, Made
+from llmtap.sim.latency import IterationModel
+from llmtap.sim.requests import Requests
+from llmtap.sim.schedulers.iterations import Iterating, Iteration, State
+from llmtap.sim.schedulers.output_delay import OutputDelay
+from llmtap.sim.schedulers.registry import SCHEDULERS
+from llmtap.sim.serving import Setup, read_serving
+from llmtap.sim.virtual import Played, play
+
+__all__ = [
+    "MODEL", "MS", "Row", "Served", "Spy", "build", "check_memory", "check_nobody", "serve", "workload",
+]  # fmt: skip
+
+MS = 1_000_000
+MODEL = IterationModel(beta_ns=20 * MS, gamma=0, prefill_ns=1 * MS)
+
+Row = tuple[int, int, int]
+"""Arrival in ms, tokens of the prompt, tokens of the answer."""
+
+
+def workload(rows: Sequence[Row], blocks: Sequence[tuple[int, ...]] = (), block_tokens: int = 0) -> Requests:
+    """Predictions are true."""
+    arrivals, given, made = (array("q", [row[i] for row in rows]) for i in range(3))
+    arrivals = array("q", [t * MS for t in arrivals])
+    return Requests(arrivals, given, made, array("q", made), list(blocks), block_tokens)
+
+
+def build(scheduler: str, requests: Requests, model: IterationModel = MODEL, **options: str) -> Any:
+    return SCHEDULERS[scheduler].build(requests, Setup(iterations=model, serving=read_serving(options)))
+
+
+class Spy:
+    """A scheduler that writes down what another one composes, and what comes of it."""
+
+    def __init__(self, scheduler: Iterating) -> None:
+        self._scheduler = scheduler
+        self.composed: list[tuple[int, Iteration]] = []
+        self.made: list[tuple[int, Made]] = []
+        self.states: list[State] = []
+        """Copies, from when each iteration began."""
+
+    def arrived(self, now_ns: int, request: int) -> None:
+        self._scheduler.arrived(now_ns, request)
+
+    def closed(self, now_ns: int) -> None:
+        self._scheduler.closed(now_ns)
+
+    def form(self, now_ns: int) -> Iteration | None:
+        work: Iteration | None = self._scheduler.form(now_ns)
+        if work is not None:
+            self.composed.append((now_ns, work))
+            self.states.append(replace(self._scheduler.state))
+        return work
+
+    def done(self, now_ns: int, work: Iteration) -> Made:
+        made = self._scheduler.done(now_ns, work)
+        self.made.append((now_ns, made))
+        return made
+
+    def left(self, now_ns: int, request: int) -> None:
+        self._scheduler.left(now_ns, request)
+
+    def given_up(self) -> Sequence[int]:
+        return self._scheduler.given_up()
+
+
+@dataclass
+class Served:
+    """What came of a workload."""
+
+    requests: Requests
+    spy: Spy
+    state: State
+    played: Played | None = None
+    token_ns: dict[int, list[int]] = field(default_factory=dict)
+    end_ns: dict[int, int] = field(default_factory=dict)
+    complete: set[int] = field(default_factory=set)
+
+    def ended(self, request: int, token_ns: Sequence[int], end_ns: int, *, served: bool) -> None:
+        """As a `Watcher`."""
+        assert request not in self.end_ns
+        self.token_ns[request] = list(token_ns)
+        self.end_ns[request] = end_ns
+        if served:
+            self.complete.add(request)
+
+    @property
+    def tokens(self) -> list[list[float]]:
+        """When the tokens of each request left. ms."""
+        return [[t / MS for t in self.token_ns[r]] for r in range(len(self.requests))]
+
+    @property
+    def iterations(self) -> list[tuple[float, float, list[tuple[int, int]], list[int]]]:
+        """Beginning and end in ms, prompts, and who decodes."""
+        return [
+            (at / MS, (at + work.duration_ns) / MS, list(work.prefill), list(work.decode))
+            for at, work in self.spy.composed
+        ]
+
+
+def serve(
+    scheduler: str,
+    rows: Sequence[Row] | Requests,
+    model: IterationModel = MODEL,
+    **options: str,
+) -> Served:
+    """Serves a workload in virtual time; `options` as on the command line.
+
+    Requests of one instant are all there before an iteration is composed.
+    """
+    requests = rows if isinstance(rows, Requests) else workload(rows)
+    built = build(scheduler, requests, model, **options)
+    served = Served(requests, Spy(built), built.state)
+    served.played = play(requests, Engine(served.spy), all_first=True, watch=served)
+    return served
+
+
+def _roster_of(scheduler: Any) -> Any:
+    return (scheduler._scheduler if isinstance(scheduler, OutputDelay) else scheduler)._roster
+
+
+def check_nobody(scheduler: Any) -> None:
+    """When all are over nothing is remembered of anybody."""
+    roster = _roster_of(scheduler)
+    assert not (roster._seats or roster._made or roster._preempted or roster._swapped or roster._waiting)
+    assert not any(roster._ending.values())
+    assert roster._context == 0
+    if roster._deadlines is not None:
+        assert not (roster._deadlines._next_ns or roster._deadlines._missed)
+    check_memory(scheduler)
+
+
+def check_memory(scheduler: Any) -> None:
+    """Counts anew what the roster keeps count of."""
+    roster = _roster_of(scheduler)
+    memory, seats = roster.memory, roster._seats
+    held, names = 0, set()
+    for seat in seats.values():
+        tokens = seat.tokens + (roster._step - seat.since if seat.until else 0)
+        held += memory.size(tokens - len(seat.names) * memory.named_tokens)
+        names.update(seat.names)
+    held += len(names) * memory.size(memory.named_tokens)
+    assert memory.held == held
+    assert memory.held + memory.kept <= memory.blocks
+    assert roster.running == [r for r in roster.running if seats[r].until]
+    assert sum(roster._growing) == len(roster.running)
+    assert roster.state.running == len(seats)

@@ -1,0 +1,62 @@
+"""An iterating scheduler that does as it is told: one request at a time, and some of them not to the end.
+
+Taking in a prompt is an iteration of 2 s, which makes the first token; each other token is one of 1 s.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+from llmtap.sim.engine import Made
+from llmtap.sim.requests import Requests
+from llmtap.sim.schedulers.iterations import Iteration, State
+
+__all__ = ["Scripted"]
+
+S = 1_000_000_000
+
+
+class Scripted:
+    """`tokens_max`: by request, how many tokens it makes before it is given up; 0: it is turned away."""
+
+    def __init__(self, requests: Requests, tokens_max: Mapping[int, int]) -> None:
+        self.state = State()
+        self._outputs = requests.output
+        self._max = tokens_max
+        self._waiting: deque[int] = deque()
+        self._made: dict[int, int] = {}
+        self._given_up: list[int] = []
+
+    def arrived(self, now_ns: int, request: int) -> None:
+        if self._max.get(request) == 0:
+            self._given_up.append(request)
+        else:
+            self._waiting.append(request)
+
+    def closed(self, now_ns: int) -> None:
+        pass
+
+    def left(self, now_ns: int, request: int) -> None:
+        self._waiting.remove(request)
+
+    def form(self, now_ns: int) -> Iteration | None:
+        if not self._waiting:
+            return None
+        request = self._waiting[0]
+        if request not in self._made:
+            return Iteration(2 * S, prefill=((request, 1),))
+        return Iteration(S, decode=(request,))
+
+    def done(self, now_ns: int, work: Iteration) -> Made:
+        request = self._waiting[0]
+        made = self._made[request] = self._made.get(request, 0) + 1
+        if made == self._outputs[request]:
+            self._waiting.popleft()
+            return Made((request,), (request,))
+        if made == self._max.get(request):
+            self._given_up.append(self._waiting.popleft())
+            self.state.preemptions += 1
+        return Made((), (request,))
+
+    def given_up(self) -> Sequence[int]:
+        told, self._given_up = self._given_up, []
+        return told

@@ -1,0 +1,66 @@
+"""Small sweeps: a trace, jobs on it, and traces that nobody survives."""
+
+import os
+import signal
+from array import array
+from pathlib import Path
+from typing import Any
+
+from llmtap.sim.requests import Requests
+from llmtap.sim.sweep import Job, rows_of
+from llmtap.sim.workload import Trace
+
+__all__ = ["DEADLY", "ENDLESS", "Deadly", "Endless", "children", "deadly_job", "job", "trace"]
+
+DEADLY, ENDLESS = "deadly", "endless"
+
+
+def trace(rows: int = 40, gap_ns: int = 500_000_000) -> Trace:
+    """Requests of some lengths, one every half second."""
+    arrivals = array("q", [i * gap_ns for i in range(rows)])
+    given, made = ([(i * step) % 97 + 1 for i in range(rows)] for step in (13, 7))
+    return Trace(Requests(arrivals, array("q", given), array("q", made)), "test")
+
+
+def job(of: Trace, **changed: Any) -> Job:
+    fields: dict[str, Any] = {
+        "trace": "a.csv", "rows": rows_of(of).digest, "count": len(of), "scale": 1.0,
+        "scheduler": "static_fifo",
+    }  # fmt: skip
+    return Job(**(fields | changed))
+
+
+class Deadly:
+    """A trace that ends the process which runs it, as the kernel does when memory is short."""
+
+    rate_rps = None
+
+    def requests_at(self, *, count: int, scale: float) -> Requests:
+        os._exit(9)
+
+
+class Endless:
+    """A trace whose run never ends by itself."""
+
+    rate_rps = None
+
+    def requests_at(self, *, count: int, scale: float) -> Requests:
+        while True:
+            signal.pause()
+
+
+def deadly_job() -> Job:
+    return Job("deadly.csv", DEADLY, 1, 1.0, "static_fifo")
+
+
+def children(pid: int) -> set[int]:
+    """Processes that it started and that are there, and theirs; not what has ended and was not waited for."""
+    found: set[int] = set()
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            for child in map(int, task.read_text().split()):
+                if " Z " not in Path(f"/proc/{child}/stat").read_text():
+                    found |= {child} | children(child)
+        except OSError:  # it is gone
+            continue
+    return found
