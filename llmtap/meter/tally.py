@@ -17,6 +17,7 @@ from llmtap.meter.options import MeterOptions, SloOptions, TenantOptions
 from llmtap.meter.relays import RelayBook
 from llmtap.meter.slo import SloBook
 from llmtap.meter.tenants import Tenants
+from llmtap.meter.turns import Turns
 from llmtap.meter.windows import BY_DEFAULT, Who, Windows
 from llmtap.metrics.cost import Price
 from llmtap.metrics.latency import Measured, measure
@@ -61,6 +62,7 @@ class Tally:
         self.options = options
         self.clock = clock
         self.relays = RelayBook()
+        self.turns = Turns(clock.mono_ns)
         self.windows = Windows(clock)
         self.kept = Kept(options.exchanges_kept, benefit=options.benefit)
         tenants = TenantOptions() if tenants is None else tenants
@@ -121,7 +123,10 @@ class Tally:
     def ended(self, x: Exchange) -> None:
         """An exchange is complete, in whatever way it ended."""
         self.live -= 1
+        pause = self.turns.pause  # all this takes as long as a dozen frames
+        pause()
         m = measure(x, self._benefit)
+        pause()
         x.uncertain = x.uncertainty_ns > self.options.uncertainty_limit
         slo = self.slos.of(x.tenant)
         # Whoever has no valid key could otherwise use up all the names.
@@ -130,7 +135,9 @@ class Tally:
         met = self.slos.judge(x, m, slo, tenant)
         who = Who(tenant, model, arm, "" if slo is None else slo.name, x.uncertain)
         self.windows.add(x, m, who, None if slo is None else slo.objectives, met)
+        pause()
         self.exposition.add(x, m, tenant, model, arm)
+        pause()
         self.kept.add(x)
         for tell in self.listeners:
             try:
