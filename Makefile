@@ -21,7 +21,7 @@ demo: $(STAMP)  ## the tap in front of a tiny simulated engine: a few hundred st
 	$(BIN)/llmtap demo
 
 test: lint  ## lint, types, layers, then every test
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --dist loadfile
 
 lint: $(STAMP)  ## ruff, mypy, import-linter
 	$(BIN)/ruff check .

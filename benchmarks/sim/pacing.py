@@ -37,6 +37,12 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=20.0, help="tokens per second of each stream")
     parser.add_argument("--seconds", type=float, default=20.0, help="length of each stream")
     parser.add_argument("--jitter", type=float, default=0.0)
+    parser.add_argument(
+        "--scheduler",
+        default="fixed",
+        help="with an engine, which decides how fast tokens come; --rate x --seconds is how many then",
+    )
+    parser.add_argument("--serving", action="append", default=[], help="of the engine, NAME=VALUE")
     parser.add_argument("--server-cpu", type=int, default=0)
     parser.add_argument("--client-cpu", type=int, default=1)
     parser.add_argument(
@@ -52,9 +58,14 @@ def main() -> int:
     tokens = round(args.rate * args.seconds)
     command = [
         sys.executable, "-P", "-m", "llmtap.cli", "sim", "serve", "--listen", f"127.0.0.1:{port}",
-        "--ttft", "200ms", "--itl", f"{1e3 / args.rate:.6f}ms", "--tokens", str(tokens),
-        "--jitter", str(args.jitter), *(part for item in args.set for part in ("--set", item)),
+        "--tokens", str(tokens), *(part for item in args.set for part in ("--set", item)),
     ]  # fmt: skip
+    if args.scheduler == "fixed":
+        itl = f"{1e3 / args.rate:.6f}ms"
+        command += ["--ttft", "200ms", "--itl", itl, "--jitter", str(args.jitter)]
+    else:
+        serving = (part for item in args.serving for part in ("--serving", item))
+        command += ["--scheduler", args.scheduler, *serving]
 
     def settle() -> None:
         os.sched_setaffinity(0, {args.server_cpu})
@@ -73,6 +84,7 @@ def main() -> int:
         server.terminate()
         server.wait(10)
     result = _figures(truths) | {
+        "scheduler": args.scheduler, "serving": args.serving,
         "streams": args.streams, "rate": args.rate, "tokens": tokens, "whole": whole, "fifo": args.fifo,
         "server_cpu_s": round(cpu_s, 2), "wall_s": round(wall_s, 2),
         "cpu_us_per_token": round(1e6 * cpu_s / (args.streams * tokens), 1),
@@ -148,7 +160,10 @@ def _figures(truths: list[dict[str, Any]]) -> dict[str, Any]:
             every.append(sent - due)
             if full_from <= due < full_to:
                 full.append(sent - due)
-    return {"late_us": _percentiles(every), "late_us_all_streams_running": _percentiles(full)}
+    return {
+        "late_us": _percentiles(every),
+        "late_us_all_streams_running": _percentiles(full) if full else None,
+    }
 
 
 def _percentiles(values: list[int]) -> dict[str, float]:

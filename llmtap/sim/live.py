@@ -49,6 +49,19 @@ class Listener(Protocol):
         """The engine makes no more of one of the choices."""
 
 
+class _Nobody:
+    """In place of whoever has gone."""
+
+    def token(self, choice: int, at_ns: int) -> None: ...
+
+    def over(self, choice: int, at_ns: int) -> None: ...
+
+    def refused(self, at_ns: int) -> None: ...
+
+
+_NOBODY: Final = _Nobody()
+
+
 @dataclass(slots=True, eq=False)
 class Ticket:
     """One choice of an answer that the engine is asked for: a request of its own there."""
@@ -170,9 +183,10 @@ class Live:
             self.advance(now_ns)
 
     def leave(self, now_ns: int, tickets: Iterable[Ticket]) -> None:
-        """Nobody waits for these any longer; those that are over already do not mind."""
+        """Nobody waits for these any longer, nor is told anything; those that are over do not mind."""
         self.advance(now_ns)
         for ticket in tickets:
+            ticket.listener = _NOBODY
             if ticket.over:
                 continue
             ticket.over = True
@@ -283,13 +297,11 @@ class Live:
             self._follow(ticket, times)
 
     def _token(self, ticket: Ticket, at_ns: int) -> None:
-        if not ticket.over:
-            ticket.listener.token(ticket.choice, at_ns)
+        ticket.listener.token(ticket.choice, at_ns)
 
     def _give_up(self, ticket: Ticket, at_ns: int) -> None:
-        if not ticket.over:
-            ticket.over = True
-            ticket.listener.refused(at_ns)
+        ticket.over = True
+        ticket.listener.refused(at_ns)
 
     def _later(self, at_ns: int, act: Callable[[], None]) -> None:
         heappush(self._leaving, (at_ns, next(self._order), act))

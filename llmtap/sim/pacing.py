@@ -27,37 +27,29 @@ PAUSE_NS: Final = 200_000
 
 
 class Pacer:
-    """Calls whoever is due. `close()` ends it; nobody is called afterwards."""
+    """Calls whoever is due (`Waker`). `close()` ends it; nobody is called afterwards."""
 
     def __init__(self, clock: Clock) -> None:
         self._mono_ns = clock.mono_ns
-        self._heap: list[tuple[int, int, Callable[[int], int | None]]] = []
+        self._heap: list[tuple[int, int, Waker]] = []
         self._order = count()
         self._alarm: _Alarm | None = None
         self._armed_ns = 0
         """When the alarm goes off; 0 when it does not."""
         self._turning = False
-        """Whoever is called now may add others: the alarm is set once, at the end."""
+        """Whoever is called now may want others called: the alarm is set once, at the end."""
         self._closed = False
-
-    def add(self, due_ns: int, act: Callable[[int], int | None]) -> None:
-        """Call `act` at `due_ns` or as soon after as can be. It is told the time, and answers when it wants to
-        be called again."""
-        if self._closed:
-            return
-        heapq.heappush(self._heap, (due_ns, next(self._order), act))
-        if not self._turning and (not self._armed_ns or due_ns < self._armed_ns):
-            self._arm(due_ns)
 
     async def wait_until(self, due_ns: int) -> None:
         """Return at `due_ns` or as soon after as can be."""
         done = asyncio.get_running_loop().create_future()
 
-        def act(now_ns: int) -> None:
+        def act(now_ns: int) -> int:
             if not done.done():
                 done.set_result(None)
+            return NEVER
 
-        self.add(due_ns, act)
+        Waker(self, act).sooner(due_ns)
         await done
 
     def close(self) -> None:
@@ -66,6 +58,14 @@ class Pacer:
         if self._alarm is not None:
             self._alarm.close()
             self._alarm = None
+
+    def add(self, due_ns: int, waker: "Waker") -> None:
+        """Of the waker, which knows what it has asked for already."""
+        if self._closed:
+            return
+        heapq.heappush(self._heap, (due_ns, next(self._order), waker))
+        if not self._turning and (not self._armed_ns or due_ns < self._armed_ns):
+            self._arm(due_ns)
 
     def _arm(self, at_ns: int) -> None:
         if self._alarm is None:
@@ -91,45 +91,47 @@ class Pacer:
         now_ns = mono_ns()
         end_ns = now_ns + TURN_NS_MAX
         while heap and heap[0][0] <= now_ns <= end_ns:
-            _, order, act = heapq.heappop(heap)
-            again_ns = act(now_ns)
-            if again_ns is not None:
-                heapq.heappush(heap, (again_ns, order, act))
+            _, order, waker = heapq.heappop(heap)
+            waiting_ns = waker.waiting_ns
+            waiting_ns.pop()
+            again_ns = waker.act(now_ns)
+            if again_ns < NEVER and (not waiting_ns or again_ns < waiting_ns[-1]):
+                waiting_ns.append(again_ns)
+                heapq.heappush(heap, (again_ns, order, waker))
             now_ns = mono_ns()
         return now_ns
 
 
 class Waker:
-    """Has one called at a moment that may move forward. It may be called before, too, and finds nothing to
-    do then.
+    """Has one called at a moment that may move forward. He may be called before, too, and finds nothing to do
+    then.
 
     What the pacer was asked for is not taken back, so it is remembered, and asked for once. It is a stack:
     what is added is earlier than what is there.
     """
 
-    __slots__ = ("_act", "_pacer", "_waiting_ns")
+    __slots__ = ("_pacer", "act", "waiting_ns")
 
     def __init__(self, pacer: Pacer, act: Callable[[int], int]) -> None:
-        """`act` is told the time, and answers when it wants to be called again."""
+        """`act` is told the time, and answers when it wants to be called again, or `NEVER`."""
         self._pacer = pacer
-        self._act = act
-        self._waiting_ns: list[int] = []
+        self.act = act
+        self.waiting_ns: list[int] = []
 
     def sooner(self, due_ns: int) -> None:
-        """Call at `due_ns` at the latest; a moment too far away for a clock is never."""
-        waiting = self._waiting_ns
-        if due_ns < NEVER and (not waiting or due_ns < waiting[-1]):
-            waiting.append(due_ns)
-            self._pacer.add(due_ns, self._ring)
+        """Call at `due_ns` or as soon after as can be."""
+        waiting_ns = self.waiting_ns
+        if due_ns < NEVER and (not waiting_ns or due_ns < waiting_ns[-1]):
+            waiting_ns.append(due_ns)
+            self._pacer.add(due_ns, self)
 
-    def _ring(self, now_ns: int) -> int | None:
-        waiting = self._waiting_ns
-        waiting.pop()
-        again_ns = self._act(now_ns)
-        if again_ns >= NEVER or (waiting and waiting[-1] <= again_ns):
-            return None
-        waiting.append(again_ns)
-        return again_ns
+    def close(self) -> None:
+        """Nobody is called any longer, nor kept: he and this know each other."""
+        self.act = _nobody
+
+
+def _nobody(now_ns: int) -> int:
+    return NEVER
 
 
 class _Alarm:

@@ -73,6 +73,8 @@ class Source(Protocol):
 
     given_up: bool
     """There will be no more of them."""
+    next_ns: int
+    """When the next token will be made, as far as that is known and nobody else will tell."""
 
     @property
     def cached_tokens(self) -> int | None:
@@ -81,11 +83,8 @@ class Source(Protocol):
     def advance(self, now_ns: int) -> None:
         """Tells the answer's delivery of all that is made until now."""
 
-    def next_ns(self) -> int:
-        """When the next token will be made, as far as that is known and nobody else will tell."""
-
     def close(self, now_ns: int) -> None:
-        """Nobody waits for the rest."""
+        """Nobody waits for the rest; called once, at the end."""
 
 
 class Planned:
@@ -113,6 +112,7 @@ class Planned:
         self._heads = [(self._begin_ns + next(times), i) for i, (times, tokens) in enumerate(plans) if tokens]
         """A heap: the next token of each choice that has one."""
         heapify(self._heads)
+        self.next_ns = self._heads[0][0] if self._heads else NEVER
 
     def advance(self, now_ns: int) -> None:
         heads, delivery = self._heads, self._delivery
@@ -125,16 +125,16 @@ class Planned:
                 heapreplace(heads, (self._begin_ns + next(self._times[choice]), choice))
             else:
                 heappop(heads)
-
-    def next_ns(self) -> int:
-        return self._heads[0][0] if self._heads else NEVER
+        self.next_ns = heads[0][0] if heads else NEVER
 
     def close(self, now_ns: int) -> None:
-        self._heads.clear()
+        """Nothing goes on without somebody who asks."""
 
 
 class Fed:
     """The tokens of one answer as an engine makes them. Calls `on_news` when it has told of some."""
+
+    next_ns = NEVER
 
     def __init__(self, live: Live, delivery: Delivery, made_ns: Sequence[list[int]]) -> None:
         self._live = live
@@ -159,11 +159,9 @@ class Fed:
     def advance(self, now_ns: int) -> None:
         self._live.advance(now_ns)
 
-    def next_ns(self) -> int:
-        return NEVER
-
     def close(self, now_ns: int) -> None:
         self._live.leave(now_ns, self.tickets)
+        self.on_news = _nobody
 
     # Told by the engine.
 

@@ -82,7 +82,7 @@ class Sender:
             self._end("client_left")
 
     def _next_ns(self) -> int:
-        due_ns, made_ns = self._delivery.next_ns(), self._source.next_ns()
+        due_ns, made_ns = self._delivery.next_ns(), self._source.next_ns
         return due_ns if due_ns < made_ns else made_ns
 
     def _act(self, now_ns: int) -> int:
@@ -186,6 +186,7 @@ class Sender:
 
     def _end(self, outcome: str) -> None:
         self._truth.outcome = outcome
+        self._waker.close()
         self.done.set_result(None)
 
 
@@ -202,7 +203,11 @@ class Gatherer:
 
     def wake(self) -> None:
         """There may be news of when something is due."""
-        self._waker.sooner(min(self._delivery.next_ns(), self._source.next_ns()))
+        self._waker.sooner(min(self._delivery.next_ns(), self._source.next_ns))
+
+    def close(self) -> None:
+        """Nobody waits for it."""
+        self._waker.close()
 
     def act(self, now_ns: int) -> int:
         """Take what is due; when the next is."""
@@ -211,7 +216,7 @@ class Gatherer:
         while (write := delivery.take(now_ns)) is not None:
             self.due_ns = write.due_ns
         if not delivery.ended:
-            return min(delivery.next_ns(), self._source.next_ns())
+            return min(delivery.next_ns(), self._source.next_ns)
         if not self.done.done():
             self.done.set_result(None)
         return NEVER

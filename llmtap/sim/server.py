@@ -298,11 +298,15 @@ class SimServer:
         if isinstance(source, Fed):
             source.on_news = gatherer.wake
             gatherer.wake()
-            await gatherer.done
+            try:
+                await gatherer.done
+            finally:
+                gatherer.close()
             if source.given_up:
                 return self._given_up(job, headers)
         else:
             gatherer.act(NEVER)  # all is known
+            gatherer.close()
         due_ns = gatherer.due_ns
         await self._pacer.wait_until(due_ns)
         transport = request.transport

@@ -24,16 +24,18 @@ def test_nobody_is_called_early_and_the_earlier_go_first(offsets: list[int]) -> 
         done = asyncio.Event()
 
         def make(due_ns: int):  # type: ignore[no-untyped-def]
-            def act(at_ns: int) -> None:
+            def act(now_ns: int) -> int:
+                assert now_ns >= due_ns
                 called.append((due_ns, SystemClock.mono_ns()))
                 if len(called) == len(offsets):
                     done.set()
+                return NEVER
 
             return act
 
         dues = [now_ns + offset * MS // 10 for offset in offsets]
         for due_ns in dues:
-            pacer.add(due_ns, make(due_ns))
+            Waker(pacer, make(due_ns)).sooner(due_ns)
         await done.wait()
         pacer.close()
         assert sorted(due for due, _ in called) == sorted(dues)
@@ -50,14 +52,14 @@ async def test_who_answers_a_time_is_called_again_then() -> None:
     calls: list[int] = []
     done = asyncio.Event()
 
-    def act(now_ns: int) -> int | None:
+    def act(now_ns: int) -> int:
         calls.append(SystemClock.mono_ns())
         if len(calls) < 5:
             return began_ns + len(calls) * MS
         done.set()
-        return None
+        return NEVER
 
-    pacer.add(began_ns, act)
+    Waker(pacer, act).sooner(began_ns)
     await done.wait()
     pacer.close()
     assert all(at >= began_ns + i * MS for i, at in enumerate(calls))
@@ -67,7 +69,7 @@ async def test_who_answers_a_time_is_called_again_then() -> None:
 async def test_an_earlier_one_moves_the_alarm_forward() -> None:
     pacer = Pacer(SystemClock())
     now_ns = SystemClock.mono_ns()
-    pacer.add(now_ns + 3_600_000 * MS, lambda now_ns: None)
+    Waker(pacer, lambda now_ns: NEVER).sooner(now_ns + 3_600_000 * MS)
     await pacer.wait_until(now_ns + MS)
     assert SystemClock.mono_ns() >= now_ns + MS
     pacer.close()
@@ -77,9 +79,14 @@ async def test_an_earlier_one_moves_the_alarm_forward() -> None:
 async def test_after_the_end_nobody_is_called() -> None:
     pacer = Pacer(SystemClock())
     called: list[int] = []
-    pacer.add(SystemClock.mono_ns() + 2 * MS, lambda now_ns: called.append(1))
+
+    def act(now_ns: int) -> int:
+        called.append(now_ns)
+        return NEVER
+
+    Waker(pacer, act).sooner(SystemClock.mono_ns() + 2 * MS)
     pacer.close()
-    pacer.add(0, lambda now_ns: called.append(2))
+    Waker(pacer, act).sooner(0)
     other = Pacer(SystemClock())
     await other.wait_until(SystemClock.mono_ns() + 4 * MS)
     other.close()
@@ -105,16 +112,17 @@ async def test_who_adds_others_when_called_has_them_called_in_the_same_turn_or_t
     done = asyncio.Event()
 
     def make(i: int):  # type: ignore[no-untyped-def]
-        def act(at_ns: int) -> None:
+        def act(at_ns: int) -> int:
             called.append(i)
             if i == 3:
                 done.set()
             else:
-                pacer.add(now_ns + (i + 1) * MS, make(i + 1))
+                Waker(pacer, make(i + 1)).sooner(now_ns + i * MS)
+            return NEVER
 
         return act
 
-    pacer.add(now_ns, make(0))
+    Waker(pacer, make(0)).sooner(now_ns)
     await done.wait()
     pacer.close()
     assert called == [0, 1, 2, 3]
@@ -128,10 +136,10 @@ async def test_a_turn_that_fails_does_not_stop_the_others() -> None:
         lambda _, context: failed.append(str(context["exception"]))
     )
 
-    def fail(now_ns: int) -> None:
+    def fail(now_ns: int) -> int:
         raise AssertionError("ours")
 
-    pacer.add(SystemClock.mono_ns(), fail)
+    Waker(pacer, fail).sooner(SystemClock.mono_ns())
     while not failed:
         await asyncio.sleep(0)
     await pacer.wait_until(SystemClock.mono_ns() + MS)
@@ -139,25 +147,21 @@ async def test_a_turn_that_fails_does_not_stop_the_others() -> None:
     assert failed == ["ours"]
 
 
-class Recorded:
-    """In place of a pacer: remembers what it was asked for, and plays it."""
+class Steered:
+    """A clock that somebody else sets, and a pacer whose turns he takes."""
 
     def __init__(self) -> None:
-        self.heap: list[tuple[int, int, object]] = []
-        self.added = 0
+        self.clock = ManualClock(1)
+        self.pacer = Pacer(self.clock)
+        self.pacer._arm = lambda at_ns: None  # type: ignore[method-assign]
 
-    def add(self, due_ns: int, act: object) -> None:
-        self.added += 1
-        heapq.heappush(self.heap, (due_ns, self.added, act))
-
-    def play(self, until_ns: int, clock: ManualClock) -> None:
-        while self.heap and self.heap[0][0] <= until_ns:
-            due_ns, order, act = heapq.heappop(self.heap)
-            clock.now_ns = max(clock.now_ns, due_ns)
-            again_ns = act(clock.now_ns)  # type: ignore[operator]
-            if again_ns is not None:
-                heapq.heappush(self.heap, (again_ns, order, act))
-        clock.now_ns = until_ns
+    def until(self, at_ns: int) -> None:
+        """Calls all who are due until then, each at his moment."""
+        heap = self.pacer._heap
+        while heap and heap[0][0] <= at_ns:
+            self.clock.now_ns = max(self.clock.now_ns, heap[0][0])
+            self.pacer._turn()
+        self.clock.now_ns = at_ns
 
 
 @given(st.lists(st.tuples(st.integers(1, 20), st.integers(0, 50)), max_size=30), st.lists(st.integers(1, 40)))
@@ -165,7 +169,7 @@ def test_who_may_be_wanted_sooner_is_called_by_then_and_not_forgotten(
     wanted: list[tuple[int, int]], agains: list[int]
 ) -> None:
     """`wanted`: after so long, by then from there. `agains`: what the one who is called answers, in turn."""
-    clock, pacer = ManualClock(), Recorded()
+    steered = Steered()
     due: list[int] = []
     told = iter(agains)
 
@@ -177,20 +181,21 @@ def test_who_may_be_wanted_sooner_is_called_by_then_and_not_forgotten(
             heapq.heappush(due, now_ns + again)
         return due[0] if due else NEVER
 
-    waker = Waker(pacer, act)  # type: ignore[arg-type]
+    waker = Waker(steered.pacer, act)
     for after, within in wanted:
-        pacer.play(clock.now_ns + after, clock)
-        heapq.heappush(due, clock.now_ns + within)
-        waker.sooner(clock.now_ns + within)
-    pacer.play(clock.now_ns + 5_000, clock)
+        steered.until(steered.clock.now_ns + after)
+        heapq.heappush(due, steered.clock.now_ns + within)
+        waker.sooner(steered.clock.now_ns + within)
+        assert len(steered.pacer._heap) == len(set(waker.waiting_ns)), "each moment once"
+    steered.until(steered.clock.now_ns + 5_000)
     assert not due
     waker.sooner(NEVER)
-    assert not pacer.heap
+    assert not steered.pacer._heap and not waker.waiting_ns
 
 
-def test_the_same_moment_is_asked_for_once() -> None:
-    pacer = Recorded()
-    waker = Waker(pacer, lambda now_ns: NEVER)  # type: ignore[arg-type]
+def test_the_same_moment_is_asked_for_once_and_no_later_one_besides() -> None:
+    steered = Steered()
+    waker = Waker(steered.pacer, lambda now_ns: NEVER)
     for due_ns in (70, 70, 80, 50, 60, 50):
         waker.sooner(due_ns)
-    assert [due_ns for due_ns, _, _ in sorted(pacer.heap)] == [50, 70]
+    assert sorted(due_ns for due_ns, _, _ in steered.pacer._heap) == [50, 70]

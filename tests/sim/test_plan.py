@@ -50,16 +50,16 @@ def test_choices_are_told_of_in_the_order_of_their_tokens_and_no_further_than_as
     made: list[list[int]] = [[], [], []]
     plans = [(iter([5, 20]), 2), (iter(()), 0), (iter([7, 9, 30, 40]), 3)]
     planned = Planned(delivery, plans, made, 1_000, 100)
-    assert planned.next_ns() == 1_105
+    assert planned.next_ns == 1_105
     planned.advance(1_109)
-    assert (made, planned.next_ns()) == ([[1_005], [], [1_007, 1_009]], 1_120)
+    assert (made, planned.next_ns) == ([[1_005], [], [1_007, 1_009]], 1_120)
     found = [delivery.take(1_109) for _ in range(3)]
     assert found == [
         Write(1_105, (Chunk(1_105, 0, 0, 1, False),)), Write(1_107, (Chunk(1_107, 2, 0, 1, False),)),
         Write(1_109, (Chunk(1_109, 2, 1, 2, False),)),
     ]  # fmt: skip
     planned.advance(2_000)
-    assert (made[2], planned.next_ns()) == ([1_007, 1_009, 1_030], NEVER)
+    assert (made[2], planned.next_ns) == ([1_007, 1_009, 1_030], NEVER)
 
 
 def test_a_long_answer_is_read_no_further_than_it_is_sent() -> None:
@@ -67,5 +67,3 @@ def test_a_long_answer_is_read_no_further_than_it_is_sent() -> None:
     planned = Planned(Delivery([Said(100_000)], SimOptions(), None), [(read, 100_000)], [[]], 0, 0)
     planned.advance(5)
     assert next(read) == 7
-    planned.close(5)
-    assert planned.next_ns() == NEVER

@@ -2,6 +2,7 @@
 asked for is on record, and whoever leaves or is turned away leaves nothing behind."""
 
 import asyncio
+import gc
 import json
 from array import array
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.sim.serving import Setup, read_serving
 from llmtap.sim.virtual import play
 from llmtap.sim.words import count_tokens
+from llmtap.units import Duration
 from tests.support.peer import scene
 from tests.support.sim_engine import Engine, ask_chat, engine, explained, json_events
 
@@ -402,3 +404,31 @@ async def test_preemptions_are_counted_and_do_no_harm() -> None:
         truths = await ended(e, 4)
         assert {len(truth["sent_ns"][0]) for truth in truths} == {60}
         assert (await idle(e))[f"vllm:num_preemptions_total{LABELS}"] > 0
+
+
+@pytest.mark.parametrize("scheduler", [None, "continuous_batching", "static_fifo"])
+@pytest.mark.parametrize("stream", [True, False])
+@scene
+async def test_an_answer_leaves_no_cycles_behind(scheduler: str | None, stream: bool) -> None:
+    """The server looks for them very seldom: looking makes streams late."""
+    quick = SimOptions(ttft=Duration(0), itl=Duration(0), tokens=10)
+    async with engine(quick, behind=None if scheduler is None else behind(scheduler)) as e:
+        await e.answer(CHAT, ask_chat(stream=stream))
+        gc.collect()
+        gc.disable()
+        try:
+            for headers in (
+                {},
+                {"x_sim_keepalive_ms": "1"},
+                {"x_sim_fault": "error"},
+                {"x_sim_refusal": "error"},
+            ):
+                await e.answer(CHAT, ask_chat(stream=stream), **headers)
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            gc.collect()
+            left = [one for one in gc.garbage if type(one).__module__.startswith("llmtap.")]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+    assert left == []
