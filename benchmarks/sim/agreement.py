@@ -29,13 +29,13 @@ import aiohttp
 import uvloop
 
 from llmtap.sim.engine import Engine
-from llmtap.sim.prompts import prefix_blocks
+from llmtap.sim.gateway.prompts import prefix_blocks
+from llmtap.sim.gateway.words import say
 from llmtap.sim.readings import read_settings
 from llmtap.sim.requests import Requests
 from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.sim.serving import Setup, read_serving
 from llmtap.sim.virtual import play
-from llmtap.sim.words import say
 
 READY_S = 20.0
 BINS = "1,20,50"
@@ -175,7 +175,7 @@ def _compare(
 ) -> tuple[int, int]:
     """Tokens that either made, and how many of them at the same ns."""
     asked = sorted(
-        (submitted["number"], submitted, t["id"], t["made_ns"][submitted["choice"]])
+        (submitted["number"], submitted, t["id"], t["due_ns"][submitted["choice"]])
         for t in truths
         for submitted in t["submitted"]
     )

@@ -20,9 +20,9 @@ from typing import Any
 from llmtap.metrics.objectives import Objectives
 from llmtap.sim.readings import Readings
 from llmtap.sim.serving import read_serving
-from llmtap.sim.synthetic import WORKLOADS, draw
-from llmtap.sim.wind_tunnel import fly
-from llmtap.sim.workload import Trace
+from llmtap.sim.tunnel.synthetic import WORKLOADS, draw
+from llmtap.sim.tunnel.wind_tunnel import fly
+from llmtap.sim.tunnel.workload import Trace
 
 TTFT, TBT = "1s", "200ms"
 SLO = Objectives.parse(f"ttft:{TTFT} tbc_max:{TBT}", "SLO")

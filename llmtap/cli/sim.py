@@ -77,7 +77,7 @@ def serve(
     list_keys: Annotated[bool, typer.Option("--keys", help="List every key.")] = False,
 ) -> None:
     """A gateway with OpenAI's, Anthropic's and Ollama's API whose every token is due at a known moment."""
-    from llmtap.sim.options import keys, load_engine, load_options
+    from llmtap.sim.gateway.options import keys, load_engine, load_options
 
     if list_keys:
         for key, text in keys().items():
@@ -104,7 +104,7 @@ def serve(
     from aiohttp import web
 
     from llmtap.net.listener import bind, parse_address
-    from llmtap.sim.server import SimServer
+    from llmtap.sim.gateway.server import SimServer
 
     try:
         host, port = parse_address(listen)
@@ -162,7 +162,7 @@ def tokenizer(
     """Write the tokenizer by which `sim serve` counts, as a tokenizer.json of Hugging Face's `tokenizers`."""
     import json
 
-    from llmtap.sim.words import tokenizer_json
+    from llmtap.sim.gateway.words import tokenizer_json
 
     text = json.dumps(tokenizer_json(), ensure_ascii=False)
     if str(file) == "-":

@@ -83,7 +83,7 @@ class AxesRead:
     def settings(self, given: Sequence[str], option: str) -> None:
         """NAME=VALUE: readings or options of serving; for `--vary` with values apart by commas, or by bars
         where values hold commas themselves."""
-        from llmtap.sim.grid import SERVING
+        from llmtap.sim.tunnel.grid import SERVING
 
         for one in given:
             name, found, text = one.partition("=")
@@ -104,7 +104,7 @@ class AxesRead:
 
     def whole(self, preset: Any, preset_name: str) -> dict[str, tuple[Any, ...]]:
         """All axes, with those of a preset, and defaults, where nothing was given."""
-        from llmtap.sim.grid import LOADS
+        from llmtap.sim.tunnel.grid import LOADS
 
         axes = self.axes
         if preset is not None:
@@ -147,7 +147,7 @@ class AxesRead:
 
 def preset_named(name: str | None) -> Any:
     """The preset; None for None."""
-    from llmtap.sim.presets import PRESETS
+    from llmtap.sim.tunnel.presets import PRESETS
 
     if name is None:
         return None
@@ -207,7 +207,7 @@ def models_fitted(place: str | None, chunk: int | None, schedulers: Sequence[str
             serves = "composes iterations" if is_grid else "serves whole batches"
             raise ConfigError("--latency", f"{place} tells how long {kind}; {name} {serves}")
     if not is_grid:
-        from llmtap.sim.fitting import fit_capture
+        from llmtap.sim.tunnel.fitting import fit_capture
 
         found = fit_capture(place, chunk=chunk)
         r2 = min(found.prefill.r2, found.decode.r2)

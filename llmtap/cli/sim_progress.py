@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from llmtap.sim.sweep import Attempt, Job
+from llmtap.sim.tunnel.sweep import Attempt, Job
 from llmtap.units import Duration, format_ns
 
 __all__ = ["Lines", "Quiet", "watching"]

@@ -191,9 +191,9 @@ def _swept(
 ) -> tuple[list[dict[str, Any]], list[str], bool]:  # fmt: skip
     """Runs it all; summaries in the order of the grid, notes, and whether some failed."""
     from llmtap.cli.sim_progress import Lines, Quiet, watching
-    from llmtap.sim.grid import Grid, Source
-    from llmtap.sim.results import Results
-    from llmtap.sim.sweeper import Sweeper
+    from llmtap.sim.tunnel.grid import Grid, Source
+    from llmtap.sim.tunnel.results import Results
+    from llmtap.sim.tunnel.sweeper import Sweeper
 
     with ExitStack() as stack:
         audience = stack.enter_context(watching(Lines if loud else Quiet))
@@ -276,8 +276,8 @@ def _show_readings() -> None:
 
 
 def _show_presets() -> None:
-    from llmtap.sim.presets import PRESETS
-    from llmtap.sim.synthetic import WORKLOADS
+    from llmtap.sim.tunnel.presets import PRESETS
+    from llmtap.sim.tunnel.synthetic import WORKLOADS
 
     rows = []
     for name, preset in PRESETS.items():

@@ -11,9 +11,9 @@ from aiohttp import web
 
 from llmtap.clock import Clock
 from llmtap.record.saved import Explained, explain, read_saved
-from llmtap.sim.options import EngineOptions, SimOptions
-from llmtap.sim.plan import Planner
-from llmtap.sim.server import SimServer
+from llmtap.sim.gateway.options import EngineOptions, SimOptions
+from llmtap.sim.gateway.plan import Planner
+from llmtap.sim.gateway.server import SimServer
 from llmtap.units import Duration
 
 __all__ = ["QUICK", "Engine", "ask_chat", "engine", "explained", "json_events"]

@@ -6,7 +6,7 @@ from typing import Any
 from llmtap.metrics.objectives import Objectives
 from llmtap.sim.readings import read_settings
 from llmtap.sim.requests import Requests
-from llmtap.sim.wind_tunnel import fly
+from llmtap.sim.tunnel.wind_tunnel import fly
 
 __all__ = ["flights", "run"]
 

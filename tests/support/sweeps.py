@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from llmtap.sim.requests import Requests
-from llmtap.sim.sweep import Job, rows_of
-from llmtap.sim.workload import Trace
+from llmtap.sim.tunnel.sweep import Job, rows_of
+from llmtap.sim.tunnel.workload import Trace
 
 __all__ = ["DEADLY", "ENDLESS", "Deadly", "Endless", "children", "deadly_job", "job", "trace"]
 

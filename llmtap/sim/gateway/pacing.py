@@ -1,0 +1,170 @@
+"""Acting at known moments: one heap and one alarm for all streams of a server.
+
+A sleep per token costs a task switch and a timer each; here a token that is due costs a callback. The
+loop's own timers count whole milliseconds, and near the end they spin, so the alarm is the kernel's
+(`timerfd_create(2)`, Linux), which the loop watches like a socket. Nobody is called early. What is late is
+done at once and keeps its due time.
+"""
+
+import asyncio
+import ctypes
+import heapq
+import os
+from collections.abc import Callable
+from itertools import count
+from typing import Final
+
+from llmtap.clock import Clock
+from llmtap.sim.gateway.delivery import NEVER
+from llmtap.units import NS_PER_S
+
+__all__ = ["Pacer", "Waker"]
+
+TURN_NS_MAX: Final = 2_000_000
+"""After so long in one turn the loop gets to read its sockets; what is still due follows at once."""
+PAUSE_NS: Final = 200_000
+"""Between two turns at least: under load, what falls due meanwhile shares a turn and its system calls."""
+
+
+class Pacer:
+    """Calls whoever is due (`Waker`). `close()` ends it; nobody is called afterwards."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._mono_ns = clock.mono_ns
+        self._heap: list[tuple[int, int, Waker]] = []
+        self._order = count()
+        self._alarm: _Alarm | None = None
+        self._armed_ns = 0
+        """When the alarm goes off; 0 when it does not."""
+        self._turning = False
+        """Whoever is called now may want others called: the alarm is set once, at the end."""
+        self._closed = False
+
+    async def wait_until(self, due_ns: int) -> None:
+        """Return at `due_ns` or as soon after as can be."""
+        done = asyncio.get_running_loop().create_future()
+
+        def act(now_ns: int) -> int:
+            if not done.done():
+                done.set_result(None)
+            return NEVER
+
+        Waker(self, act).sooner(due_ns)
+        await done
+
+    def close(self) -> None:
+        self._closed = True
+        self._heap.clear()
+        if self._alarm is not None:
+            self._alarm.close()
+            self._alarm = None
+
+    def add(self, due_ns: int, waker: "Waker") -> None:
+        """Of the waker, which knows what it has asked for already."""
+        if self._closed:
+            return
+        heapq.heappush(self._heap, (due_ns, next(self._order), waker))
+        if not self._turning and (not self._armed_ns or due_ns < self._armed_ns):
+            self._arm(due_ns)
+
+    def _arm(self, at_ns: int) -> None:
+        if self._alarm is None:
+            self._alarm = _Alarm(self._turn)
+        self._armed_ns = at_ns
+        self._alarm.set(at_ns)
+
+    def _turn(self) -> None:
+        self._armed_ns = 0
+        heap = self._heap
+        self._turning = True
+        try:
+            now_ns = self._call_due()
+        finally:
+            self._turning = False
+        if heap:
+            # What is due already waits for the sockets only, not for the pause.
+            self._arm(now_ns if heap[0][0] <= now_ns else max(heap[0][0], now_ns + PAUSE_NS))
+
+    def _call_due(self) -> int:
+        """Calls those who are due until none is, or the turn is over; what time it is then."""
+        heap, mono_ns = self._heap, self._mono_ns
+        now_ns = mono_ns()
+        end_ns = now_ns + TURN_NS_MAX
+        while heap and heap[0][0] <= now_ns <= end_ns:
+            _, order, waker = heapq.heappop(heap)
+            waiting_ns = waker.waiting_ns
+            waiting_ns.pop()
+            again_ns = waker.act(now_ns)
+            if again_ns < NEVER and (not waiting_ns or again_ns < waiting_ns[-1]):
+                waiting_ns.append(again_ns)
+                heapq.heappush(heap, (again_ns, order, waker))
+            now_ns = mono_ns()
+        return now_ns
+
+
+class Waker:
+    """Has one called at a moment that may move forward. He may be called before, too, and finds nothing to do
+    then.
+
+    What the pacer was asked for is not taken back, so it is remembered, and asked for once. It is a stack:
+    what is added is earlier than what is there.
+    """
+
+    __slots__ = ("_pacer", "act", "waiting_ns")
+
+    def __init__(self, pacer: Pacer, act: Callable[[int], int]) -> None:
+        """`act` is told the time, and answers when it wants to be called again, or `NEVER`."""
+        self._pacer = pacer
+        self.act = act
+        self.waiting_ns: list[int] = []
+
+    def sooner(self, due_ns: int) -> None:
+        """Call at `due_ns` or as soon after as can be."""
+        waiting_ns = self.waiting_ns
+        if due_ns < NEVER and (not waiting_ns or due_ns < waiting_ns[-1]):
+            waiting_ns.append(due_ns)
+            self._pacer.add(due_ns, self)
+
+    def close(self) -> None:
+        """Nobody is called any longer, nor kept: he and this know each other."""
+        self.act = _nobody
+
+
+def _nobody(now_ns: int) -> int:
+    return NEVER
+
+
+class _Alarm:
+    """Calls back at a moment of CLOCK_MONOTONIC, never before."""
+
+    def __init__(self, ring: Callable[[], None]) -> None:
+        self._ring = ring
+        self._loop = asyncio.get_running_loop()
+        self._fd = _libc.timerfd_create(_CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._fd < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        self._loop.add_reader(self._fd, self._rings)
+
+    def set(self, at_ns: int) -> None:
+        """Ring at `at_ns` and not when it was to before."""
+        # (interval s, ns, value s, ns); a value of 0 would disarm it.
+        spec = _Timespecs(0, 0, *divmod(max(1, at_ns), NS_PER_S))
+        _libc.timerfd_settime(self._fd, _TFD_TIMER_ABSTIME, spec, None)
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._fd)
+        os.close(self._fd)
+
+    def _rings(self) -> None:
+        try:
+            os.read(self._fd, 8)
+        except BlockingIOError:
+            return  # it was set anew meanwhile
+        self._ring()
+
+
+# Python has these as os.timerfd_create and os.timerfd_settime_ns from 3.13 on.
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+_Timespecs: Final = ctypes.c_long * 4
+_CLOCK_MONOTONIC: Final = 1
+_TFD_TIMER_ABSTIME: Final = 1

@@ -1,0 +1,201 @@
+"""Axes that are multiplied out: values of options become points, and points become jobs.
+
+An axis is an option with its values, one or more. Points come in an order that is good to read: sizes,
+loads, seeds, servers, readings and options of serving as they were given, and the schedulers next to one
+another.
+
+The load is one of three: `scale` makes arrivals so many times as dense, `rate` is the mean rate that is to
+come of it, `share` is a share of what a scheduler can do (`Preset.share_of`): that is run first.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from llmtap.errors import ConfigError, LlmtapError
+from llmtap.sim.readings import Readings, read_settings
+from llmtap.sim.serving import Serving, read_serving
+from llmtap.sim.tunnel.presets import BEST, PRESETS, Preset
+from llmtap.sim.tunnel.sweep import Attempt, Job, rows_of
+from llmtap.sim.tunnel.synthetic import WORKLOADS, draw
+from llmtap.sim.tunnel.workload import Trace, load_trace
+
+__all__ = ["LOADS", "READINGS", "SERVING", "Axes", "Grid", "Point", "Source", "best_of", "points"]
+
+READINGS: Final = frozenset(field.name for field in msgspec.structs.fields(Readings))
+SERVING: Final = frozenset(field.name for field in msgspec.structs.fields(Serving))
+LOADS: Final = ("scale", "rate", "share")
+_OUTER: Final = ("requests", *LOADS, "seed", "servers")
+_DRAWN: Final = 10_000
+"""Requests of a synthetic workload, unless told."""
+_BEST_WITHIN: Final = 0.01
+_NO_RATE: Final = "all rows arrive at once: no scale makes that a rate"
+
+Axes = Mapping[str, Sequence[Any]]
+"""Values by name: `requests`, `seed` and `servers` are int, loads float, `scheduler`, readings and options
+of serving are text."""
+Point = dict[str, Any]
+"""One value by name."""
+Run = Callable[[Sequence[Job]], Mapping[str, Attempt]]
+"""Runs jobs, or knows what came of them; attempts by job."""
+
+
+def points(axes: Axes, variants: Iterable[Mapping[str, Any]] = ({},)) -> Iterator[Point]:
+    """All combinations, each in all variants."""
+    names = [name for name in _OUTER if name in axes]
+    names += [name for name in axes if name not in _OUTER and name != "scheduler"]
+    schedulers = [{"scheduler": one} for one in axes.get("scheduler", ())] or [{}]
+    for values in product(*(axes[name] for name in names)):
+        for variant in variants:
+            for scheduler in schedulers:
+                yield dict(zip(names, values, strict=True)) | scheduler | dict(variant)
+
+
+class Source:
+    """The workload that the user named, in the lengths that are asked for. Each is loaded once."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        source_format: str | None = None,
+        progress: Callable[[int, int | None], None] | None = None,
+    ) -> None:
+        """`name` is a place that `load_trace` takes, or one of WORKLOADS where no file has that name."""
+        self.name = name
+        self.traces: dict[str, Trace] = {}
+        """By digest."""
+        self._drawn = WORKLOADS.get(name) if not Path(name).exists() else None
+        self._format = source_format
+        self._progress = progress
+        self._digests: dict[tuple[int | None, int], str] = {}
+
+    @property
+    def notes(self) -> list[str]:
+        """What there is to say of the rows, each once."""
+        return list(dict.fromkeys(note for trace in self.traces.values() for note in trace.notes))
+
+    def rows(self, count: int | None, seed: int) -> tuple[str, Trace]:
+        """The first `count` rows and their digest. Raises ConfigError."""
+        key = (count, seed if self._drawn else 0)
+        if key not in self._digests:
+            if self._drawn is not None:
+                trace = Trace(draw(self._drawn, count or _DRAWN, seed), "synthetic")
+            else:
+                if self.name == "-" and self._digests:
+                    raise ConfigError("--requests", "standard input is read once: several sizes need a file")
+                trace = load_trace(
+                    self.name, count=count, source_format=self._format, progress=self._progress
+                )
+            rows = rows_of(trace)
+            self.traces.setdefault(rows.digest, rows.trace)
+            self._digests[key] = rows.digest
+        digest = self._digests[key]
+        return digest, self.traces[digest]
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Makes jobs of points."""
+
+    source: Source
+    common: Mapping[str, Any]
+    """Fields of `Job` that are the same for all."""
+
+    def job(self, point: Point, capacity_rps: float | None = None) -> Job:
+        """The job at this point; `capacity_rps` is what a `share` is one of. Raises ConfigError."""
+        asked, seed = point.get("requests"), point.get("seed", 42)
+        digest, trace = self.source.rows(asked, seed)
+        count = asked or len(trace)
+        if count > len(trace) and not trace.span_ns:
+            raise ConfigError(
+                "--requests",
+                f"{count:,} are more than {self.source.name} has, and all rows arrive at once: there is no"
+                " gap after which they could come again",
+            )
+        if self.common.get("capacity") is not None and trace.rate_rps is None:
+            raise ConfigError("--capacity", _NO_RATE)
+        try:
+            readings = read_settings({k: v for k, v in point.items() if k in READINGS})
+            serving = read_serving({k: v for k, v in point.items() if k in SERVING})
+        except ValueError as exc:
+            raise ConfigError("--reading", str(exc)) from None
+        return Job(
+            trace=self.source.name, rows=digest, count=count, scale=_scale(point, trace, capacity_rps),
+            scheduler=point["scheduler"], servers=point.get("servers", 1), seed=seed, readings=readings,
+            serving=serving, **self.common,
+        )  # fmt: skip
+
+    def jobs(self, axes: Axes, preset: Preset | None, run: Run) -> list[Job]:
+        """All jobs, each once, in the order of the points; runs what has to be known first.
+
+        Raises ConfigError, and LlmtapError where that cannot be known.
+        """
+        variants = ({},) if preset is None else preset.variants
+        found = list(points(axes, variants))
+        if preset is not None and preset.best_of:
+            found = self._with_best(found, PRESETS[preset.best_of], run)
+        capacities: list[float | None] = [None] * len(found)
+        if "share" in axes:
+            assert preset is not None, "only a preset has shares"
+            capacities = self._capacities(found, preset.share_of, run)
+        made = [self.job(point, rps) for point, rps in zip(found, capacities, strict=True)]
+        return list({job.id: job for job in made}.values())
+
+    def _with_best(self, found: list[Point], searched: Preset, run: Run) -> list[Point]:
+        """The points with what is BEST put in: from runs of another preset, all else being equal."""
+        open_points = [p for p in found if BEST in p.values()]
+        axes = {name: searched.axes[name] for p in open_points for name, v in p.items() if v == BEST}
+        tried = {
+            i: list(points({name: (value,) for name, value in point.items()} | axes))
+            for i, point in enumerate(open_points)
+        }
+        jobs = {i: [self.job(p) for p in many] for i, many in tried.items()}
+        told = run([job for many in jobs.values() for job in many])
+        for i, point in enumerate(open_points):
+            summaries = [_summary(told[job.id]) for job in jobs[i]]
+            point |= best_of(tried[i], summaries)
+        return found
+
+    def _capacities(self, found: list[Point], share_of: Mapping[str, Any], run: Run) -> list[float | None]:
+        """Of each point, what the scheduler of `share_of` completes in a second when all come at once."""
+        jobs = []
+        for point in found:
+            only = {name: point[name] for name in ("requests", "seed", "servers") if name in point}
+            job = self.job(only | {"scale": 1.0} | dict(share_of))
+            span_ns = self.source.traces[job.rows].span_ns
+            plain = replace(job, measure=False, objectives="", capacity=None, capture=None)
+            jobs.append(replace(plain, scale=float(max(span_ns, 1))))
+        told = run(list({job.id: job for job in jobs}.values()))
+        return [_summary(told[job.id])["throughput_rps"] for job in jobs]
+
+
+def best_of(tried: Sequence[Point], summaries: Sequence[Mapping[str, Any]]) -> Point:
+    """Fewest servers, and then fewest bins, that are as good as any: the share of requests outside the
+    request SLA is at most a percentage point above the least. Seed 004 (7.1) does not say what it calls best.
+    """
+    late = [told["request_sla_violation"] for told in summaries]
+    enough = [p for p, share in zip(tried, late, strict=True) if share <= min(late) + _BEST_WITHIN]
+    return min(enough, key=lambda p: (p["servers"], int(p["bins"])))
+
+
+def _summary(told: Attempt) -> dict[str, Any]:
+    if told.summary is None:
+        raise LlmtapError(f"what the preset needs first could not be run: {told.error}")
+    return told.summary
+
+
+def _scale(point: Point, trace: Trace, capacity_rps: float | None) -> float:
+    rate = point.get("rate")
+    if "share" in point:
+        assert capacity_rps is not None
+        rate = point["share"] * capacity_rps
+    if rate is None:
+        return float(point.get("scale", 1.0))
+    if trace.rate_rps is None:
+        raise ConfigError("--rate", _NO_RATE)
+    return float(rate / trace.rate_rps)

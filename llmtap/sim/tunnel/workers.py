@@ -1,0 +1,229 @@
+"""Who runs the jobs of a sweep: this process, processes of this machine, or a Ray cluster.
+
+Each takes jobs and gives attempts as they end, in whatever order that is. Workers are sent the traces once,
+when they start. A job that fails is an attempt with an error, also where its process dies of it.
+"""
+
+import multiprocessing
+import os
+import secrets
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+from llmtap.clock import SystemClock
+from llmtap.errors import ConfigError
+from llmtap.sim.tunnel.sweep import Attempt, Job, attempt
+from llmtap.sim.tunnel.workload import Trace
+
+__all__ = ["Traces", "in_processes", "in_turn", "on_ray"]
+
+Traces = Mapping[str, Trace]
+"""By the digest that jobs ask for them with."""
+
+_DIED: Final = "its process died: killed, or out of memory"
+_REACHED_WITHIN_S: Final = 5.0
+_OBJECT_STORE_BYTES: Final = 256 << 20
+"""Of a Ray of our own: a million requests are 24 MB, and each result is a few KB."""
+
+
+def in_turn(
+    jobs: Sequence[Job], traces: Traces, *, progress: Callable[[Job, int], None] | None = None
+) -> Generator[Attempt]:
+    """In this process. `progress` is told how many requests of the job under way have arrived."""
+    for job in jobs:
+        told = None if progress is None else partial(progress, job)
+        yield attempt(job, traces[job.rows], SystemClock.mono_ns, told)
+
+
+def in_processes(jobs: Sequence[Job], traces: Traces, workers: int) -> Generator[Attempt]:
+    """In so many processes of this machine, which end when this iterator is closed or this process dies.
+
+    Where a process dies, nobody can say which of the jobs under way it died of. They are run again, each in a
+    process of its own, and the one that dies again is the one.
+    """
+    left = {job.id: job for job in jobs}
+    while left:
+        suspects: list[Job] = []
+        with _pool(traces, workers) as submit:
+            for job, told in _as_they_end(list(left.values()), submit, workers + 1):
+                if told is None:
+                    suspects.append(job)
+                else:
+                    del left[job.id]
+                    yield told
+        for job in suspects:
+            with _pool(traces, 1) as submit:
+                [(_, told)] = _as_they_end([job], submit, 1)
+            del left[job.id]
+            yield told or Attempt(job.id, job.to_dict(), error=_DIED)
+
+
+def _as_they_end(
+    jobs: Sequence[Job], submit: Callable[[Job], "Future[Attempt]"], most: int
+) -> Iterator[tuple[Job, Attempt | None]]:
+    """Hands out jobs, `most` at a time. None for those that were out when a process died; then it ends."""
+    waiting = iter(jobs)
+    running: dict[Future[Attempt], Job] = {}
+    broken = False
+    while True:
+        while not broken and len(running) < most and (job := next(waiting, None)) is not None:
+            try:
+                running[submit(job)] = job
+            except BrokenProcessPool:
+                broken = True
+                yield job, None
+        if not running:
+            return
+        done, _ = wait(running, return_when=FIRST_COMPLETED)
+        for future in done:
+            job = running.pop(future)
+            try:
+                told = future.result()
+            except BrokenProcessPool:
+                broken = True
+                yield job, None
+            else:
+                yield job, told
+
+
+@contextmanager
+def _pool(traces: Traces, workers: int) -> Iterator[Callable[[Job], "Future[Attempt]"]]:
+    others = set(multiprocessing.active_children())
+    # A fork would copy whatever threads hold, Arrow's among them.
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(traces,))
+    try:
+        yield lambda job: pool.submit(_attempt, job)
+    except BaseException:
+        # Interrupted: what is under way is not waited for.
+        for child in set(multiprocessing.active_children()) - others:
+            child.terminate()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+_traces: Traces = {}
+"""Of a worker process."""
+
+
+def _begin(traces: Traces) -> None:
+    """What a worker process does first."""
+    global _traces
+    _traces = traces
+    # Ctrl-C reaches the whole group; the parent decides.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _attempt(job: Job) -> Attempt:
+    return attempt(job, _traces[job.rows], SystemClock.mono_ns)
+
+
+def on_ray(
+    jobs: Sequence[Job], traces: Traces, address: str, *, workers: int | None = None
+) -> Generator[Attempt]:
+    """On the Ray cluster at this address (`auto`, `host:6379`, `ray://host:10001`), whose nodes have llmtap;
+    `local` starts one of `workers` CPUs on this machine, on its loopback only, and ends it afterwards.
+
+    Raises ConfigError where there is no Ray, or none at that address.
+    """
+    with _cluster(address, workers) as ray:
+        kept = {digest: ray.put(trace) for digest, trace in traces.items()}
+        task = ray.remote(max_retries=1)(_attempt_on_ray)
+        running = {task.options(name=job.name).remote(job, kept[job.rows]): job for job in jobs}
+        try:
+            while running:
+                for ref in ray.wait(list(running), num_returns=1)[0]:
+                    job = running.pop(ref)
+                    try:
+                        told: Attempt = ray.get(ref)
+                    except ray.exceptions.RayTaskError as exc:
+                        # Ours never raise: this is a node without llmtap, or with another.
+                        told = Attempt(job.id, job.to_dict(), error=str(exc).strip().splitlines()[-1])
+                    except ray.exceptions.RayError as exc:
+                        told = Attempt(
+                            job.id, job.to_dict(), error=f"{_DIED} ({str(exc).strip().splitlines()[0]})"
+                        )
+                    yield told
+        finally:
+            for ref in running:
+                ray.cancel(ref, force=True)
+
+
+def _attempt_on_ray(job: Job, trace: Trace) -> Attempt:
+    return attempt(job, trace, SystemClock.mono_ns)
+
+
+@contextmanager
+def _cluster(address: str, workers: int | None) -> Iterator[Any]:
+    # Ray reads these when it is imported, and so do its processes. It would tell its makers that it was used.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    local = address == "local"
+    if local:
+        # Without a cluster its node is 127.0.0.1, and nothing listens elsewhere. Whoever can reach its ports
+        # could run code: they want a token, which otherwise Ray would leave in the home folder.
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    try:
+        import ray
+    except ImportError:
+        raise ConfigError("--ray", "needs Ray", "pip install llmtap[ray]") from None
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    if not local:
+        _reach(address)
+        try:
+            ray.init(address, **quiet)
+        except (ConnectionError, ValueError, RuntimeError) as exc:
+            raise ConfigError("--ray", f"no Ray at {address}: {str(exc).splitlines()[0]}") from None
+        try:
+            yield ray
+        finally:
+            ray.shutdown()
+        return
+    with TemporaryDirectory(prefix="llmtap-ray-") as folder:
+        # Its processes import what this one does, also where llmtap is not installed but beside us.
+        ray.init(
+            "local", num_cpus=workers or os.cpu_count(), include_dashboard=False,
+            object_store_memory=_OBJECT_STORE_BYTES, _temp_dir=folder,
+            runtime_env={"env_vars": {"PYTHONPATH": _import_path()}}, **quiet,
+        )  # fmt: skip
+        try:
+            yield ray
+        finally:
+            ray.shutdown()
+
+
+def _reach(address: str) -> None:
+    """Raises ConfigError where nobody listens: Ray itself would try for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdecimal():
+        if address != "auto":
+            raise ConfigError("--ray", f"expected auto, local, HOST:PORT or ray://HOST:PORT, got {address!r}")
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _REACHED_WITHIN_S).close()
+    except (OSError, OverflowError) as exc:
+        raise ConfigError("--ray", f"no Ray at {address}: {exc}") from None
+
+
+def _import_path() -> str:
+    root = str(Path(__file__).resolve().parents[2])
+    return os.pathsep.join(dict.fromkeys([root, *(path for path in sys.path if path)]))
