@@ -1,4 +1,4 @@
-"""The two heavy environments: made once under `.e2e/`, and again only when their requirements change."""
+"""The heavy environments: made once under `.e2e/`, and again only when their requirements change."""
 
 from __future__ import annotations
 

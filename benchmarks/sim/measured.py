@@ -1,10 +1,10 @@
 """Requests that real GPUs served: what model of an iteration they tell, and how near a simulated run comes.
 
-    .venv/bin/python benchmarks/sim/measured.py FOLDER > measured.md
+    .venv/bin/python benchmarks/sim/measured.py FOLDER
 
 FOLDER has `NAME.requests.jsonl.gz` and `NAME.timeseries.csv` as LLMServingSim writes them of vLLM: the times
 `queued_ts`, `scheduled_ts`, `first_token_ts` and `last_token_ts` are of one clock; `arrival_time` is of
-another and is not used. Prints Markdown, which `README.md` here holds. Without FOLDER it says so, and ends.
+another and is not used. Prints Markdown, which `MEASURED.md` here holds. Without FOLDER it says so, and ends.
 
 What vLLM was told (`--chunk`, `--seqs-max`) is not in these files: the defaults are vLLM's, and the largest
 number of requests that ran. The KV memory is what the requests held whenever its gauge said that it was full;

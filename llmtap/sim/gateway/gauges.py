@@ -71,6 +71,8 @@ class Gauges:
             "vllm:request_success", "Requests answered, by how they ended.", (*_LABELS, "finished_reason"),
             registry=registry,
         )  # fmt: skip
+        for reason in ("stop", "length"):  # a counter that is there from 0 on can be subtracted
+            self._success.labels(*self._at, reason)
         self._ttft = histogram("time_to_first_token_seconds", "From the request to its first token.", _TTFT)
         self._itl = histogram("inter_token_latency_seconds", "Between writes that carry tokens.", _ITL)
         self._tpot = histogram(

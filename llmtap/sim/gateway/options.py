@@ -84,6 +84,11 @@ class GuardrailOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     block_after: Annotated[int, Meta(ge=0, description="Tokens before an answer is blocked midway.")] = 8
     block_rate: Annotated[Rate, Meta(description="Share of answers blocked midway.")] = 0.0
 
+    @property
+    def wait_ns(self) -> int:
+        """How long the engine waits for the filter of the prompt."""
+        return 0 if self.input_beside else self.input_filter
+
     def __post_init__(self) -> None:
         if isinstance(self.output_hold, int) and self.output_hold < 0:
             raise ValueError("output_hold is a number of tokens, or `all`")

@@ -159,8 +159,7 @@ class SimServer:
                     job.truth.outcome, job.truth.status = "refused", 400
                     return _json(api.error(400, "content_filter", FILTERED), 400, headers)
             if isinstance(job.source, Fed):
-                wait_ns = 0 if job.options.guardrails.input_beside else job.options.guardrails.input_filter
-                job.source.ask(accepted_ns, accepted_ns + wait_ns)
+                job.source.ask(accepted_ns, accepted_ns + job.options.guardrails.wait_ns)
             if job.answer.asked.stream:
                 return await self._stream(request, job, headers)
             return await self._whole(request, job, headers)
@@ -202,12 +201,11 @@ class SimServer:
             source = Fed(self._live, delivery, made_ns)
             source.tickets = self._tickets(asked, said, lengths, source)
         else:
-            wait_ns = 0 if options.guardrails.input_beside else options.guardrails.input_filter
             plans = [
                 (self._planner.plan(Work(sum(lengths), one.tokens, options), chance).due_ns, one.tokens)
                 for one in said
             ]
-            source = Planned(delivery, plans, made_ns, accepted_ns, wait_ns)
+            source = Planned(delivery, plans, made_ns, accepted_ns, options.guardrails.wait_ns)
         for choice, one in zip(choices, said, strict=True):
             if one.block_after is not None:
                 block(choice, one.block_after, options)

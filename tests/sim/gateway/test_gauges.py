@@ -51,5 +51,6 @@ def test_a_request_that_was_not_answered_is_no_success() -> None:
     gauges.began(1)
     gauges.ended(0, None, 5, [])
     text = gauges.text().decode()
-    assert "request_success_total{" not in text
+    lines = [line for line in text.splitlines() if "request_success_total{" in line]
+    assert [line.rsplit(" ", 1)[1] for line in lines] == ["0.0", "0.0"]
     assert 'vllm:num_requests_running{engine="0",model_name="tiny"} 0.0' in text
