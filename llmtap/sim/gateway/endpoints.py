@@ -8,7 +8,7 @@ from llmtap.sim.gateway.options import CHOICES_MAX
 from llmtap.sim.gateway.shapes import anthropic, ollama, openai_chat, openai_completions, openai_responses
 from llmtap.sim.gateway.shapes.shape import Answer, Asked, Shape
 
-__all__ = ["ENDPOINTS", "Endpoint"]
+__all__ = ["ENDPOINTS", "Endpoint", "openai_error"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,8 @@ class Endpoint:
     choices_max: int = 1
 
 
-def _openai_error(status: int, code: str, message: str) -> dict[str, Any]:
+def openai_error(status: int, code: str, message: str) -> dict[str, Any]:
+    """The body of an answer with a status, in OpenAI's form."""
     kinds = {429: "rate_limit_error", 500: "server_error", 503: "server_error"}
     kind = kinds.get(status, "invalid_request_error")
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}
@@ -43,13 +44,13 @@ def _ollama_error(status: int, code: str, message: str) -> dict[str, Any]:
 
 ENDPOINTS: Final = (
     Endpoint(
-        "/v1/chat/completions", openai_chat.read, openai_chat.OpenAIChat, _openai_error, CHOICES_MAX
+        "/v1/chat/completions", openai_chat.read, openai_chat.OpenAIChat, openai_error, CHOICES_MAX
     ),
     Endpoint(
-        "/v1/completions", openai_completions.read, openai_completions.OpenAICompletions, _openai_error,
+        "/v1/completions", openai_completions.read, openai_completions.OpenAICompletions, openai_error,
         CHOICES_MAX,
     ),
-    Endpoint("/v1/responses", openai_responses.read, openai_responses.OpenAIResponses, _openai_error),
+    Endpoint("/v1/responses", openai_responses.read, openai_responses.OpenAIResponses, openai_error),
     Endpoint("/v1/messages", anthropic.read, anthropic.Anthropic, _anthropic_error),
     Endpoint("/api/chat", ollama.read_chat, ollama.OllamaChat, _ollama_error),
     Endpoint("/api/generate", ollama.read_generate, ollama.OllamaGenerate, _ollama_error),

@@ -23,7 +23,7 @@ from aiohttp import HttpVersion11, web
 from llmtap.clock import Clock, SystemClock
 from llmtap.sim.gateway.choices import block, choose
 from llmtap.sim.gateway.delivery import BREAKS, NEVER, Delivery, Said
-from llmtap.sim.gateway.endpoints import ENDPOINTS, Endpoint
+from llmtap.sim.gateway.endpoints import ENDPOINTS, Endpoint, openai_error
 from llmtap.sim.gateway.gauges import Gauges
 from llmtap.sim.gateway.live import Live, Ticket, live_of
 from llmtap.sim.gateway.mishaps import Mishaps, draw
@@ -90,10 +90,12 @@ class SimServer:
         self.app.add_routes([web.post(api.path, self._handler(api)) for api in ENDPOINTS])
         self.app.add_routes([
             web.get("/v1/models", self._models),
+            web.get("/v1/models/{id:.+}", self._model),
             web.get("/api/tags", self._tags),
             web.get("/health", self._health),
             web.get("/metrics", self._metrics),
             web.get("/sim/truth", self._truth),
+            web.route("*", "/{path:.*}", self._unknown),
         ])  # fmt: skip
         self.app.on_cleanup.append(self._close)
 
@@ -117,8 +119,17 @@ class SimServer:
         return web.json_response({"status": "ok"})
 
     async def _models(self, request: web.Request) -> web.Response:
-        model = {"id": self._options.model, "object": "model", "created": 0, "owned_by": "llmtap"}
-        return _json({"object": "list", "data": [model]})
+        return _json({"object": "list", "data": [_model(self._options.model)]})
+
+    async def _model(self, request: web.Request) -> web.Response:
+        name = request.match_info["id"]
+        if name != self._options.model:
+            return _json(openai_error(404, "model_not_found", f"there is no model {name!r}"), 404)
+        return _json(_model(name))
+
+    async def _unknown(self, request: web.Request) -> web.Response:
+        what = f"there is no {request.method} {request.path}"
+        return _json(openai_error(404, "unknown_url", what), 404)
 
     async def _tags(self, request: web.Request) -> web.Response:
         return _json({"models": [{"name": self._options.model, "model": self._options.model}]})
@@ -353,6 +364,10 @@ class SimServer:
             e2e_ns=truth.ended_ns - truth.accepted_ns, reasons=truth.finish if answered else [],
         )  # fmt: skip
         self._truths.end(truth)
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "llmtap"}
 
 
 def _json(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:

@@ -260,11 +260,31 @@ async def test_what_cannot_be_is_refused(body: dict[str, Any], headers: dict[str
 async def test_it_has_models_and_health() -> None:
     async with engine(SimOptions(model="tiny")) as e:
         async with e.session.get(f"{e.url}/v1/models") as response:
-            assert [m["id"] for m in (await response.json())["data"]] == ["tiny"]
+            [model] = (await response.json())["data"]
+        async with e.session.get(f"{e.url}/v1/models/tiny") as response:
+            assert (model["id"], await response.json()) == ("tiny", model)
         async with e.session.get(f"{e.url}/api/tags") as response:
             assert [m["name"] for m in (await response.json())["models"]] == ["tiny"]
         async with e.session.get(f"{e.url}/health") as response:
             assert response.status == 200
+
+
+@scene
+@pytest.mark.parametrize(
+    ("method", "path", "code"),
+    [
+        ("GET", "/v1/models/huge", "model_not_found"),
+        ("POST", "/v1/embeddings", "unknown_url"),
+        ("GET", "/v1/chat/completions", "unknown_url"),
+    ],
+)
+async def test_what_is_not_there_is_told_in_the_form_of_an_error(method: str, path: str, code: str) -> None:
+    async with (
+        engine(SimOptions(model="tiny")) as e,
+        e.session.request(method, f"{e.url}{path}") as response,
+    ):
+        told = await response.json()
+        assert (response.status, told["error"]["code"]) == (404, code)
 
 
 @scene
