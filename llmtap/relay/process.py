@@ -18,7 +18,6 @@ import uvloop
 from llmtap.log import LogSetup, set_up
 from llmtap.relay.options import RelayOptions
 from llmtap.relay.relay import Relay
-from llmtap.relay.urgency import ask_for_short_slices
 from llmtap.tap.experiment import Experiment
 from llmtap.units import decode_special
 
@@ -46,7 +45,6 @@ def main() -> int:
     """Run until SIGTERM, or until the supervisor is gone."""
     setup = msgspec.json.decode(sys.stdin.buffer.readline(), type=RelaySetup, dec_hook=decode_special)
     set_up(setup.log)
-    ask_for_short_slices()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
