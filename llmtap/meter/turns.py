@@ -5,8 +5,9 @@ once: it has had more than its share, if only by microseconds, and Linux (EEVDF)
 up to 4 ms later, whatever our niceness. So we ask it to look: between frames, and between the steps of an
 exchange's end.
 
-Whoever yields gives up a part of its share. A meter that is behind therefore does not: on a CPU that relays
-fill it would fall behind for ever.
+Whoever yields gives up what is left of its slice, and beside a relay that never sleeps that would be
+everything. So a meter that was kept waiting for long, or is behind with its frames, offers nothing for a
+while, and takes the share that its niceness leaves it.
 """
 
 import os
@@ -17,6 +18,10 @@ __all__ = ["Turns"]
 
 TURN_NS: Final = 50_000
 """About as long as a relay takes for an event, so that it waits for us no longer than for itself."""
+AWAY_NS: Final = 2_000_000
+"""Who offers the CPU and gets it back later than this shares it with one that has no end of work."""
+INSIST_NS: Final = 100_000_000
+"""For so long it is not offered then."""
 BEHIND_NS: Final = 50_000_000
 """Frames come every 10 ms (`tap/channel.py`); a batch as old as five of those has waited for the CPU."""
 
@@ -24,26 +29,30 @@ BEHIND_NS: Final = 50_000_000
 class Turns:
     """Cuts the work of one thread into turns."""
 
-    __slots__ = ("_behind", "_give", "_mono_ns", "_since_ns")
+    __slots__ = ("_give", "_insist_until_ns", "_mono_ns", "_since_ns")
 
     def __init__(self, mono_ns: Callable[[], int], give: Callable[[], None] = os.sched_yield) -> None:
         self._mono_ns = mono_ns
         self._give = give
         self._since_ns = 0
-        self._behind = False
+        self._insist_until_ns = 0
 
     def over(
         self, frames: Sequence[tuple[int, int, int, int, Any]]
     ) -> Iterator[tuple[int, int, int, int, Any]]:
         """The frames of a batch, which the caller works on as they come."""
         now_ns = self._since_ns = self._mono_ns()
-        self._behind = bool(frames) and now_ns - frames[-1][2] > BEHIND_NS
+        if frames and now_ns - frames[-1][2] > BEHIND_NS:
+            self._insist_until_ns = now_ns + INSIST_NS
         for frame in frames:
             yield frame
             self.pause()
 
     def pause(self) -> None:
         """A good moment to let others run; they do where the turn is over."""
-        if not self._behind and self._mono_ns() - self._since_ns > TURN_NS:
+        now_ns = self._mono_ns()
+        if now_ns - self._since_ns > TURN_NS and now_ns >= self._insist_until_ns:
             self._give()
-            self._since_ns = self._mono_ns()
+            self._since_ns = back_ns = self._mono_ns()
+            if back_ns - now_ns > AWAY_NS:
+                self._insist_until_ns = back_ns + INSIST_NS

@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from llmtap.meter.turns import BEHIND_NS, TURN_NS, Turns
+from llmtap.meter.turns import AWAY_NS, BEHIND_NS, INSIST_NS, TURN_NS, Turns
 
 FRAME = (8, 1, 0, 0, b"data")
 
@@ -13,7 +13,12 @@ class Bench:
     def __init__(self, start_ns: int = 1_000_000_000) -> None:
         self.now_ns = start_ns
         self.given: list[int] = []
-        self.turns = Turns(lambda: self.now_ns, lambda: self.given.append(self.now_ns))
+        self.away_ns = 0
+        self.turns = Turns(lambda: self.now_ns, self.give)
+
+    def give(self) -> None:
+        self.given.append(self.now_ns)
+        self.now_ns += self.away_ns
 
     def digest(self, frames: int, work_ns: int, age_ns: int = 0) -> list[int]:
         batch = [(8, 1, self.now_ns - age_ns, 0, b"%d" % i) for i in range(frames)]
@@ -46,7 +51,18 @@ def test_time_between_batches_is_no_part_of_a_turn() -> None:
 def test_who_is_behind_gives_nothing_away_until_it_has_caught_up() -> None:
     bench = Bench()
     assert bench.digest(frames=20, work_ns=TURN_NS, age_ns=2 * BEHIND_NS) == []
+    assert bench.digest(frames=4, work_ns=2 * TURN_NS) == []
+    bench.now_ns += INSIST_NS
     assert len(bench.digest(frames=4, work_ns=2 * TURN_NS)) == 4
+
+
+def test_who_gets_the_cpu_back_late_keeps_it_for_a_while() -> None:
+    bench = Bench()
+    bench.away_ns = 2 * AWAY_NS
+    assert len(bench.digest(frames=4, work_ns=2 * TURN_NS)) == 1
+    bench.away_ns = AWAY_NS // 2
+    bench.now_ns += INSIST_NS
+    assert len(bench.digest(frames=4, work_ns=2 * TURN_NS)) == 1 + 4
 
 
 def test_the_end_of_an_exchange_can_be_cut_into_turns_too() -> None:
