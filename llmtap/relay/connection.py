@@ -14,7 +14,7 @@ from llmtap.record.outcome import Outcome
 from llmtap.relay.flow import QUIET_NS, Flow
 from llmtap.relay.heads import own_answer, target_of
 from llmtap.tap.frames import Closing
-from llmtap.wire.http1 import Headers, RequestHead, header_value
+from llmtap.wire.http1 import Headers, RequestHead, header_value, parse_request_head
 
 if TYPE_CHECKING:
     from llmtap.relay.relay import Relay
@@ -132,7 +132,7 @@ class ClientConnection:
         raw = data[:end]
         self._buffer = b""
         try:
-            head = self._relay.request_recall.parse(raw)
+            head = parse_request_head(raw)
             if len(head.headers) > options.head_fields:
                 raise PeerProtocolError("the request head has too many fields", 431)
             if not target_of(head):

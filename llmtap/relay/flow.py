@@ -18,7 +18,7 @@ from llmtap.errors import PeerProtocolError
 from llmtap.net.pool import Attempt
 from llmtap.net.stream import READ_BYTES_MAX, Stream
 from llmtap.record.outcome import Outcome
-from llmtap.relay.heads import own_answer, response_lines
+from llmtap.relay.heads import own_answer, request_lines, response_lines
 from llmtap.relay.tunnel import Tunnel
 from llmtap.tap.frames import Closing, FrameKind
 from llmtap.wire.http1 import (
@@ -28,6 +28,7 @@ from llmtap.wire.http1 import (
     Framing,
     RequestHead,
     ResponseHead,
+    parse_response_head,
     scanner_for,
 )
 
@@ -124,9 +125,10 @@ class Flow:
         self.last_ns = t_ns
         relay.flows.add(self)
         route = self._route
-        lines = relay.request_recall.lines(
+        lines = request_lines(
             head,
-            route,
+            prefix=route.origin.prefix,
+            authority=route.authority,
             upgrade=self._upgrade,
             extra=self._extra_fields(head) if relay.adds_fields else [],
         )
@@ -353,7 +355,7 @@ class Flow:
         while True:
             raw = data[:end]
             try:
-                head = self._relay.response_recall.parse(raw, self._method)
+                head = parse_response_head(raw, self._method)
                 if len(head.headers) > self._relay.options.head_fields:
                     raise PeerProtocolError("the response head has too many fields", 502)
                 if head.status == 101 and not self._upgrade:
@@ -428,7 +430,7 @@ class Flow:
                 self._keep_client = False  # answered before it had asked: the rest is not awaited
         if self._relay.draining:
             self._keep_client = False
-        lines = self._relay.response_recall.lines(
+        lines = response_lines(
             head,
             keep_alive=self._keep_client,
             client_11=self._client.is_11,

@@ -20,7 +20,6 @@ from llmtap.relay.arms import ArmedFlow, ArmedFlowToHttp10, Split
 from llmtap.relay.connection import ClientConnection
 from llmtap.relay.flow import Flow, FlowToHttp10
 from llmtap.relay.options import RelayOptions
-from llmtap.relay.recall import RequestRecall, ResponseRecall
 from llmtap.relay.route import Route
 from llmtap.tap.channel import Tap
 from llmtap.tap.experiment import Experiment, read_switch
@@ -89,8 +88,6 @@ class Relay:
         self._server_tls = None
         if options.tls_certificate or options.tls_key:
             self._server_tls = server_context(options.tls_certificate or "", options.tls_key or "")
-        self.request_recall = RequestRecall()
-        self.response_recall = ResponseRecall()
         self.connections: set[ClientConnection] = set()
         self.flows: set[Flow] = set()
         self.draining = False
