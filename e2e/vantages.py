@@ -174,7 +174,7 @@ def _check_exchange(record: Record, exchange: Exchange, *, same_chunks: bool) ->
     # Submit is stamped when the relay runs again after its send, an answer by the kernel when it comes: each
     # is as uncertain as the tap says.
     wrong += [
-        f"{name}: {a} at {x} s, after {b} at {y} s, and neither is off by more than {exchange['uncertainty']} s"
+        f"{name}: {a} at {x} s, after {b} at {y} s; uncertain by {exchange['uncertainty']} s"
         for (a, x), (b, y) in pairwise(stages)
         if x - y > exchange["uncertainty"]
     ]
