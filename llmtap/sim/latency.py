@@ -117,6 +117,8 @@ def fit(points: Sequence[Point]) -> Fit:
     alpha, beta, beta_gamma = solved
     if beta <= 0:
         raise GridError("by this grid longer batches are not slower: the model does not fit it")
+    if alpha < 0 or beta_gamma < -beta:
+        raise GridError("by this grid some batches would take less than no time: the model does not fit it")
     model = LatencyModel(float(alpha * 10**9), float(beta * 10**9), float(beta_gamma / beta))
     told = [alpha + beta * r[1] + beta_gamma * r[2] for r in rows]
     residuals = [v - t for v, t in zip(values, told, strict=True)]

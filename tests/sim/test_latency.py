@@ -110,3 +110,8 @@ def test_a_grid_that_is_none_is_refused_with_the_line(text: str, problem: str, t
     path.write_text(text)
     with pytest.raises(GridError, match=problem):
         load_grid(path)
+
+
+def test_a_grid_by_which_large_batches_take_no_time_is_refused() -> None:
+    with pytest.raises(GridError, match="less than no time"):
+        fit([(1, 128, 3.0), (8, 512, 2.0), (32, 1_024, 1.0), (4, 2_048, 0.5), (1, 4_096, 9.0)])
