@@ -15,6 +15,7 @@ __all__ = [
     "scheduler_names",
 ]
 
+REQUESTS_MAX: Final = 1_000_000_000
 SERVERS_MAX: Final = 10_000
 _LISTING: Final = "llmtap sim run --readings"
 _DEFAULT_SCHEDULERS: Final = ("static_fifo", "dynamic_no_bins", "multi_bin_dynamic")
@@ -63,8 +64,9 @@ class AxesRead:
                 raise ConfigError(option, f"expected {expected}, got {part!r}") from None
             if name != "seed" and not 0 < value < float("inf"):
                 raise ConfigError(option, f"expected more than 0, got {value:g}")
-            if name == "servers" and value > SERVERS_MAX:
-                raise ConfigError(option, f"expected at most {SERVERS_MAX:,}, got {value:,}")
+            most = {"servers": SERVERS_MAX, "requests": REQUESTS_MAX}.get(name)
+            if most is not None and value > most:
+                raise ConfigError(option, f"expected at most {most:,}, got {value:,}")
             values.append(value)
         if not values:
             raise ConfigError(option, "names none")

@@ -136,6 +136,7 @@ def test_the_capacity_is_searched(
         (("TRACE", "--capacity", 1), "--capacity: expected a share from 0 to below 1, got 1"),
         (("TRACE", "--latency", "none.csv"), "--latency: cannot read none.csv: No such file"),
         (("TRACE", "--latency", "TRACE"), "line 1: no column is called batch_size"),
+        (("TRACE", "--requests", "9" * 20), "--requests: expected at most 1,000,000,000"),
         (("TRACE", "--fit-chunk", "512"), "--fit-chunk: is of a capture that --latency names"),
         (("TRACE", "--latency", "g.csv", "--fit-chunk", "9"), "--fit-chunk: is of a capture, and g.csv is"),
         (("TRACE", "--json", "nowhere/out.json"), "--json: there is no folder nowhere"),
