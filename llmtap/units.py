@@ -12,6 +12,7 @@ __all__ = [
     "Bytes",
     "Duration",
     "decode_special",
+    "encode_seconds",
     "encode_special",
     "format_bytes",
     "format_ns",
@@ -64,6 +65,13 @@ def encode_special(value: object) -> object:
     """The other way: msgspec knows `int`, not its children."""
     if isinstance(value, Duration | Bytes):
         return int(value)
+    raise NotImplementedError(type(value).__name__)
+
+
+def encode_seconds(value: object) -> object:
+    """The same for public JSON: a duration in seconds."""
+    if isinstance(value, Duration):
+        return to_seconds(value)
     raise NotImplementedError(type(value).__name__)
 
 

@@ -18,8 +18,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.request
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +25,7 @@ from typing import Any
 
 import aiohttp
 import uvloop
+from started import cpu_of, wait_ready
 
 from llmtap.sim.engine import Engine
 from llmtap.sim.gateway.prompts import prefix_blocks
@@ -37,7 +36,6 @@ from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.sim.serving import Setup, read_serving
 from llmtap.sim.virtual import play
 
-READY_S = 20.0
 BINS = "1,20,50"
 CHAT = "/v1/chat/completions"
 
@@ -111,10 +109,10 @@ def _one(name: str, args: argparse.Namespace) -> dict[str, Any]:
 
         server = subprocess.Popen(command, stdout=subprocess.DEVNULL, preexec_fn=settle)
         try:
-            _wait_ready(f"http://127.0.0.1:{port}/health", server)
-            began_s = _cpu_s(server.pid)
+            wait_ready(f"http://127.0.0.1:{port}/health", server)
+            began_s = cpu_of(server.pid)
             prompts = uvloop.run(_send(port, args))
-            cpu_s = _cpu_s(server.pid) - began_s
+            cpu_s = cpu_of(server.pid) - began_s
         finally:
             server.terminate()
             server.wait(10)
@@ -195,22 +193,6 @@ def _compare(
         tokens += max(len(real), len(virtual))
         equal += sum(a == b for a, b in zip(real, virtual, strict=False))
     return tokens, equal
-
-
-def _cpu_s(pid: int) -> float:
-    # The scheduler's own account, in ns; the ticks of /proc/PID/stat are 10 ms wide.
-    return sum(int(p.read_text().split()[0]) for p in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
-
-
-def _wait_ready(url: str, server: "subprocess.Popen[bytes]") -> None:
-    end = time.monotonic() + READY_S
-    while time.monotonic() < end and server.poll() is None:
-        try:
-            with urllib.request.urlopen(url, timeout=1):
-                return
-        except OSError:
-            time.sleep(0.05)
-    raise SystemExit("the server did not come up")
 
 
 if __name__ == "__main__":

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
+from started import cpu_of, wait_ready
 
 RAMP_S = 4.0
-READY_S = 20.0
 HERE = Path(__file__).resolve()
 
 
@@ -74,11 +74,11 @@ def main() -> int:
 
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, preexec_fn=settle)
     try:
-        _wait_ready(f"http://127.0.0.1:{port}/health", server)
+        wait_ready(f"http://127.0.0.1:{port}/health", server)
         os.sched_setaffinity(0, {args.client_cpu})
-        began = _cpu_s(server.pid), time.monotonic()
+        began = cpu_of(server.pid), time.monotonic()
         whole = uvloop.run(_read_all(port, args.streams))
-        cpu_s, wall_s = _cpu_s(server.pid) - began[0], time.monotonic() - began[1]
+        cpu_s, wall_s = cpu_of(server.pid) - began[0], time.monotonic() - began[1]
         truths = _truths(port)
     finally:
         server.terminate()
@@ -172,22 +172,6 @@ def _percentiles(values: list[int]) -> dict[str, float]:
         name: round(values[min(len(values) - 1, int(q * len(values)))] / 1e3, 1) for name, q in at.items()
     }
     return {"n": len(values), **found, "max": round(values[-1] / 1e3, 1)}
-
-
-def _cpu_s(pid: int) -> float:
-    # The scheduler's own account, in ns; the ticks of /proc/PID/stat are 10 ms wide.
-    return sum(int(p.read_text().split()[0]) for p in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
-
-
-def _wait_ready(url: str, server: "subprocess.Popen[bytes]") -> None:
-    end = time.monotonic() + READY_S
-    while time.monotonic() < end and server.poll() is None:
-        try:
-            with urllib.request.urlopen(url, timeout=1):
-                return
-        except OSError:
-            time.sleep(0.05)
-    raise SystemExit("the server did not come up")
 
 
 if __name__ == "__main__":

@@ -181,11 +181,10 @@ def option_defaults() -> dict[str, dict[str, Any]]:
 
     from llmtap.sim.readings import Readings
     from llmtap.sim.serving import Serving
-    from llmtap.units import to_seconds
+    from llmtap.units import encode_seconds
 
     groups = (("readings", Readings()), ("serving", Serving()))
-    # Durations are the only ones that msgspec asks about.
-    return {name: msgspec.to_builtins(options, enc_hook=to_seconds) for name, options in groups}
+    return {name: msgspec.to_builtins(options, enc_hook=encode_seconds) for name, options in groups}
 
 
 def models_fitted(place: str | None, chunk: int | None, schedulers: Sequence[str]) -> dict[str, Any]:

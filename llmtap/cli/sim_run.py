@@ -297,9 +297,26 @@ def _table(columns: list[str], rows: list[list[str]], *, left: int = 1) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i < left else "right")
-    for cells in rows:
-        table.add_row(*cells)
-    Console(highlight=False, markup=False).print(table)
+    console = Console(highlight=False, markup=False)
+    for part in _parts_that_fit(columns, rows, console.width) if left == 1 else [range(len(columns))]:
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+        for i in part:
+            table.add_column(columns[i], justify="left" if i < left else "right", no_wrap=left == 1)
+        for cells in rows:
+            table.add_row(*(cells[i] for i in part))
+        console.print(table)
+
+
+def _parts_that_fit(columns: list[str], rows: list[list[str]], width: int) -> list[list[int]]:
+    """Columns by number, in as many tables as it takes to cut no figure; each begins with the settings."""
+    widths = [max(map(len, cells)) + 2 for cells in zip(columns, *rows, strict=True)]
+    keys = list(range(columns.index("req/s"))) if "req/s" in columns else [0]
+    parts: list[list[int]] = []
+    left = 0
+    for i in range(len(keys), len(columns)):
+        if not parts or widths[i] > left:
+            parts.append(keys.copy())
+            left = width + 2 - sum(widths[k] for k in keys)
+        parts[-1].append(i)
+        left -= widths[i]
+    return parts

@@ -12,6 +12,8 @@ __all__ = ["sweep_lines", "sweep_table"]
 
 _Column = tuple[str, Callable[[Result], str]]
 
+_UNSERVED: Final = {"upstream_error": "refused", "truncated": "given up"}
+"""By outcome: no token of them left, or some."""
 _SAID_OTHERWISE: Final = frozenset({"scheduler", "requests", "trace", "load", "objectives"})
 
 
@@ -21,6 +23,7 @@ def sweep_table(results: Sequence[Result]) -> tuple[list[str], list[list[str]]]:
         ("scheduler", lambda told: str(told["scheduler"])),
         ("requests", lambda told: f"{told['n']:,}"),
         *_varying(results),
+        *_unserved(results),
         ("req/s", lambda told: _rate(told["throughput_rps"])),
         ("tok/s", lambda told: _rate(told["throughput_tps"])),
         *((f"{name} s", _seconds("latency", name)) for name in ("mean", "p50", "p95", "p99")),
@@ -41,7 +44,7 @@ def sweep_table(results: Sequence[Result]) -> tuple[list[str], list[list[str]]]:
     if any(told.get("goodput") for told in results):
         columns.append(("goodput req/s", lambda told: _rate(_at(told, "goodput", "requests_per_second"))))
     if any("capacity" in told for told in results):
-        columns.append(("capacity req/s", lambda told: _rate(_at(told, "capacity", "rps"))))
+        columns.append(("capacity req/s", _capacity))
     return [title for title, _ in columns], [[text(told) for _, text in columns] for told in results]
 
 
@@ -52,6 +55,11 @@ def sweep_lines(results: Sequence[Result]) -> Iterator[str]:
     offered = _all(results, lambda told: f"{told['load']['offered_rps'] or 0:.4g}")
     line = f"late: outside the request SLA of {request_sla} s; slow: outside the token SLA of {token_sla} ms."
     yield line + (f" Offered: {offered} requests/s on average." if ", " not in offered else "")
+    for allowed in _each(_at(told, "capacity", "allowed") for told in results):
+        yield (
+            f"capacity: the highest rate at which no more than {allowed:.3g} of the requests are late; "
+            "0: there is none; no limit: all may come at once"
+        )
     objectives = values_text((told.get("goodput") or {}).get("objectives") for told in results)
     if objectives:
         yield f"goodput: requests that met {objectives}"
@@ -59,6 +67,13 @@ def sweep_lines(results: Sequence[Result]) -> Iterator[str]:
         yield f"smooth: {reader}; idle: what such a reader waited with nothing to read"
     for fit, model in _each((told.get("fit"), told["model"]) for told in results if told.get("fit")):
         yield _fitted(fit, model)
+
+
+def _unserved(results: Sequence[Result]) -> Iterator[_Column]:
+    """How many a scheduler did not serve, or not to the end, where it did so to some."""
+    for outcome, title in _UNSERVED.items():
+        if any(told["outcomes"].get(outcome) for told in results):
+            yield title, lambda told, outcome=outcome: f"{told['outcomes'].get(outcome, 0):,}"  # type: ignore[misc]
 
 
 def _varying(results: Sequence[Result]) -> Iterator[_Column]:
@@ -84,6 +99,11 @@ def _reader(smooth: Mapping[str, Any]) -> str | None:
         return None
     speed, alpha = number(smooth["speed_tokens_per_second"]), number(smooth["alpha"])
     return f"goodput for a reader of {speed} tokens/s, alpha {alpha}"
+
+
+def _capacity(told: Result) -> str:
+    found = told.get("capacity")
+    return "no limit" if found and found["rps"] is None else _rate(_at(told, "capacity", "rps"))
 
 
 def _fitted(fit: Mapping[str, Any], model: Mapping[str, float]) -> str:

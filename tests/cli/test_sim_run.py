@@ -195,11 +195,12 @@ def test_rows_that_come_at_once_have_no_rate(
         assert (code, problem in err) == (2, True)
 
 
-def test_in_a_terminal_there_is_a_table_and_a_bar(trace: Path) -> None:
+@pytest.mark.parametrize("width", [80, 160])
+def test_in_a_terminal_there_is_a_table_and_a_bar(trace: Path, width: int) -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-P", "-m", "llmtap.cli", "sim", "run", str(trace), "--requests", "20000"]
     with subprocess.Popen(
-        command, stdout=theirs, stderr=theirs, env={**os.environ, "COLUMNS": "160"}
+        command, stdout=theirs, stderr=theirs, env={**os.environ, "COLUMNS": str(width)}
     ) as child:
         os.close(theirs)
         seen = b""
@@ -213,8 +214,9 @@ def test_in_a_terminal_there_is_a_table_and_a_bar(trace: Path) -> None:
             seen += data
     os.close(ours)
     assert child.returncode == 0
-    assert b"static_fifo" in seen
-    assert b"queue p50 s" in seen
+    for whole in (b"multi_bin_dynamic", b"dynamic_no_bins", b"queue p50 s"):
+        assert whole in seen
+    assert "\N{HORIZONTAL ELLIPSIS}".encode() not in seen, "something was cut"
     assert b"\t" not in seen
 
 

@@ -22,7 +22,7 @@ def result(**changed: Any) -> dict[str, Any]:
         "load": {"offered_rps": 0.27012}, "metrics": {"e2e": TIMES}, "throughput_rps": 0.12345,
         "throughput_tps": 1234.5, "latency": TIMES, "queueing": TIMES, "request_sla_violation": 0.01234,
         "token_sla_violation": 0.0, "utilization": 0.9876, "batch_mean": 7.891, "bins": None,
-        "model": {"alpha": 0.02, "beta": 0.001, "gamma": 0.5}, "fit": None,
+        "outcomes": {"complete": 1_000}, "model": {"alpha": 0.02, "beta": 0.001, "gamma": 0.5}, "fit": None,
         "readings": {"request_sla": 20.0, "token_sla": 0.01, "eps": 0.005, "bins": 8},
     }  # fmt: skip
     return told | changed
@@ -118,3 +118,17 @@ def test_what_the_model_was_fitted_to_is_said_once() -> None:
         "model: beta 7 ms, gamma 0.3, prefill 90 us/token, context 1 ns/token; "
         "prefill by gaps: R^2 0.50000 on 1,000 points; decode by gaps: R^2 0.50000 on 1,000 points"
     )
+
+
+def test_requests_that_were_not_served_have_columns_where_there_are_any() -> None:
+    some = {"outcomes": {"complete": 960, "upstream_error": 37, "truncated": 3}}
+    titles, rows = sweep_table([result(), result(**some)])
+    assert titles[2:4] == ["refused", "given up"]
+    assert [row[2:4] for row in rows] == [["0", "0"], ["37", "3"]]
+
+
+@pytest.mark.parametrize(("rps", "text"), [(3.0, "3"), (0.0, "0"), (None, "no limit")])
+def test_a_capacity_is_told_and_explained(rps: float | None, text: str) -> None:
+    told = [result(capacity={"rps": rps, "allowed": 0.05})]
+    assert sweep_table(told)[1][0][-1] == text
+    assert "no more than 0.05 of the requests are late" in list(sweep_lines(told))[1]

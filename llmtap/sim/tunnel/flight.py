@@ -24,7 +24,7 @@ from llmtap.sim.requests import Requests
 from llmtap.sim.schedulers.iterations import State
 from llmtap.sim.serving import Serving
 from llmtap.sim.virtual import Played
-from llmtap.units import Duration, to_seconds
+from llmtap.units import encode_seconds, to_seconds
 
 __all__ = ["Flight"]
 
@@ -134,10 +134,10 @@ class Flight:
             "servers": self.servers,
             "seed": self.seed,
             "model": self._model(),
-            "readings": msgspec.to_builtins(readings, enc_hook=_seconds),
+            "readings": msgspec.to_builtins(readings, enc_hook=encode_seconds),
         }  # fmt: skip
         if self.iterates:
-            told["serving"] = msgspec.to_builtins(self.serving, enc_hook=_seconds)
+            told["serving"] = msgspec.to_builtins(self.serving, enc_hook=encode_seconds)
             told["engine"] = None if self.state is None else _engine(self.state, n)
         if self.summary is not None:
             measured = self.summary.to_dict(told["window"], to_seconds(window_ns), "open")
@@ -242,9 +242,3 @@ def _percentile_s(ordered_ns: list[int], p: float, rule: str) -> float | None:
 
 def _rate(count: int, ns: int) -> float | None:
     return count * 10**9 / ns if ns else None
-
-
-def _seconds(value: object) -> object:
-    if isinstance(value, Duration):
-        return to_seconds(value)
-    raise NotImplementedError(type(value).__name__)

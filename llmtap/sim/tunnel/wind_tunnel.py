@@ -1,5 +1,6 @@
 """One run of one scheduler on one workload in virtual time; `Flight` says what came of it."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -98,12 +99,14 @@ def fly(
 
 def capacity_rps(
     late_share: Callable[[float], float], allowed: float, start_rps: float, *, precision: float = 0.01
-) -> float:
+) -> float | None:
     """The highest rate at which no more than `allowed` of the requests are late, to within `precision`.
 
     `late_share` runs the workload at a rate. The share is taken to rise with the rate. 0 where even a
-    thousandth of `start_rps` is too much.
+    thousandth of `start_rps` is too much; None where all may come at once, and no rate is.
     """
+    if late_share(math.inf) <= allowed:
+        return None
     low = high = start_rps
     if late_share(start_rps) <= allowed:
         while late_share(high := high * 2) <= allowed:

@@ -197,6 +197,10 @@ def test_the_capacity_is_found_from_above_and_below(start: float, truth: float) 
     assert len(asked) < 40
 
 
+def test_where_all_may_come_at_once_no_rate_is_the_capacity() -> None:
+    assert capacity_rps(lambda rate: 0.05, 0.05, 10.0) is None
+
+
 def test_where_no_rate_is_low_enough_the_capacity_is_none() -> None:
     assert capacity_rps(lambda rate: 1.0, 0.5, 10.0) == 0.0
 
