@@ -20,11 +20,11 @@ DEEP = b"[" * 200_000
 HOSTILE = {
     "an event of 100 MB": (OPENING + b"x" * (100 * MIB) + CLOSING, STREAM),
     "a bomb": (
-        gzip.compress(OPENING + b"x" * (100 * MIB) + CLOSING, 9),
+        gzip.compress(OPENING + b"x" * (100 * MIB) + CLOSING, 9, mtime=0),
         STREAM + b"Content-Encoding: gzip\r\n",
     ),
     "broken gzip": (
-        gzip.compress(OPENING + CLOSING)[:20] + b"\xff" * 50,
+        gzip.compress(OPENING + CLOSING, mtime=0)[:20] + b"\xff" * 50,
         STREAM + b"Content-Encoding: gzip\r\n",
     ),
     "a depth bomb": (b"data: " + DEEP + b"\n\n", STREAM),

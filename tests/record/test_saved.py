@@ -74,17 +74,20 @@ def entry(content: dict[str, Any], **about: Any) -> dict[str, Any]:
     ("data", "what"),
     [
         (BODY, "event stream"),
-        (gzip.compress(BODY), "event stream"),
+        (gzip.compress(BODY, mtime=0), "event stream"),
         (brotli.compress(BODY), "event stream"),
         (http("", BODY), "HTTP response"),
         (http("Transfer-Encoding: chunked\r\n", chunked(*EVENTS)), "HTTP response"),
         (http("Transfer-Encoding: chunked\r\n", chunked(BODY[:7], BODY[7:])), "HTTP response"),
         (http(f"Content-Length: {len(BODY)}\r\n", BODY + b"and more"), "HTTP response"),
-        (http("Content-Encoding: gzip\r\n", gzip.compress(BODY)), "HTTP response"),
+        (http("Content-Encoding: gzip\r\n", gzip.compress(BODY, mtime=0)), "HTTP response"),
         (http("Content-Encoding: br\r\n", brotli.compress(BODY)), "HTTP response"),
         (http("Content-Encoding: zstd\r\n", zstandard.compress(BODY)), "HTTP response"),
         (
-            http("Content-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n", chunked(gzip.compress(BODY))),
+            http(
+                "Content-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n",
+                chunked(gzip.compress(BODY, mtime=0)),
+            ),
             "HTTP response",
         ),
         (b"HTTP/1.1 103 Early Hints\r\nLink: <x>\r\n\r\n" + http("", BODY), "HTTP response"),
