@@ -23,6 +23,8 @@ __all__ = [
 ]
 
 NS_PER_S: Final = 1_000_000_000
+NEVER: Final = (1 << 63) - 1
+"""A moment that does not come."""
 
 _DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(ns|us|µs|ms|s|m|h|d)?\s*")
 _NS_PER: Final = {

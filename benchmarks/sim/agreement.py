@@ -29,12 +29,12 @@ from started import cpu_of, wait_ready
 
 from llmtap.sim.engine import Engine
 from llmtap.sim.gateway.prompts import prefix_blocks
-from llmtap.sim.gateway.words import say
 from llmtap.sim.readings import read_settings
-from llmtap.sim.requests import Requests
 from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.sim.serving import Setup, read_serving
 from llmtap.sim.virtual import play
+from llmtap.workload.requests import Requests
+from llmtap.workload.words import say
 
 BINS = "1,20,50"
 CHAT = "/v1/chat/completions"

@@ -20,9 +20,9 @@ from typing import Any
 from llmtap.metrics.objectives import Objectives
 from llmtap.sim.readings import Readings
 from llmtap.sim.serving import read_serving
-from llmtap.sim.tunnel.synthetic import WORKLOADS, draw
 from llmtap.sim.tunnel.wind_tunnel import fly
-from llmtap.sim.tunnel.workload import Trace
+from llmtap.workload.synthetic import WORKLOADS, draw
+from llmtap.workload.trace import Trace
 
 TTFT, TBT = "1s", "200ms"
 SLO = Objectives.parse(f"ttft:{TTFT} tbc_max:{TBT}", "SLO")

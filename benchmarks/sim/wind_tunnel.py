@@ -22,9 +22,9 @@ from typing import Any, Final
 
 from llmtap.sim.latency import SEED_MODEL
 from llmtap.sim.readings import Readings, read_settings
-from llmtap.sim.requests import Requests
 from llmtap.sim.tunnel.wind_tunnel import Flight, fly
-from llmtap.sim.tunnel.workload import Trace, load_trace
+from llmtap.workload.requests import Requests
+from llmtap.workload.trace import Trace, load_trace
 
 LOADS: Final = {"100x": 100.0, "10x": 10.0, "1x": 1.0}
 RATES: Final = (27.0, 2.7, 0.27)

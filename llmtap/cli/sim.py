@@ -162,7 +162,7 @@ def tokenizer(
     """Write the tokenizer by which `sim serve` counts, as a tokenizer.json of Hugging Face's `tokenizers`."""
     import json
 
-    from llmtap.sim.gateway.words import tokenizer_json
+    from llmtap.workload.words import tokenizer_json
 
     text = json.dumps(tokenizer_json(), ensure_ascii=False)
     if str(file) == "-":

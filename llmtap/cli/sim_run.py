@@ -277,7 +277,7 @@ def _show_readings() -> None:
 
 def _show_presets() -> None:
     from llmtap.sim.tunnel.presets import PRESETS
-    from llmtap.sim.tunnel.synthetic import WORKLOADS
+    from llmtap.workload.synthetic import WORKLOADS
 
     rows = []
     for name, preset in PRESETS.items():

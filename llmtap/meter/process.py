@@ -19,6 +19,7 @@ from aiohttp import web
 
 from llmtap import __version__
 from llmtap.capture.options import CaptureOptions
+from llmtap.capture.tokenizer import Encode, load_tokenizer
 from llmtap.clock import SystemClock
 from llmtap.errors import LlmtapError
 from llmtap.export.options import OtlpOptions
@@ -28,7 +29,6 @@ from llmtap.meter.ending import Ending
 from llmtap.meter.options import CostOptions, MeterOptions, SloOptions, TenantOptions, split_address
 from llmtap.meter.receiver import Receiver, listen_on
 from llmtap.meter.tally import Tally
-from llmtap.meter.tokenizer import Encode, load_tokenizer
 from llmtap.tap.experiment import Experiment
 from llmtap.units import decode_special
 

@@ -26,10 +26,10 @@ from llmtap.capture.rows import to_batch
 from llmtap.capture.schema import CaptureInfo, Ledger, RelayCount
 from llmtap.capture.sessions import Keys, Sessions
 from llmtap.capture.store import Store
+from llmtap.capture.tokenizer import Encode
 from llmtap.clock import Clock
 from llmtap.errors import LlmtapError
 from llmtap.export.keeping import CaptureState
-from llmtap.meter.tokenizer import Encode
 from llmtap.metrics.latency import Measured
 from llmtap.record.asked import Said
 from llmtap.record.exchange import Exchange

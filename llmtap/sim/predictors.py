@@ -11,7 +11,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Final
 
-from llmtap.sim.requests import Requests
+from llmtap.workload.requests import Requests
 
 __all__ = ["PREDICTORS", "predict"]
 

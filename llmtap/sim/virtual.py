@@ -11,9 +11,9 @@ from heapq import heappop, heappush
 from typing import Final, Protocol
 
 from llmtap.sim.engine import Engine, Run, Step
-from llmtap.sim.requests import Requests
 from llmtap.sim.schedulers.batches import Batch
 from llmtap.sim.schedulers.iterations import Iteration
+from llmtap.workload.requests import Requests
 
 __all__ = ["Played", "Watcher", "play"]
 

@@ -20,12 +20,12 @@ from pathlib import Path
 
 import msgspec
 
+from llmtap.capture.tokenizer import load_tokenizer
 from llmtap.clock import SystemClock
 from llmtap.config import Settings, fingerprint
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.meter.ending import RENEW
 from llmtap.meter.tenants import host_salt
-from llmtap.meter.tokenizer import load_tokenizer
 from llmtap.net.listener import bind, is_free, parse_address
 from llmtap.net.pool import parse_origin
 from llmtap.net.tls import client_context, server_context

@@ -16,7 +16,7 @@ def run(*args: str) -> "subprocess.CompletedProcess[str]":
 
 def test_the_tokenizer_file_counts_as_we_do(tmp_path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers", reason="the extra `tokenizers` is not installed")
-    from llmtap.sim.gateway.words import say
+    from llmtap.workload.words import say
 
     file = tmp_path / "tokenizer.json"
     assert run("tokenizer", str(file)).returncode == 0

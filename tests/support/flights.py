@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from llmtap.sim.latency import LatencyModel
 from llmtap.sim.readings import Readings, read_settings
-from llmtap.sim.requests import Requests
 from llmtap.sim.tunnel.wind_tunnel import Flight, fly
+from llmtap.workload.requests import Requests
 
 __all__ = ["MODEL", "Row", "S", "flown", "served", "workload"]
 

@@ -11,12 +11,12 @@ from typing import Any
 
 from llmtap.sim.engine import Engine, Made
 from llmtap.sim.latency import IterationModel
-from llmtap.sim.requests import Requests
 from llmtap.sim.schedulers.iterations import Iterating, Iteration, State
 from llmtap.sim.schedulers.output_delay import OutputDelay
 from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.sim.serving import Setup, read_serving
 from llmtap.sim.virtual import Played, play
+from llmtap.workload.requests import Requests
 
 __all__ = [
     "MODEL", "MS", "Row", "Served", "Spy", "build", "check_memory", "check_nobody", "serve", "workload",

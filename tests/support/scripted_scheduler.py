@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from llmtap.sim.engine import Made
-from llmtap.sim.requests import Requests
 from llmtap.sim.schedulers.iterations import Iteration, State
+from llmtap.workload.requests import Requests
 
 __all__ = ["Scripted"]
 

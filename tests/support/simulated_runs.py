@@ -5,8 +5,8 @@ from typing import Any
 
 from llmtap.metrics.objectives import Objectives
 from llmtap.sim.readings import read_settings
-from llmtap.sim.requests import Requests
 from llmtap.sim.tunnel.wind_tunnel import fly
+from llmtap.workload.requests import Requests
 
 __all__ = ["flights", "run"]
 

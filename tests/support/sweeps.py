@@ -6,9 +6,9 @@ from array import array
 from pathlib import Path
 from typing import Any
 
-from llmtap.sim.requests import Requests
 from llmtap.sim.tunnel.sweep import Job, rows_of
-from llmtap.sim.tunnel.workload import Trace
+from llmtap.workload.requests import Requests
+from llmtap.workload.trace import Trace
 
 __all__ = ["DEADLY", "ENDLESS", "Deadly", "Endless", "children", "deadly_job", "job", "trace"]
 

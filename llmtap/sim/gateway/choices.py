@@ -3,7 +3,7 @@
 from llmtap.sim.gateway.mishaps import REFUSAL, Mishaps
 from llmtap.sim.gateway.options import TOKENS_MAX, SimOptions
 from llmtap.sim.gateway.shapes.shape import Asked, Choice
-from llmtap.sim.gateway.words import cut_tokens, say
+from llmtap.workload.words import cut_tokens, say
 
 __all__ = ["block", "choose"]
 

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from llmtap.sim.gateway.options import FaultKind, SimOptions
+from llmtap.units import NEVER
 
-__all__ = ["BREAKS", "NEVER", "Chunk", "Delivery", "Said", "Write"]
+__all__ = ["BREAKS", "Chunk", "Delivery", "Said", "Write"]
 
 BREAKS: Final[frozenset[FaultKind]] = frozenset({"reset", "truncate", "unfinished", "error"})
 """Faults that end the answer."""
-NEVER: Final = (1 << 63) - 1
 
 
 class Chunk(NamedTuple):

@@ -22,13 +22,13 @@ from random import Random
 from typing import Final, Protocol, cast
 
 from llmtap.sim.engine import Engine, Run, Scheduler, Step
-from llmtap.sim.gateway.delivery import NEVER
 from llmtap.sim.gateway.options import EngineOptions
 from llmtap.sim.predictors import PREDICTORS
-from llmtap.sim.requests import Requests
 from llmtap.sim.schedulers.batches import Batch
 from llmtap.sim.schedulers.iterations import State
 from llmtap.sim.schedulers.registry import SCHEDULERS
+from llmtap.units import NEVER
+from llmtap.workload.requests import Requests
 
 __all__ = ["Listener", "Live", "Served", "Ticket", "live_of"]
 

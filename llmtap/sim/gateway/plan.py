@@ -14,9 +14,10 @@ from heapq import heapify, heappop, heapreplace
 from itertools import accumulate, chain, repeat
 from typing import Protocol
 
-from llmtap.sim.gateway.delivery import NEVER, Delivery
+from llmtap.sim.gateway.delivery import Delivery
 from llmtap.sim.gateway.live import Live, Ticket
 from llmtap.sim.gateway.options import SimOptions
+from llmtap.units import NEVER
 
 __all__ = ["Fed", "FixedSchedule", "Plan", "Planned", "Planner", "Source", "Work"]
 

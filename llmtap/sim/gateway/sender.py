@@ -11,12 +11,13 @@ import struct
 from typing import Any, Final
 
 from llmtap.clock import Clock
-from llmtap.sim.gateway.delivery import NEVER, Chunk, Delivery, Write
+from llmtap.net.pacing import Pacer, Waker
+from llmtap.sim.gateway.delivery import Chunk, Delivery, Write
 from llmtap.sim.gateway.gauges import Gauges
-from llmtap.sim.gateway.pacing import Pacer, Waker
 from llmtap.sim.gateway.plan import Source
 from llmtap.sim.gateway.shapes.shape import Answer, Shape
 from llmtap.sim.gateway.truth import Truth
+from llmtap.units import NEVER
 
 __all__ = ["Gatherer", "Sender", "reset"]
 

@@ -21,20 +21,21 @@ import msgspec
 from aiohttp import HttpVersion11, web
 
 from llmtap.clock import Clock, SystemClock
+from llmtap.net.pacing import Pacer, Waker
 from llmtap.sim.gateway.choices import block, choose
-from llmtap.sim.gateway.delivery import BREAKS, NEVER, Delivery, Said
+from llmtap.sim.gateway.delivery import BREAKS, Delivery, Said
 from llmtap.sim.gateway.endpoints import ENDPOINTS, Endpoint, openai_error
 from llmtap.sim.gateway.gauges import Gauges
 from llmtap.sim.gateway.live import Live, Ticket, live_of
 from llmtap.sim.gateway.mishaps import Mishaps, draw
 from llmtap.sim.gateway.options import EngineOptions, SimOptions, for_request
-from llmtap.sim.gateway.pacing import Pacer, Waker
 from llmtap.sim.gateway.plan import Fed, FixedSchedule, Planned, Planner, Source, Work
 from llmtap.sim.gateway.prompts import prefix_blocks, prompt_lengths
 from llmtap.sim.gateway.sender import Gatherer, Sender, reset
 from llmtap.sim.gateway.shapes.shape import Answer, Asked, BadRequest, Shape
 from llmtap.sim.gateway.truth import Submitted, Truth, TruthLog
-from llmtap.sim.gateway.words import say
+from llmtap.units import NEVER
+from llmtap.workload.words import say
 
 __all__ = ["SimServer"]
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from llmtap.sim.latency import LatencyModel
 from llmtap.sim.readings import Readings
-from llmtap.sim.requests import Requests
+from llmtap.workload.requests import Requests
 
 __all__ = ["Batch", "BatchSize", "Former"]
 

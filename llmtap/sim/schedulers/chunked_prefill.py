@@ -7,10 +7,10 @@ tokens together. Nobody pauses while a prompt is taken in, and prompts take long
 from collections.abc import Sequence
 
 from llmtap.sim.engine import Made
-from llmtap.sim.requests import Requests
 from llmtap.sim.schedulers.iterations import Iteration
 from llmtap.sim.schedulers.roster import Roster
 from llmtap.sim.serving import Setup
+from llmtap.workload.requests import Requests
 
 __all__ = ["ChunkedPrefill"]
 

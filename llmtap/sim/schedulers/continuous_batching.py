@@ -7,10 +7,10 @@ make tokens pause (the generation stall of seed 001, 3.2). Otherwise all that ru
 from collections.abc import Sequence
 
 from llmtap.sim.engine import Made
-from llmtap.sim.requests import Requests
 from llmtap.sim.schedulers.iterations import Iteration
 from llmtap.sim.schedulers.roster import Roster
 from llmtap.sim.serving import Setup
+from llmtap.workload.requests import Requests
 
 __all__ = ["ContinuousBatching"]
 

@@ -12,10 +12,10 @@ prefill. If the time turns out to be another, since somebody left or was late, t
 from collections.abc import Sequence
 
 from llmtap.sim.engine import Made
-from llmtap.sim.requests import Requests
 from llmtap.sim.schedulers.iterations import Iteration, made_later
 from llmtap.sim.schedulers.roster import Roster
 from llmtap.sim.serving import Setup
+from llmtap.workload.requests import Requests
 
 __all__ = ["DecodePrepone"]
 

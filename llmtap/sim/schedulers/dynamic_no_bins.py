@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from llmtap.sim.engine import Made
 from llmtap.sim.latency import LatencyModel
 from llmtap.sim.readings import Readings
-from llmtap.sim.requests import Requests
 from llmtap.sim.schedulers.batches import Batch, BatchSize, Former
+from llmtap.workload.requests import Requests
 
 __all__ = ["DynamicNoBins"]
 

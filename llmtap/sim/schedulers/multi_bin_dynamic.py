@@ -10,8 +10,8 @@ from llmtap.sim.bins import Bins, batch_limits, equal_mass
 from llmtap.sim.engine import Made
 from llmtap.sim.latency import LatencyModel
 from llmtap.sim.readings import Readings
-from llmtap.sim.requests import Requests
 from llmtap.sim.schedulers.batches import Batch, BatchSize, Former
+from llmtap.workload.requests import Requests
 
 __all__ = ["MultiBinDynamic"]
 

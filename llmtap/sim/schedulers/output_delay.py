@@ -10,10 +10,10 @@ from itertools import repeat
 from typing import Any, Final
 
 from llmtap.sim.engine import Made
-from llmtap.sim.requests import Requests
 from llmtap.sim.schedulers.continuous_batching import ContinuousBatching
 from llmtap.sim.schedulers.iterations import Iterating, made_later
 from llmtap.sim.serving import Setup
+from llmtap.workload.requests import Requests
 
 __all__ = ["READER_NS", "OutputDelay", "output_delay"]
 

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from llmtap.sim.engine import Scheduler
-from llmtap.sim.requests import Requests
 from llmtap.sim.schedulers.chunked_prefill import ChunkedPrefill
 from llmtap.sim.schedulers.continuous_batching import ContinuousBatching
 from llmtap.sim.schedulers.decode_prepone import DecodePrepone
@@ -15,6 +14,7 @@ from llmtap.sim.schedulers.output_delay import OutputDelay, output_delay
 from llmtap.sim.schedulers.shortest_predicted_first import shortest_predicted_first
 from llmtap.sim.schedulers.static_fifo import StaticFifo
 from llmtap.sim.serving import Setup
+from llmtap.workload.requests import Requests
 
 __all__ = ["SCHEDULERS", "Kind"]
 

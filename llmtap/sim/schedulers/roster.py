@@ -21,11 +21,11 @@ from dataclasses import dataclass
 
 from llmtap.sim.engine import Made
 from llmtap.sim.kv import Memory
-from llmtap.sim.requests import Requests
 from llmtap.sim.schedulers.deadlines import Deadlines
 from llmtap.sim.schedulers.iterations import Iteration, State
 from llmtap.sim.schedulers.waiting import Waiting
 from llmtap.sim.serving import Setup
+from llmtap.workload.requests import Requests
 
 __all__ = ["Roster"]
 

@@ -3,9 +3,9 @@
 Requests of one length are served as they came, and those that were preempted before all others.
 """
 
-from llmtap.sim.requests import Requests
 from llmtap.sim.schedulers.continuous_batching import ContinuousBatching
 from llmtap.sim.serving import Setup
+from llmtap.workload.requests import Requests
 
 __all__ = ["shortest_predicted_first"]
 

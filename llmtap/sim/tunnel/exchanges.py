@@ -27,7 +27,7 @@ from typing import Final
 from llmtap.record.asked import Asked
 from llmtap.record.exchange import OUTPUT, EventLog, Exchange, Timeline, Tokens
 from llmtap.record.outcome import EventClass, Outcome, TokenSource
-from llmtap.sim.requests import Requests
+from llmtap.workload.requests import Requests
 
 __all__ = ["CLOCK", "MODEL", "ExchangeMaker", "relay_name"]
 

@@ -38,8 +38,8 @@ from llmtap.metrics.latency import output_times_ns, tokens_per_chunk
 from llmtap.record.exchange import Exchange
 from llmtap.sim.latency import IterationModel
 from llmtap.sim.tunnel.regression import Part, least_squares, nearest, part_of
-from llmtap.sim.tunnel.workload import opened_trace
 from llmtap.units import to_seconds
+from llmtap.workload.trace import opened_trace
 
 __all__ = ["FitError", "IterationFit", "Part", "fit_capture", "fit_exchanges"]
 

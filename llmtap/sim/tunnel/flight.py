@@ -20,11 +20,11 @@ from llmtap.metrics.summary import Summary
 from llmtap.record.outcome import Outcome
 from llmtap.sim.latency import SEED_ITERATIONS, IterationModel, LatencyModel
 from llmtap.sim.readings import Readings
-from llmtap.sim.requests import Requests
 from llmtap.sim.schedulers.iterations import State
 from llmtap.sim.serving import Serving
 from llmtap.sim.virtual import Played
 from llmtap.units import encode_seconds, to_seconds
+from llmtap.workload.requests import Requests
 
 __all__ = ["Flight"]
 

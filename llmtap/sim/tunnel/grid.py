@@ -21,8 +21,8 @@ from llmtap.sim.readings import Readings, read_settings
 from llmtap.sim.serving import Serving, read_serving
 from llmtap.sim.tunnel.presets import BEST, PRESETS, Preset
 from llmtap.sim.tunnel.sweep import Attempt, Job, rows_of
-from llmtap.sim.tunnel.synthetic import WORKLOADS, draw
-from llmtap.sim.tunnel.workload import Trace, load_trace
+from llmtap.workload.synthetic import WORKLOADS, draw
+from llmtap.workload.trace import Trace, load_trace
 
 __all__ = ["LOADS", "READINGS", "SERVING", "Axes", "Grid", "Point", "Source", "best_of", "points"]
 

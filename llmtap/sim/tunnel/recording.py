@@ -30,8 +30,8 @@ from llmtap.capture.schema import CaptureInfo, Ledger, RelayCount
 from llmtap.clock import Clock, SystemClock
 from llmtap.errors import ConfigError
 from llmtap.record.exchange import Exchange
-from llmtap.sim.requests import Requests
 from llmtap.sim.tunnel.exchanges import relay_name
+from llmtap.workload.requests import Requests
 
 __all__ = ["FlightRecorder"]
 

@@ -26,7 +26,7 @@ from llmtap.sim.tunnel.wind_tunnel import Flight, capacity_rps, fly
 from llmtap.units import encode_special, to_seconds
 
 if TYPE_CHECKING:
-    from llmtap.sim.tunnel.workload import Trace
+    from llmtap.workload.trace import Trace
 
 __all__ = ["Attempt", "Job", "Rows", "attempt", "rows_of", "run_job"]
 

@@ -10,7 +10,6 @@ from llmtap.sim.engine import Engine
 from llmtap.sim.latency import SEED_ITERATIONS, SEED_MODEL, IterationModel, LatencyModel
 from llmtap.sim.predictors import predict
 from llmtap.sim.readings import Readings
-from llmtap.sim.requests import Requests
 from llmtap.sim.schedulers.multi_bin_dynamic import MultiBinDynamic
 from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.sim.serving import Serving, Setup
@@ -18,6 +17,7 @@ from llmtap.sim.tunnel.exchanges import ExchangeMaker
 from llmtap.sim.tunnel.flight import Flight
 from llmtap.sim.tunnel.metering import VirtualMeter
 from llmtap.sim.virtual import play
+from llmtap.workload.requests import Requests
 
 __all__ = ["Flight", "capacity_rps", "fly"]
 

@@ -23,7 +23,7 @@ from typing import Any, Final
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError
 from llmtap.sim.tunnel.sweep import Attempt, Job, attempt
-from llmtap.sim.tunnel.workload import Trace
+from llmtap.workload.trace import Trace
 
 __all__ = ["Traces", "in_processes", "in_turn", "on_ray"]
 

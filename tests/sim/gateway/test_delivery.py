@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.sim.gateway.delivery import BREAKS, NEVER, Chunk, Delivery, Said, Write
+from llmtap.sim.gateway.delivery import BREAKS, Chunk, Delivery, Said, Write
 from llmtap.sim.gateway.options import FaultKind, FaultOptions, GuardrailOptions, PacingOptions, SimOptions
-from llmtap.units import Duration
+from llmtap.units import NEVER, Duration
 
 times = st.lists(st.integers(0, 50), min_size=1, max_size=30).map(lambda gaps: list(accumulate(gaps)))
 options_of = st.builds(

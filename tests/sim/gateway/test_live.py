@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmtap.sim.engine import Engine
-from llmtap.sim.gateway.delivery import NEVER
 from llmtap.sim.gateway.live import Live, Ticket, live_of
 from llmtap.sim.gateway.options import EngineOptions
 from llmtap.sim.readings import read_settings
-from llmtap.sim.requests import Requests
 from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.sim.serving import Serving, Setup, read_serving
 from llmtap.sim.virtual import play
+from llmtap.units import NEVER
+from llmtap.workload.requests import Requests
 
 MS = 1_000_000
 BATCHES = sorted(name for name, kind in SCHEDULERS.items() if not kind.iterates)

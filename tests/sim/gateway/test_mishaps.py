@@ -11,8 +11,8 @@ from llmtap.clock import SystemClock
 from llmtap.record.outcome import Outcome
 from llmtap.sim.gateway.mishaps import REFUSAL, Mishaps, draw
 from llmtap.sim.gateway.options import FaultOptions, GuardrailOptions, SimOptions
-from llmtap.sim.gateway.words import count_tokens
 from llmtap.units import Duration
+from llmtap.workload.words import count_tokens
 from tests.support.peer import scene
 from tests.support.sim_engine import QUICK, ask_chat, engine, explained, json_events
 

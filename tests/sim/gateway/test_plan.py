@@ -4,10 +4,10 @@ import random
 from itertools import count, islice, pairwise
 from statistics import fmean, stdev
 
-from llmtap.sim.gateway.delivery import NEVER, Chunk, Delivery, Said, Write
+from llmtap.sim.gateway.delivery import Chunk, Delivery, Said, Write
 from llmtap.sim.gateway.options import PacingOptions, SimOptions
 from llmtap.sim.gateway.plan import FixedSchedule, Planned, Work
-from llmtap.units import Duration
+from llmtap.units import NEVER, Duration
 
 MS = 1_000_000
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from llmtap.sim.gateway.prompts import prefix_blocks, prompt_lengths
 from llmtap.sim.gateway.shapes.shape import Asked
-from llmtap.sim.gateway.words import count_tokens, say
+from llmtap.workload.words import count_tokens, say
 
 
 @pytest.mark.parametrize(

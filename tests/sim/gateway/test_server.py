@@ -9,8 +9,8 @@ import pytest
 
 from llmtap.sim.gateway.options import SimOptions
 from llmtap.sim.gateway.plan import Plan, Work
-from llmtap.sim.gateway.words import count_tokens
 from llmtap.units import Duration
+from llmtap.workload.words import count_tokens
 from tests.support.peer import scene
 from tests.support.sim_engine import QUICK, ask_chat, engine, json_events
 

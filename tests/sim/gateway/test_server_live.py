@@ -13,16 +13,16 @@ import pytest
 
 from llmtap.record.outcome import Outcome
 from llmtap.sim.engine import Engine as Core
-from llmtap.sim.gateway.delivery import NEVER, Delivery, Said
+from llmtap.sim.gateway.delivery import Delivery, Said
 from llmtap.sim.gateway.options import EngineOptions, SimOptions, for_request
-from llmtap.sim.gateway.words import count_tokens
 from llmtap.sim.latency import IterationModel, LatencyModel
 from llmtap.sim.readings import read_settings
-from llmtap.sim.requests import Requests
 from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.sim.serving import Setup, read_serving
 from llmtap.sim.virtual import play
-from llmtap.units import Duration
+from llmtap.units import NEVER, Duration
+from llmtap.workload.requests import Requests
+from llmtap.workload.words import count_tokens
 from tests.support.peer import scene
 from tests.support.sim_engine import Engine, ask_chat, engine, explained, json_events
 

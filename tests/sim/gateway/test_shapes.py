@@ -7,8 +7,8 @@ import pytest
 
 from llmtap.record.outcome import Outcome
 from llmtap.sim.gateway.shapes.shape import text_of
-from llmtap.sim.gateway.words import count_tokens, token_ids
 from llmtap.wire.delta import EventClass
+from llmtap.workload.words import count_tokens, token_ids
 from tests.support.peer import scene
 from tests.support.sim_engine import engine, explained, json_events
 

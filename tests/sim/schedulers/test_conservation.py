@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from llmtap.sim.engine import Engine, Run, Step
 from llmtap.sim.latency import IterationModel
-from llmtap.sim.requests import Requests
 from llmtap.sim.schedulers.iterations import Iteration, State
 from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.sim.virtual import play
+from llmtap.workload.requests import Requests
 from tests.support.iterating import (
     MODEL,
     MS,

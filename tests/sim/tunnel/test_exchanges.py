@@ -12,8 +12,8 @@ from llmtap.metrics.objectives import Objectives
 from llmtap.record.exchange import Exchange
 from llmtap.record.observer import Observer
 from llmtap.record.outcome import Outcome, TokenSource
-from llmtap.sim.requests import Requests
 from llmtap.sim.tunnel.exchanges import ExchangeMaker, relay_name
+from llmtap.workload.requests import Requests
 
 MS = 1_000_000
 EPOCH_NS = 1_700_000_000 * 10**9

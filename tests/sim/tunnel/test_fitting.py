@@ -14,12 +14,12 @@ from llmtap.errors import ConfigError
 from llmtap.record.exchange import EventLog, Exchange, Tokens
 from llmtap.sim.latency import IterationModel
 from llmtap.sim.readings import Readings
-from llmtap.sim.requests import Requests
 from llmtap.sim.serving import Serving
 from llmtap.sim.tunnel import fitting
 from llmtap.sim.tunnel.exchanges import ExchangeMaker
 from llmtap.sim.tunnel.fitting import FitError, IterationFit, fit_capture, fit_exchanges
 from llmtap.sim.tunnel.wind_tunnel import fly
+from llmtap.workload.requests import Requests
 
 S = 1_000_000_000
 MODEL = IterationModel(beta_ns=8e6, gamma=0.4, prefill_ns=40_000, context_ns=30.0)

@@ -13,7 +13,7 @@ from llmtap.errors import ConfigError, LlmtapError
 from llmtap.sim.tunnel.grid import Grid, Source, best_of, points
 from llmtap.sim.tunnel.presets import BEST, Preset
 from llmtap.sim.tunnel.sweep import Attempt, Job, run_job
-from llmtap.sim.tunnel.synthetic import WORKLOADS, draw
+from llmtap.workload.synthetic import WORKLOADS, draw
 
 HEADER = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
 

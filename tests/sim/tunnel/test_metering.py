@@ -3,9 +3,9 @@ from array import array
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.summary import Summary
 from llmtap.record.exchange import Exchange
-from llmtap.sim.requests import Requests
 from llmtap.sim.tunnel.exchanges import ExchangeMaker
 from llmtap.sim.tunnel.metering import VirtualMeter
+from llmtap.workload.requests import Requests
 
 MS = 1_000_000
 WINDOW = {"name": "all"}

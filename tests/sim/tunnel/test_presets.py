@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from llmtap.sim.readings import read_settings
-from llmtap.sim.requests import Requests
 from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.sim.serving import read_serving
 from llmtap.sim.tunnel.grid import LOADS, READINGS, SERVING, Grid, Source, points
 from llmtap.sim.tunnel.presets import BEST, PRESETS
 from llmtap.sim.tunnel.sweep import Attempt, Job, rows_of
-from llmtap.sim.tunnel.workload import Trace
+from llmtap.workload.requests import Requests
+from llmtap.workload.trace import Trace
 
 OWN = {"requests", "seed", "servers", "scheduler", *LOADS}
 

@@ -16,10 +16,10 @@ from llmtap.errors import ConfigError
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.summary import Summary
 from llmtap.record.exchange import Exchange
-from llmtap.sim.requests import Requests
 from llmtap.sim.tunnel import recording
 from llmtap.sim.tunnel.exchanges import ExchangeMaker
 from llmtap.sim.tunnel.recording import FlightRecorder
+from llmtap.workload.requests import Requests
 
 US, MS = 1_000, 1_000_000
 EPOCH_NS = 1_700_000_000 * 10**9

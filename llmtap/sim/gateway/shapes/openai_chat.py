@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from llmtap.sim.gateway.shapes.shape import CREATED, Answer, Asked, Choice, decode, lines_of, text_of
-from llmtap.sim.gateway.words import token_ids
+from llmtap.workload.words import token_ids
 
 __all__ = ["OpenAIChat", "StreamOptions", "read", "usage_of"]
 

@@ -9,7 +9,7 @@ import msgspec
 
 from llmtap.sim.gateway.shapes.openai_chat import OpenAIChat, StreamOptions, usage_of
 from llmtap.sim.gateway.shapes.shape import CREATED, Answer, Asked, BadRequest, decode, lines_of
-from llmtap.sim.gateway.words import token_ids
+from llmtap.workload.words import token_ids
 
 __all__ = ["OpenAICompletions", "read"]
 

@@ -15,8 +15,7 @@ from itertools import count
 from typing import Final
 
 from llmtap.clock import Clock
-from llmtap.sim.gateway.delivery import NEVER
-from llmtap.units import NS_PER_S
+from llmtap.units import NEVER, NS_PER_S
 
 __all__ = ["Pacer", "Waker"]
 

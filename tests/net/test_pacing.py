@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmtap.clock import ManualClock, SystemClock
-from llmtap.sim.gateway.delivery import NEVER
-from llmtap.sim.gateway.pacing import Pacer, Waker
+from llmtap.net.pacing import Pacer, Waker
+from llmtap.units import NEVER
 from tests.support.peer import scene
 
 MS = 1_000_000

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from llmtap.capture.tokenizer import load_tokenizer
 from llmtap.errors import ConfigError
-from llmtap.meter.tokenizer import load_tokenizer
 
 
 def has(package: str) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from llmtap.sim.requests import Requests
+from llmtap.workload.requests import Requests
 
 __all__ = ["WORKLOADS", "Lengths", "Synthetic", "draw"]
 

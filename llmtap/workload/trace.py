@@ -26,7 +26,7 @@ from llmtap.capture.formats import parquet_capture, registry
 from llmtap.capture.formats.format import FormatError, Source
 from llmtap.capture.streams import opened
 from llmtap.errors import ConfigError
-from llmtap.sim.requests import Requests
+from llmtap.workload.requests import Requests
 
 __all__ = ["Trace", "load_trace", "opened_trace"]
 

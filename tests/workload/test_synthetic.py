@@ -5,7 +5,7 @@ from statistics import fmean, median, pstdev, quantiles
 
 import pytest
 
-from llmtap.sim.tunnel.synthetic import WORKLOADS, Lengths, draw
+from llmtap.workload.synthetic import WORKLOADS, Lengths, draw
 
 N = 40_000
 

@@ -12,8 +12,8 @@ from llmtap.capture.formats.format import batch_of
 from llmtap.capture.parquet import write_parquet
 from llmtap.capture.schema import CaptureInfo
 from llmtap.errors import ConfigError
-from llmtap.sim.requests import Requests
-from llmtap.sim.tunnel.workload import Trace, load_trace
+from llmtap.workload.requests import Requests
+from llmtap.workload.trace import Trace, load_trace
 from tests.support.flights import S, workload
 
 SHAREGPT = '[{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}]'
