@@ -240,6 +240,10 @@ class Summary:
         self._held(other._burst_hold_max_ns)
         self.saw_uncertainty(other._uncertainty_ns)
 
+    def histogram(self, name: str) -> Histogram:
+        """The values of one of `METRICS` so far, in ns; don't change it."""
+        return self._metrics.get(name, _NOTHING)
+
     @property
     def benefit_n(self) -> int:
         """Streams that `benefit` sums."""

@@ -1,0 +1,7 @@
+"""A sending process."""
+
+import sys
+
+from llmtap.load.worker import main
+
+sys.exit(main())

@@ -1,0 +1,134 @@
+"""A run: rows from a schedule to a sender, each at its time, until all have ended or somebody stops it."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from llmtap.clock import SystemClock
+from llmtap.load.schedule import Schedule
+from llmtap.load.sender import Call, Sender
+from llmtap.net.pacing import Pacer, Waker
+from llmtap.record.exchange import Exchange
+from llmtap.record.outcome import Outcome
+from llmtap.units import NEVER
+
+__all__ = ["Run"]
+
+TURN_NS_MAX: Final = 1_000_000
+"""After so long of sending what is due, the loop gets to read its sockets; the rest follows at once."""
+_SERVED: Final = frozenset({Outcome.COMPLETE, Outcome.REFUSED})
+"""A conversation goes on after these."""
+
+mono_ns = SystemClock.mono_ns
+
+
+class Run:
+    """One run from one loop.
+
+    Args:
+        schedule: rows and when they are due, as offsets from `start_ns`.
+        body: the request body of a row; called as it is sent, so it has to be at hand.
+        headers: fields that a row has besides the target's own.
+        keep: is handed each exchange with its row, at once.
+        start_ns: time 0 of the schedule (mono).
+        duration_ns: nothing is sent after so long.
+        drain_ns: how long answers may still come after that, or after the last one was sent.
+    """
+
+    def __init__(
+        self,
+        sender: Sender,
+        schedule: Schedule,
+        body: Callable[[int], bytes],
+        keep: Callable[[int, Exchange], None],
+        *,
+        start_ns: int,
+        duration_ns: int = NEVER,
+        drain_ns: int = NEVER,
+        headers: Callable[[int], list[tuple[bytes, bytes]]] | None = None,
+    ) -> None:
+        self._sender = sender
+        self._schedule = schedule
+        self._body = body
+        self._keep = keep
+        self._headers = headers
+        self.start_ns = start_ns
+        self._last_ns = NEVER if duration_ns == NEVER else start_ns + duration_ns
+        self._drain_ns = drain_ns
+        self._pacer = Pacer(SystemClock())
+        self._waker = Waker(self._pacer, self._send_due)
+        self._over = sender.loop.create_future()
+        self._drain: asyncio.TimerHandle | None = None
+        self.stopped: str | None = None
+        """Why it ended before its plan did."""
+
+    async def go(self) -> None:
+        """Returns when nothing is left to send and nothing under way."""
+        self._waker.sooner(self._due_ns())
+        if self._last_ns != NEVER:
+            delay_s = max(0, self._last_ns - mono_ns()) / 1e9
+            self._sender.loop.call_later(delay_s, self.stop, "the time was up")
+        self._settle()
+        try:
+            await self._over
+        finally:
+            self._pacer.close()
+            if self._drain is not None:
+                self._drain.cancel()
+
+    def stop(self, why: str, *, drain_ns: int | None = None) -> None:
+        """Send no more; what is under way may end, within `drain_ns`. A second call may shorten that."""
+        if self.stopped is None and self._schedule.left:
+            self.stopped = why
+        self._last_ns = min(self._last_ns, mono_ns())
+        self._start_drain(self._drain_ns if drain_ns is None else drain_ns)
+        self._settle()
+
+    def _due_ns(self) -> int:
+        due_ns = self._schedule.next_ns
+        return NEVER if due_ns == NEVER else self.start_ns + due_ns
+
+    def _send_due(self, now_ns: int) -> int:
+        """The pacer's call: sends what is due; when to be called again."""
+        schedule, sender, start_ns = self._schedule, self._sender, self.start_ns
+        end_ns = now_ns + TURN_NS_MAX
+        while now_ns <= end_ns:
+            if now_ns >= self._last_ns:
+                return NEVER
+            item = schedule.take(now_ns - start_ns)
+            if item is None:
+                break
+            row, due_ns = item
+            sender.send(
+                self._body(row), self._done, row=row,
+                scheduled_ns=None if due_ns is None else start_ns + due_ns,
+                headers=() if self._headers is None else self._headers(row),
+            )  # fmt: skip
+            now_ns = mono_ns()
+        if not schedule.left:
+            self._start_drain(self._drain_ns)
+        return self._due_ns()
+
+    def _done(self, call: Call, x: Exchange) -> None:
+        self._schedule.ended(call.row, mono_ns() - self.start_ns, served=x.outcome in _SERVED)
+        self._keep(call.row, x)
+        if not self._over.done():
+            self._waker.sooner(self._due_ns())
+            self._settle()
+
+    def _start_drain(self, drain_ns: int) -> None:
+        if drain_ns == NEVER:
+            return
+        if self._drain is not None:
+            self._drain.cancel()
+        self._drain = self._sender.loop.call_later(drain_ns / 1e9, self._cut)
+
+    def _cut(self) -> None:
+        for call in list(self._sender.calls):
+            call.cancel("the run was over")
+        self._settle()
+
+    def _settle(self) -> None:
+        sending = self._schedule.left and mono_ns() < self._last_ns
+        if not sending and not self._sender.calls and not self._over.done():
+            self._over.set_result(None)

@@ -1,0 +1,100 @@
+"""What a sender counts of its run: the Summary of its exchanges, and how well it kept to its plan.
+
+Latency counts from `submit`, as everywhere. Where a plan said when a request was to be sent, `corrected`
+counts from there: what a user waits who is not kept from asking because the sender, or the server before it,
+is slow (seed 000, 4.3.1, wants an open loop; Tene's "coordinated omission" is the name of the mistake). Every
+latency from submit moves by the same time, so each needs no second measuring.
+"""
+
+from array import array
+from typing import Final
+
+import msgspec
+
+from llmtap.metrics.histogram import Histogram
+from llmtap.metrics.latency import Measured, measure
+from llmtap.metrics.objectives import Objectives
+from llmtap.metrics.statistics import summarise_ns
+from llmtap.metrics.summary import ENDED_WELL, Summary
+from llmtap.record.exchange import Exchange
+
+__all__ = ["CORRECTED", "Tally"]
+
+CORRECTED: Final = ("ttft", "ttft_any", "e2e", "user_idle")
+
+
+class _Packed(msgspec.Struct, array_like=True):
+    summary: bytes
+    lateness: bytes
+    corrected: dict[str, bytes]
+    sent_ns: bytes
+    planned: int
+    dropped: int
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Packed).decode
+
+
+class Tally:
+    """Counts exchanges as they end. Times that it gives are ns of the monotonic clock."""
+
+    def __init__(self, objectives: Objectives | None = None) -> None:
+        self.summary = Summary(objectives)
+        self.lateness = Histogram()
+        """Dispatch - scheduled, of those that had a schedule."""
+        self.corrected = {name: Histogram() for name in CORRECTED}
+        self.sent_ns = array("q")
+        """When each was dispatched, in the order in which they ended."""
+        self.planned = 0
+        """Rows there were to send."""
+        self.dropped = 0
+        """Later turns of conversations that broke off, never sent."""
+
+    def add(self, x: Exchange) -> Measured:
+        """Counts an exchange that has ended."""
+        m = measure(x)
+        self.summary.add(x, m)
+        self.sent_ns.append(x.timeline.arrival_ns)
+        if x.scheduled_ns is not None and x.dispatch_late_ns is not None:
+            self.lateness.record(max(0, x.dispatch_late_ns))
+            if x.timeline.submit_ns is not None:
+                self._correct(x, m, x.timeline.submit_ns - x.scheduled_ns)
+        return m
+
+    def _correct(self, x: Exchange, m: Measured, late_ns: int) -> None:
+        for name, ns in (("ttft", m.ttft_ns), ("ttft_any", m.ttft_any_ns), ("user_idle", m.user_idle_ns)):
+            if ns is not None and x.stream:
+                self.corrected[name].record(ns + late_ns)
+        if m.e2e_ns is not None and x.outcome in ENDED_WELL:
+            self.corrected["e2e"].record(m.e2e_ns + late_ns)
+
+    def merge(self, other: "Tally") -> None:
+        """Adds what another sender of the same run counted."""
+        self.merge_bytes(other.to_bytes())
+
+    def to_bytes(self) -> bytes:
+        return _encode(
+            _Packed(
+                self.summary.to_bytes(), self.lateness.to_bytes(),
+                {name: histogram.to_bytes() for name, histogram in self.corrected.items()},
+                self.sent_ns.tobytes(), self.planned, self.dropped,
+            )
+        )  # fmt: skip
+
+    def merge_bytes(self, packed: bytes) -> None:
+        """Adds what `to_bytes` gave."""
+        p = _decode(packed)
+        self.summary.merge_bytes(p.summary)
+        self.lateness.merge_bytes(p.lateness)
+        for name, histogram in p.corrected.items():
+            self.corrected[name].merge_bytes(histogram)
+        self.sent_ns.frombytes(p.sent_ns)
+        self.planned += p.planned
+        self.dropped += p.dropped
+
+    def corrected_dict(self) -> dict[str, object] | None:
+        """The corrected latencies as a Summary tells them; None where nothing had a schedule."""
+        if not self.lateness.n:
+            return None
+        return {name: summarise_ns(histogram) for name, histogram in self.corrected.items()}

@@ -1,0 +1,65 @@
+"""Where a load is sent: the URL's parts, and the request head that is the same for every request."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from llmtap.errors import ConfigError
+from llmtap.net.pool import Origin, parse_origin
+from llmtap.wire.http1 import Headers
+
+__all__ = ["PATHS", "Target", "parse_target"]
+
+PATHS: Final = {
+    "chat.completions": "/v1/chat/completions",
+    "completions": "/v1/completions",
+    "responses": "/v1/responses",
+}
+"""Of each endpoint, as exchanges name them."""
+_TOKEN: Final = frozenset(b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
+_OURS: Final = frozenset({b"host", b"content-length", b"content-type", b"transfer-encoding", b"connection"})
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """An endpoint of a server."""
+
+    origin: Origin
+    path: bytes
+    headers: Headers = field(default_factory=list)
+    """Beside Host, Content-Type and Content-Length. May hold keys: they go onto the wire and nowhere else."""
+
+    def head(
+        self, body_bytes: int, extra: Sequence[tuple[bytes, bytes]] = (), *, close: bool = False
+    ) -> bytes:
+        """The request head for a body of so many bytes."""
+        lines = [
+            b"POST " + self.origin.prefix + self.path + b" HTTP/1.1",
+            b"Host: " + self.origin.authority,
+            b"Content-Type: application/json",
+            b"Content-Length: %d" % body_bytes,
+        ]
+        lines += [name + b": " + value for name, value in (*self.headers, *extra)]
+        if close:
+            lines.append(b"Connection: close")
+        lines.append(b"\r\n")
+        return b"\r\n".join(lines)
+
+
+def parse_target(url: str, endpoint: str, headers: Headers, place: str = "--target") -> Target:
+    """The target of `http://host:port[/prefix]`; a prefix that ends in /v1 is taken as the API's own.
+
+    Raises ConfigError that names `place`, or `--header` for a field that cannot be sent.
+    """
+    origin = parse_origin(url, place)
+    path = PATHS[endpoint]
+    if origin.prefix.endswith(b"/v1"):
+        path = path.removeprefix("/v1")
+    for name, value in headers:
+        if not name or not _TOKEN.issuperset(name):
+            raise ConfigError("--header", "a field's name has letters, digits and hyphens")
+        if name.lower() in _OURS:
+            raise ConfigError("--header", f"{name.decode()} is set by llmtap")
+        if any((byte < 0x20 and byte != 0x09) or byte == 0x7F for byte in value):
+            raise ConfigError("--header", f"the value of {name.decode()} has control characters")
+    return Target(origin, path.encode(), headers)
