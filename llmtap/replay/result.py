@@ -1,0 +1,107 @@
+"""What came of a replay, as public JSON: a Summary, the plan, how well it was kept, and by whom.
+
+Names that a Summary has are its own (design: "Public contract"). Beside them: `plan` (all that makes the load
+again), `dispatch_lateness`, `corrected` (latencies from the scheduled time), `arrivals` (what was sent beside
+what was planned), `sender`, `verdict`, and where they are known `warmup`, `system`, `server`, `baseline`.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from llmtap.clock import WallAnchor
+from llmtap.load.crew import Outcome
+from llmtap.metrics.statistics import summarise_ns
+from llmtap.replay.verdict import findings
+from llmtap.units import NS_PER_S
+
+__all__ = ["result_of"]
+
+
+def result_of(
+    outcome: Outcome,
+    *,
+    plan: Mapping[str, object],
+    planned_ns: Sequence[int],
+    closed: bool,
+    clock: str,
+    anchor: WallAnchor,
+    beside: Mapping[str, object],
+) -> dict[str, Any]:
+    """The result.
+
+    Args:
+        outcome: of the run.
+        plan: what was to be sent, as JSON.
+        planned_ns: offsets at which requests were to be sent that wait for no answer; none in a closed loop.
+        clock: who stamped: `kernel` or `mono`.
+        anchor: makes dates of the run's times.
+        beside: further parts, by name.
+    """
+    tally = outcome.tally
+    seconds = (outcome.ended_ns - outcome.began_ns) / NS_PER_S
+    window = {
+        "name": "replay", "seconds": seconds,
+        "start": _date(anchor, outcome.began_ns), "end": _date(anchor, outcome.ended_ns),
+    }  # fmt: skip
+    result = tally.summary.to_dict(window, seconds, "closed" if closed else "open")
+    result["load"] = {**_load(outcome, planned_ns), **_dict(result["load"])}
+    result["dispatch_lateness"] = summarise_ns(tally.lateness)
+    result["corrected"] = tally.corrected_dict()
+    result["plan"] = dict(plan)
+    result["sender"] = _sender(outcome, clock, seconds)
+    result.update(beside)
+    found = findings(result)
+    result["verdict"] = {"valid": not found, "findings": [finding.to_dict() for finding in found]}
+    return result
+
+
+def _load(outcome: Outcome, planned_ns: Sequence[int]) -> dict[str, object]:
+    """What was asked for, and how much of it was sent in the time that was planned for it."""
+    tally = outcome.tally
+    told: dict[str, object] = {
+        "planned": tally.planned, "sent": len(tally.sent_ns), "dropped": tally.dropped,
+        "stopped": outcome.stopped, "asked_rps": None, "sent_rps": None, "sent_share": None,
+    }  # fmt: skip
+    span_ns = planned_ns[-1] if len(planned_ns) > 1 else 0
+    if span_ns and outcome.stopped is None:
+        in_time = sum(t - outcome.began_ns <= span_ns + GRACE_NS for t in tally.sent_ns)
+        told["asked_rps"] = len(planned_ns) / span_ns * NS_PER_S
+        told["sent_rps"] = in_time / span_ns * NS_PER_S
+        told["sent_share"] = min(1.0, in_time / len(planned_ns))
+    return told
+
+
+GRACE_NS = 10_000_000
+"""The last one may be late as any."""
+
+
+def _sender(outcome: Outcome, clock: str, seconds: float) -> dict[str, object]:
+    done = outcome.done
+    cpu_s = sum(d.cpu_ns for d in done) / NS_PER_S
+    tokens = outcome.tally.summary.to_dict({}, 0)["tokens"]
+    output = _dict(tokens).get("output") or 0
+    return {
+        "clock": clock,
+        "processes": [
+            {
+                "cpu_seconds": d.cpu_ns / NS_PER_S,
+                "cpu_share": d.cpu_ns / NS_PER_S / seconds if seconds else 0.0,
+                "rss_bytes": d.rss_bytes, "connections_opened": d.connects, "connections_reused": d.reuses,
+                "lag_max": d.lag_max_ns / NS_PER_S, "realtime": d.realtime,
+            }
+            for d in done
+        ],
+        "cpu_seconds_per_1000_tokens": cpu_s / output * 1_000 if output else None,
+        "lost": outcome.lost,
+    }  # fmt: skip
+
+
+def _dict(value: object) -> dict[str, Any]:
+    assert isinstance(value, dict)
+    return value
+
+
+def _date(anchor: WallAnchor, mono_ns: int) -> str:
+    at = datetime.fromtimestamp(anchor.to_wall_ns(mono_ns) / NS_PER_S, UTC)
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
