@@ -1,0 +1,104 @@
+"""GPUs through NVML, where there is one: package nvidia-ml-py, imported as pynvml, and NVIDIA's driver.
+
+All GPUs of the host are read, whoever uses them. A device that does not tell something has None for it;
+without NVML there is a reason instead of readings, never an error.
+
+Utilization is the share of the driver's last sample period (up to a second) in which any kernel ran, and not
+how much of the GPU that used. Power is an average of the board over up to a second, which some models (A100,
+H100) form from a quarter of the time (arXiv 2312.02741), so the device's own count of energy is read as well.
+"""
+
+import contextlib
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Final
+
+__all__ = ["GpuReading", "Gpus", "open_gpus"]
+
+GPUS_MAX: Final = 16
+"""A host has 8 as a rule; each costs a few calls of the driver per sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """One GPU at one moment."""
+
+    utilization: float | None
+    """0 to 1."""
+    temperature_c: float | None
+    power_w: float | None
+    memory_used_bytes: int | None
+    energy_j: float | None
+    """The device's own count since the driver was loaded; from Volta on."""
+
+
+class Gpus:
+    """The GPUs of this host; `close()` when done."""
+
+    def __init__(self, nvml: Any) -> None:
+        """Of an NVML that was initialised. Raises `nvml.NVMLError`."""
+        self._nvml = nvml
+        n = nvml.nvmlDeviceGetCount()
+        self.names: list[str] = []
+        self._handles = []
+        self.unread = max(0, n - GPUS_MAX)
+        """GPUs beyond the bound."""
+        for index in range(min(n, GPUS_MAX)):
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            name = nvml.nvmlDeviceGetName(handle)
+            # Older versions of the package give bytes.
+            self.names.append(name.decode(errors="replace") if isinstance(name, bytes) else str(name))
+            self._handles.append(handle)
+
+    def read(self) -> list[GpuReading]:
+        """Every GPU, in the order of `names`. Calls the driver: some ms, or longer."""
+        return [self._read(handle) for handle in self._handles]
+
+    def close(self) -> None:
+        with contextlib.suppress(self._nvml.NVMLError):
+            self._nvml.nvmlShutdown()
+
+    def _read(self, handle: Any) -> GpuReading:
+        nvml = self._nvml
+        percent = self._ask("nvmlDeviceGetUtilizationRates", handle, of="gpu")
+        milliwatts = self._ask("nvmlDeviceGetPowerUsage", handle)
+        millijoules = self._ask("nvmlDeviceGetTotalEnergyConsumption", handle)
+        memory = self._ask("nvmlDeviceGetMemoryInfo", handle, of="used")
+        return GpuReading(
+            None if percent is None else percent / 100,
+            self._ask("nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU),
+            None if milliwatts is None else milliwatts / 1e3,
+            None if memory is None else int(memory),
+            None if millijoules is None else millijoules / 1e3,
+        )
+
+    def _ask(self, call: str, *args: Any, of: str | None = None) -> float | None:
+        """What a call of NVML answers, or a field of it; None where the device does not say."""
+        try:
+            answer = getattr(self._nvml, call)(*args)
+        except (self._nvml.NVMLError, AttributeError):  # an older package lacks the call
+            return None
+        value: float = answer if of is None else getattr(answer, of)
+        return value
+
+
+def open_gpus(nvml: Any = None) -> tuple[Gpus | None, str | None]:
+    """The host's GPUs, or why there are none. `nvml` stands in for the package in tests."""
+    if nvml is None:
+        try:
+            nvml = import_module("pynvml")
+        except ImportError:
+            return None, "the package nvidia-ml-py is not installed (extra: gpu)"
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as exc:
+        return None, f"no NVML: {exc}"
+    try:
+        gpus = Gpus(nvml)
+    except nvml.NVMLError as exc:
+        nvml.nvmlShutdown()
+        return None, f"NVML has no GPU to read: {exc}"
+    if not gpus.names:
+        gpus.close()
+        return None, "NVML knows of no GPU"
+    return gpus, None

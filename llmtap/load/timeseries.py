@@ -1,0 +1,252 @@
+"""What was sampled during a run, on one axis of time: of this host, and what the server said of itself.
+
+Both kinds are columns of samples with stamps of the same monotonic clock. They are not moved onto a common
+grid: a sample speaks for its own moment. Seconds in the JSON count from the start of the run, so what was
+sampled before it has times below 0.
+"""
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import isfinite, nan
+from threading import Lock
+from typing import Any, Final, Literal
+
+from llmtap.metrics.energy import GAP_NS_MAX, Energy, average_power_w, energy_of, joules_per_token
+from llmtap.metrics.statistics import mean, percentile
+from llmtap.units import to_seconds
+
+__all__ = ["Columns", "Series", "TimeSeries"]
+
+SAMPLES_MAX: Final = 100_000
+"""More than a day at 1 Hz; 20 series are 16 MB then."""
+
+Kind = Literal["interval", "gauge", "counter"]
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """What a column holds."""
+
+    unit: str
+    """`cpus`, `share` (0 to 1), `bytes`, `celsius`, `watts`, `joules`, `requests`, `tokens`, ..."""
+    kind: Kind = "gauge"
+    """`interval`: an average since the sample before; `gauge`: at the moment; `counter`: only grows."""
+
+
+class Columns:
+    """Samples of several series at the same moments. One thread adds, any may read."""
+
+    def __init__(self, series: Mapping[str, Series]) -> None:
+        self.series = dict(series)
+        self.dropped = 0
+        """Samples beyond the bound."""
+        self._closed = False
+        self._t_ns = array("q")
+        self._took_ns = array("q")
+        # Not a number stands for what is not known: a column of floats instead of one of objects.
+        self._values: dict[str, array[float]] = {name: array("d") for name in series}
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        return len(self._t_ns)
+
+    def add(self, t_ns: int, took_ns: int, values: Mapping[str, float | None]) -> None:
+        """A sample stamped `t_ns` that took so long to take; series without a value have None there."""
+        assert values.keys() <= self.series.keys(), "a value of no series"
+        with self._lock:
+            if self._closed:
+                return
+            if len(self._t_ns) >= SAMPLES_MAX:
+                self.dropped += 1
+                return
+            assert not self._t_ns or t_ns >= self._t_ns[-1], "samples are in order of time"
+            self._t_ns.append(t_ns)
+            self._took_ns.append(took_ns)
+            for name, column in self._values.items():
+                value = values.get(name)
+                column.append(nan if value is None else value)
+
+    def close(self) -> None:
+        """Nothing is added from now on: what was read of it so far stays in step."""
+        with self._lock:
+            self._closed = True
+
+    def times_ns(self) -> list[int]:
+        """Stamps of the monotonic clock, ascending."""
+        with self._lock:
+            return list(self._t_ns)
+
+    def column(self, name: str) -> list[float | None]:
+        """One series, a value or None for each stamp."""
+        with self._lock:
+            return [value if isfinite(value) else None for value in self._values[name]]
+
+    def latest(self) -> dict[str, float]:
+        """What the last sample knew."""
+        with self._lock:
+            return {name: v[-1] for name, v in self._values.items() if v and isfinite(v[-1])}
+
+    def known(self) -> list[str]:
+        """The series that have a value at all."""
+        with self._lock:
+            return [name for name, column in self._values.items() if any(map(isfinite, column))]
+
+    def to_dict(self, start_ns: int) -> dict[str, Any]:
+        """Arrays of equal length, seconds since `start_ns`; a series without any value is left out."""
+        series = {}
+        for name in self.known():
+            spec = self.series[name]
+            series[name] = {"unit": spec.unit, "kind": spec.kind, "values": self.column(name)}
+        return {
+            "t": [to_seconds(t_ns - start_ns) for t_ns in self._t_ns],
+            "took": [to_seconds(took_ns) for took_ns in self._took_ns],
+            "series": series,
+            "dropped": self.dropped,
+        }
+
+
+@dataclass(slots=True)
+class TimeSeries:
+    """All that was sampled during a run. Its columns are closed."""
+
+    start_ns: int
+    """Of the run, on the monotonic clock."""
+    system: Columns
+    server: Columns | None = None
+    about: dict[str, Any] = field(default_factory=dict)
+    """What is to be known of the samples, as it stands in the JSON: whose, how often, what failed."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every sample."""
+        return {
+            **self.about,
+            "system": self.system.to_dict(self.start_ns),
+            "server": None if self.server is None else self.server.to_dict(self.start_ns),
+        }
+
+    def summary(
+        self, *, from_ns: int | None = None, to_ns: int | None = None, tokens: int | None = None,
+        gap_ns_max: int = GAP_NS_MAX,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Figures of the samples between two moments (by default all), the energy used, and that per token.
+
+        `tokens` are those of the same window, as the load has counted them.
+        """
+        window = (from_ns, to_ns)
+        return {
+            **self.about,
+            "window": [None if t is None else to_seconds(t - self.start_ns) for t in window],
+            "system": _figures(self.system, window),
+            "server": None if self.server is None else _server_figures(self.server, window),
+            "energy": _energy(self.system, window, tokens, gap_ns_max),
+        }
+
+
+_Window = tuple[int | None, int | None]
+
+
+def _figures(columns: Columns, window: _Window) -> dict[str, dict[str, Any]]:
+    times_ns = columns.times_ns()
+    first = 0 if window[0] is None else bisect_left(times_ns, window[0])
+    last = len(times_ns) if window[1] is None else bisect_right(times_ns, window[1])
+    within = slice(first, last)
+    found = {}
+    for name in columns.known():
+        series, values = columns.series[name], columns.column(name)[within]
+        said: dict[str, Any] = {"unit": series.unit, "kind": series.kind}
+        if series.kind == "counter":
+            said |= _growth(times_ns[within], values)
+        else:
+            known = [value for value in values if value is not None]
+            ordered = sorted(known)
+            said |= {
+                "n": len(known),
+                "mean": _interval_mean(times_ns, values, first) if series.kind == "interval" else mean(known),
+                "p50": percentile(ordered, 0.50),
+                "p95": percentile(ordered, 0.95),
+                "max": ordered[-1] if ordered else None,
+            }
+        found[name] = said
+    return found
+
+
+def _interval_mean(times_ns: Sequence[int], values: Sequence[float | None], first: int) -> float | None:
+    """Each value by the length of its interval, so that a late sample weighs as much as it speaks for."""
+    weighed, weight_ns = 0.0, 0
+    for at, value in enumerate(values, first):
+        if value is not None and at:
+            length_ns = times_ns[at] - times_ns[at - 1]
+            weighed += value * length_ns
+            weight_ns += length_ns
+    return weighed / weight_ns if weight_ns else None
+
+
+def _growth(times_ns: Sequence[int], values: Sequence[float | None]) -> dict[str, Any]:
+    """How much a counter grew. One that fell was started anew, and counts from 0 again."""
+    known = [(t_ns, value) for t_ns, value in zip(times_ns, values, strict=True) if value is not None]
+    grown, restarts = 0.0, 0
+    for (_, before), (_, after) in pairwise(known):
+        grown += after - before if after >= before else after
+        restarts += after < before
+    seconds = to_seconds(known[-1][0] - known[0][0]) if known else 0.0
+    return {
+        "n": len(known),
+        "total": grown if len(known) > 1 else None,
+        "per_second": grown / seconds if seconds else None,
+        "restarts": restarts,
+    }
+
+
+def _server_figures(columns: Columns, window: _Window) -> dict[str, Any]:
+    found: dict[str, Any] = _figures(columns, window)
+    queries = (found.get("prefix_queries") or {}).get("total")
+    hits = (found.get("prefix_hits") or {}).get("total")
+    if queries and hits is not None:
+        found["prefix_hit_share"] = {"unit": "share", "kind": "ratio", "total": hits / queries}
+    return found
+
+
+def _energy(system: Columns, window: _Window, tokens: int | None, gap_ns_max: int) -> dict[str, Any] | None:
+    """Of all GPUs that told their power; None when none did.
+
+    `joules` by trapezoid over the window; `counted_joules` by the devices' own counters, from the first to
+    the last sample in it: so compare `counted_power` with `power`.
+    """
+    times_ns, used = system.times_ns(), dict[str, Energy]()
+    for name, device in _named(system, "_power"):
+        energy = energy_of(
+            times_ns, system.column(name), from_ns=window[0], to_ns=window[1], gap_ns_max=gap_ns_max
+        )
+        if energy is not None:
+            used[device] = energy
+    if not used:
+        return None
+    figures = _figures(system, window)
+    counted = {
+        device: figures[name]
+        for name, device in _named(system, "_energy")
+        if figures[name]["total"] is not None
+    }
+    joules = sum(energy.joules for energy in used.values())
+    told = {
+        "joules": joules,
+        "seconds": max(to_seconds(energy.known_ns) for energy in used.values()),
+        "seconds_missing": max(to_seconds(energy.missing_ns) for energy in used.values()),
+        "power": sum(average_power_w([energy]) or 0.0 for energy in used.values()),
+        "joules_per_token": joules_per_token(joules, tokens),
+        "tokens": tokens,
+        "counted_joules": None,
+        "counted_power": None,
+        "devices": {device: {"joules": energy.joules} for device, energy in used.items()},
+    }
+    if counted.keys() == used.keys():
+        told["counted_joules"] = sum(figure["total"] for figure in counted.values())
+        told["counted_power"] = sum(figure["per_second"] for figure in counted.values())
+    return told
+
+
+def _named(columns: Columns, end: str) -> Iterator[tuple[str, str]]:
+    return ((name, name.removesuffix(end)) for name in columns.known() if name.endswith(end))
