@@ -71,4 +71,7 @@ def _tokenizers(path: Path, place: str) -> Encode:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as exc:  # the package raises a bare Exception
         raise ConfigError(place, f"{path} is no tokenizer.json: {exc}") from None
+    # A file may ask for both, and then says nothing of how long a text is.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
     return lambda text: tokenizer.encode(text, add_special_tokens=False).ids
