@@ -1,1 +1,1 @@
-"""Load: for now the small closed-loop client of the demo."""
+"""Load: requests sent on time, and what became of them."""

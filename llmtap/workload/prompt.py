@@ -1,12 +1,16 @@
 """What a request says, before it is anybody's JSON."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from llmtap.workload.requests import Requests
 
-__all__ = ["Prompt", "PromptSource", "Workload"]
+__all__ = ["ElasticSource", "Fit", "Prompt", "PromptSource", "Workload"]
+
+Fit = Callable[[Callable[[int], str], int], str]
+"""`fit(made, n)`: the text of n tokens by the tokenizer in use, where `made(k)` is a text of k tokens by the
+project's own, and of more tokens the longer k is. For the same text and n it gives the same always."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,22 @@ class PromptSource(Protocol):
 
     def prompt(self, row: int) -> Prompt:
         """The prompt of a row, of as many tokens as its `Requests.input` says by the tokenizer in use."""
+        ...
+
+
+class ElasticSource(PromptSource, Protocol):
+    """One whose texts are made, and so can be made longer or shorter."""
+
+    def sized(self, row: int, tokens: int) -> Prompt:
+        """The row's prompt of `tokens` in all; contexts and history stay, the message has what is left, and
+        one token at least. A prompt of ids stays as it is."""
+        ...
+
+    def fitted(self, fit: Fit) -> "ElasticSource":
+        """The same source with each of its parts (system prompt, message, earlier turn) made by `fit`.
+
+        What several prompts share they still share, which they would not if each were cut as a whole.
+        """
         ...
 
 

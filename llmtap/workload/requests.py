@@ -39,6 +39,8 @@ class Requests:
     tenants: list[str] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
     """The request's own JSON body, where a trace has it; b"" where it does not."""
+    models: list[str] = field(default_factory=list)
+    """The model that was asked; "" where a trace does not tell."""
 
     def __len__(self) -> int:
         return len(self.arrival_ns)
@@ -64,4 +66,5 @@ class Requests:
             after, think_ns,
             [self.tenants[row] for row in rows] if self.tenants else [],
             [self.bodies[row] for row in rows] if self.bodies else [],
+            [self.models[row] for row in rows] if self.models else [],
         )  # fmt: skip

@@ -9,29 +9,34 @@
 - Where a trace says which blocks its prompts begin with, requests have them, whole ones only. Blocks of bytes
   (a capture without a tokenizer) are taken for as many tokens as the trace has per byte on average.
 - Where a trace has dates, requests begin at its first one, whatever the scale.
+- Rows that arrive at one moment, as in traces with whole seconds, stay together, and that is told: spreading
+  them would be to invent arrivals.
+- Conversations, names and bodies are read where somebody asks for them. A conversation's later turns have the
+  arrival that the trace has; who plays them sends them when the answer before has ended and the think time is
+  over. Scaling leaves think times as they are: more people do not think faster. A trace that begins again has
+  the same conversations again, each with its own turns.
 """
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from glob import has_magic
+from hashlib import blake2b
 from pathlib import Path
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from llmtap.capture.formats import parquet_capture, registry
 from llmtap.capture.formats.format import FormatError, Source
 from llmtap.capture.streams import opened
 from llmtap.errors import ConfigError
 from llmtap.workload.requests import Requests
+from llmtap.workload.trace_rows import Rows, tie_note, ties
 
 __all__ = ["Trace", "load_trace", "opened_trace"]
-
-_COLUMNS = ("arrival_ns", "input_tokens", "output_tokens")
-_BLOCKS = ("blocks", "block_size", "block_unit", "prompt_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,9 @@ class Trace:
     """What was left out, and what was taken for something."""
     dated: bool = False
     """Arrivals count from 1970 UTC, and not from the trace's own zero."""
+    sessions: "array[int]" = field(default_factory=lambda: array("q"))
+    """Of each row a number that the rows of its conversation share, if conversations were asked for. Rows
+    keep theirs where others are left out."""
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -59,12 +67,55 @@ class Trace:
         """Mean rate; None where all arrive at once."""
         return (len(self) - 1) * 1e9 / self.span_ns if self.span_ns else None
 
+    @property
+    def ties(self) -> float:
+        """Share of the gaps that are 0: rows that arrive at the very moment of the row before."""
+        return ties(self.requests.arrival_ns)
+
     def first(self, count: int) -> "Trace":
         """The first `count` of them, or all."""
-        return replace(self, requests=self.requests.taken(range(min(count, len(self)))))
+        return self._taken(range(min(count, len(self))))
 
-    def requests_at(self, *, count: int, scale: float = 1.0) -> Requests:
-        """So many requests, from time 0, S times as dense. Raises ValueError where the trace cannot go on."""
+    def window(self, from_ns: int = 0, for_ns: int | None = None) -> "Trace":
+        """Those that arrive so long after the first one, and for so long; to the end without `for_ns`.
+
+        Whose turn before is not in the window begins a conversation, at its own arrival. What is made of the
+        window begins with its first row. Raises ValueError where no row arrives in it.
+        """
+        arrivals = self.requests.arrival_ns
+        begin_ns = arrivals[0] + from_ns if arrivals else 0
+        first = bisect_left(arrivals, begin_ns)
+        end = len(arrivals) if for_ns is None else bisect_left(arrivals, begin_ns + for_ns)
+        if first >= end:
+            raise ValueError("no row of the trace arrives in the window")
+        return self._taken(range(first, end))
+
+    def thinned(self, share: float, seed: int) -> "Trace":
+        """A share of the conversations, each whole or not at all; a row without one counts as one.
+
+        Whether one stays is a hash of the seed and its number in the trace, so the share is met on average, a
+        Poisson stream stays one, and who stays at a share stays at every larger one. Raises ValueError for a
+        share that is not above 0 and at most 1, and where nobody stays.
+        """
+        if not 0 < share <= 1:
+            raise ValueError(f"expected a share above 0, at most 1, got {share:g}")
+        below = round(share * 2**64)
+        numbers = self.sessions or range(len(self))
+        stays = {
+            number: int.from_bytes(blake2b(f"{seed}/{number}".encode(), digest_size=8).digest(), "big")
+            < below
+            for number in set(numbers)
+        }
+        rows = [row for row, number in enumerate(numbers) if stays[number]]
+        if not rows:
+            raise ValueError(f"of {len(stays):,} conversations none is left at a share of {share:g}")
+        return self._taken(rows)
+
+    def requests_at(self, *, count: int, scale: float = 1.0, think_scale: float = 1.0) -> Requests:
+        """So many requests, from time 0, S times as dense. Raises ValueError where the trace cannot go on.
+
+        Think times are divided by `think_scale`: with that of the arrivals, all is played faster.
+        """
         given = self.requests
         n, span_ns = len(given), self.span_ns
         if count > n and span_ns == 0:
@@ -77,10 +128,25 @@ class Trace:
         if scale != 1:
             offsets = [round(t / scale) for t in offsets]
         more = -(-count // n)
+        before = given.after
+        think_ns = given.think_ns
+        if think_scale != 1:
+            think_ns = array("q", (round(t / think_scale) for t in think_ns))
         return Requests(
             array("q", offsets), (given.input * more)[:count], (given.output * more)[:count], array("q"),
             (given.blocks * more)[:count], given.block_tokens, given.arrival_ns[0] if self.dated else 0,
+            array("q", [row if row < 0 else row + k * n for k in range(more) for row in before][:count]),
+            (think_ns * more)[:count], (given.tenants * more)[:count], (given.bodies * more)[:count],
+            (given.models * more)[:count],
         )  # fmt: skip
+
+    def _taken(self, rows: Sequence[int]) -> "Trace":
+        requests, notes = self.requests.taken(rows), self.notes
+        told = tie_note(self.requests.arrival_ns) if notes else []
+        if told and told[0] in notes:  # it is of these rows no more
+            notes = [note for note in notes if note not in told] + tie_note(requests.arrival_ns)
+        sessions = array("q", (self.sessions[row] for row in rows) if self.sessions else ())
+        return replace(self, requests=requests, notes=notes, sessions=sessions)
 
 
 def load_trace(
@@ -89,17 +155,31 @@ def load_trace(
     count: int | None = None,
     source_format: str | None = None,
     progress: Callable[[int, int | None], None] | None = None,
+    conversations: bool = False,
+    names: bool = False,
+    bodies: bool = False,
+    timed: bool = True,
 ) -> Trace:
     """Reads the first `count` rows of a trace or capture that have all three of arrival and token counts.
 
     Rows without output tokens are failed ones: they have 0. Raises ConfigError, whose place is the trace.
+
+    Args:
+        conversations: also who follows whom, and after what think time (`trace_turns.py`). Rows of a
+            conversation that has an arrival time then need none of their own.
+        names: also tenants and models.
+        bodies: also the requests' own bodies. Rows that have one need no count of tokens: their input is 0.
+        timed: rows need an arrival time. Without, rows that have none come with the row before them in the
+            file, and all at 0 where none has one: for who has arrivals from elsewhere.
     """
-    rows = _Rows(count)
+    rows = Rows(count, conversations=conversations, names=names, bodies=bodies, timed=timed)
     with opened_trace(place, source_format=source_format, progress=progress) as (source, name):
         rows.take(source)
     if not rows.requests:
         raise ConfigError(place, rows.why_none())
-    return Trace(rows.in_order(), name, rows.notes(), rows.dated)
+    requests = rows.in_order()
+    notes = rows.notes() + (tie_note(requests.arrival_ns) if timed else [])
+    return Trace(requests, name, notes, rows.dated, rows.links.session)
 
 
 @contextmanager
@@ -135,105 +215,3 @@ def opened_trace(
         raise ConfigError(place, f"cannot be read: {reason}") from None
     except (pa.ArrowException, msgspec.MsgspecError) as exc:
         raise ConfigError(place, f"does not fit its format: {str(exc).splitlines()[0]}") from None
-
-
-class _Rows:
-    """Takes the columns that are needed off the batches."""
-
-    dated = False
-
-    def __init__(self, count: int | None) -> None:
-        self.requests = Requests()
-        self._left = count
-        self._blocks = _Blocks()
-        self._without = dict.fromkeys(_COLUMNS[:2], 0)
-
-    def take(self, source: Source) -> None:
-        self.dated = source.info.arrivals == "wall"
-        for batch in source.batches:
-            columns = [batch.column(name) for name in (*_COLUMNS, *_BLOCKS)]
-            for name, column in zip(_COLUMNS[:2], columns, strict=False):
-                self._without[name] += column.null_count
-            if columns[0].null_count or columns[1].null_count:
-                told = pc.and_(columns[0].is_valid(), columns[1].is_valid())
-                columns = [column.filter(told) for column in columns]
-            columns = [column.slice(0, self._left) for column in columns]
-            made = pc.fill_null(columns[2], 0)
-            for ours, theirs in zip(
-                (self.requests.arrival_ns, self.requests.input, self.requests.output),
-                (columns[0], columns[1], made), strict=True,
-            ):  # fmt: skip
-                ours.extend(theirs.to_pylist())
-            self._blocks.take(columns[3:])
-            if self._left is not None:
-                self._left -= len(made)
-                if not self._left:
-                    break
-        self.requests.block_tokens, self.requests.blocks = self._blocks.whole(self.requests.input)
-
-    def in_order(self) -> Requests:
-        arrivals = self.requests.arrival_ns
-        rows = sorted(range(len(arrivals)), key=arrivals.__getitem__)  # which is stable
-        return self.requests if rows == list(range(len(rows))) else self.requests.taken(rows)
-
-    def notes(self) -> list[str]:
-        told = {"arrival_ns": "have no arrival time", "input_tokens": "have no count of input tokens"}
-        left_out = [f"{n:,} rows {told[name]}: left out" for name, n in self._without.items() if n]
-        return left_out + self._blocks.notes
-
-    def why_none(self) -> str:
-        if self._without["arrival_ns"]:
-            return "none of its rows has an arrival time"
-        if self._without["input_tokens"]:
-            return "none of its rows has a count of input tokens"
-        return "has no rows"
-
-
-class _Blocks:
-    """Takes the blocks that prompts begin with off the batches, where a trace has any."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-        self._ids: list[tuple[int, ...]] = []
-        """Of each row; empty where it has none."""
-        self._kind: tuple[int, str] | None = None
-        """Size and unit of the first: ids of others mean something else."""
-        self._bytes: dict[int, int] = {}
-        """Rows whose blocks are of bytes, and the bytes of their prompts."""
-        self._other = 0
-
-    def take(self, columns: Sequence[pa.Array]) -> None:
-        """The next rows: _BLOCKS."""
-        lists = columns[0]
-        if lists.null_count == len(lists):
-            self._ids += [()] * len(lists)
-            return
-        for ids, size, unit, n_bytes in zip(*(column.to_pylist() for column in columns), strict=True):
-            if ids and size:
-                kind = size, unit or "tokens"
-                if self._kind is None:
-                    self._kind = kind
-                if kind != self._kind:
-                    self._other += 1
-                    ids = ()
-                elif kind[1] == "bytes" and n_bytes:
-                    self._bytes[len(self._ids)] = n_bytes
-            self._ids.append(tuple(ids or ()) if size else ())
-
-    def whole(self, inputs: "array[int]") -> tuple[int, list[tuple[int, ...]]]:
-        """Tokens of a block, and the whole blocks of each row; 0 and none where the trace has none."""
-        if self._kind is None:
-            return 0, []
-        size, unit = self._kind
-        if self._other:
-            self.notes.append(f"{self._other:,} rows have prompt blocks of another size: taken for unknown")
-        if unit == "bytes":
-            n_bytes = sum(self._bytes.values())
-            tokens = sum(inputs[row] for row in self._bytes)
-            if not tokens:
-                return 0, []
-            in_bytes, size = size, max(1, round(size * tokens / n_bytes))
-            self.notes.append(
-                f"prompt blocks of {in_bytes:,} bytes are taken for {size:,} tokens, by the mean"
-            )
-        return size, [ids[: n // size] for ids, n in zip(self._ids, inputs, strict=True)]

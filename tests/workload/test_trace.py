@@ -151,11 +151,13 @@ def mooncake(path: Path, *rows: tuple[int, int, list[int] | None]) -> str:
     return str(path)
 
 
-def test_prompts_bring_the_whole_blocks_that_they_begin_with(tmp_path: Path) -> None:
-    place = mooncake(tmp_path / "m.jsonl", (9, 1_100, [7, 8, 9]), (5, 512, [7]), (7, 100, [3]), (8, 5, None))
+def test_prompts_bring_their_blocks_and_the_last_need_not_be_full(tmp_path: Path) -> None:
+    place = mooncake(
+        tmp_path / "m.jsonl", (9, 1_100, [7, 8, 9]), (5, 512, [7, 8]), (7, 100, [3]), (8, 5, None)
+    )
     trace = load_trace(place)
     assert trace.requests.block_tokens == 512
-    assert trace.requests.blocks == [(7,), (), (), (7, 8)]  # the third of three is a part of one
+    assert trace.requests.blocks == [(7,), (3,), (), (7, 8, 9)]  # 512 tokens have no second block
     assert trace.notes == []
 
 
@@ -209,3 +211,136 @@ def test_what_has_dates_begins_at_its_first(scale: float, tmp_path: Path) -> Non
     assert load_trace(place).requests_at(count=4, scale=scale).epoch_ns == at_ns
     undated = burst(tmp_path / "a.csv", (5, 1, 2), (9, 1, 2))
     assert load_trace(str(undated)).requests_at(count=2).epoch_ns == 0
+
+
+# ---------------------------------------------------------------- parts of a trace
+
+
+def talk(*rows: tuple[float, int]) -> Trace:
+    """Rows of an arrival and whom it follows (-1: nobody), each with its number as its length."""
+    times = array("q", (round(t * S) for t, _ in rows))
+    after = array("q", (before for _, before in rows))
+    think_ns = array("q", (0 if before < 0 else S + row for row, (_, before) in enumerate(rows)))
+    numbers = array("q", range(len(rows)))
+    sessions = array("q")
+    for row, before in enumerate(after):
+        sessions.append(row if before < 0 else sessions[before])
+    names = [f"n{row}" for row in numbers]
+    requests = Requests(
+        times, numbers, numbers, after=after, think_ns=think_ns, tenants=names,
+        bodies=[name.encode() for name in names], models=names,
+    )  # fmt: skip
+    return Trace(requests, sessions=sessions)
+
+
+TALK = ((10, -1), (11, 0), (12, -1), (16, 1), (16, 2), (20, -1))
+
+
+def test_what_comes_again_has_its_own_conversations() -> None:
+    trace = talk(*TALK)
+    made = trace.requests_at(count=15, scale=2)
+    assert list(made.after) == [-1, 0, -1, 1, 2, -1, -1, 6, -1, 7, 8, -1, -1, 12, -1]
+    assert list(made.think_ns) == list((trace.requests.think_ns * 3)[:15])
+    assert made.tenants == (trace.requests.tenants * 3)[:15] == made.models
+    assert made.bodies == (trace.requests.bodies * 3)[:15]
+    assert list(made.arrival_ns[:6]) == [0, S // 2, S, 3 * S, 3 * S, 5 * S]
+
+
+def test_think_times_are_scaled_only_where_all_is_played_faster() -> None:
+    made = talk(*TALK).requests_at(count=6, scale=2, think_scale=2)
+    assert list(made.think_ns) == [0, (S + 1) // 2, 0, (S + 3 + 1) // 2, (S + 4) // 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("from_s", "for_s", "rows", "after"),
+    [
+        (0, None, [0, 1, 2, 3, 4, 5], [-1, 0, -1, 1, 2, -1]),
+        (1, 5, [1, 2], [-1, -1]),
+        (1, 6, [1, 2, 3, 4], [-1, -1, 0, 1]),
+        (6, None, [3, 4, 5], [-1, -1, -1]),
+        (9.5, 100, [5], [-1]),
+    ],
+)
+def test_a_window_is_what_arrives_in_it(
+    from_s: float, for_s: float | None, rows: list[int], after: list[int]
+) -> None:
+    trace = talk(*TALK).window(round(from_s * S), None if for_s is None else round(for_s * S))
+    assert list(trace.requests.input) == rows
+    assert list(trace.requests.after) == after
+    assert list(trace.sessions) == [talk(*TALK).sessions[row] for row in rows]
+    # Who begins a conversation has nothing to think about.
+    assert all((ns == 0) == (row < 0) for ns, row in zip(trace.requests.think_ns, after, strict=True))
+    assert trace.requests_at(count=1).arrival_ns[0] == 0
+
+
+@pytest.mark.parametrize(("from_ns", "for_ns"), [(10 * S + 1, None), (2 * S + 1, S), (0, 0)])
+def test_a_window_in_which_nothing_arrives_is_refused(from_ns: int, for_ns: int | None) -> None:
+    with pytest.raises(ValueError, match="no row"):
+        talk(*TALK).window(from_ns, for_ns)
+
+
+CONVERSATIONS = st.lists(st.integers(0, 30), min_size=1, max_size=60).map(
+    # Each row follows an earlier one, or nobody.
+    lambda rows: talk(*((place, before if before < place else -1) for place, before in enumerate(rows)))
+)
+
+
+@given(CONVERSATIONS, st.floats(0.01, 1), st.floats(0, 1), st.integers())
+def test_thinning_takes_whole_conversations_in_their_order(
+    trace: Trace, share: float, less: float, seed: int
+) -> None:
+    def kept(share: float) -> Trace | None:
+        try:
+            return trace.thinned(share, seed)
+        except ValueError:
+            return None
+
+    thin = kept(share)
+    rows = [] if thin is None else list(thin.requests.input)
+    assert rows == sorted(rows)
+    left = {trace.sessions[row] for row in rows}
+    assert rows == [row for row, number in enumerate(trace.sessions) if number in left]
+    if thin is not None:
+        # All turns are there, so all follow whom they followed.
+        assert [rows[before] if before >= 0 else -1 for before in thin.requests.after] == [
+            trace.requests.after[row] for row in rows
+        ]
+        assert list(thin.sessions) == [trace.sessions[row] for row in rows]
+        assert list(thin.requests.arrival_ns) == [trace.requests.arrival_ns[row] for row in rows]
+    # Who stays at a share stays at every larger one.
+    thinner = kept(max(share * less, 1e-9))
+    assert thinner is None or set(thinner.requests.input) <= set(rows)
+
+
+def test_a_share_is_met_on_average() -> None:
+    n = 10_000
+    trace = Trace(Requests(*(array("q", range(n)) for _ in range(3))))
+    for share in (0.1, 0.5, 0.9):
+        kept = len(trace.thinned(share, 42))
+        # Binomial, 99.9 %.
+        assert abs(kept - n * share) <= 3.29 * (n * share * (1 - share)) ** 0.5
+    assert len(trace.thinned(1, 42)) == n
+    assert list(trace.thinned(0.5, 1).requests.input) != list(trace.thinned(0.5, 2).requests.input)
+
+
+@pytest.mark.parametrize("share", [0, -1, 1.5, float("nan")])
+def test_a_share_that_is_none_is_refused(share: float) -> None:
+    with pytest.raises(ValueError, match="share"):
+        talk(*TALK).thinned(share, 1)
+
+
+def test_what_is_thinned_to_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="of 1 conversations none is left"):
+        talk((0, -1)).thinned(1e-12, 1)
+
+
+def test_ties_are_kept_and_told_of_the_rows_that_are_left(tmp_path: Path) -> None:
+    place = mooncake(tmp_path / "m.jsonl", (0, 5, None), (0, 6, None), (3_000, 7, None), (9_000, 8, None))
+    trace = load_trace(place)
+    assert trace.ties == 1 / 3
+    told = "{} of the gaps between arrivals are 0 (the others have a median of {} s): such rows stay together"
+    assert trace.notes == [told.format("33.3%", "4.5")]
+    assert list(trace.requests_at(count=4, scale=3).arrival_ns) == [0, 0, S, 3 * S]
+    assert trace.first(3).notes == [told.format("50.0%", "3")]
+    later = trace.window(1)
+    assert (later.ties, later.notes) == (0, [])

@@ -1,0 +1,240 @@
+"""A prompt as the JSON body of a request.
+
+Three endpoints, as exchanges name them: chat.completions, completions, responses. How long the answer is to
+be goes into the field that the endpoint has for it; `ignore_eos` and `min_tokens` are vLLM's and SGLang's,
+and servers that do not know them may refuse a body for them, so they are sent only where they are known.
+
+Source: openai/openai-openapi; vllm/entrypoints/openai (its Responses have no min_tokens); sglang's
+srt/entrypoints/openai/protocol.py.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal
+
+import msgspec
+
+from llmtap.errors import ConfigError
+from llmtap.workload.counter import as_text
+from llmtap.workload.prompt import Prompt
+
+__all__ = ["BodyMaker", "BodyOptions", "Decode", "parse_body_fields", "server_of"]
+
+Endpoint = Literal["chat.completions", "completions", "responses"]
+Server = Literal["auto", "openai", "vllm", "sglang"]
+Decode = Callable[[Sequence[int]], str | None]
+"""The text of token ids; None where the tokenizer cannot say."""
+
+_KNOW_EOS: Final = {
+    "vllm": {"chat.completions", "completions", "responses"},
+    "sglang": {"chat.completions", "completions"},
+}
+_KNOW_MIN: Final = {
+    "vllm": {"chat.completions", "completions"},
+    "sglang": {"chat.completions", "completions"},
+}
+_OPTIONS_OF: Final = {
+    "model": "--model", "messages": "the workload", "prompt": "the workload", "input": "the workload",
+    "stream": "--no-stream",
+}  # fmt: skip
+_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class BodyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What stands in each body beside the prompt."""
+
+    endpoint: Endpoint = "chat.completions"
+    server: Server = "auto"
+    """Whose fields are known; `auto` that nobody found out is taken for `openai`."""
+    model: str | None = None
+    """None: captured bodies keep theirs, others have none."""
+    stream: bool = True
+    usage: bool = True
+    """Ask for usage at the end of a stream."""
+    exact_output: bool = True
+    """Answers are to have as many tokens as the workload says: ignore_eos, where it is known."""
+    min_tokens: bool = False
+    """Send min_tokens, too: it also keeps stop strings from ending the answer, and costs the server a look
+    at each token."""
+    max_tokens_field: str | None = None
+    """Where a chat's limit stands: `max_tokens`, or `max_completion_tokens`, which is what is taken for
+    OpenAI, whose newer models know no other."""
+    temperature: float | None = None
+    seed: int | None = None
+    fields: dict[str, msgspec.Raw] = {}
+    """The user's own, JSON each; they replace ours."""
+
+
+class BodyMaker:
+    """Makes bodies for one endpoint."""
+
+    def __init__(self, options: BodyOptions, *, decode: Decode | None = None) -> None:
+        """`decode` makes text of prompts that are token ids, where the endpoint wants text."""
+        self.options = options
+        self.endpoint = options.endpoint
+        self._decode = decode
+        endpoint, server = options.endpoint, options.server
+        self._limit = {
+            "chat.completions": options.max_tokens_field
+            or ("max_completion_tokens" if server == "openai" else "max_tokens"),
+            "completions": "max_tokens",
+            "responses": "max_output_tokens",
+        }[endpoint]
+        self._ignore_eos = options.exact_output and endpoint in _KNOW_EOS.get(server, ())
+        self._min_tokens = options.min_tokens and endpoint in _KNOW_MIN.get(server, ())
+        # On Responses the last event always has usage, and stream_options something else.
+        self._include_usage = options.stream and options.usage and endpoint != "responses"
+        self._constant: dict[str, Any] = {
+            name: value
+            for name, value in (("temperature", options.temperature), ("seed", options.seed))
+            if value is not None
+        }
+        if self._ignore_eos:
+            self._constant["ignore_eos"] = True
+        self._constant["stream"] = options.stream
+        if self._include_usage:
+            self._constant["stream_options"] = {"include_usage": True}
+        self._constant.update(options.fields)
+
+    @property
+    def output_exact(self) -> bool:
+        """Answers will have as many tokens as asked for, unless the server errs."""
+        return self._ignore_eos
+
+    def describe(self) -> dict[str, object]:
+        """For the result: which fields go along. Values of the user's own stay out: they may be secret."""
+        return {
+            "endpoint": self.endpoint, "server": self.options.server, "model": self.options.model,
+            "output_limit": self._limit, "ignore_eos": self._ignore_eos, "min_tokens": self._min_tokens,
+            "stream": self.options.stream, "include_usage": self._include_usage,
+            "temperature": self.options.temperature, "seed": self.options.seed,
+            "fields": sorted(self.options.fields),
+        }  # fmt: skip
+
+    def body(self, prompt: Prompt, output: int) -> bytes:
+        """The body of a request for `output` tokens, at least one.
+
+        Raises ConfigError for a prompt of token ids that this endpoint cannot take.
+        """
+        output = max(1, output)
+        value: dict[str, Any] = {} if self.options.model is None else {"model": self.options.model}
+        value |= self._asked(prompt)
+        value[self._limit] = output
+        if self._min_tokens:
+            value["min_tokens"] = output
+        value |= self._constant
+        return _encode(value)
+
+    def captured(self, body: bytes) -> bytes:
+        """A request's own body, with the model and the way of answering that are wanted now, and the user's
+        fields. Lengths stay as they were asked for.
+
+        All other values keep their bytes; what needs no change is the same bytes altogether, and so is what
+        is no JSON object. White space between fields is lost, of a field that came twice the last one stays.
+        """
+        try:
+            fields = _decode_fields(body)
+        except (ValueError, RecursionError):
+            return body
+        wanted: dict[str, Any] = {} if self.options.model is None else {"model": self.options.model}
+        if self.options.stream:
+            wanted["stream"] = True
+            if self._include_usage:
+                wanted["stream_options"] = _with_usage(fields.get("stream_options"))
+        elif "stream" in fields:
+            wanted["stream"] = False
+        drop = () if self.options.stream else ("stream_options",)  # which servers refuse without a stream
+        changed = {
+            name: msgspec.Raw(_encode(value))
+            for name, value in wanted.items()
+            if name not in fields or _decoded(fields[name]) != value
+        }
+        theirs = self.options.fields.items()
+        changed |= {name: raw for name, raw in theirs if bytes(fields.get(name, b"")) != bytes(raw)}
+        if not changed and not any(name in fields for name in drop):
+            return body
+        kept = {name: raw for name, raw in fields.items() if name not in drop}
+        return _encode(kept | changed)
+
+    def _asked(self, prompt: Prompt) -> dict[str, Any]:
+        if self.endpoint == "completions":
+            return {"prompt": list(prompt.ids) if prompt.ids else as_text(prompt)}
+        text = self._text(prompt.ids) if prompt.ids else prompt.text
+        messages = [{"role": role, "content": said} for role, said in prompt.history]
+        messages.append({"role": "user", "content": text})
+        if self.endpoint == "chat.completions":
+            if prompt.system:
+                messages.insert(0, {"role": "system", "content": prompt.system})
+            return {"messages": messages}
+        asked: dict[str, Any] = {"instructions": prompt.system} if prompt.system else {}
+        return asked | {"input": messages if prompt.history else text}
+
+    def _text(self, ids: Sequence[int]) -> str:
+        text = None if self._decode is None else self._decode(ids)
+        if text is None:
+            raise ConfigError(
+                "--endpoint", f"the prompts are token ids, which {self.endpoint} does not take",
+                "use --endpoint completions, or give the --tokenizer whose ids they are",
+            )  # fmt: skip
+        return text
+
+
+def parse_body_fields(texts: Sequence[str], place: str = "--body-field") -> dict[str, msgspec.Raw]:
+    """The fields of `NAME=JSON`, as bodies get them.
+
+    Raises ConfigError that names `place`: for what is no JSON, comes twice, or has an option of its own.
+    """
+    fields: dict[str, msgspec.Raw] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        name = name.strip()
+        if not equals or not name:
+            raise ConfigError(place, f"{text!r} is not NAME=JSON", "for instance top_p=0.9")
+        if name in _OPTIONS_OF:
+            raise ConfigError(place, f"{name} is not set here, but by {_OPTIONS_OF[name]}")
+        if name in fields:
+            raise ConfigError(place, f"{name} comes twice")
+        try:
+            decoded = msgspec.json.decode(value)
+        except (ValueError, RecursionError):
+            raise ConfigError(
+                place, f"the value of {name} is not JSON",
+                f"""a text needs quotes of its own: '{name}="text"'""",
+            ) from None  # fmt: skip
+        fields[name] = msgspec.Raw(_encode(decoded))
+    return fields
+
+
+def server_of(models: bytes) -> Server:
+    """Which server answered `GET /v1/models` so: by who it says owns them; `auto` where that is nobody known.
+
+    vLLM writes `"owned_by": "vllm"`, SGLang `"sglang"`; our simulated engine knows vLLM's fields.
+    """
+    try:
+        listed = msgspec.json.decode(models, type=_Models)
+    except (ValueError, RecursionError):
+        return "auto"
+    known: Mapping[str, Server] = {
+        "vllm": "vllm", "sglang": "sglang", "llmtap": "vllm", "openai": "openai", "system": "openai",
+        "openai-internal": "openai",
+    }  # fmt: skip
+    owners = {known.get(model.owned_by.lower(), "auto") for model in listed.data}
+    return owners.pop() if len(owners) == 1 else "auto"
+
+
+class _Model(msgspec.Struct):
+    owned_by: str = ""
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model] = []
+
+
+def _with_usage(raw: msgspec.Raw | None) -> dict[str, Any]:
+    """The stream options that were, with usage."""
+    given = None if raw is None else _decoded(raw)
+    return (given if isinstance(given, dict) else {}) | {"include_usage": True}
+
+
+def _decoded(raw: msgspec.Raw) -> Any:
+    return msgspec.json.decode(raw)

@@ -1,0 +1,219 @@
+"""Whether requests came when a plan, or a law, says: figures of a sequence of times.
+
+The gaps of a Poisson stream are exponential and know nothing of each other. So their coefficient of variation
+is 1, the distance of Kolmogorov and Smirnov to the exponential is small, and so are their autocorrelations.
+Distance and autocorrelation stand with what chance alone makes of them, so that a generator that drifts,
+repeats itself or sends in clumps is told from bad luck.
+
+A plan is drawn by chance, too: in a minute of 240 a second the number of arrivals has a deviation of 0.8 %.
+So what a sender achieved is compared with what its plan asked, row by row, and not with the nominal rate.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import exp, sqrt
+from operator import mul
+from statistics import NormalDist
+from typing import Any, Final
+
+from llmtap.metrics.statistics import deviation, percentile
+
+__all__ = [
+    "KS_95",
+    "KS_95_OWN_MEAN",
+    "LAGS",
+    "ArrivalFigures",
+    "Autocorrelation",
+    "Punctuality",
+    "compare",
+    "figures",
+    "ks_exponential",
+    "strongest_autocorrelation",
+]
+
+KS_95: Final = 1.358
+"""Kolmogorov's distance times sqrt(n), which chance exceeds once in twenty times, where the law is known
+beforehand: here, its rate."""
+KS_95_OWN_MEAN: Final = 1.094
+"""The same where the exponential's mean is that of the values themselves, which brings it nearer to them:
+Stephens 1974, "EDF statistics for goodness of fit", for large n."""
+LAGS: Final = 20
+_SHARES: Final = {"p50": 0.50, "p90": 0.90, "p99": 0.99}
+
+
+@dataclass(frozen=True, slots=True)
+class Autocorrelation:
+    """The strongest of some lags."""
+
+    value: float
+    """From -1 to 1, by absolute value the largest."""
+    lag: int
+    limit: float
+    """What it exceeds by chance once in twenty times, where gaps are independent."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivalFigures:
+    """Of a sequence of times. A figure that does not apply is None: a single arrival has no gaps."""
+
+    n: int
+    """Arrivals; there is one gap less."""
+    span_ns: int
+    """From the first to the last."""
+    rate_rps: float | None
+    """Gaps per second of the span; None where all come at once."""
+    gap_mean_ns: float | None
+    gap_min_ns: int | None
+    gap_cv: float | None
+    """Deviation (of the population) / mean; None where all come at once."""
+    ties: float | None
+    """Share of the gaps that are 0."""
+    ks: float | None
+    """Distance of the gaps' distribution to the exponential."""
+    ks_limit: float | None
+    """Of `ks`: what chance exceeds once in twenty times."""
+    ks_rate_rps: float | None
+    """The rate of that exponential: the one given, or the gaps' own."""
+    ks_own_mean: bool
+    """The rate is the gaps' own, and the limit the one for that (KS_95_OWN_MEAN)."""
+    autocorrelation: Autocorrelation | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As public JSON, in seconds."""
+        found = self.autocorrelation
+        return {
+            "n": self.n, "span": self.span_ns / 1e9, "rate_rps": self.rate_rps,
+            "gap_mean": _seconds(self.gap_mean_ns), "gap_min": _seconds(self.gap_min_ns),
+            "gap_cv": self.gap_cv, "ties": self.ties,
+            "ks": None if self.ks is None else {
+                "distance": self.ks, "limit_95": self.ks_limit, "rate_rps": self.ks_rate_rps,
+                "rate_from": "the gaps' mean" if self.ks_own_mean else "what was asked",
+            },
+            "autocorrelation": None if found is None else {
+                "value": found.value, "lag": found.lag, "limit_95": found.limit,
+            },
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Punctuality:
+    """What became of a plan."""
+
+    planned: int
+    sent: int
+    asked_rps: float | None
+    """Gaps per second of the plan's span."""
+    achieved_rps: float | None
+    """The same of what was sent."""
+    ratio: float | None
+    """Achieved / asked, below 1 for who fell behind or left out; None where either is."""
+    late_ns: Mapping[str, float]
+    """Sent - planned, of those sent: mean, min, max, p50, p90, p99; empty where none was. Early is < 0."""
+    early: int
+    """Sent before their time."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As public JSON, in seconds."""
+        return {
+            "planned": self.planned, "sent": self.sent, "asked_rps": self.asked_rps,
+            "achieved_rps": self.achieved_rps, "ratio": self.ratio, "early": self.early,
+            "lateness": {name: value / 1e9 for name, value in self.late_ns.items()},
+        }  # fmt: skip
+
+
+def figures(times_ns: Sequence[int], *, rate_rps: float | None = None) -> ArrivalFigures:
+    """The figures of arrivals at these times, in whatever order they are.
+
+    `rate_rps` is the exponential's that the gaps are held against; without it, their own mean is.
+    """
+    ordered = sorted(times_ns)
+    gaps = [b - a for a, b in pairwise(ordered)]
+    n, span_ns = len(gaps), ordered[-1] - ordered[0] if ordered else 0
+    own_rps = n * 1e9 / span_ns if span_ns else None
+    law_rps = own_rps if rate_rps is None else rate_rps
+    spread = deviation(gaps)
+    known = n > 0 and law_rps is not None
+    return ArrivalFigures(
+        n=len(ordered),
+        span_ns=span_ns,
+        rate_rps=own_rps,
+        gap_mean_ns=span_ns / n if n else None,
+        gap_min_ns=min(gaps) if n else None,
+        gap_cv=None if spread is None or not span_ns else spread * n / span_ns,
+        ties=gaps.count(0) / n if n else None,
+        ks=ks_exponential(gaps, law_rps) if law_rps is not None else None,
+        ks_limit=(KS_95 if rate_rps is not None else KS_95_OWN_MEAN) / sqrt(n) if known else None,
+        ks_rate_rps=law_rps if known else None,
+        ks_own_mean=rate_rps is None,
+        autocorrelation=strongest_autocorrelation(gaps),
+    )
+
+
+def ks_exponential(gaps_ns: Sequence[int], rate_rps: float) -> float | None:
+    """Largest distance between the share of gaps up to x and 1 - exp(-rate x); None without gaps.
+
+    Gaps of 0 count whole: where a third are, the distance is a third at least.
+    """
+    n = len(gaps_ns)
+    if not n:
+        return None
+    far = 0.0
+    for i, gap_ns in enumerate(sorted(gaps_ns)):
+        law = 1 - exp(-rate_rps * gap_ns / 1e9)
+        # Just before this gap, and at it. Of equal ones the first and the last decide.
+        far = max(far, law - i / n, (i + 1) / n - law)
+    return far
+
+
+def strongest_autocorrelation(gaps_ns: Sequence[int], lags: int = LAGS) -> Autocorrelation | None:
+    """Of the lags 1 to `lags` the one that, up or down, says most; None with too few gaps, or all equal.
+
+    Gaps that differ by a ns are equal: in a constant rate's, that is the rounding, which has a pattern.
+
+    r(k) = sum of d(i) d(i + k) / sum of d(i)^2, d being distances from the mean.
+    """
+    n = len(gaps_ns)
+    if n <= lags:
+        return None
+    middle = sum(gaps_ns) / n
+    d = [gap - middle for gap in gaps_ns]
+    whole = sum(map(mul, d, d))
+    if max(gaps_ns) - min(gaps_ns) <= 1:
+        return None
+    found = [sum(map(mul, d, d[lag:])) / whole for lag in range(1, lags + 1)]
+    value = max(found, key=abs)
+    # Of independent gaps each is normal with deviation 1 / sqrt(n), about; Bonferroni for the largest.
+    limit = NormalDist().inv_cdf(1 - 0.05 / (2 * lags)) / sqrt(n)
+    return Autocorrelation(value, found.index(value) + 1, limit)
+
+
+def compare(planned_ns: Sequence[int], sent_ns: Sequence[int | None]) -> Punctuality:
+    """What was sent when, against the plan, row by row; None is a row that was not sent.
+
+    Both count from one moment. Raises ValueError where they have not the same number of rows.
+    """
+    late = sorted(s - p for p, s in zip(planned_ns, sent_ns, strict=True) if s is not None)
+    asked_rps = _rate_rps(planned_ns)
+    achieved_rps = _rate_rps([t for t in sent_ns if t is not None])
+    told: dict[str, float] = {}
+    if late:
+        told = {"mean": sum(late) / len(late), "min": late[0], "max": late[-1]}
+        for name, p in _SHARES.items():
+            value = percentile(late, p)
+            assert value is not None
+            told[name] = value
+    return Punctuality(
+        planned=len(planned_ns), sent=len(late), asked_rps=asked_rps, achieved_rps=achieved_rps,
+        ratio=achieved_rps / asked_rps if asked_rps and achieved_rps else None,
+        late_ns=told, early=sum(ns < 0 for ns in late),
+    )  # fmt: skip
+
+
+def _rate_rps(times_ns: Sequence[int]) -> float | None:
+    span_ns = max(times_ns) - min(times_ns) if times_ns else 0
+    return (len(times_ns) - 1) * 1e9 / span_ns if span_ns else None
+
+
+def _seconds(ns: float | None) -> float | None:
+    return None if ns is None else ns / 1e9

@@ -1,0 +1,176 @@
+"""A workload put together from parts: lengths, contents, sharing, conversations.
+
+The reference workloads of seed 000 that have text, and those of a TOML file, are all made of these parts.
+Each column has a generator of its own, seeded with the seed and the column's name, so that who changes one
+distribution leaves the others as they were.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Final
+
+from llmtap.workload.claims import Claim
+from llmtap.workload.conversations import Conversations
+from llmtap.workload.lengths import Lengths, described, drawn
+from llmtap.workload.plan import Plan, Script, Speaker, Turn, assemble, rows_before
+from llmtap.workload.prompt import ElasticSource, Fit, Prompt
+from llmtap.workload.prose import Words, Writer
+from llmtap.workload.requests import Requests
+from llmtap.workload.sharing import NO_CONTEXT, Sharing
+from llmtap.workload.token_ids import CL100K_IDS, random_ids
+from llmtap.workload.words import VOCABULARY
+
+__all__ = ["GENERATION", "REQUEST", "TOKENIZER", "Composed", "RandomIds", "Written", "check_rows"]
+
+REQUEST: Final[Mapping[str, Any]] = {"temperature": 0.0, "max_tokens": "output", "stop": None}
+"""What a request's body says, unless told; `max_tokens` is the row's output (seed 000, A.1.2, A.1.3)."""
+TOKENIZER: Final[Mapping[str, Any]] = {
+    "name": "llmtap words", "source": "llmtap/workload/words.py", "vocabulary": len(VOCABULARY),
+    "special_tokens": "not counted: lengths are of the texts alone, without BOS, roles and templates",
+    "system_prompt": "counted in the input",
+}  # fmt: skip
+"""Seed 000, 4.4. Of who counts otherwise when sending, the run says so."""
+GENERATION: Final = (
+    "Python's random.Random, one generator for each column, seeded with the text SEED/COLUMN; a row takes one"
+    " number of each, which the distribution's quantile function turns into a length. Texts are seeded with"
+    " SEED/ROW"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RandomIds:
+    """Contents that are random token ids."""
+
+    vocabulary: int = CL100K_IDS
+
+    def describe(self) -> Mapping[str, Any]:
+        return {
+            "kind": "ids", "domain": "random token ids", "language": None,
+            "ids": [0, self.vocabulary - 1],
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """A workload by its parts."""
+
+    name: str
+    input: Lengths
+    """Of the new message: contexts and history come on top."""
+    output: Lengths
+    content: Writer | RandomIds = field(default_factory=Words)
+    sharing: Sharing | None = None
+    conversations: Conversations | None = None
+    claims: tuple[Claim, ...] = ()
+    """What a document says of it."""
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """What else `describe` says, or says otherwise."""
+
+    def describe(self) -> Mapping[str, object]:
+        more = "" if self.sharing is None and self.conversations is None else ", without context and history"
+        return {
+            "name": self.name,
+            "input": {**described(self.input), "of": f"the message{more}"},
+            "output": {**described(self.output), "control": "max_tokens"},
+            "content": self.content.describe(),
+            "sharing": self.sharing.describe() if self.sharing else None,
+            "conversations": self.conversations.describe() if self.conversations else None,
+            "data": None,
+            "tokenizer": TOKENIZER,
+            "generation": GENERATION,
+            "request": REQUEST,
+            "deviations": [],
+            **self.about,
+        }
+
+    def plan(self, count: int, seed: int) -> Plan:
+        """The requests, and the parts of each."""
+        talk = self.conversations
+        return assemble(
+            self._turns(seed), count, seed, sharing=self.sharing, converses=talk is not None,
+            tokens_max=talk.tokens_max if talk else None,
+        )  # fmt: skip
+
+    def requests(self, count: int, seed: int) -> Requests:
+        return self.plan(count, seed).requests
+
+    def prompts(self, requests: Requests, seed: int) -> ElasticSource:
+        """`requests` are the first of `requests(count, seed)`. Raises ValueError where they are not."""
+        plan = self.plan(len(requests), seed)
+        check_rows(plan.requests, requests)
+        if isinstance(self.content, RandomIds):
+            return _Numbers(plan, self.content.vocabulary, seed)
+        return Speaker(plan, Written(self.content, plan, seed))
+
+    def _turns(self, seed: int) -> Iterator[Turn]:
+        given, made, turns, think = (
+            Random(f"{seed}/{what}") for what in ("input", "output", "turns", "think")
+        )
+        talk = self.conversations
+        while True:
+            left = talk.turns_drawn(turns) if talk else 1
+            yield Turn(drawn(self.input, given), drawn(self.output, made))
+            for _ in range(left - 1):
+                assert talk is not None
+                think_ns = talk.think_drawn_ns(think)
+                yield Turn(drawn(self.input, given), drawn(self.output, made), False, think_ns)
+
+
+def check_rows(planned: Requests, asked: Requests) -> None:
+    """Raises ValueError where prompts are asked for other requests than a workload makes."""
+    if planned.input != asked.input or planned.output != asked.output:
+        raise ValueError("these are not the first requests of the workload with this seed")
+
+
+@dataclass(frozen=True, slots=True)
+class Written(Script):
+    """Texts by a writer."""
+
+    writer: Writer
+    plan: Plan
+    seed: int
+
+    def message(self, row: int, tokens: int) -> str:
+        context = self.plan.contexts[row]
+        # Who shares a context is about the same thing; so are the turns of a conversation.
+        first = [*rows_before(self.plan.requests, row), row][0]
+        topic = f"{self.seed}/{first}" if context == NO_CONTEXT else f"{self.seed}/context/{context}"
+        return self.writer.text(tokens, f"{self.seed}/{row}", topic)
+
+    def answer(self, row: int, tokens: int) -> str:
+        return Words().text(tokens, f"{self.seed}/{row}/answer", "")
+
+    def context(self, number: int, tokens: int) -> str:
+        key = f"{self.seed}/context/{number}"
+        return self.writer.text(tokens, key, key)
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """Prompts of random token ids: of just the tokens that they were to have, whoever counts."""
+
+    plan: Plan
+    vocabulary: int
+    seed: int
+
+    def prompt(self, row: int) -> Prompt:
+        return Prompt(ids=[*self._before(row), *self._ids(f"{row}", self.plan.messages[row])])
+
+    def sized(self, row: int, tokens: int) -> Prompt:
+        return self.prompt(row)
+
+    def fitted(self, fit: Fit) -> "_Numbers":
+        return self
+
+    def _before(self, row: int) -> list[int]:
+        plan = self.plan
+        context = plan.contexts[row]
+        ids = [] if context == NO_CONTEXT else self._ids(f"context/{context}", plan.lengths[context])
+        for earlier in rows_before(plan.requests, row):
+            ids += self._ids(f"{earlier}", plan.messages[earlier])
+            ids += self._ids(f"{earlier}/answer", plan.requests.output[earlier])
+        return ids
+
+    def _ids(self, key: str, count: int) -> list[int]:
+        return random_ids(Random(f"{self.seed}/{key}"), count, self.vocabulary)

@@ -1,0 +1,207 @@
+"""How many tokens: distributions of lengths, each told by its quantiles.
+
+A length is drawn by one uniform number, which its distribution's quantile function turns into whole tokens
+within its bounds. So a row takes exactly one number of its column's generator, whatever the distribution is,
+and what is to be expected of a sample (`mean_of`) comes from the same function as the sample does.
+
+Source: seed 000, 4.3.1, asks for distribution type, parameters and unit; its types are fixed, uniform,
+normal and empirical, its workloads use lognormal ones too.
+"""
+
+import functools
+import itertools
+import math
+from bisect import bisect_left
+from collections.abc import Mapping
+from random import Random
+from statistics import NormalDist
+from typing import Annotated, Any, Final
+
+import msgspec
+
+__all__ = [
+    "Empirical", "Fixed", "Lengths", "LogNormal", "Normal", "Percentiles", "Uniform", "described", "drawn",
+    "mean_of", "uniform_draw",
+]  # fmt: skip
+
+Tokens = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
+"""At least one token; at most as many as no context window has yet."""
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+
+TOKENS_MAX: Final = 1 << 24
+_STANDARD: Final = NormalDist()
+_P95: Final = _STANDARD.inv_cdf(0.95)
+
+
+class _Distribution(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="distribution"
+):
+    """What all have: bounds at which values are cut (clipped: not drawn anew)."""
+
+
+class Fixed(_Distribution, frozen=True, kw_only=True, tag="fixed"):
+    """Always the same."""
+
+    tokens: Tokens
+
+    def quantile(self, p: float) -> int:
+        return self.tokens
+
+
+class Uniform(_Distribution, frozen=True, kw_only=True, tag="uniform"):
+    """All whole numbers from `min` to `max`, both included, are as likely."""
+
+    min: Tokens
+    max: Tokens
+
+    def __post_init__(self) -> None:
+        if self.min > self.max:
+            raise ValueError(f"min {self.min:,} is more than max {self.max:,}")
+
+    def quantile(self, p: float) -> int:
+        return min(self.max, self.min + int(p * (self.max - self.min + 1)))
+
+
+class _Bounded(_Distribution, frozen=True, kw_only=True):
+    min: Tokens = 1
+    max: Tokens = TOKENS_MAX
+
+    def __post_init__(self) -> None:
+        if self.min > self.max:
+            raise ValueError(f"min {self.min:,} is more than max {self.max:,}")
+
+    def _whole(self, length: float) -> int:
+        return max(self.min, min(self.max, round(min(length, TOKENS_MAX))))
+
+
+class Normal(_Bounded, frozen=True, kw_only=True, tag="normal"):
+    """Normal, rounded."""
+
+    mean: Positive
+    std: NotNegative
+
+    def quantile(self, p: float) -> int:
+        return self._whole(self.mean + self.std * _STANDARD.inv_cdf(p))
+
+
+class LogNormal(_Bounded, frozen=True, kw_only=True, tag="lognormal"):
+    """exp of a normal, rounded; told by `mu` and `sigma` of the logarithm, or by `median` and `p95`."""
+
+    mu: float | None = None
+    sigma: NotNegative | None = None
+    median: Positive | None = None
+    p95: Positive | None = None
+
+    def __post_init__(self) -> None:
+        # A struct's own class is not known to `super()` while msgspec makes it anew.
+        _Bounded.__post_init__(self)
+        told = tuple(value is not None for value in (self.mu, self.sigma, self.median, self.p95))
+        if told not in ((True, True, False, False), (False, False, True, True)):
+            raise ValueError("a lognormal is told by mu and sigma, or by median and p95")
+        if self.median is not None and self.p95 is not None and self.p95 < self.median:
+            raise ValueError(f"p95 {self.p95:g} is less than the median {self.median:g}")
+
+    @property
+    def logarithm(self) -> tuple[float, float]:
+        """Mean and standard deviation of the logarithm."""
+        if self.median is not None and self.p95 is not None:
+            return math.log(self.median), math.log(self.p95 / self.median) / _P95
+        assert self.mu is not None and self.sigma is not None
+        return self.mu, self.sigma
+
+    def quantile(self, p: float) -> int:
+        mu, sigma = self.logarithm
+        return self._whole(_exp(mu + sigma * _STANDARD.inv_cdf(p)))
+
+
+class Percentiles(_Bounded, frozen=True, kw_only=True, tag="percentiles"):
+    """Passes through given percentiles, and is lognormal between any two.
+
+    The logarithm of the length is linear in the normal score of the share, from each point to the next; the
+    first and the last piece go on to `min` and `max`. A single lognormal meets two points only.
+    """
+
+    points: tuple[tuple[float, Positive], ...]
+    """Percent and tokens, both ascending: `[[50, 156], [95, 892]]`."""
+
+    def __post_init__(self) -> None:
+        _Bounded.__post_init__(self)
+        percents = [percent for percent, _ in self.points]
+        if len(percents) < 2:
+            raise ValueError("two points at least make a distribution")
+        if any(a >= b for a, b in itertools.pairwise(percents)) or not 0 < percents[0] < percents[-1] < 100:
+            raise ValueError("percents have to ascend, between 0 and 100")
+        if any(a > b for (_, a), (_, b) in itertools.pairwise(self.points)):
+            raise ValueError("tokens have to ascend with their percents")
+
+    def quantile(self, p: float) -> int:
+        percents = [percent for percent, _ in self.points]
+        i = min(max(bisect_left(percents, p * 100), 1), len(percents) - 1)
+        (low, a), (high, b) = self.points[i - 1], self.points[i]
+        score, first, last = (_STANDARD.inv_cdf(share) for share in (p, low / 100, high / 100))
+        slope = math.log(b / a) / (last - first)
+        return self._whole(_exp(math.log(a) + slope * (score - first)))
+
+
+class Empirical(_Bounded, frozen=True, kw_only=True, tag="empirical"):
+    """Values that somebody measured, each as likely as it stands there often."""
+
+    values: tuple[Tokens, ...] = ()
+    file: str = ""
+    """One number a line, a JSON array, or a CSV with `column`; read by who knows where the file lies."""
+    column: str = ""
+    sha256: str = ""
+    """Of the file; filled in when it was read."""
+
+    def __post_init__(self) -> None:
+        _Bounded.__post_init__(self)
+        if bool(self.values) == bool(self.file) and not self.sha256:
+            raise ValueError("an empirical distribution has values, or a file that has them")
+        if self.column and not self.file:
+            raise ValueError("column is one of a file's")
+        msgspec.structs.force_setattr(self, "values", tuple(sorted(self.values)))
+
+    def quantile(self, p: float) -> int:
+        ordered = self.values
+        return self._whole(ordered[min(len(ordered) - 1, int(p * len(ordered)))])
+
+
+Lengths = Fixed | Uniform | Normal | LogNormal | Percentiles | Empirical
+"""`quantile(p)` of each is whole tokens, for 0 < p < 1."""
+
+_VALUES_TOLD: Final = 32
+"""So many values of an empirical distribution are told; of more, their percentiles."""
+
+
+def uniform_draw(random: Random) -> float:
+    """A number between 0 and 1, neither of them: the one's score is as infinite as the other's."""
+    return random.random() or 2**-54
+
+
+def drawn(lengths: Lengths, random: Random) -> int:
+    """A length; takes one number of `random`."""
+    return lengths.quantile(uniform_draw(random))
+
+
+@functools.lru_cache(256)
+def mean_of(lengths: Lengths, steps: int = 100_000) -> float:
+    """The mean that lengths have after rounding and cutting: the integral of the quantile function."""
+    return math.fsum(lengths.quantile((i + 0.5) / steps) for i in range(steps)) / steps
+
+
+def described(lengths: Lengths) -> Mapping[str, Any]:
+    """Type and parameters as JSON (seed 000, 4.3.1)."""
+    about: dict[str, Any] = msgspec.to_builtins(lengths)
+    if isinstance(lengths, Empirical) and len(lengths.values) > _VALUES_TOLD:
+        about |= {
+            "values": len(lengths.values),
+            "percentiles": [[p, lengths.quantile(p / 100)] for p in (5, 25, 50, 75, 90, 95, 99)],
+        }
+    if about.get("max") == TOKENS_MAX:
+        del about["max"]
+    return {name: value for name, value in about.items() if value not in (None, "")} | {"unit": "tokens"}
+
+
+def _exp(x: float) -> float:
+    return math.exp(min(x, 64.0))  # beyond every bound, and no overflow

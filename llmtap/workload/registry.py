@@ -1,0 +1,105 @@
+"""Workloads by the name that people give on the command line.
+
+A name is one of the reference workloads of seed 000, one of those that `sim run` draws, the path of a TOML
+file, or KIND:FILE for data that lies here.
+"""
+
+import difflib
+import hashlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from llmtap.errors import ConfigError
+from llmtap.workload.composed import Composed
+from llmtap.workload.custom import load_workload
+from llmtap.workload.datasets import sharegpt, stack
+from llmtap.workload.datasets.recorded import Recorded
+from llmtap.workload.ietf.code_completion import CODE_COMPLETION, code_completion_of
+from llmtap.workload.ietf.conversation import CLAIMS, CONVERSATION, conversation_of
+from llmtap.workload.ietf.long_context import LONG_CONTEXT, LONG_CONTEXT_UNIFORM
+from llmtap.workload.ietf.synthetic import SKEWED, UNIFORM, Synthetic
+from llmtap.workload.prompt import Workload
+from llmtap.workload.requests import Requests
+from llmtap.workload.simulated import Simulated
+from llmtap.workload.synthetic import WORKLOADS
+
+__all__ = ["DEFAULT_SEED", "REFERENCE", "report_of", "workload_named", "workloads"]
+
+DEFAULT_SEED: Final = 42
+"""Seed 000, A.1.4."""
+REFERENCE: Final[Mapping[str, Composed | Synthetic]] = {
+    workload.name: workload
+    for workload in (UNIFORM, SKEWED, CONVERSATION, CODE_COMPLETION, LONG_CONTEXT, LONG_CONTEXT_UNIFORM)
+}
+"""Those of seed 000 that need no file."""
+
+
+def _sharegpt(path: Path, place: str, *, whole: bool = False) -> Recorded:
+    data = sharegpt.read_sharegpt(path, place, whole=whole)
+    what = "whole conversations" if whole else "first questions"
+    claims = () if whole else tuple(claim for claim in CLAIMS if claim.source == "A.3.2")
+    about = {"about": f"{what} of {path.name}", "source": "a local file"}
+    return Recorded(f"sharegpt{'-turns' * whole}", data, sharegpt.CONTENT, claims=claims, about=about)
+
+
+def _sharegpt_turns(path: Path, place: str) -> Recorded:
+    return _sharegpt(path, place, whole=True)
+
+
+def _stack(path: Path, place: str) -> Recorded:
+    about = {"about": f"functions of {path.name} to complete", "source": "a local file"}
+    return Recorded("stack", stack.read_stack(path, place), stack.CONTENT, about=about)
+
+
+_OF_FILES: Final[Mapping[str, tuple[Callable[[Path, str], Recorded], str]]] = {
+    "sharegpt": (_sharegpt, "first questions and answers of a ShareGPT-shaped JSON file"),
+    "sharegpt-turns": (_sharegpt_turns, "the same, whole conversations turn by turn"),
+    "stack": (_stack, "functions to complete of a Stack-shaped JSONL file"),
+    "conversation": (conversation_of, "the reference workload with a ShareGPT-shaped file's texts"),
+    "code-completion": (code_completion_of, "the reference workload with a Stack-shaped file's functions"),
+}
+
+
+def workloads() -> dict[str, str]:
+    """Every form of a name, and a line on each."""
+    named = {name: str(workload.describe()["about"]) for name, workload in REFERENCE.items()}
+    drawn = {name: workload.about for name, workload in WORKLOADS.items()}
+    files = {f"{kind}:FILE": about for kind, (_, about) in _OF_FILES.items()}
+    return named | drawn | files | {"FILE.toml": "a workload of your own: see config/workload.toml"}
+
+
+def workload_named(text: str, place: str) -> Workload:
+    """The workload of that name. Raises ConfigError: of the place, or of a key in a workload's file."""
+    if text in REFERENCE:
+        return REFERENCE[text]
+    if text in WORKLOADS:
+        return Simulated(text, WORKLOADS[text])
+    if text.endswith(".toml"):
+        return load_workload(Path(text))
+    kind, colon, file = text.partition(":")
+    if colon and kind in _OF_FILES:
+        return _OF_FILES[kind][0](Path(file), place)
+    known = [*REFERENCE, *WORKLOADS]
+    if kind in _OF_FILES and kind not in known:
+        raise ConfigError(place, f"{kind} is the workload of a file, and none is named", f"{kind}:FILE")
+    near = difflib.get_close_matches(text, known, 1, 0.5)
+    hint = (
+        f"did you mean {near[0]!r}?"
+        if near
+        else f"one of {', '.join([*known, *list(workloads())[len(known) :]])}"
+    )
+    raise ConfigError(place, f"no workload is called {text!r}", hint)
+
+
+def report_of(workload: Workload, requests: Requests, seed: int) -> dict[str, Any]:
+    """What a report has to say of a workload (seed 000, 4.3.3): its description, the seed, and a digest of
+    the sequence, by which somebody else knows that it is the same."""
+    columns = hashlib.sha256()
+    for column in (requests.input, requests.output, requests.after, requests.think_ns):
+        columns.update(b"%d:" % len(column) + ",".join(map(str, column)).encode() + b";")
+    shared = ";".join(",".join(map(str, ids)) for ids in requests.blocks)
+    columns.update(b"%d:" % requests.block_tokens + shared.encode())
+    return {
+        **workload.describe(), "seed": seed, "requests": len(requests), "sha256": columns.hexdigest(),
+    }  # fmt: skip

@@ -1,0 +1,224 @@
+"""Takes off a trace's batches what a workload needs, and nothing that nobody asked for."""
+
+from array import array
+from collections.abc import Sequence
+from itertools import islice, takewhile
+from operator import eq
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from llmtap.capture.formats.format import Source
+from llmtap.metrics.statistics import percentile
+from llmtap.units import format_ns
+from llmtap.workload import trace_turns
+from llmtap.workload.requests import Requests
+from llmtap.workload.trace_turns import Links, Turns
+
+__all__ = ["Rows", "tie_note", "ties"]
+
+_COLUMNS = ("arrival_ns", "input_tokens", "output_tokens")
+_BLOCKS = ("blocks", "block_size", "block_unit", "prompt_bytes")
+_NOT_YET = -(1 << 62)
+"""The arrival of rows before the first that has one, until that is known."""
+
+
+class Rows:
+    """Rows as `Requests`, in the order of their arrivals.
+
+    Args:
+        count: how many, from the first; None: all.
+        conversations, names, bodies: also take these. With conversations, rows of a session that has an
+            arrival time need none of their own; with bodies, rows that have one need no count of tokens.
+        timed: rows need an arrival time. Else those without one come with the row before them; those before
+            the first time with that; all at 0 where there is none.
+    """
+
+    dated = False
+    """Arrivals count from 1970 UTC."""
+
+    def __init__(
+        self, count: int | None, *, conversations: bool = False, names: bool = False, bodies: bool = False,
+        timed: bool = True,
+    ) -> None:  # fmt: skip
+        self.requests = Requests()
+        self.links = Links()
+        self._left = count
+        self._blocks = _Blocks()
+        self._turns = Turns() if conversations else None
+        self._names, self._bodies, self._timed = names, bodies, timed
+        self._without = dict.fromkeys(_COLUMNS[:2], 0)
+        self._uncounted = self._untimed = 0
+        self._last_ns = _NOT_YET
+
+    def take(self, source: Source) -> None:
+        """All that are wanted; `in_order` has them."""
+        self.dated = source.info.arrivals == "wall"
+        wanted = {
+            *_COLUMNS, *_BLOCKS, *(trace_turns.COLUMNS if self._turns is not None else ()),
+            *(("tenant", "model") if self._names else ()), *(("request_body",) if self._bodies else ()),
+        }  # fmt: skip
+        for batch in source.batches:
+            batch = self._filled(batch.select(sorted(wanted)))
+            columns = [batch.column(name) for name in _COLUMNS[:2]]
+            for name, column in zip(_COLUMNS[:2], columns, strict=True):
+                self._without[name] += column.null_count
+            if columns[0].null_count or columns[1].null_count:
+                batch = batch.filter(pc.and_(columns[0].is_valid(), columns[1].is_valid()))
+            batch = batch.slice(0, self._left)
+            self._add(batch)
+            if self._left is not None:
+                self._left -= batch.num_rows
+                if not self._left:
+                    break
+        arrivals = self.requests.arrival_ns
+        first_ns = next((at_ns for at_ns in arrivals if at_ns != _NOT_YET), 0)
+        for row in takewhile(lambda row: arrivals[row] == _NOT_YET, range(len(arrivals))):
+            arrivals[row] = first_ns
+        self.requests.block_tokens, self.requests.blocks = self._blocks.whole(self.requests.input)
+        if not any(self.requests.tenants):
+            self.requests.tenants = []
+        if not any(self.requests.models):
+            self.requests.models = []
+        if not any(self.requests.bodies):
+            self.requests.bodies = []
+
+    def in_order(self) -> Requests:
+        arrivals = self.requests.arrival_ns
+        order = sorted(range(len(arrivals)), key=arrivals.__getitem__)  # which is stable
+        requests = self.requests if order == list(range(len(order))) else self.requests.taken(order)
+        if self._turns is not None:
+            self.links = self._turns.linked(order, requests.arrival_ns)
+            if any(place >= 0 for place in self.links.after):
+                requests.after, requests.think_ns = self.links.after, self.links.think_ns
+        return requests
+
+    def notes(self) -> list[str]:
+        """After `in_order`."""
+        told = {"arrival_ns": "have no arrival time", "input_tokens": "have no count of input tokens"}
+        notes = [f"{n:,} rows {told[name]}: left out" for name, n in self._without.items() if n]
+        if self._uncounted:
+            notes.append(f"{self._uncounted:,} rows have a body and no count of input tokens: taken for 0")
+        if self._untimed:
+            notes.append(f"{self._untimed:,} rows have no arrival time: they come with the row before")
+        return notes + ([] if self._turns is None else self._turns.notes()) + self._blocks.notes
+
+    def why_none(self) -> str:
+        if self._without["arrival_ns"]:
+            return "none of its rows has an arrival time"
+        if self._without["input_tokens"]:
+            return "none of its rows has a count of input tokens"
+        return "has no rows"
+
+    def _filled(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """With what a row need not say, as it was asked for."""
+        inputs = batch.column("input_tokens")
+        if self._bodies and inputs.null_count:
+            unknown = pc.and_(inputs.is_null(), batch.column("request_body").is_valid())
+            self._uncounted += unknown.true_count
+            batch = _set(batch, "input_tokens", pc.if_else(unknown, 0, inputs))
+        if self._turns is not None:
+            batch = _set(batch, "arrival_ns", self._turns.arrivals_ns(batch))
+        arrivals = batch.column("arrival_ns")
+        if not self._timed:
+            self._untimed += arrivals.null_count
+            known = pc.fill_null(pc.fill_null_forward(arrivals), self._last_ns)
+            if len(known):
+                self._last_ns = known[-1].as_py()
+            batch = _set(batch, "arrival_ns", known)
+        return batch
+
+    def _add(self, batch: pa.RecordBatch) -> None:
+        requests = self.requests
+        made = pc.fill_null(batch.column("output_tokens"), 0)
+        for ours, theirs in (
+            (requests.arrival_ns, batch.column("arrival_ns")),
+            (requests.input, batch.column("input_tokens")),
+            (requests.output, made),
+        ):
+            ours.extend(theirs.to_pylist())
+        self._blocks.take([batch.column(name) for name in _BLOCKS])
+        if self._turns is not None:
+            self._turns.take(batch)
+        if self._names:
+            requests.tenants += pc.fill_null(batch.column("tenant"), "").to_pylist()
+            requests.models += pc.fill_null(batch.column("model"), "").to_pylist()
+        if self._bodies:
+            requests.bodies += [(text or "").encode() for text in batch.column("request_body").to_pylist()]
+
+
+def ties(arrivals_ns: Sequence[int]) -> float:
+    """Share of the gaps between ascending times that are 0; 0 where there is no gap."""
+    gaps = len(arrivals_ns) - 1
+    return sum(map(eq, arrivals_ns, islice(arrivals_ns, 1, None))) / gaps if gaps > 0 else 0.0
+
+
+def tie_note(arrivals_ns: Sequence[int]) -> list[str]:
+    """That rows arrive at once, and in what steps; nothing where none do."""
+    share = ties(arrivals_ns)
+    if not share:
+        return []
+    gaps = sorted(b - a for a, b in zip(arrivals_ns, islice(arrivals_ns, 1, None), strict=False) if b > a)
+    middle = percentile(gaps, 0.5)
+    steps = "" if middle is None else f" (the others have a median of {format_ns(middle)})"
+    return [f"{share:.1%} of the gaps between arrivals are 0{steps}: such rows stay together"]
+
+
+def _set(batch: pa.RecordBatch, name: str, values: pa.Array) -> pa.RecordBatch:
+    i = batch.schema.get_field_index(name)
+    return batch.set_column(i, batch.schema.field(i), values)
+
+
+class _Blocks:
+    """Takes the blocks that prompts begin with off the batches, where a trace has any."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self._ids: list[tuple[int, ...]] = []
+        """Of each row; empty where it has none."""
+        self._kind: tuple[int, str] | None = None
+        """Size and unit of the first: ids of others mean something else."""
+        self._bytes: dict[int, int] = {}
+        """Rows whose blocks are of bytes, and the bytes of their prompts."""
+        self._other = 0
+
+    def take(self, columns: Sequence[pa.Array]) -> None:
+        """The next rows: _BLOCKS."""
+        lists = columns[0]
+        if lists.null_count == len(lists):
+            self._ids += [()] * len(lists)
+            return
+        for ids, size, unit, n_bytes in zip(*(column.to_pylist() for column in columns), strict=True):
+            if ids and size:
+                kind = size, unit or "tokens"
+                if self._kind is None:
+                    self._kind = kind
+                if kind != self._kind:
+                    self._other += 1
+                    ids = ()
+                elif kind[1] == "bytes" and n_bytes:
+                    self._bytes[len(self._ids)] = n_bytes
+            self._ids.append(tuple(ids or ()) if size else ())
+
+    def whole(self, inputs: "array[int]") -> tuple[int, list[tuple[int, ...]]]:
+        """Tokens of a block, and the blocks of each row; 0 and none where the trace has none.
+
+        Of tokens also the last one, which need not be full; of bytes only those that surely are.
+        """
+        if self._kind is None:
+            return 0, []
+        size, unit = self._kind
+        if self._other:
+            self.notes.append(f"{self._other:,} rows have prompt blocks of another size: taken for unknown")
+        if unit == "bytes":
+            n_bytes = sum(self._bytes.values())
+            tokens = sum(inputs[row] for row in self._bytes)
+            if not tokens:
+                return 0, []
+            in_bytes, size = size, max(1, round(size * tokens / n_bytes))
+            self.notes.append(
+                f"prompt blocks of {in_bytes:,} bytes are taken for {size:,} tokens, by the mean"
+            )
+        # The last one may be begun: n + size - 1 has as many whole ones as n has, and that.
+        begun = size - 1 if unit == "tokens" else 0
+        return size, [ids[: (n + begun) // size] for ids, n in zip(self._ids, inputs, strict=True)]

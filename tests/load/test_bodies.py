@@ -1,0 +1,224 @@
+"""A body says what was asked for in the endpoint's own words, and nothing that its server would refuse.
+
+Captured bodies keep every byte that nobody wanted changed.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmtap.errors import ConfigError
+from llmtap.load.bodies import BodyMaker, BodyOptions, parse_body_fields, server_of
+from llmtap.load.target import PATHS
+from llmtap.sim.gateway.shapes import openai_chat, openai_completions, openai_responses
+from llmtap.workload.prompt import Prompt
+
+TALK = Prompt(text="and now?", system="be brief", history=(("user", "hello"), ("assistant", "yes")))
+PLAIN = Prompt(text='say "ü" 🙂')
+IDS = Prompt(ids=(5, 6, 7))
+
+
+def made(prompt: Prompt, output: int = 20, **options: Any) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads(BodyMaker(BodyOptions(**options)).body(prompt, output))
+    return body
+
+
+USAGE = {"stream": True, "stream_options": {"include_usage": True}}
+MESSAGES = [
+    {"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"},
+    {"role": "assistant", "content": "yes"}, {"role": "user", "content": "and now?"},
+]  # fmt: skip
+BODIES: list[tuple[Prompt, dict[str, Any], dict[str, Any]]] = [
+    (PLAIN, {}, {"messages": [{"role": "user", "content": 'say "ü" 🙂'}], "max_tokens": 20, **USAGE}),
+    (TALK, {"model": "m"}, {"model": "m", "messages": MESSAGES, "max_tokens": 20, **USAGE}),
+    (TALK, {"server": "openai"}, {"messages": MESSAGES, "max_completion_tokens": 20, **USAGE}),
+    (
+        TALK,
+        {"server": "openai", "max_tokens_field": "max_tokens"},
+        {"messages": MESSAGES, "max_tokens": 20, **USAGE},
+    ),
+    (TALK, {"server": "vllm"}, {"messages": MESSAGES, "max_tokens": 20, "ignore_eos": True, **USAGE}),
+    (
+        TALK,
+        {"server": "sglang", "min_tokens": True},
+        {"messages": MESSAGES, "max_tokens": 20, "min_tokens": 20, "ignore_eos": True, **USAGE},
+    ),
+    (TALK, {"server": "vllm", "exact_output": False}, {"messages": MESSAGES, "max_tokens": 20, **USAGE}),
+    (TALK, {"server": "openai", "min_tokens": True, "max_tokens_field": "max_tokens"},
+     {"messages": MESSAGES, "max_tokens": 20, **USAGE}),
+    (TALK, {"stream": False}, {"messages": MESSAGES, "max_tokens": 20, "stream": False}),
+    (TALK, {"usage": False}, {"messages": MESSAGES, "max_tokens": 20, "stream": True}),
+    (TALK, {"temperature": 0.0, "seed": 7},
+     {"messages": MESSAGES, "max_tokens": 20, "temperature": 0.0, "seed": 7, **USAGE}),
+    (PLAIN, {"endpoint": "completions"}, {"prompt": 'say "ü" 🙂', "max_tokens": 20, **USAGE}),
+    (TALK, {"endpoint": "completions"},
+     {"prompt": "be brief\n\nhello\n\nyes\n\nand now?", "max_tokens": 20, **USAGE}),
+    (IDS, {"endpoint": "completions", "server": "vllm", "min_tokens": True},
+     {"prompt": [5, 6, 7], "max_tokens": 20, "min_tokens": 20, "ignore_eos": True, **USAGE}),
+    (PLAIN, {"endpoint": "responses"}, {"input": 'say "ü" 🙂', "max_output_tokens": 20, "stream": True}),
+    (TALK, {"endpoint": "responses", "server": "vllm", "min_tokens": True},
+     {"instructions": "be brief", "input": MESSAGES[1:], "max_output_tokens": 20, "ignore_eos": True,
+      "stream": True}),
+    (TALK, {"endpoint": "responses", "server": "sglang"},
+     {"instructions": "be brief", "input": MESSAGES[1:], "max_output_tokens": 20, "stream": True}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("prompt", "options", "wanted"), BODIES)
+def test_each_endpoint_and_server_gets_its_own(
+    prompt: Prompt, options: dict[str, Any], wanted: dict[str, Any]
+) -> None:
+    assert made(prompt, **options) == wanted
+    assert BodyMaker(BodyOptions(**options)).output_exact == ("ignore_eos" in wanted)
+
+
+@pytest.mark.parametrize("endpoint", PATHS)
+@pytest.mark.parametrize("server", ["auto", "openai", "vllm", "sglang"])
+def test_the_simulated_engine_reads_what_was_meant(endpoint: str, server: str) -> None:
+    maker = BodyMaker(BodyOptions(endpoint=endpoint, server=server, model="m", min_tokens=True))  # type: ignore[arg-type]
+    read = {
+        "chat.completions": openai_chat.read, "completions": openai_completions.read,
+        "responses": openai_responses.read,
+    }[endpoint]  # fmt: skip
+    asked = read(maker.body(TALK, 33))
+    assert (asked.model, asked.stream, asked.max_tokens) == ("m", True, 33)
+    assert (
+        asked.ignore_eos
+        == maker.output_exact
+        == (server == "vllm" or (server == "sglang" and endpoint != "responses"))
+    )
+    assert asked.min_tokens == (33 if server in ("vllm", "sglang") and endpoint != "responses" else 0)
+    assert asked.prompts[0].endswith("and now?")
+
+
+@pytest.mark.parametrize("output", [0, -1, 1])
+def test_at_least_one_token_is_asked_for(output: int) -> None:
+    assert made(PLAIN, output)["max_tokens"] == 1
+
+
+@pytest.mark.parametrize("endpoint", ["chat.completions", "responses"])
+def test_ids_become_text_where_somebody_can_tell(endpoint: str) -> None:
+    def decode(ids: Sequence[int]) -> str:
+        return " ".join(f"t{i}" for i in ids)
+
+    maker = BodyMaker(BodyOptions(endpoint=endpoint), decode=decode)  # type: ignore[arg-type]
+    assert b'"t5 t6 t7"' in maker.body(IDS, 3)
+    for helpless in (None, lambda ids: None):
+        with pytest.raises(
+            ConfigError, match=f"^--endpoint: the prompts are token ids, which {endpoint} does"
+        ) as t:
+            BodyMaker(BodyOptions(endpoint=endpoint), decode=helpless).body(IDS, 3)  # type: ignore[arg-type]
+        assert "--tokenizer" in (t.value.hint or "")
+
+
+def test_the_users_fields_come_last_and_win() -> None:
+    fields = parse_body_fields(
+        ["top_p=0.9", 'stop=["x"]', "temperature=1", "ignore_eos=false", "lora = null"]
+    )
+    body = made(PLAIN, temperature=0.0, server="vllm", fields=fields)
+    assert (body["top_p"], body["stop"], body["temperature"], body["ignore_eos"], body["lora"]) == (
+        0.9, ["x"], 1, False, None,
+    )  # fmt: skip
+    told = BodyMaker(BodyOptions(fields=parse_body_fields(['user="secret"']))).describe()
+    assert told["fields"] == ["user"]
+    assert "secret" not in str(told)
+
+
+@pytest.mark.parametrize(
+    ("texts", "problem"),
+    [
+        (["top_p"], "is not NAME=JSON"), (["=1"], "is not NAME=JSON"), (["user=me"], "of user is not JSON"),
+        (["a=1", "a=2"], "a comes twice"), (["messages=[]"], "not set here, but by the workload"),
+        (["model=1"], "but by --model"), (["stream=true"], "but by --no-stream"), (["x=[1"], "is not JSON"),
+    ],
+)  # fmt: skip
+def test_a_wrong_field_is_named(texts: list[str], problem: str) -> None:
+    with pytest.raises(ConfigError, match=f"^--body-field: .*{problem}"):
+        parse_body_fields(texts)
+
+
+CAPTURED = (
+    b'{"model": "a", "messages":[{"role":"user",  "content":"caf\\u00e9"}],"n":1,"top_p":1.00,'
+    b' "stream":true,"stream_options":{"include_usage":true},"x":{"b":1,  "a":[ ]}}'
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "same"),
+    [({}, True), ({"model": "a"}, True), ({"usage": False}, True), ({"model": "b"}, False),
+     ({"temperature": 0.5, "seed": 3, "server": "vllm"}, True), ({"stream": False}, False)],
+)  # fmt: skip
+def test_a_captured_body_that_needs_no_change_has_its_bytes(options: dict[str, Any], same: bool) -> None:
+    assert (BodyMaker(BodyOptions(**options)).captured(CAPTURED) == CAPTURED) is same
+
+
+def test_a_captured_body_keeps_each_value_it_need_not_lose() -> None:
+    out = BodyMaker(BodyOptions(model="b", stream=False)).captured(CAPTURED)
+    assert out == (
+        b'{"model":"b","messages":[{"role":"user",  "content":"caf\\u00e9"}],"n":1,"top_p":1.00,'
+        b'"stream":false,"x":{"b":1,  "a":[ ]}}'
+    )
+
+
+CHANGES = [
+    (b'{"a":1}', {}, b'{"a":1,"stream":true,"stream_options":{"include_usage":true}}'),
+    (b'{"a":1}', {"stream": False}, b'{"a":1}'),
+    (b'{"stream":null}', {"stream": False}, b'{"stream":false}'),
+    (b'{"stream":false,"a":1}', {"usage": False}, b'{"stream":true,"a":1}'),
+    (b'{"stream":true,"stream_options":{"chunk":5}}', {},
+     b'{"stream":true,"stream_options":{"chunk":5,"include_usage":true}}'),
+    (b'{"stream":true,"stream_options":null}', {},
+     b'{"stream":true,"stream_options":{"include_usage":true}}'),
+    (b'{"input":"x","stream":true}', {"endpoint": "responses"}, b'{"input":"x","stream":true}'),
+    (b'{"stream_options":{"include_obfuscation":false},"stream":true}', {"endpoint": "responses"},
+     b'{"stream_options":{"include_obfuscation":false},"stream":true}'),
+    (b'{"stream":true,"k":1}', {"usage": False, "fields": {"k": msgspec.Raw(b"2")}},
+     b'{"stream":true,"k":2}'),
+    (b"", {}, b""), (b"[1]", {}, b"[1]"), (b'{"a":', {}, b'{"a":'), (b"null", {}, b"null"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "options", "wanted"), CHANGES)
+def test_only_the_way_of_answering_changes(body: bytes, options: dict[str, Any], wanted: bytes) -> None:
+    assert BodyMaker(BodyOptions(**options)).captured(body) == wanted
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(1 << 53), 1 << 53) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.text(max_size=6), values, max_size=6), st.sampled_from([None, 1, 4]))
+def test_whatever_a_captured_body_holds_it_holds_afterwards(
+    value: dict[str, Any], indent: int | None
+) -> None:
+    body = json.dumps(value, indent=indent).encode()
+    out = json.loads(BodyMaker(BodyOptions(model="new")).captured(body))
+    changed = {"model", "stream", "stream_options"}
+    assert {k: v for k, v in out.items() if k not in changed} == {
+        k: v for k, v in value.items() if k not in changed
+    }
+    assert (out["model"], out["stream"], out["stream_options"]["include_usage"]) == ("new", True, True)
+
+
+@pytest.mark.parametrize(
+    ("models", "server"),
+    [
+        (b'{"object":"list","data":[{"id":"m","object":"model","owned_by":"vllm","root":"m"}]}', "vllm"),
+        (b'{"data":[{"id":"m","owned_by":"sglang"}]}', "sglang"),
+        (b'{"data":[{"id":"sim","owned_by":"llmtap"}]}', "vllm"),
+        (b'{"data":[{"id":"a","owned_by":"openai"},{"id":"b","owned_by":"system"}]}', "openai"),
+        (b'{"data":[{"id":"a","owned_by":"vllm"},{"id":"b","owned_by":"sglang"}]}', "auto"),
+        (b'{"data":[{"id":"a","owned_by":"me"}]}', "auto"), (b'{"data":[{"id":"a"}]}', "auto"),
+        (b'{"data":[]}', "auto"), (b"{}", "auto"), (b"<html>", "auto"), (b'{"data":7}', "auto"),
+    ],
+)  # fmt: skip
+def test_a_server_tells_itself_by_its_models(models: bytes, server: str) -> None:
+    assert server_of(models) == server

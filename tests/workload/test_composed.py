@@ -1,0 +1,100 @@
+"""A row depends on the seed and its number alone; texts can be fitted without losing what they share."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmtap.units import Duration
+from llmtap.workload.composed import Composed, RandomIds
+from llmtap.workload.conversations import Conversations, ThinkFixed
+from llmtap.workload.lengths import LogNormal, Uniform
+from llmtap.workload.plan import Speaker
+from llmtap.workload.programs import Code
+from llmtap.workload.prompt import ElasticSource, Workload
+from llmtap.workload.prose import Document, Words
+from llmtap.workload.sharing import Sharing
+from llmtap.workload.words import count_tokens
+
+TALK = Conversations(turns=Uniform(min=1, max=4), think=ThinkFixed(time=Duration(1_000)))
+SHARING = Sharing(fraction=0.6, tokens=Uniform(min=20, max=90), contexts=3)
+SHORT = LogNormal(median=40, p95=200)
+MANY = {
+    "plain": Composed("plain", SHORT, SHORT),
+    "shared": Composed("shared", SHORT, SHORT, Words(), SHARING),
+    "code": Composed("code", SHORT, SHORT, Code(), SHARING),
+    "document": Composed("document", SHORT, SHORT, Document()),
+    "turns": Composed("turns", SHORT, SHORT, Words(), SHARING, TALK),
+    "ids": Composed("ids", SHORT, SHORT, RandomIds(), SHARING, TALK),
+}
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.sampled_from(sorted(MANY)), st.integers(0, 2**32), st.integers(1, 60), st.integers(1, 60), st.randoms()
+)
+def test_rows_are_the_same_whatever_count_and_order(
+    name: str, seed: int, a: int, b: int, chance: object
+) -> None:
+    workload: Workload = MANY[name]
+    few, many = sorted((a, b))
+    less, more = workload.requests(few, seed), workload.requests(many, seed)
+    assert less == more.taken(range(few))
+    straight = [workload.prompts(less, seed).prompt(row) for row in range(few)]
+    source = workload.prompts(more, seed)
+    rows = list(range(few))
+    chance.shuffle(rows)  # type: ignore[attr-defined]
+    assert {row: source.prompt(row) for row in rows} == dict(enumerate(straight))
+
+
+def test_a_column_does_not_change_with_another_ones_distribution() -> None:
+    one = Composed("one", SHORT, SHORT).requests(50, 1)
+    other = Composed("other", Uniform(min=1, max=9), SHORT, sharing=SHARING).requests(50, 1)
+    assert one.output == other.output
+    assert one.input != other.input
+
+
+@pytest.mark.parametrize("name", ["plain", "shared", "code", "document", "turns"])
+def test_a_prompt_can_be_asked_for_in_another_size(name: str) -> None:
+    requests = MANY[name].requests(30, 3)
+    source = MANY[name].prompts(requests, 3)
+    assert isinstance(source, Speaker)
+    elastic: ElasticSource = source
+    for row in range(30):
+        plain = elastic.prompt(row)
+        for more in (-3, 0, 5, 300):
+            prompt = elastic.sized(row, requests.input[row] + more)
+            assert (prompt.system, prompt.history) == (plain.system, plain.history)
+            assert count_tokens(prompt.text) == max(1, count_tokens(plain.text) + more)
+        assert count_tokens(elastic.sized(row, 0).text) == 1
+
+
+def test_fitted_by_another_count_prompts_still_share_what_they_share() -> None:
+    """Counted by letters: a text of n tokens is to have 4 n of them, whatever our own tokenizer says."""
+
+    def by_letters(made: Callable[[int], str], tokens: int) -> str:
+        k = tokens
+        while len(made(k)) < 4 * tokens:
+            k += 1
+        return made(k)[: 4 * tokens]
+
+    requests = MANY["turns"].requests(40, 3)
+    source = MANY["turns"].prompts(requests, 3)
+    assert isinstance(source, Speaker)
+    fitted = source.fitted(by_letters)
+    for row, before in enumerate(requests.after):
+        prompt = fitted.prompt(row)
+        assert (
+            sum(map(len, (prompt.system, prompt.text, *(t for _, t in prompt.history))))
+            == 4 * requests.input[row]
+        )
+        if before >= 0:
+            earlier = fitted.prompt(before)
+            assert prompt.history[:-1] == (*earlier.history, ("user", earlier.text))
+    assert source.prompt(0) != fitted.prompt(0), "the source itself stays what it was"
+
+
+def test_prompts_of_other_requests_are_refused() -> None:
+    with pytest.raises(ValueError, match="not the first requests"):
+        MANY["plain"].prompts(MANY["plain"].requests(5, 1), seed=2)

@@ -1,0 +1,139 @@
+"""A sample has its distribution's quantiles: of n values, n p are below the p-th, within 4 sigma."""
+
+import math
+from random import Random
+from statistics import NormalDist
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmtap.workload.lengths import (
+    Empirical,
+    Fixed,
+    Lengths,
+    LogNormal,
+    Normal,
+    Percentiles,
+    Uniform,
+    described,
+    drawn,
+    mean_of,
+)
+
+N = 20_000
+KINDS = {
+    "fixed": Fixed(tokens=512),
+    "uniform": Uniform(min=128, max=512),
+    "uniform of few": Uniform(min=1, max=3),
+    "normal": Normal(mean=300, std=80, min=16),
+    "lognormal": LogNormal(mu=5.5, sigma=1.0, min=32, max=4_096),
+    "lognormal by percentiles": LogNormal(median=156, p95=892),
+    "percentiles": Percentiles(points=((50, 156), (95, 892), (99, 2_134)), max=8_192),
+    "empirical": Empirical(values=(7, 7, 7, 9, 1_000)),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_sample_has_its_quantiles_and_its_mean(name: str) -> None:
+    lengths = KINDS[name]
+    random = Random(name)
+    values = [drawn(lengths, random) for _ in range(N)]
+    for p in (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99):
+        at, slack = lengths.quantile(p), 4 * math.sqrt(N * p * (1 - p))
+        assert sum(value <= at for value in values) >= N * p - slack, p
+        assert sum(value < at for value in values) <= N * p + slack, p
+    mean = sum(values) / N
+    sigma = math.sqrt(sum((value - mean) ** 2 for value in values) / N)
+    assert mean == pytest.approx(mean_of(lengths), abs=4 * sigma / math.sqrt(N) + 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "points"),
+    [
+        (LogNormal(mu=5.5, sigma=1.0), {0.5: math.exp(5.5), 0.95: math.exp(5.5 + 1.6448536)}),
+        (LogNormal(median=156, p95=892), {0.5: 156, 0.95: 892}),
+        (KINDS["percentiles"], {0.5: 156, 0.95: 892, 0.99: 2_134, 1 - 1e-12: 8_192, 1e-12: 1}),
+        (Normal(mean=300, std=80), {0.5: 300, 0.8413447: 380}),
+        (Uniform(min=128, max=512), {1e-12: 128, 0.5: 320, 1 - 1e-12: 512}),
+        (Empirical(values=(9, 1, 5)), {0.1: 1, 0.5: 5, 0.9: 9}),
+    ],
+)  # fmt: skip
+def test_quantiles_are_those_that_were_told(lengths: Lengths, points: dict[float, float]) -> None:
+    assert {p: lengths.quantile(p) for p in points} == {p: round(value) for p, value in points.items()}
+
+
+def test_between_two_percentiles_it_is_lognormal() -> None:
+    piece = LogNormal(median=156, p95=892)
+    through = KINDS["percentiles"]
+    assert [through.quantile(p) for p in (0.1, 0.6, 0.9)] == [piece.quantile(p) for p in (0.1, 0.6, 0.9)]
+    assert through.quantile(0.99) > 1.1 * piece.quantile(0.99)  # which is why one lognormal does not do
+
+
+def test_the_means_of_the_clipped_lognormals_are_those_of_an_independent_sum() -> None:
+    """Floor, cap and the density between them, summed by the normal distribution's own functions."""
+    for mu, sigma, low, high in ((5.5, 1.0, 32, 4_096), (4.5, 1.2, 16, 2_048)):
+        below, above = ((math.log(x) - mu) / sigma for x in (low, high))
+        cdf = NormalDist().cdf
+        inside = math.exp(mu + sigma**2 / 2) * (cdf(above - sigma) - cdf(below - sigma))
+        mean = low * cdf(below) + inside + high * (1 - cdf(above))
+        assert mean_of(LogNormal(mu=mu, sigma=sigma, min=low, max=high)) == pytest.approx(mean, rel=2e-4)
+
+
+@given(st.sampled_from(sorted(KINDS)), st.floats(1e-9, 1 - 1e-9), st.floats(1e-9, 1 - 1e-9))
+def test_quantiles_ascend_and_are_at_least_one_token(name: str, p: float, q: float) -> None:
+    lengths = KINDS[name]
+    low, high = sorted((p, q))
+    assert 1 <= lengths.quantile(low) <= lengths.quantile(high)
+
+
+@given(st.sampled_from(sorted(KINDS)), st.integers())
+def test_a_draw_takes_one_number_whatever_the_distribution_is(name: str, seed: int) -> None:
+    one, other = Random(seed), Random(seed)
+    drawn(KINDS[name], one)
+    other.random()
+    assert one.getstate() == other.getstate()
+
+
+@pytest.mark.parametrize(
+    ("told", "problem"),
+    [
+        ({"distribution": "uniform", "min": 3, "max": 1}, "min 3 is more than max 1"),
+        ({"distribution": "lognormal", "mu": 5.5}, "mu and sigma, or by median and p95"),
+        (
+            {"distribution": "lognormal", "mu": 5.5, "sigma": 1.0, "median": 9.0, "p95": 10.0},
+            "mu and sigma, or",
+        ),
+        ({"distribution": "lognormal", "median": 90.0, "p95": 60.0}, "p95 60 is less than the median 90"),
+        ({"distribution": "lognormal", "mu": 1.0, "sigma": 1.0, "min": 9, "max": 8}, "min 9 is more"),
+        ({"distribution": "percentiles", "points": [[50, 9]]}, "two points at least"),
+        ({"distribution": "percentiles", "points": [[50, 9], [40, 10]]}, "percents have to ascend"),
+        ({"distribution": "percentiles", "points": [[50, 9], [100, 10]]}, "between 0 and 100"),
+        ({"distribution": "percentiles", "points": [[50, 9], [60, 8]]}, "tokens have to ascend"),
+        ({"distribution": "empirical"}, "has values, or a file"),
+        ({"distribution": "empirical", "values": [1], "file": "x"}, "has values, or a file"),
+        ({"distribution": "empirical", "values": [1], "column": "x"}, "column is one of a file's"),
+        ({"distribution": "empirical", "values": [0]}, "Expected `int` >= 1"),
+        ({"distribution": "fixed", "tokens": 0}, "Expected `int` >= 1"),
+        ({"distribution": "normal", "mean": 3.0, "std": -1.0}, "Expected `float` >= 0"),
+    ],
+)
+def test_what_is_no_distribution_says_why(told: dict[str, object], problem: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match=problem):
+        msgspec.convert(told, Lengths)  # type: ignore[call-overload]
+
+
+def test_a_description_has_type_parameters_and_unit_and_makes_it_again() -> None:
+    assert described(KINDS["uniform"]) == {
+        "distribution": "uniform",
+        "min": 128,
+        "max": 512,
+        "unit": "tokens",
+    }
+    for lengths in KINDS.values():
+        told = {name: value for name, value in described(lengths).items() if name != "unit"}
+        assert msgspec.convert(told, Lengths) == lengths  # type: ignore[call-overload]
+    many = described(Empirical(values=tuple(range(1, 1_001))))
+    assert many["values"] == 1_000
+    assert [50, 501] in many["percentiles"]

@@ -1,0 +1,40 @@
+"""Generated code is code: Python's own parser reads it, and brackets of the others close."""
+
+import ast
+from itertools import islice
+
+import pytest
+
+from llmtap.workload.programs import LANGUAGES, program
+from llmtap.workload.words import count_tokens
+
+
+def said(key: str, language: str, parts: int) -> str:
+    return "".join(text for text, _ in islice(program(key, language), parts))
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_tokens_of_parts_add_up(language: str) -> None:
+    counts = [n for _, n in islice(program("k", language), 30)]
+    assert count_tokens(said("k", language, 30)) == sum(counts)
+
+
+@pytest.mark.parametrize("key", ["a", "b", "42/7", ""])
+def test_python_is_python(key: str) -> None:
+    tree = ast.parse(said(key, "python", 40))
+    assert len(tree.body) == 39, "a comment, and a function or class each"
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_brackets_close_and_files_differ(language: str) -> None:
+    texts = [said(f"{i}", language, 12) for i in range(50)]
+    for text in texts:
+        for opening, closing in ("()", "[]", "{}"):
+            assert text.count(opening) == text.count(closing)
+    assert len({text.partition("\n")[0] for text in texts}) == 50
+
+
+def test_typescript_has_types_and_javascript_none() -> None:
+    typed, plain = (said("k", language, 30) for language in ("typescript", "javascript"))
+    assert "Promise<number>" in typed
+    assert "Promise" not in plain

@@ -1,0 +1,121 @@
+"""Traces of real services keep what they are when they are played at another rate: their bursts, their ties
+and their lengths, as `stats.json` beside each has them."""
+
+import math
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from llmtap.metrics.arrivals import figures
+from llmtap.metrics.statistics import percentile
+from llmtap.workload.requests import Requests
+from llmtap.workload.trace import Trace, load_trace
+from tests.support.trace_files import TRACES, needs_traces, stats
+
+S = 1_000_000_000
+FILES = (
+    "azure_llm_2023/AzureLLMInferenceTrace_conv.rows_1_12000.csv.gz",
+    "azure_llm_2023/AzureLLMInferenceTrace_code.rows_1_6000.csv.gz",
+    "mooncake/conversation_trace.rows_1_8000.jsonl.gz",
+    "mooncake/synthetic_trace.rows_1_2500.jsonl.gz",
+    "burstgpt/BurstGPT_1.rows_1_280.csv",
+    "burstgpt/BurstGPT_3.rows_1_280.csv",
+)
+SHARES = {"p1": 0.01, "p5": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+
+pytestmark = needs_traces
+
+
+def loaded(name: str) -> Trace:
+    return load_trace(str(TRACES / name), conversations=True, names=True, bodies=True)
+
+
+def check_lengths(requests: Requests, held: dict[str, Any]) -> None:
+    for column, name in ((requests.input, "input_tokens"), (requests.output, "output_tokens")):
+        ordered = sorted(column)
+        assert sum(ordered) == held[name]["sum"]
+        for p, share in SHARES.items():
+            assert percentile(ordered, share) == pytest.approx(held[name][p], rel=1e-9)
+
+
+@pytest.mark.parametrize("scale", [0.5, 1.0, 7.3, 100.0])
+@pytest.mark.parametrize("name", FILES)
+def test_scaling_keeps_variation_ties_and_lengths(name: str, scale: float) -> None:
+    trace, held = loaded(name), stats(name)
+    made = trace.requests_at(count=len(trace), scale=scale)
+    found, arrivals = figures(made.arrival_ns), held["arrivals"]
+    assert found.n == arrivals["n"]
+    # Arrivals are rounded to whole ns, no gap is wrong by more than one: 1e-6 of the smallest mean gap, 2 ms.
+    assert found.gap_cv == pytest.approx(arrivals["iat_cv_pop"], rel=1e-6)
+    assert found.ties == pytest.approx(arrivals["zero_gap_fraction"], rel=1e-9)
+    assert found.rate_rps == pytest.approx(arrivals["mean_rate_rps_(n-1)/span"] * scale, rel=1e-6)
+    gaps = sorted(b - a for a, b in zip(made.arrival_ns, made.arrival_ns[1:], strict=False))
+    for p, seconds in arrivals["iat_percentiles_s"].items():
+        assert percentile(gaps, float(p[1:]) / 100) == pytest.approx(seconds * S / scale, rel=1e-6, abs=1)
+    check_lengths(made, held)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_trace_that_comes_again_keeps_its_lengths_and_rate(name: str) -> None:
+    trace, held = loaded(name), stats(name)
+    n = len(trace)
+    made = trace.requests_at(count=3 * n, scale=10)
+    for part in range(3):
+        check_lengths(made.taken(range(part * n, part * n + n)), held)
+    assert trace.rate_rps is not None
+    assert figures(made.arrival_ns).rate_rps == pytest.approx(trace.rate_rps * 10, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_thinning_keeps_lengths_within_chance(name: str) -> None:
+    trace, held = loaded(name), stats(name)
+    thin = trace.thinned(0.5, 42)
+    sessions = len(set(trace.sessions))
+    # Binomial, 99.9 %.
+    assert abs(len(set(thin.sessions)) - sessions / 2) <= 3.29 * math.sqrt(sessions) / 2
+    # Dvoretzky, Kiefer and Wolfowitz: the share below any value is off by so much once in a thousand times.
+    # Rows that stay or go together are fewer than they look: (sum of sizes)^2 / sum of squares (Kish).
+    sizes = Counter(thin.sessions).values()
+    far = math.sqrt(math.log(2 / 0.001) / (2 * sum(sizes) ** 2 / sum(size * size for size in sizes)))
+    pairs = (
+        (trace.requests.input, thin.requests.input, held["input_tokens"]),
+        (trace.requests.output, thin.requests.output, held["output_tokens"]),
+    )
+    for whole, left, known in pairs:
+        for p in SHARES:
+            value = known[p]
+            before = sum(x <= value for x in whole) / len(whole)
+            after = sum(x <= value for x in left) / len(left)
+            assert abs(before - after) <= far
+
+
+def test_mooncakes_steps_of_three_seconds_stay_ties_and_are_told() -> None:
+    name = "mooncake/conversation_trace.rows_1_8000.jsonl.gz"
+    trace = loaded(name)
+    assert trace.ties == pytest.approx(stats(name)["arrivals"]["zero_gap_fraction"], rel=1e-9)
+    told = "the gaps between arrivals are 0 (the others have a median of 3 s): such rows stay together"
+    assert trace.notes == [f"89.8% of {told}"]
+    half = trace.window(60 * S, 1_200 * S).thinned(0.5, 1)
+    assert half.ties > 0.75
+    assert len(half.notes) == 1
+    assert figures(half.requests.arrival_ns).ties == half.ties
+
+
+def test_azures_conversations_have_no_ties_and_say_nothing() -> None:
+    trace = loaded(FILES[0])
+    assert (trace.ties, trace.notes) == (0, [])
+
+
+def test_burstgpts_sessions_are_conversations() -> None:
+    trace = loaded("burstgpt/BurstGPT_3.rows_1_280.csv")
+    held = stats("burstgpt/BurstGPT_3.rows_1_280.csv")
+    alone = held["rows"] - held["sessions"]["rows_with_session"]
+    assert len(set(trace.sessions)) == held["sessions"]["sessions"] + alone
+    assert sum(before < 0 for before in trace.requests.after) == held["sessions"]["sessions"] + alone
+    assert max(Counter(trace.sessions).values()) == held["sessions"]["longest_session_rows"]
+    assert Counter(trace.requests.models) == held["models"]
+    for row, before in enumerate(trace.requests.after):
+        if before >= 0:
+            distance = trace.requests.arrival_ns[row] - trace.requests.arrival_ns[before]
+            assert 0 <= trace.requests.think_ns[row] <= distance
