@@ -2,6 +2,7 @@
  *
  * closed loop   --concurrency N            N callers, each asks again as soon as it has its answer
  * open loop     --rate R                   Poisson arrivals, whatever the answers do; times count from the arrival
+ * in step       --concurrency N --in-step  the same, connected beforehand, all beginning at one moment
  * hold          --hold N                   opens N streams that fall silent after a few events, and reads memory
  *
  * For every event: one-way latency (our recv() returned - the server's stamp in the event) and gap error (gap to the
@@ -9,7 +10,8 @@
  * should. For the processes of --pid and their descendants: CPU and memory over the window [warmup, warmup + duration].
  *
  * The steady state is there from the start: callers begin spread over one gap, and the first stream of each has a
- * random share of the full length, so that streams do not end and begin in step later on. */
+ * random share of the full length, so that streams do not end and begin in step later on. With --requests there is no
+ * window: so many are asked, and all of them are measured. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -37,6 +39,8 @@ enum {
     CALLERS_IN_OPEN_LOOP = 4000,      /* arrivals beyond so many open answers are shed, and counted */
     RETRY_AFTER_FAILURE_MS = 20,      /* a target that is down must not be hammered */
     MEMORY_EVERY_MS = 500,
+    CONNECTING_MS = 300,              /* before a start in step */
+    NO_END_S = 3600,                  /* of a window that ends with its last answer */
     HOLD_OPENED_PER_S = 500,          /* accept queues are 511 long in nginx */
     HOLD_OPENING_LIMIT_S = 60,
     WAKE_UPS_AT_ONCE = 512,
@@ -52,8 +56,9 @@ static struct {
     int hold;
     double warmup_s, duration_s, drain_s;
     double ttft_ms, itl_ms;
-    long tokens, silent_after;
-    bool stream, usage, stamp_content, rebuilt;
+    long tokens, tokens_per_event, silent_after;
+    bool stream, usage, stamp_content, rebuilt, in_step;
+    uint64_t requests; /* and no more; 0: as many as the window has room for */
     long body_bytes;
     uint64_t seed;
 } plan = {
@@ -64,6 +69,7 @@ static struct {
     .duration_s = 5,
     .drain_s = 1,
     .tokens = 100,
+    .tokens_per_event = 1,
     .stream = true,
     .seed = 1,
 };
@@ -141,9 +147,14 @@ static void disconnect(struct caller *c)
     bytes_free(&c->out);
 }
 
+static bool asks_more(void)
+{
+    return phase != DRAINING && (!plan.requests || requests_made < plan.requests);
+}
+
 static void go_on(struct caller *c, int64_t after_ns)
 {
-    if (phase == DRAINING)
+    if (!asks_more())
         return;
     if (plan.rate_rps > 0) {
         c->next_idle = idle_callers;
@@ -158,8 +169,8 @@ static void fail(struct caller *c, const char *why)
     if (!seen.first_error[0])
         snprintf(seen.first_error, sizeof seen.first_error, "request %llu: %s (status %d, %ld events)",
                  (unsigned long long)c->request, why, c->answer.status, c->seq_next);
+    seen.asking -= c->asking; /* it may have been connecting beforehand */
     c->asking = false;
-    seen.asking--;
     seen.failed++;
     disconnect(c);
     go_on(c, RETRY_AFTER_FAILURE_MS * NS_PER_MS);
@@ -168,7 +179,7 @@ static void fail(struct caller *c, const char *why)
 /* What is wrong with the stream that has just ended, NULL if nothing is. */
 static const char *fault_of_stream(const struct caller *c)
 {
-    long wanted = c->tokens + (plan.usage ? 1 : 0);
+    long wanted = (c->tokens + plan.tokens_per_event - 1) / plan.tokens_per_event + (plan.usage ? 1 : 0);
 
     if (c->seq_next != wanted) {
         seen.wrong_count++;
@@ -424,7 +435,7 @@ static void ask(struct caller *c, int64_t origin_ns)
     c->request = requests_made++;
     c->origin_ns = origin_ns;
     c->tokens = plan.tokens;
-    if (!c->asked_before && plan.rate_rps <= 0 && !plan.hold)
+    if (!c->asked_before && plan.rate_rps <= 0 && !plan.hold && !plan.in_step)
         c->tokens = 1 + (long)(random_share() * (double)plan.tokens);
     c->asked_before = true;
     c->seq_next = 0;
@@ -491,6 +502,10 @@ static void on_wake_up(struct caller *c, uint32_t events)
         socklen_t len = sizeof error;
         getsockopt(c->fd, SOL_SOCKET, SO_ERROR, &error, &len);
         c->connecting = false;
+        if (error && !c->asking) {
+            disconnect(c); /* it will ask, and say so, by itself */
+            return;
+        }
         if (error) {
             fail(c, strerror(error));
             return;
@@ -549,13 +564,11 @@ static void start_what_is_due(struct run *run)
 {
     struct deadline *first;
 
-    if (phase == DRAINING)
-        return;
-    while ((first = deadline_first(&starts)) && first->due_ns <= mono_ns()) {
+    while (asks_more() && (first = deadline_first(&starts)) && first->due_ns <= mono_ns()) {
         deadline_cancel(&starts, first);
         ask(DEADLINE_OWNER(first, struct caller, start), mono_ns());
     }
-    while (plan.rate_rps > 0 && run->arrival_ns <= mono_ns()) {
+    while (asks_more() && plan.rate_rps > 0 && run->arrival_ns <= mono_ns()) {
         struct caller *c = idle_callers;
         if (c) {
             idle_callers = c->next_idle;
@@ -572,7 +585,7 @@ static int64_t advance(struct run *run, int64_t now_ns)
 {
     if (phase == WARMING && (now_ns >= run->measure_ns || (plan.hold && seen.held + (long)seen.failed >= plan.hold)))
         begin_measuring(run);
-    if (phase == MEASURING && now_ns >= run->drain_ns)
+    if (phase == MEASURING && (now_ns >= run->drain_ns || (!asks_more() && seen.asking == 0)))
         begin_draining(run);
     if (phase == DRAINING && (now_ns >= run->end_ns || seen.asking == 0))
         return 0;
@@ -585,9 +598,9 @@ static int64_t advance(struct run *run, int64_t now_ns)
     struct deadline *first = deadline_first(&starts);
     if (phase == MEASURING && run->memory_ns < next_ns)
         next_ns = run->memory_ns;
-    if (phase != DRAINING && first && first->due_ns < next_ns)
+    if (asks_more() && first && first->due_ns < next_ns)
         next_ns = first->due_ns;
-    if (phase != DRAINING && plan.rate_rps > 0 && run->arrival_ns < next_ns)
+    if (asks_more() && plan.rate_rps > 0 && run->arrival_ns < next_ns)
         next_ns = run->arrival_ns;
     return next_ns;
 }
@@ -617,7 +630,10 @@ static void plan_starts(struct run *run)
         callers[i].fd = -1;
         if (plan.rate_rps > 0)
             go_on(&callers[i], 0);
-        else if (plan.hold)
+        else if (plan.in_step) {
+            connect_caller(&callers[i]);
+            deadline_set(&starts, &callers[i].start, now_ns + CONNECTING_MS * NS_PER_MS);
+        } else if (plan.hold)
             deadline_set(&starts, &callers[i].start, now_ns + (int64_t)(spread_ms * 1e6 * i / plan.concurrency));
         else
             deadline_set(&starts, &callers[i].start, now_ns + (int64_t)(spread_ms * 1e6 * random_share()));
@@ -695,7 +711,9 @@ static void usage(void)
     fputs("usage: sse_load --url http://127.0.0.1:PORT/PATH (--concurrency N | --rate R | --hold N)\n"
           "  what is asked for   --itl-ms 0 --ttft-ms 0 --tokens 100 --no-stream --usage --body-bytes 0 --model sim-model\n"
           "                      --header 'name: value' (again for more) --stamp-content --rebuilt\n"
-          "  how long            --warmup-s 1 --duration-s 5 (of the hold, too) --drain-s 1\n"
+          "  how long            --warmup-s 1 --duration-s 5 (of the hold, too) --drain-s 1, or --requests N\n"
+          "  --tokens-per-event  as the server has it, 1 otherwise: how many events make a whole answer\n"
+          "  --in-step           closed loop: connected beforehand, and all begin at one moment\n"
           "  what is watched     --pid P[,P...] (with all their descendants) --latency-csv FILE\n"
           "  --stamp-content     asks for stamps in the text, for gateways that build the JSON anew\n"
           "  --rebuilt           events without a stamp are no fault: the gateway adds some of its own\n"
@@ -723,7 +741,8 @@ static void read_url(char *url)
 static void read_options(int argc, char **argv)
 {
     enum { URL = 1, CONCURRENCY, RATE, HOLD, ITL, TTFT, TOKENS, NO_STREAM, USAGE, BODY_BYTES, MODEL, HEADER,
-           STAMP_CONTENT, REBUILT, WARMUP, DURATION, DRAIN, PID, LATENCY_CSV, SEED };
+           STAMP_CONTENT, REBUILT, WARMUP, DURATION, DRAIN, PID, LATENCY_CSV, SEED, REQUESTS, IN_STEP,
+           TOKENS_PER_EVENT };
     static const struct option options[] = {
         {"url", required_argument, NULL, URL},
         {"concurrency", required_argument, NULL, CONCURRENCY},
@@ -745,6 +764,9 @@ static void read_options(int argc, char **argv)
         {"pid", required_argument, NULL, PID},
         {"latency-csv", required_argument, NULL, LATENCY_CSV},
         {"seed", required_argument, NULL, SEED},
+        {"requests", required_argument, NULL, REQUESTS},
+        {"in-step", no_argument, NULL, IN_STEP},
+        {"tokens-per-event", required_argument, NULL, TOKENS_PER_EVENT},
         {0},
     };
     int choice;
@@ -785,9 +807,16 @@ static void read_options(int argc, char **argv)
             fputs("request_id,seq,t_send_ns,t_recv_ns\n", latency_csv);
             break;
         case SEED: plan.seed = strtoull(optarg, NULL, 10); break;
+        case REQUESTS: plan.requests = strtoull(optarg, NULL, 10); break;
+        case IN_STEP: plan.in_step = true; break;
+        case TOKENS_PER_EVENT: plan.tokens_per_event = atol(optarg); break;
         default: usage();
         }
-    if (optind != argc || !plan.port || plan.tokens < 1 ||
+    if (plan.requests) {
+        plan.warmup_s = 0;
+        plan.duration_s = NO_END_S;
+    }
+    if (optind != argc || !plan.port || plan.tokens < 1 || plan.tokens_per_event < 1 ||
         (plan.concurrency > 0) + (plan.rate_rps > 0) + (plan.hold > 0) != 1)
         usage();
     if (plan.rate_rps > 0)

@@ -7,7 +7,8 @@
  *   GET  anything else                       {"status":"ok"}
  *
  * Event i of a stream is due at (arrival of the request) + ttft + i * itl. The times are absolute, so a late event
- * does not push back those behind it. Every event is one HTTP chunk and one send(), and carries the time of that
+ * does not push back those behind it. With several tokens to an event, the gap between events is as many times as
+ * long. A stall moves everything behind it. Usage follows the last token at once, as engines send it. Every event is one HTTP chunk and one send(), and carries the time of that
  * send: "t_ns" and "seq" at the top level of the chunk, and, if asked, inside delta.content as ~seq@t_ns~ for gateways
  * that build the JSON anew and drop what they do not know.
  *
@@ -35,7 +36,8 @@
 enum {
     REQUEST_BYTES_LIMIT = 8 << 20,  /* a prompt of two million tokens; beyond it the connection is closed */
     BACKLOG_BYTES_LIMIT = 1 << 20,  /* unsent bytes per stream before it pauses: a minute of events at 50/s */
-    EVENT_BYTES_LIMIT = 2048,       /* longest event: opening 400 + stamps + one token of text */
+    EVENT_BYTES_LIMIT = 2048,       /* longest event: opening 400 + stamps + TOKENS_PER_EVENT_LIMIT words */
+    TOKENS_PER_EVENT_LIMIT = 64,
     EVENTS_PER_TURN_LIMIT = 64,     /* events sent before sockets are looked at again */
     WAKE_UPS_AT_ONCE = 256,
     REQUEST_ID_LIMIT = 96,
@@ -48,6 +50,9 @@ struct pace {
     double ttft_ms;
     double itl_ms;
     long tokens;
+    long tokens_per_event;
+    long stall_after;  /* so many events, and the next comes stall_ms later; 0: no stall */
+    double stall_ms;
     long silent_after; /* so many events, and then none for an hour; 0: never silent */
     bool stamp_content;
 };
@@ -67,9 +72,13 @@ struct connection {
     bool stamp_content;
     long seq;
     long tokens;
-    long events;            /* tokens, and one more when usage was asked for */
+    long tokens_per_event;
+    long events_of_tokens;
+    long events;            /* those, and one more when usage was asked for */
     int64_t origin_ns;      /* when event 0 is due */
-    int64_t itl_ns;
+    int64_t gap_ns;         /* between events: itl for each token of one */
+    long stall_after;
+    int64_t stall_ns;
     long silent_after;
     char request_id[REQUEST_ID_LIMIT];
     char opening[EVENT_BYTES_LIMIT / 4]; /* what all events of this stream begin with */
@@ -91,7 +100,7 @@ static struct {
     struct histogram late; /* sent - due, of paced streams */
 } stats;
 
-static struct pace pace_default = {.tokens = 100};
+static struct pace pace_default = {.tokens = 100, .tokens_per_event = 1};
 static struct deadlines deadlines;
 static struct connection *closed_this_turn;
 static FILE *schedule_log;
@@ -190,12 +199,15 @@ static void plan_next_event(struct connection *c)
 {
     size_t unsent = bytes_len(&c->out);
 
-    if (unsent && (c->itl_ns == 0 || unsent > BACKLOG_BYTES_LIMIT)) {
+    if (unsent && (c->gap_ns == 0 || unsent > BACKLOG_BYTES_LIMIT)) {
         deadline_cancel(&deadlines, &c->next);
         return;
     }
     /* Unpaced streams go to the back of the queue, so that each has its turn. */
-    int64_t due_ns = c->itl_ns ? c->origin_ns + c->seq * c->itl_ns : mono_ns();
+    long place = c->seq < c->events_of_tokens ? c->seq : c->events_of_tokens - 1;
+    int64_t due_ns = c->gap_ns ? c->origin_ns + place * c->gap_ns : mono_ns();
+    if (c->stall_after && place >= c->stall_after)
+        due_ns += c->stall_ns;
     if (c->silent_after && c->seq >= c->silent_after)
         due_ns += SILENCE_NS;
     deadline_set(&deadlines, &c->next, due_ns);
@@ -231,8 +243,12 @@ static char *put_choice(char *at, const struct connection *c, int64_t t_ns)
     at = PUT_LITERAL(at, ",\"choices\":[{\"index\":0,\"delta\":{");
     if (c->seq == 0)
         at = PUT_LITERAL(at, "\"role\":\"assistant\",");
-    at = PUT_LITERAL(at, "\"content\":\" word");
-    at = put_decimal(at, (uint64_t)c->seq);
+    at = PUT_LITERAL(at, "\"content\":\"");
+    long first = c->seq * c->tokens_per_event;
+    for (long i = first; i < first + c->tokens_per_event && i < c->tokens; i++) {
+        at = PUT_LITERAL(at, " word");
+        at = put_decimal(at, (uint64_t)i);
+    }
     if (c->stamp_content) {
         at = PUT_LITERAL(at, " ~");
         at = put_decimal(at, (uint64_t)c->seq);
@@ -241,7 +257,7 @@ static char *put_choice(char *at, const struct connection *c, int64_t t_ns)
         at = PUT_LITERAL(at, "~");
     }
     at = PUT_LITERAL(at, "\"},\"logprobs\":null,\"finish_reason\":");
-    at = c->seq == c->tokens - 1 ? PUT_LITERAL(at, "\"stop\"") : PUT_LITERAL(at, "null");
+    at = c->seq == c->events_of_tokens - 1 ? PUT_LITERAL(at, "\"stop\"") : PUT_LITERAL(at, "null");
     return PUT_LITERAL(at, "}]");
 }
 
@@ -279,14 +295,14 @@ static void send_event(struct connection *c)
 {
     static char room[EVENT_BYTES_LIMIT + 16];
     char *payload = room + 8;
-    int64_t due_ns = c->itl_ns ? c->next.due_ns : 0;
+    int64_t due_ns = c->gap_ns ? c->next.due_ns : 0;
     int64_t t_ns = mono_ns();
     char *at = put_bytes(payload, c->opening, c->opening_len);
 
     at = put_decimal(at, (uint64_t)t_ns);
     at = PUT_LITERAL(at, ",\"seq\":");
     at = put_decimal(at, (uint64_t)c->seq);
-    at = c->seq < c->tokens ? put_choice(at, c, t_ns) : put_usage(at, c->tokens);
+    at = c->seq < c->events_of_tokens ? put_choice(at, c, t_ns) : put_usage(at, c->tokens);
     at = PUT_LITERAL(at, "}\n\n");
 
     deliver_chunk(c, payload, at, "");
@@ -322,8 +338,12 @@ static void begin_stream(struct connection *c, const struct pace *pace, const ch
                                       (unsigned long long)stats.requests, model);
     c->seq = 0;
     c->tokens = pace->tokens > 0 ? pace->tokens : 1;
-    c->events = c->tokens + (usage ? 1 : 0);
-    c->itl_ns = (int64_t)(pace->itl_ms * (double)NS_PER_MS);
+    c->tokens_per_event = pace->tokens_per_event;
+    c->events_of_tokens = (c->tokens + c->tokens_per_event - 1) / c->tokens_per_event;
+    c->events = c->events_of_tokens + (usage ? 1 : 0);
+    c->gap_ns = (int64_t)(pace->itl_ms * (double)NS_PER_MS) * c->tokens_per_event;
+    c->stall_after = pace->stall_after;
+    c->stall_ns = (int64_t)(pace->stall_ms * (double)NS_PER_MS);
     c->origin_ns = mono_ns() + (int64_t)(pace->ttft_ms * (double)NS_PER_MS);
     c->silent_after = pace->silent_after;
     c->stamp_content = pace->stamp_content;
@@ -732,6 +752,7 @@ static int listen_on(const char *address, int port)
 static void usage(void)
 {
     fputs("usage: sse_server [--address 127.0.0.1] [--port 9000, 0 = any] [--ttft-ms 0] [--itl-ms 0] [--tokens 100]\n"
+          "                  [--tokens-per-event 1] [--stall-after EVENTS --stall-ms MS]\n"
           "                  [--stamp-content] [--schedule-log FILE] [--with-parent]\n"
           "\n"
           "  per request: headers x-sim-ttft-ms, x-sim-itl-ms, x-sim-tokens, x-sim-silent-after: N,\n"
@@ -744,13 +765,17 @@ static void usage(void)
 
 int main(int argc, char **argv)
 {
-    enum { ADDRESS = 1, PORT, TTFT, ITL, TOKENS, STAMP_CONTENT, SCHEDULE_LOG, WITH_PARENT };
+    enum { ADDRESS = 1, PORT, TTFT, ITL, TOKENS, TOKENS_PER_EVENT, STALL_AFTER, STALL_MS, STAMP_CONTENT,
+           SCHEDULE_LOG, WITH_PARENT };
     static const struct option options[] = {
         {"address", required_argument, NULL, ADDRESS},
         {"port", required_argument, NULL, PORT},
         {"ttft-ms", required_argument, NULL, TTFT},
         {"itl-ms", required_argument, NULL, ITL},
         {"tokens", required_argument, NULL, TOKENS},
+        {"tokens-per-event", required_argument, NULL, TOKENS_PER_EVENT},
+        {"stall-after", required_argument, NULL, STALL_AFTER},
+        {"stall-ms", required_argument, NULL, STALL_MS},
         {"stamp-content", no_argument, NULL, STAMP_CONTENT},
         {"schedule-log", required_argument, NULL, SCHEDULE_LOG},
         {"with-parent", no_argument, NULL, WITH_PARENT},
@@ -766,6 +791,9 @@ int main(int argc, char **argv)
         case TTFT: pace_default.ttft_ms = atof(optarg); break;
         case ITL: pace_default.itl_ms = atof(optarg); break;
         case TOKENS: pace_default.tokens = atol(optarg); break;
+        case TOKENS_PER_EVENT: pace_default.tokens_per_event = atol(optarg); break;
+        case STALL_AFTER: pace_default.stall_after = atol(optarg); break;
+        case STALL_MS: pace_default.stall_ms = atof(optarg); break;
         case STAMP_CONTENT: pace_default.stamp_content = true; break;
         case WITH_PARENT: prctl(PR_SET_PDEATHSIG, SIGTERM); break;
         case SCHEDULE_LOG:
@@ -779,7 +807,8 @@ int main(int argc, char **argv)
             break;
         default: usage();
         }
-    if (optind != argc)
+    if (optind != argc || pace_default.tokens_per_event < 1 ||
+        pace_default.tokens_per_event > TOKENS_PER_EVENT_LIMIT)
         usage();
 
     struct rlimit files;

@@ -118,8 +118,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--requests", type=int, default=2_000)
+    parser.add_argument(
+        "--seeds", type=int, default=5, metavar="N", help="workloads that each cell is of; default 5"
+    )
+    parser.add_argument(
+        "--requests", type=int, default=2_000, metavar="N", help="of each workload; default 2,000"
+    )
     args = parser.parse_args()
     seeds = range(42, 42 + args.seeds)
     print(

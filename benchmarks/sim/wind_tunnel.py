@@ -226,9 +226,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("trace")
-    parser.add_argument("--azure", help="another trace, run at mean rates of 27, 2.7 and 0.27/s")
-    parser.add_argument("--count", type=int, default=10_000, help="requests of the tables of readings")
+    parser.add_argument("trace", help="any that llmtap reads, of BurstGPT's shape and mean rate")
+    parser.add_argument("--azure", metavar="TRACE", help="another trace, at mean rates of 27, 2.7 and 0.27/s")
+    parser.add_argument(
+        "--count", type=int, default=10_000, metavar="N",
+        help="requests of the tables of readings; default 10,000",
+    )  # fmt: skip
     parser.add_argument(
         "--million", action="store_true", help="1,000,000 requests too: the trace again and again"
     )

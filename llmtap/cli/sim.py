@@ -23,14 +23,23 @@ SERVE_EPILOG = """Examples:
 
   llmtap sim serve --scheduler continuous_batching --serving seqs_max=64 --serving prefix_cache=true
 
-A request may set most of this for itself: x-sim-itl-ms: 5, x-sim-output-hold: all, x-sim-fault: reset.
+  llmtap sim serve --grpc 127.0.0.1:8001
+
+  llmtap sim serve --scheduler multi_bin_dynamic --reading bin_edges=1,30,117 --servers 2
+
+A request may set most of this for itself: x-sim-itl-ms: 5, x-sim-output-hold: all, x-sim-fault: reset; --keys
+has the header of each key.
 Endpoints: /v1/chat/completions /v1/completions /v1/responses /v1/models /v1/messages /api/chat /api/generate
-/metrics /health /sim/truth?since=N"""
+/v1/realtime (a WebSocket) /metrics /health /sim/truth?since=N"""
 
 
 @sim.command(epilog=SERVE_EPILOG)
 def serve(
     listen: Annotated[str, typer.Option(help="HOST:PORT to listen on.")] = "127.0.0.1:8000",
+    grpc: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Serve llmtap.inference.v1 over gRPC there, too."),
+    ] = None,
     ttft: Annotated[
         str | None, typer.Option(help="From a request to its first token; default 150ms.")
     ] = None,
@@ -50,7 +59,11 @@ def serve(
         float | None, typer.Option(help="Sigma of a lognormal factor on every gap. [pacing.jitter]")
     ] = None,
     scheduler: Annotated[
-        str, typer.Option(help="What decides when tokens are made: a fixed schedule, or an engine with this.")
+        str,
+        typer.Option(
+            help="What decides when tokens are made: a fixed schedule, or an engine with this; --servings "
+            "lists them. multi_bin_dynamic needs --reading bin_edges=..."
+        ),
     ] = "fixed",
     serving: Annotated[
         list[str] | None,
@@ -61,7 +74,11 @@ def serve(
     ] = False,
     reading: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="Of an engine that serves whole batches (seed 004)."),
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="Of an engine that serves whole batches (seed 004), such as bin_edges=1,30,117: the lower "
+            "edge of each bin of multi_bin_dynamic. `llmtap sim run --readings` lists them.",
+        ),
     ] = None,
     predictor: Annotated[
         str | None, typer.Option(metavar="perfect|prompt|noisy", help="Of output lengths, for the engine.")
@@ -74,14 +91,15 @@ def serve(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Any key, such as pacing.jitter=0.3."),
     ] = None,
-    list_keys: Annotated[bool, typer.Option("--keys", help="List every key.")] = False,
+    list_keys: Annotated[
+        bool, typer.Option("--keys", help="List every key, its default, and its header.")
+    ] = False,
 ) -> None:
-    """A gateway with OpenAI's, Anthropic's and Ollama's API whose every token is due at a known moment."""
-    from llmtap.sim.gateway.options import keys, load_engine, load_options
+    """A gateway as OpenAI, Anthropic and Ollama have one, whose every token is due at a known moment."""
+    from llmtap.sim.gateway.options import load_engine, load_options
 
     if list_keys:
-        for key, text in keys().items():
-            print(f"{key:28} {text}")
+        _list_keys()
         return
     if servings:
         _list_servings()
@@ -91,11 +109,16 @@ def serve(
         "pacing.tokens_per_chunk": tokens_per_chunk, "pacing.jitter": jitter,
     }  # fmt: skip
     values = {key: str(value) for key, value in flags.items() if value is not None}
-    values |= _pairs("--set", "KEY=VALUE", assign)
-    options = load_options(values)
+    places = {key: "--" + key.rpartition(".")[2].replace("_", "-") for key in values}
+    for key, value in _pairs("--set", "KEY=VALUE", assign).items():
+        if key in values:
+            raise ConfigError(places[key], f"is given by --set {key}, too", "one of the two")
+        values[key], places[key] = value, f"--set {key}"
+    options = load_options(values, places)
     engine = load_engine(
         scheduler, values, serving=_pairs("--serving", "NAME=VALUE", serving),
         readings=_pairs("--reading", "NAME=VALUE", reading), predictor=predictor, servers=servers,
+        places=places,
     )  # fmt: skip
 
     import gc
@@ -103,21 +126,37 @@ def serve(
     import uvloop
     from aiohttp import web
 
-    from llmtap.net.listener import bind, parse_address
+    from llmtap.net.listener import bind, is_free, parse_address
     from llmtap.sim.gateway.server import SimServer
 
     try:
         host, port = parse_address(listen)
         sock = bind(host, port, shared=False)
     except ValueError as exc:
-        raise ConfigError("command line", str(exc)) from None
+        raise ConfigError("--listen", str(exc)) from None
     except OSError as exc:
         raise ConfigError("--listen", f"cannot listen on {listen}: {exc.strerror}") from None
+    if grpc is not None:
+        try:
+            grpc_host, grpc_port = parse_address(grpc)
+            is_free(grpc_host, grpc_port)
+        except ValueError as exc:
+            raise ConfigError("--grpc", str(exc)) from None
+        except OSError as exc:
+            raise ConfigError("--grpc", f"cannot listen on {grpc}: {exc.strerror}") from None
     try:
         server = SimServer(options, engine=engine, truth_file=truth)
     except OSError as exc:
         raise ConfigError("--truth", f"cannot write {truth}: {exc.strerror}") from None
+    if grpc is not None:
+        server.serve_grpc(grpc_host, grpc_port)
     bound = sock.getsockname()
+
+    def tell() -> None:
+        print(f"llmtap sim: http://{bound[0]}:{bound[1]}/v1/chat/completions", flush=True)
+        if grpc is not None:
+            print(f"llmtap sim: grpc://{grpc_host or '[::]'}:{server.grpc_port}", flush=True)
+
     # What is loaded now stays; looking through it again and again would make streams late.
     # Answers leave no cycles behind, so there is little to find.
     gc.collect()
@@ -130,7 +169,7 @@ def serve(
         access_log=None,
         handle_signals=True,
         handler_cancellation=True,  # who leaves gives back what the engine holds for him
-        print=lambda *_: print(f"llmtap sim: http://{bound[0]}:{bound[1]}/v1/chat/completions", flush=True),
+        print=lambda *_: tell(),
     )
 
 
@@ -140,8 +179,19 @@ def _pairs(option: str, form: str, items: list[str] | None) -> dict[str, str]:
         key, sep, value = item.partition("=")
         if not sep:
             raise ConfigError(option, f"expected {form}, got {item!r}")
-        pairs[key.strip()] = value.strip()
+        key = key.strip()
+        if key in pairs:
+            raise ConfigError(f"{option} {key}", "is given twice")
+        pairs[key] = value.strip()
     return pairs
+
+
+def _list_keys() -> None:
+    from llmtap.sim.gateway.options import Key, keys
+
+    for row in (Key("key", "default", "header of a request", "meaning"), *keys()):
+        print(f"{row.key or '-':26}  {row.default or '-':15}  {row.header or '-':25}  {row.meaning}")
+    print("\nA time by its header is a text such as 5ms; with -ms at its end, a number of milliseconds.")
 
 
 def _list_servings() -> None:

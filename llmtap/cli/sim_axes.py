@@ -8,6 +8,7 @@ from llmtap.errors import ConfigError
 
 __all__ = [
     "AxesRead",
+    "axes_of",
     "models_fitted",
     "objectives_text",
     "option_defaults",
@@ -15,9 +16,14 @@ __all__ = [
     "scheduler_names",
 ]
 
-REQUESTS_MAX: Final = 1_000_000_000
-SERVERS_MAX: Final = 10_000
-_LISTING: Final = "llmtap sim run --readings"
+_AT_MOST: Final = {
+    "requests": 1_000_000_000,
+    "servers": 10_000,
+    "scale": 1_000_000_000,
+    "rate": 1_000_000_000,  # more than one a nanosecond are all at once
+    "seed": (1 << 63) - 1,
+}
+_LISTING: Final = "llmtap sim run --readings lists readings and options of serving"
 _DEFAULT_SCHEDULERS: Final = ("static_fifo", "dynamic_no_bins", "multi_bin_dynamic")
 
 
@@ -51,7 +57,7 @@ class AxesRead:
         self.numbers("rate", rate, float)
 
     def numbers(self, name: str, text: str | None, kind: Callable[[str], int | float]) -> None:
-        """Numbers above 0, apart by commas; a seed may be any."""
+        """Numbers above 0, apart by commas; a seed may be 0, too."""
         if text is None:
             return
         option = f"--{name}"
@@ -62,11 +68,12 @@ class AxesRead:
             except ValueError:
                 expected = "a whole number" if kind is int else "a number"
                 raise ConfigError(option, f"expected {expected}, got {part!r}") from None
-            if name != "seed" and not 0 < value < float("inf"):
-                raise ConfigError(option, f"expected more than 0, got {value:g}")
-            most = {"servers": SERVERS_MAX, "requests": REQUESTS_MAX}.get(name)
-            if most is not None and value > most:
-                raise ConfigError(option, f"expected at most {most:,}, got {value:,}")
+            least = "at least 0" if name == "seed" else "more than 0"
+            if not (value >= 0 if name == "seed" else value > 0):
+                raise ConfigError(option, f"expected {least}, got {part}")
+            if value > _AT_MOST[name]:
+                got = f"{value:,}" if isinstance(value, int) else part
+                raise ConfigError(option, f"expected at most {_AT_MOST[name]:,}, got {got}")
             values.append(value)
         if not values:
             raise ConfigError(option, "names none")
@@ -85,8 +92,10 @@ class AxesRead:
     def settings(self, given: Sequence[str], option: str) -> None:
         """NAME=VALUE: readings or options of serving; for `--vary` with values apart by commas, or by bars
         where values hold commas themselves."""
-        from llmtap.sim.tunnel.grid import SERVING
+        from llmtap.sim.tunnel.grid import READINGS, SERVING
 
+        elsewhere = {"--reading": (SERVING, "an option of serving", "--serving"),
+                     "--serving": (READINGS, "a reading", "--reading")}  # fmt: skip
         for one in given:
             name, found, text = one.partition("=")
             name = name.strip().replace("-", "_")
@@ -94,6 +103,9 @@ class AxesRead:
             if not found or not name:
                 shape = "NAME=VALUE,VALUE" if several else "NAME=VALUE"
                 raise ConfigError(option, f"expected {shape}, got {one!r}", _LISTING)
+            others, what, theirs = elsewhere.get(option, ((), "", ""))
+            if name in others:
+                raise ConfigError(option, f"{name} is {what}", f"{theirs} {name}={text.strip()}")
             values = _parts(text, "|" if "|" in text else ",") if several else [text.strip()]
             if not values:
                 raise ConfigError(option, f"{name} has no values")
@@ -105,7 +117,8 @@ class AxesRead:
             self._set(name, values, option)
 
     def whole(self, preset: Any, preset_name: str) -> dict[str, tuple[Any, ...]]:
-        """All axes, with those of a preset, and defaults, where nothing was given."""
+        """All axes, with those of a preset, and defaults, where nothing was given. Each that was given has an
+        effect on some run."""
         from llmtap.sim.tunnel.grid import LOADS
 
         axes = self.axes
@@ -126,7 +139,34 @@ class AxesRead:
                 self._options["bin_edges"], "gives edges, and how many bins there are is set too"
             )
         self._check_servers(axes)
+        self._check_read(axes, preset)
         return axes
+
+    def _check_read(self, axes: dict[str, tuple[Any, ...]], preset: Any) -> None:
+        from llmtap.sim.schedulers.registry import ALL_OPTIONS, CONDITIONS, SCHEDULERS
+        from llmtap.sim.tunnel.grid import points, read_at
+
+        given = self._options.keys() & ALL_OPTIONS
+        variants = ({},) if preset is None else preset.variants
+        for point in points({n: v for n, v in axes.items() if n in ALL_OPTIONS | {"scheduler"}}, variants):
+            given = given - read_at(point)
+            if not given:
+                return
+        name = next(name for name in self._options if name in given)
+        used = scheduler_names(axes, preset)
+        conditional = [one for one in used if name in SCHEDULERS[one].reads]
+        if conditional:
+            other = CONDITIONS[name][0] if name in CONDITIONS else "memory_check"
+            raise ConfigError(
+                self._options[name],
+                f"{name} has no effect on {', '.join(conditional)} with {other} as it is", _LISTING,
+            )  # fmt: skip
+        readers = [one for one, kind in SCHEDULERS.items() if name in kind.reads]
+        raise ConfigError(
+            self._options[name],
+            f"{name} has no effect on {', '.join(used)}",
+            f"{', '.join(readers)} would read it",
+        )
 
     def _check_servers(self, axes: dict[str, tuple[Any, ...]]) -> None:
         from llmtap.sim.schedulers.registry import SCHEDULERS
@@ -160,6 +200,16 @@ def preset_named(name: str | None) -> Any:
     return PRESETS[name]
 
 
+def axes_of(axes: Mapping[str, Sequence[Any]], preset: Any) -> dict[str, Sequence[Any]]:
+    """All that varies, with what a preset's variants do."""
+    variants = () if preset is None else preset.variants
+    names = dict.fromkeys(name for variant in variants for name in variant)
+    of_variants = {
+        name: tuple(dict.fromkeys(variant[name] for variant in variants if name in variant)) for name in names
+    }
+    return {**of_variants, **axes}
+
+
 def scheduler_names(axes: Mapping[str, Sequence[Any]], preset: Any) -> list[str]:
     """All that will run."""
     variants = () if preset is None else preset.variants
@@ -171,20 +221,28 @@ def objectives_text(slo: str | None, preset: Any) -> str:
     """In the canonical way; empty where there are none."""
     from llmtap.metrics.objectives import Objectives
 
+    if slo is not None and not slo.strip():
+        raise ConfigError("--slo", "names no objective", "such as --slo 'ttft:1s tbc_max:200ms'")
     text = slo if slo is not None else preset.objectives if preset is not None else ""
     return Objectives.parse(text, "--slo").text if text else ""
 
 
-def option_defaults() -> dict[str, dict[str, Any]]:
-    """Readings and options of serving as summaries have them, as they are when nobody sets them."""
+def option_defaults() -> dict[str, dict[str, dict[str, Any]]]:
+    """By scheduler: readings and options of serving as summaries have them when nobody sets any."""
     import msgspec
 
     from llmtap.sim.readings import Readings
-    from llmtap.sim.serving import Serving
+    from llmtap.sim.schedulers.registry import SCHEDULERS
+    from llmtap.sim.serving import Serving, settled
     from llmtap.units import encode_seconds
 
-    groups = (("readings", Readings()), ("serving", Serving()))
-    return {name: msgspec.to_builtins(options, enc_hook=encode_seconds) for name, options in groups}
+    return {
+        name: {
+            "readings": msgspec.to_builtins(Readings(), enc_hook=encode_seconds),
+            "serving": msgspec.to_builtins(settled(Serving(), name), enc_hook=encode_seconds),
+        }
+        for name in SCHEDULERS
+    }
 
 
 def models_fitted(place: str | None, chunk: int | None, schedulers: Sequence[str]) -> dict[str, Any]:

@@ -1,16 +1,59 @@
-"""How far a sweep is: a bar where there is somebody to see it, else a line for each job that is done."""
+"""How far a sweep is: a bar where there is somebody to see it, else a line for each job that is done.
+
+A job is called by its scheduler, its size, all that the sweep varies, and what else is not as it is by
+default; loads as they were asked for, and values as the table has them.
+"""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
+from llmtap.report.sweep import number, setting_text
+from llmtap.sim.readings import Readings
+from llmtap.sim.schedulers.registry import options_read
+from llmtap.sim.serving import Serving, settled
 from llmtap.sim.tunnel.sweep import Attempt, Job
-from llmtap.units import Duration, format_ns
+from llmtap.units import encode_seconds
 
-__all__ = ["Lines", "Quiet", "watching"]
+__all__ = ["Labels", "Lines", "Quiet", "watching"]
+
+_AT_ONCE_RPS: Final = 1e9
+"""More than one a nanosecond."""
+
+
+class Labels:
+    """What jobs of a sweep are called."""
+
+    def __init__(self, axes: Mapping[str, Sequence[Any]], rate_of: Callable[[Job], float | None]) -> None:
+        """`rate_of`: at how many requests a second a job's arrive; None where all do at once."""
+        self._varied = {name for name, values in axes.items() if len(values) > 1}
+        self._rate_of = rate_of if axes.keys() & {"rate", "share"} else None
+
+    def of(self, job: Job) -> str:
+        said = [job.scheduler, f"{job.count:,} requests"]
+        if self._rate_of is not None:
+            rate_rps = self._rate_of(job)
+            at_once = rate_rps is None or rate_rps >= _AT_ONCE_RPS
+            said.append("all at once" if at_once else f"{number(rate_rps)} req/s")
+        elif job.scale != 1 or "scale" in self._varied:
+            said.append(f"scale {number(job.scale)}")
+        if job.servers != 1 or "servers" in self._varied:
+            said.append(f"{job.servers} server{'' if job.servers == 1 else 's'}")
+        if job.seed is not None and (job.seed != 42 or "seed" in self._varied):
+            said.append(f"seed {job.seed}")
+        reads = options_read(job.scheduler, job.readings, job.serving)
+        usual = (Readings(), settled(Serving(), job.scheduler))
+        for options, default in zip((job.readings, job.serving), usual, strict=True):
+            values, unset = (msgspec.to_builtins(one, enc_hook=encode_seconds) for one in (options, default))
+            said += [
+                setting_text(name, value)
+                for name, value in values.items()
+                if name in reads and (value != unset[name] or name in self._varied)
+            ]
+        return ", ".join(said)
 
 
 class Quiet:
@@ -32,7 +75,8 @@ class Quiet:
 class Lines(Quiet):
     """Lines on standard error."""
 
-    def __init__(self) -> None:
+    def __init__(self, labels: Labels) -> None:
+        self._label = labels.of
         self._jobs = self._ended = 0
 
     def planned(self, jobs: Sequence[Job], kept: int) -> None:
@@ -42,7 +86,7 @@ class Lines(Quiet):
 
     def ended(self, job: Job, attempt: Attempt) -> None:
         self._ended += 1
-        what = f"{_label(job)} ({attempt.id})"
+        what = f"{self._label(job)} ({attempt.id})"
         how = f"{attempt.seconds:.2f} s" if attempt.error is None else f"failed: {attempt.error}"
         _say(f"{self._ended:,} of {self._jobs:,}: {what}: {how}")
 
@@ -50,8 +94,8 @@ class Lines(Quiet):
 class _Bar(Lines):
     """A bar, which goes by requests and not by jobs: some have a thousand times as many."""
 
-    def __init__(self, bar: Any) -> None:
-        super().__init__()
+    def __init__(self, labels: Labels, bar: Any) -> None:
+        super().__init__(labels)
         self._bar = bar
         self._reading = bar.add_task("reading", total=None)
         self._task: Any = None
@@ -79,7 +123,7 @@ class _Bar(Lines):
         self._done += job.effort
         self._doing = 0
         if attempt.error is not None:
-            self._bar.console.print(f"{_label(job)} failed: {attempt.error}")
+            self._bar.console.print(f"{self._label(job)} failed: {attempt.error}")
         self._show(job.scheduler)
 
     def _title(self) -> str:
@@ -92,10 +136,10 @@ class _Bar(Lines):
 
 
 @contextmanager
-def watching(make: Callable[[], Quiet]) -> Iterator[Quiet]:
-    """A bar on a terminal; elsewhere what `make` gives."""
+def watching(labels: Labels, *, loud: bool) -> Iterator[Quiet]:
+    """A bar on a terminal; elsewhere lines, or nothing where it is not to be `loud`."""
     if not sys.stderr.isatty():
-        yield make()
+        yield Lines(labels) if loud else Quiet()
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -103,20 +147,7 @@ def watching(make: Callable[[], Quiet]) -> Iterator[Quiet]:
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     console = Console(stderr=True, highlight=False, markup=False)
     with Progress(*columns, console=console, transient=True) as bar:
-        yield _Bar(bar)
-
-
-def _label(job: Job) -> str:
-    """What is not as it is by default, in words."""
-    said = [job.scheduler, f"{job.count:,} requests"]
-    said += [f"scale {job.scale:.4g}"] if job.scale != 1 else []
-    said += [f"{job.servers} servers"] if job.servers != 1 else []
-    for options in (job.readings, job.serving):
-        for field in msgspec.structs.fields(options):
-            value = getattr(options, field.name)
-            if value != field.default:
-                said.append(f"{field.name} {format_ns(value) if isinstance(value, Duration) else value}")
-    return ", ".join(said)
+        yield _Bar(labels, bar)
 
 
 def _say(text: str) -> None:

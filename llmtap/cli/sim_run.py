@@ -3,20 +3,25 @@
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from llmtap.cli.sim import sim
 from llmtap.cli.sim_axes import (
     AxesRead,
+    axes_of,
     models_fitted,
     objectives_text,
     option_defaults,
     preset_named,
     scheduler_names,
 )
+from llmtap.cli.stopping import Stopped, stoppable
 from llmtap.errors import ConfigError
+
+if TYPE_CHECKING:
+    from llmtap.sim.tunnel.sweeper import Sweeper
 
 __all__ = ["run"]
 
@@ -34,9 +39,7 @@ Options with several values are multiplied out, and the runs are spread over pro
 
   llmtap sim run chat --scheduler continuous_batching,chunked_prefill --rate 1,2,4 --slo "ttft:1s"
 
-  llmtap sim run trace.csv --preset methods --results runs.jsonl --ray auto"""
-
-_INTERRUPTED: Final = 130
+  llmtap sim run trace.csv --preset methods --results runs.jsonl --ray local"""
 
 
 @sim.command(epilog=EPILOG)
@@ -136,7 +139,9 @@ def run(
     json: Annotated[
         str | None, typer.Option(metavar="FILE", help="Write the summaries; - is stdout.")
     ] = None,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with curves.")] = None,
+    html: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write a page with curves; - is stdout.")
+    ] = None,
 ) -> None:
     """Run a trace through schedulers in virtual time, and compare them."""
     if readings or presets:
@@ -168,47 +173,64 @@ def run(
         raise ConfigError("--no-measure", f"{what} of exchanges, and it makes none")
     if ray is not None and ray != "local" and jobs is not None:
         raise ConfigError("--jobs", f"how many run at a time is up to the cluster at {ray}")
-    places = {"--json": Path(json) if json not in (None, "-") else None, "--html": html}
-    for option, place in places.items():
-        if place is not None and not place.parent.is_dir():
-            raise ConfigError(option, f"there is no folder {place.parent}")
+    if json == html == "-":
+        raise ConfigError("--html", "is written to stdout, and --json is, too")
+    places = {
+        option: Path(name)
+        for option, name in (("--json", json), ("--html", html))
+        if name is not None and name != "-"
+    }
+    _need_places(places)
     if html is not None:
         _need_plotly()
+    if capture is not None and ray in (None, "local"):
+        _need_capture(capture)
     swept = any(len(values) > 1 for name, values in axes.items() if name != "scheduler")
     loud = swept or named is not None or results is not None
-    told, notes, failed = _swept(
-        trace, source_format, axes, named, common, results=results, workers=jobs, ray=ray, loud=loud
-    )
-    _write(told, places)
-    _show(told, notes, as_json=json == "-")
+    sweepers: list[Sweeper] = []
+    try:
+        with stoppable():
+            told, notes, failed = _swept(
+                trace, source_format, axes, named, common, results=results, workers=jobs, ray=ray, loud=loud,
+                sweepers=sweepers,
+            )  # fmt: skip
+            _write(told, places)
+            _show(told, notes, stdout="json" if json == "-" else "html" if html == "-" else "table")
+    except Stopped as exc:
+        done = sum(len(sweeper.attempts) for sweeper in sweepers)
+        print(f"llmtap: {_stopped(done, results)}", file=sys.stderr)
+        raise typer.Exit(exc.code) from None
     if failed:
         raise typer.Exit(1)
 
 
 def _swept(
     trace: str, source_format: str | None, axes: Any, preset: Any, common: dict[str, Any], *,
-    results: Path | None, workers: int | None, ray: str | None, loud: bool,
+    results: Path | None, workers: int | None, ray: str | None, loud: bool, sweepers: "list[Sweeper]",
 ) -> tuple[list[dict[str, Any]], list[str], bool]:  # fmt: skip
-    """Runs it all; summaries in the order of the grid, notes, and whether some failed."""
-    from llmtap.cli.sim_progress import Lines, Quiet, watching
+    """Runs it all; summaries in the order of the grid, notes, and whether some failed. `sweepers` gets who
+    does, so that it is known how far that is."""
+    from llmtap.cli.sim_progress import Labels, watching
     from llmtap.sim.tunnel.grid import Grid, Source
     from llmtap.sim.tunnel.results import Results
+    from llmtap.sim.tunnel.sweep import Job
     from llmtap.sim.tunnel.sweeper import Sweeper
 
+    def rate_of(job: Job) -> float | None:
+        own_rps = source.traces[job.rows].rate_rps
+        return None if own_rps is None else own_rps * job.scale
+
     with ExitStack() as stack:
-        audience = stack.enter_context(watching(Lines if loud else Quiet))
+        audience = stack.enter_context(watching(Labels(axes_of(axes, preset), rate_of), loud=loud))
         kept = None
         if results is not None:
             kept = Results(results)
             stack.callback(kept.close)
         source = Source(trace, source_format=source_format, progress=audience.reading)
         sweeper = Sweeper(source.traces, audience, results=kept, workers=workers, ray=ray)
-        try:
-            planned = Grid(source, common).jobs(axes, preset, sweeper.run)
-            attempts = sweeper.run(planned)
-        except KeyboardInterrupt:
-            stack.close()
-            _interrupted(len(sweeper.attempts), results)
+        sweepers.append(sweeper)
+        planned = Grid(source, common).jobs(axes, preset, sweeper.run)
+        attempts = sweeper.run(planned)
     told = [attempts[job.id] for job in planned]
     failed = [(job, a.error) for job, a in zip(planned, told, strict=True) if a.error is not None]
     for job, error in failed:
@@ -216,47 +238,76 @@ def _swept(
     return [one.summary for one in told if one.summary is not None], source.notes, bool(failed)
 
 
-def _interrupted(done: int, results: Path | None) -> NoReturn:
+def _stopped(done: int, results: Path | None) -> str:
     if results is None:
-        said = f"stopped; {done:,} were done, and nothing is kept without --results FILE"
-    else:
-        said = f"stopped; what is done is in {results} ({done:,}): the same command goes on from there"
-    print(f"llmtap: {said}", file=sys.stderr)
-    raise typer.Exit(_INTERRUPTED)
+        return f"stopped; {done:,} were done, and nothing is kept without --results FILE"
+    return f"stopped; what is done is in {results} ({done:,}): the same command goes on from there"
+
+
+def _need_places(places: dict[str, Path]) -> None:
+    """Raises before hours of running, not after."""
+    for option, place in places.items():
+        if not place.parent.is_dir():
+            raise ConfigError(option, f"there is no folder {place.parent}")
+        known = place.exists()
+        try:
+            place.open("ab").close()
+            if not known:
+                place.unlink()
+        except OSError as exc:
+            raise ConfigError(option, f"cannot write {place}: {exc.strerror}") from None
+
+
+def _need_capture(to: str) -> None:
+    """The same."""
+    from llmtap.sim.tunnel.recording import check_place
+
+    if not to:
+        raise ConfigError("--capture", "names no folder")
+    try:
+        check_place(to)
+    except ConfigError as exc:
+        raise ConfigError("--capture", f"{exc.place}: {exc.problem}", exc.hint) from None
 
 
 def _need_plotly() -> None:
-    """Raises before hours of running, not after."""
+    """The same."""
     from importlib.util import find_spec
 
     if find_spec("plotly") is None:
         raise ConfigError("--html", "needs plotly", "pip install llmtap[report]")
 
 
-def _write(told: list[dict[str, Any]], places: dict[str, Path | None]) -> None:
-    import msgspec
-
+def _write(told: list[dict[str, Any]], places: dict[str, Path]) -> None:
     for option, place in places.items():
-        if place is None or (option == "--html" and not told):
+        if option == "--html" and not told:
             continue
         try:
-            if option == "--json":
-                place.write_bytes(msgspec.json.format(msgspec.json.encode(told)) + b"\n")
-            else:
-                from llmtap.report.curves import sweep_html
-
-                place.write_text(sweep_html(told, defaults=option_defaults()), encoding="utf-8")
+            place.write_text((_json(told) if option == "--json" else _page(told)) + "\n", encoding="utf-8")
         except OSError as exc:
             raise ConfigError(option, f"cannot write {place}: {exc.strerror}") from None
 
 
-def _show(told: list[dict[str, Any]], notes: list[str], *, as_json: bool) -> None:
+def _json(told: list[dict[str, Any]]) -> str:
     import msgspec
 
+    return msgspec.json.format(msgspec.json.encode(told)).decode()
+
+
+def _page(told: list[dict[str, Any]]) -> str:
+    from llmtap.report.curves import sweep_html
+
+    return sweep_html(told, defaults=option_defaults())
+
+
+def _show(told: list[dict[str, Any]], notes: list[str], *, stdout: str) -> None:
     from llmtap.report.sweep_table import sweep_lines, sweep_table
 
-    if as_json:
-        print(msgspec.json.format(msgspec.json.encode(told)).decode())
+    if stdout == "json":
+        print(_json(told))
+        return
+    if told and stdout == "html":
+        print(_page(told))
         return
     if told:
         _table(*sweep_table(told))

@@ -4,14 +4,16 @@ A figure that leaves the page, printed or as a screenshot, takes its caption alo
 """
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
-from llmtap.report.sweep import Result, number, values_text
+from llmtap.report.sweep import Result, number, option_text, values_text
 
-__all__ = ["NOT_MEASURED", "Defaults", "options_rows", "rests_on", "settings_rows"]
+__all__ = ["NOT_MEASURED", "Defaults", "OptionRow", "options_rows", "rests_on", "settings_rows"]
 
-Defaults = Mapping[str, Mapping[str, Any]]
-"""Options as public JSON by their group, `readings` and `serving`, as they are when nobody sets them."""
+Defaults = Mapping[str, Mapping[str, Mapping[str, Any]]]
+"""By scheduler: options as public JSON by their group, `readings` and `serving`, as they are when nobody sets
+them."""
 
 NOT_MEASURED: Final = "Simulated in virtual time by a latency model; no GPU was measured."
 _GROUPS: Final = ("readings", "serving")
@@ -56,15 +58,39 @@ def rests_on(
     return [*parts, NOT_MEASURED]
 
 
-def options_rows(results: Sequence[Result], defaults: Defaults | None) -> list[tuple[str, str, str]]:
-    """Each option with its values among the runs and its default, where that is known."""
+@dataclass(frozen=True, slots=True)
+class OptionRow:
+    """An option among the runs whose schedulers read it."""
+
+    name: str
+    values: str
+    default: str
+    """Empty where it is not known."""
+    changed: bool
+    """In some run it is not as it is by default."""
+
+
+def options_rows(results: Sequence[Result], defaults: Defaults | None) -> list[OptionRow]:
+    """Each option that any of the schedulers reads."""
     rows = []
     for group in _GROUPS:
         for name in dict.fromkeys(name for r in results for name in r.get(group) or {}):
-            known = (defaults or {}).get(group, {})
-            default = _text(known[name]) if name in known else ""
-            rows.append((name, values_text(_values(results, group, name), limit=99), default))
+            read = [r for r in results if (r.get(group) or {}).get(name) is not None]
+            usual = [_default(r, defaults, group, name) for r in read]
+            values = [option_text(name, r[group][name]) for r in read]
+            changed = any(default and value != default for value, default in zip(values, usual, strict=True))
+            if read:
+                rows.append(OptionRow(name, _texts(values), _texts(usual), changed))
     return rows
+
+
+def _default(result: Result, defaults: Defaults | None, group: str, name: str) -> str:
+    of_scheduler = (defaults or {}).get(result.get("scheduler") or "", {}).get(group, {})
+    return option_text(name, of_scheduler[name]) if name in of_scheduler else ""
+
+
+def _texts(texts: Sequence[str]) -> str:
+    return ", ".join(dict.fromkeys(text for text in texts if text))
 
 
 def _load(results: Sequence[Result]) -> str:
@@ -97,8 +123,7 @@ def _changed(results: Sequence[Result], defaults: Defaults | None) -> str:
     """Options that are not as they are by default, in any run."""
     if defaults is None:
         return ""
-    rows = options_rows(results, defaults)
-    said = [f"{name} {values}" for name, values, default in rows if values != default]
+    said = [f"{row.name} {row.values}" for row in options_rows(results, defaults) if row.changed]
     return f"set: {', '.join(said)}" if said else "options at their defaults"
 
 
@@ -149,13 +174,7 @@ def _uncertainty(results: Sequence[Result]) -> str:
 def _values(results: Sequence[Result], group: str, name: str) -> Iterator[Hashable]:
     for r in results:
         if name in (r.get(group) or {}):
-            yield _text(r[group][name])
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return " ".join(map(str, value)) or "none"
-    return values_text((value,)) or "none"
+            yield values_text((r[group][name],))
 
 
 def _rounded(value: float | None) -> float | None:

@@ -1,26 +1,21 @@
 """A sweep of simulated runs as one page: curves, heat maps and tables, with all that makes them believable.
 
-The page is one file that asks nobody for anything: plotly's script is in it, and its own policy forbids it to
-load. Every chart has a table of the same figures, and a caption that says what they rest on. Names of
+Every chart has a table of the same figures, and a caption that says what they rest on. Names of
 schedulers and files are users' text: escaped for HTML, and for plotly, which reads tags in texts, too.
 
 Source: seed 001, Fig. 5 (throughput, TTFT, TBT and TPOT by request rate; goodput beside smooth goodput); seed
 004, sections 7 and 9.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from html import escape
-from importlib.resources import files
-from string import Template
 from typing import Final
 
-import msgspec
-
-from llmtap.errors import ConfigError
 from llmtap.metrics.statistics import SAMPLES_MIN
 from llmtap.report.captions import NOT_MEASURED, Defaults, options_rows, rests_on, settings_rows
 from llmtap.report.figures import (
     MARK,
+    OFFERED,
     Chart,
     Look,
     Panel,
@@ -30,6 +25,7 @@ from llmtap.report.figures import (
     value_text,
 )
 from llmtap.report.heat_maps import heat_maps_of
+from llmtap.report.page import contents_html, page_html, script_json, table_html
 from llmtap.report.sweep import Result, Sweep, number, read_sweep, values_text
 
 __all__ = ["sweep_html"]
@@ -49,6 +45,10 @@ _SHAPES: Final = {
     "cross": '<path d="M18 2h4v3h3v4h-3v3h-4v-3h-3v-4h3z"/>',
     "x": '<path d="m17 2 3 3 3-3 2.5 2.5L22.5 7.5l3 3L23 13l-3-3-3 3-2.5-2.5 3-3-3-3z"/>',
 }
+_OFFERED_KEY: Final = (
+    '<svg class=key width=40 height=14 viewBox="0 0 40 14" aria-hidden=true>'
+    '<path d="M0 7h40" stroke="var(--soft)" stroke-dasharray="2 3"/></svg>'
+)
 
 
 def sweep_html(
@@ -61,14 +61,9 @@ def sweep_html(
     sweep = read_sweep(results)
     curves, grids = list(charts_of(sweep)), list(heat_maps_of(sweep, results))
     looks = looks_of(sweep)
-    room = files("llmtap.report")
-
-    def part(name: str) -> str:
-        return room.joinpath(name).read_text(encoding="utf-8")
-
-    legend = _legend(sweep)
     sections = []
     for chart, panels in curves:
+        legend = _legend(sweep, panels)
         sections.append(_section(chart, panels, legend, _curve_table(sweep, chart), results, defaults))
     for chart, panels in grids:
         sections.append(_section(chart, panels, "", _grid_tables(sweep, chart, panels), results, defaults))
@@ -78,33 +73,17 @@ def sweep_html(
         for i, panel in enumerate(panels)
     }
     lines = [{"of": line.of, "colour": look.colour} for line, look in zip(sweep.lines, looks, strict=True)]
-    return Template(part("curves.html")).substitute(
-        title=escape(title),
-        style=part("curves.css"),
+    return page_html(
+        title,
         summary=_summary(sweep, results),
         settings=_settings(results, defaults),
-        contents=_contents([chart for chart, _ in (*curves, *grids)]),
+        contents=contents_html({chart.key: chart.heading for chart, _ in (*curves, *grids)}),
         controls=_controls(sweep),
-        sections="\n".join(sections),
+        sections=sections,
         symbols="".join(_symbol(i, look) for i, look in enumerate(looks)),
-        plotly=_plotly(),
-        figures=_json({"lines": lines, "plots": plots}),
-        script=part("curves.js"),
+        plots=plots,
+        lines=lines,
     )
-
-
-def _plotly() -> str:
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        raise ConfigError("HTML", "plotly is not installed", "pip install 'llmtap[report]'") from None
-    script: str = get_plotlyjs()
-    return script
-
-
-def _json(value: object) -> str:
-    """For inside a script element: no `<` that could end it."""
-    return msgspec.json.encode(value).decode().replace("<", "\\u003c")
 
 
 def _plot_id(chart: Chart, i: int) -> str:
@@ -133,19 +112,15 @@ def _settings(results: Sequence[Result], defaults: Defaults | None) -> str:
     if not options:
         return table
     cells = "".join(
-        f"<tr{' class=set' if default and value != default else ''}><th scope=row>{escape(name)}</th>"
-        f"<td>{escape(value)}</td><td>{escape(default)}</td></tr>"
-        for name, value, default in options
+        f"<tr{' class=set' if row.changed else ''}><th scope=row>{escape(row.name)}</th>"
+        f"<td>{escape(row.values)}</td><td>{escape(row.default)}</td></tr>"
+        for row in options
     )
     return (
-        f"{table}<details><summary>All {len(options)} options (times in seconds)</summary>"
+        f"{table}<details><summary>All {len(options)} options</summary>"
         "<table class=terms><thead><tr><th scope=col>option</th><th scope=col>value</th>"
         f"<th scope=col>default</th></tr></thead><tbody>{cells}</tbody></table></details>"
     )
-
-
-def _contents(charts: list[Chart]) -> str:
-    return "".join(f'<li><a href="#{chart.key}">{escape(chart.heading)}</a></li>' for chart in charts)
 
 
 def _controls(sweep: Sweep) -> str:
@@ -198,15 +173,16 @@ def _key(i: int) -> str:
     return f'<svg class=key width=40 height=14 aria-hidden=true><use href="#key-{i}"/></svg>'
 
 
-def _legend(sweep: Sweep) -> str:
+def _legend(sweep: Sweep, panels: list[Panel]) -> str:
     """For each chart, so that it can be read alone; a click is one on the line's box."""
-    if len(sweep.lines) < 2:
-        return ""
-    keys = (
+    keys = [
         f'<label for="line-{i}" data-line={i}>{_key(i)}<span>{escape(line.label)}</span></label>'
         for i, line in enumerate(sweep.lines)
-    )
-    return f"<div class=legend aria-hidden=true>{''.join(keys)}</div>"
+        if len(sweep.lines) > 1
+    ]
+    if any(one["name"] == OFFERED for panel in panels for one in panel.data):
+        keys.append(f"<span class=offered>{_OFFERED_KEY}<span>{OFFERED}</span></span>")
+    return f"<div class=legend aria-hidden=true>{''.join(keys)}</div>" if keys else ""
 
 
 def _section(
@@ -215,7 +191,7 @@ def _section(
 ) -> str:  # fmt: skip
     heading = escape(chart.heading)
     plots = "".join(
-        f'<div class=panel data-of="{escape(_json(panel.of))}"><h3>{escape(panel.title)}</h3>'
+        f'<div class=panel data-of="{escape(script_json(panel.of))}"><h3>{escape(panel.title)}</h3>'
         f'<div class=plot id="{_plot_id(chart, i)}" role=img aria-label="{escape(panel.words)}"></div></div>'
         for i, panel in enumerate(panels)
     )
@@ -255,10 +231,11 @@ def _curve_table(sweep: Sweep, chart: Chart) -> str:
     heads += [head for head, _, _ in columns] + [d.title for d in sweep.along]
     rows, marked = [], False
     for line in sweep.lines:
-        for place, result in line.points:
+        # A level line is one run.
+        for place, result in line.points[: 1 if line.level else None]:
             if all(q.of(result) is None for q in chart.quantities):
                 continue
-            cells = [] if sweep.axis is None else [number(place)]
+            cells = [] if sweep.axis is None else ["any" if line.level else number(place)]
             for _, q, counts in columns:
                 if counts:
                     cells.append(_count(q.n(result)))
@@ -268,7 +245,7 @@ def _curve_table(sweep: Sweep, chart: Chart) -> str:
                     cells.append(value_text(q, q.of(result), unit=False) + (MARK if doubt else ""))
             cells += [d.text_at(result) or "-" for d in sweep.along]
             rows.append((line.label, cells))
-    return _table(chart.heading, heads, rows) + (f"<p>{_FEW}</p>" if marked else "")
+    return table_html(chart.heading, heads, rows) + (f"<p>{_FEW}</p>" if marked else "")
 
 
 def _count(n: int | None) -> str:
@@ -289,21 +266,6 @@ def _grid_tables(sweep: Sweep, chart: Chart, panels: list[Panel]) -> str:
             ])
             for y, values, texts in zip(data["y"], data["z"], data["text"], strict=True)
         ]  # fmt: skip
-        tables.append(_table(panel.title, [f"{up.name} \\ {across.name}", *data["x"]], rows))
+        tables.append(table_html(panel.title, [f"{up.name} \\ {across.name}", *data["x"]], rows))
     marked = any(text.endswith(MARK) for panel in panels for row in panel.data[0]["text"] for text in row)
     return "".join(tables) + (f"<p>{_FEW}</p>" if marked else "")
-
-
-def _table(caption: str, heads: list[str], rows: Iterable[tuple[str, list[str]]]) -> str:
-    return "".join(_table_parts(caption, heads, rows))
-
-
-def _table_parts(caption: str, heads: list[str], rows: Iterable[tuple[str, list[str]]]) -> Iterator[str]:
-    yield f"<table><caption>{escape(caption)}</caption><thead><tr>"
-    yield from (f"<th scope=col>{escape(head)}</th>" for head in heads)
-    yield "</tr></thead><tbody>"
-    for label, cells in rows:
-        yield f"<tr><th scope=row>{escape(label)}</th>"
-        yield from (f"<td>{escape(cell)}</td>" for cell in cells)
-        yield "</tr>"
-    yield "</tbody></table>"

@@ -15,8 +15,8 @@ from typing import Any, Final
 from llmtap.report.sweep import Dimension, Line, Result, Sweep, number
 
 __all__ = [
-    "COLOURS", "DASHES", "E2E", "GOODPUT", "LATE", "MARK", "REQUESTS", "SMOOTH", "SYMBOLS", "Chart", "Look",
-    "Panel", "Quantity", "charts_of", "is_wide", "looks_of", "samples_text", "value_text",
+    "COLOURS", "DASHES", "E2E", "GOODPUT", "LATE", "MARK", "OFFERED", "REQUESTS", "SMOOTH", "SYMBOLS",
+    "Chart", "Look", "Panel", "Quantity", "charts_of", "is_wide", "looks_of", "samples_text", "value_text",
 ]  # fmt: skip
 
 COLOURS: Final = 7
@@ -25,6 +25,8 @@ DASHES: Final = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 SYMBOLS: Final = ("circle", "square", "diamond", "triangle-up", "cross", "x")
 MARK: Final = "*"
 """Beside a percentile that rests on too few samples."""
+OFFERED: Final = "offered load"
+"""What the dotted line beside throughput is."""
 _LOG_AXIS: Final = 20
 """From this ratio of largest to smallest an axis is logarithmic."""
 _TICKS_MAX: Final = 8
@@ -222,7 +224,7 @@ def _curves(sweep: Sweep, looks: list[Look], quantity: Quantity) -> Panel:
     y_axis: dict[str, Any] = {"rangemode": "tozero"}
     if quantity.offered and sweep.axis is not None and sweep.axis.name == "load" and len(places) > 1:
         data.append({
-            "type": "scatter", "mode": "lines", "name": "offered", "meta": {"line": None}, "x": places,
+            "type": "scatter", "mode": "lines", "name": OFFERED, "meta": {"line": None}, "x": places,
             "y": places, "line": {"dash": "dot", "width": 1}, "hoverinfo": "skip",
         })  # fmt: skip
         # Far more may be offered than was done; the curves are what is to be seen.
@@ -240,7 +242,7 @@ def _curves(sweep: Sweep, looks: list[Look], quantity: Quantity) -> Panel:
 
 def _where(sweep: Sweep, quantity: Quantity, found: tuple[float, Line, Any]) -> str:
     value, line, x = found
-    place = [] if sweep.axis is None else [_place_text(sweep.axis, x)]
+    place = [] if sweep.axis is None or line.level else [_place_text(sweep.axis, x)]
     label = [line.label] if len(sweep.lines) > 1 else []
     return f"{value_text(quantity, value)} ({', '.join([*label, *place]) or line.label})"
 
@@ -248,7 +250,7 @@ def _where(sweep: Sweep, quantity: Quantity, found: tuple[float, Line, Any]) -> 
 def _hover(sweep: Sweep, quantity: Quantity, line: Line, x: Any, result: Result) -> str:
     rows = [
         line.label,
-        "" if sweep.axis is None else _place_text(sweep.axis, x),
+        "" if sweep.axis is None or line.level else _place_text(sweep.axis, x),
         f"{quantity.name} {value_text(quantity, quantity.of(result))}",
         samples_text(quantity, result),
         *(text for d in sweep.along if (text := d.text_at(result)) is not None),

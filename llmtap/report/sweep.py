@@ -3,6 +3,9 @@
 A run is the public JSON of one result. Of all its settings, those that differ between runs are dimensions.
 The axis is the numeric one with the most values. What it and the scheduler do not decide tells the lines
 apart; what they do decide (a fixed time makes more requests at a higher rate) runs along the axis.
+
+An option that a run's scheduler does not read is None among its `readings` and `serving`. Along such an axis
+the run is the same everywhere: a level line.
 """
 
 from collections import defaultdict
@@ -13,7 +16,10 @@ from math import floor, isfinite, log10
 from operator import itemgetter
 from typing import Any, Final
 
-__all__ = ["Dimension", "Line", "Result", "Sweep", "number", "read_sweep", "settings_of", "values_text"]
+__all__ = [
+    "Dimension", "Line", "Result", "Sweep", "number", "option_text", "read_sweep", "setting_text",
+    "settings_of", "values_text",
+]  # fmt: skip
 
 Result = Mapping[str, Any]
 
@@ -23,6 +29,13 @@ _RANKED: Final = (_LOAD, "servers", "bins", "requests")
 """Numeric dimensions in the order in which they become the axis, where they have as many values."""
 _OPTIONS: Final = ("readings", "serving", "model")
 _SAME_RATE: Final = 0.01
+_TIMES: Final = frozenset((
+    "eps", "token_sla", "request_sla", "swap_token", "output_delay", "ttft", "tbt",
+))  # fmt: skip
+"""Options that are seconds."""
+_NAMED: Final = "output_delay"
+"""An option that is set by a scheduler's name: it need not be said beside that."""
+_UNITS: Final = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +53,9 @@ class Dimension:
     @property
     def title(self) -> str:
         """For an axis or the head of a column."""
-        return "offered load, requests/s" if self.name == _LOAD else self.name
+        if self.name == _LOAD:
+            return "offered load, requests/s"
+        return f"{self.name}, s" if self.name in _TIMES else self.name
 
     def at(self, result: Result) -> Hashable:
         """The run's value; None where it has no such setting."""
@@ -54,10 +69,13 @@ class Dimension:
         """Where on the axis the run lies: for a load, the rate that was offered."""
         if self.name == _LOAD:
             return (result.get("load") or {}).get("offered_rps")
-        value = self.at(result)
-        if value is None and self.name == "bins":
-            return (result.get("readings") or {}).get("bins")  # so that who has none can be compared
-        return value
+        return self.at(result)
+
+    def unread(self, result: Result) -> bool:
+        """Whether it is an option that the run's scheduler does not read."""
+        groups = [result.get(group) or {} for group in _OPTIONS]
+        known = self.name in result or any(self.name in group for group in groups)
+        return self.name != _LOAD and known and self.at(result) is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +86,8 @@ class Line:
     of: dict[str, str]
     """Text by dimension."""
     points: list[tuple[Any, Result]]
+    level: bool = False
+    """The axis is nothing to them: one run, at each of its places."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +116,7 @@ def read_sweep(results: Sequence[Result]) -> Sweep:
     axis = max(numbers, key=lambda d: len(d.texts), default=None)
     along = [] if axis is None else [d for d in varied.values() if _is_decided(d, axis, results)]
     by = [d for d in varied.values() if d is not axis and d not in along]
+    by = [d for d in by if d.name != _NAMED or not _is_scheduler_s(d, results)]
     grid = [d for d in numbers if d.name not in (_LOAD, "requests") and d not in along]
     grid.sort(key=lambda d: -len(d.texts))
     return Sweep(axis, by, along, _lines(results, axis, by), (grid[0], grid[1]) if len(grid) > 1 else None)
@@ -127,6 +148,23 @@ def number(value: float | None, digits: int = 4) -> str:
     places = max(0, digits - 1 - floor(log10(abs(value))))
     text = f"{value:,.{places}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def option_text(name: str, value: Any) -> str:
+    """An option's value as public JSON has it; seconds with the unit that suits, `-` for None."""
+    if value is None:
+        return "-"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value)) or "none"
+    if name not in _TIMES:
+        return _plain(value)
+    unit, scale = next((one for one in _UNITS if value >= one[1]), _UNITS[0])
+    return f"{number(value / scale, 6)} {unit}"
+
+
+def setting_text(name: str, value: Any) -> str:
+    """The same after its name."""
+    return f"{name} {option_text(name, value)}"
 
 
 def values_text(values: Iterable[Hashable], limit: int = 4) -> str:
@@ -198,7 +236,9 @@ def _lines(results: Sequence[Result], axis: Dimension | None, by: list[Dimension
         runs = list(group)
         of = texts(runs[0])
         label = ", ".join(of.values()) or str(runs[0].get(_SCHEDULER) or "all runs")
-        lines.append(Line(label, of, _points(runs, axis)))
+        level = axis is not None and all(axis.unread(run) for run in runs)
+        points = [(x, run) for x in axis.texts for run in runs] if axis and level else _points(runs, axis)
+        lines.append(Line(label, of, points, level))
     return lines
 
 
@@ -220,7 +260,7 @@ def _named(name: str, value: Hashable, runs: list[Result]) -> str:
         return f"scale {_plain(value)}"
     if name in ("servers", "bins", "requests"):
         return f"{_plain(value)} {name.removesuffix('s') if value == 1 else name}"
-    return f"{name} {_plain(value)}"
+    return setting_text(name, value)
 
 
 def _plain(value: Hashable) -> str:

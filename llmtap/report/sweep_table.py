@@ -6,14 +6,14 @@ Takes the public JSON of results, as `report/sweep.py` does. What does not vary 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from llmtap.report.sweep import Result, number, settings_of, values_text
+from llmtap.report.sweep import Result, number, option_text, settings_of, values_text
 
 __all__ = ["sweep_lines", "sweep_table"]
 
 _Column = tuple[str, Callable[[Result], str]]
 
-_UNSERVED: Final = {"upstream_error": "refused", "truncated": "given up"}
-"""By outcome: no token of them left, or some."""
+_UNSERVED: Final = {"refused": ("too_large", "queue_full"), "given up": ("late", "late_midway")}
+"""By the reason: before a server took them up, or later."""
 _SAID_OTHERWISE: Final = frozenset({"scheduler", "requests", "trace", "load", "objectives"})
 
 
@@ -52,9 +52,10 @@ def sweep_lines(results: Sequence[Result]) -> Iterator[str]:
     """What the figures mean, and what is the same for all of them."""
     request_sla = _all(results, lambda told: f"{told['readings']['request_sla']:g}")
     token_sla = _all(results, lambda told: f"{told['readings']['token_sla'] * 1e3:g}")
-    offered = _all(results, lambda told: f"{told['load']['offered_rps'] or 0:.4g}")
+    offered = list(dict.fromkeys(_offered(told) for told in results))
     line = f"late: outside the request SLA of {request_sla} s; slow: outside the token SLA of {token_sla} ms."
-    yield line + (f" Offered: {offered} requests/s on average." if ", " not in offered else "")
+    yield line + (f" Offered: {offered[0]}." if len(offered) == 1 else "")
+    yield from _not_served(results)
     for allowed in _each(_at(told, "capacity", "allowed") for told in results):
         yield (
             f"capacity: the highest rate at which no more than {allowed:.3g} of the requests are late; "
@@ -65,15 +66,45 @@ def sweep_lines(results: Sequence[Result]) -> Iterator[str]:
         yield f"goodput: requests that met {objectives}"
     for reader in _each(_reader(told.get("smooth_goodput") or {}) for told in results):
         yield f"smooth: {reader}; idle: what such a reader waited with nothing to read"
-    for fit, model in _each((told.get("fit"), told["model"]) for told in results if told.get("fit")):
-        yield _fitted(fit, model)
+    for fit, model in _each((told.get("fit"), told["model"]) for told in results):
+        yield _model(fit, model)
+
+
+def _offered(told: Result) -> str:
+    rate = told["load"]["offered_rps"]
+    return "all at once" if rate is None else f"{rate:.4g} requests/s on average"
 
 
 def _unserved(results: Sequence[Result]) -> Iterator[_Column]:
     """How many a scheduler did not serve, or not to the end, where it did so to some."""
-    for outcome, title in _UNSERVED.items():
-        if any(told["outcomes"].get(outcome) for told in results):
-            yield title, lambda told, outcome=outcome: f"{told['outcomes'].get(outcome, 0):,}"  # type: ignore[misc]
+    for title, reasons in _UNSERVED.items():
+        if any(_count(told, *reasons) for told in results):
+            yield title, lambda told, reasons=reasons: f"{_count(told, *reasons):,}"  # type: ignore[misc]
+
+
+def _count(told: Result, *reasons: str) -> int:
+    unserved = told.get("unserved") or {}
+    return sum(unserved.get(reason, 0) for reason in reasons)
+
+
+def _not_served(results: Sequence[Result]) -> Iterator[str]:
+    """Why requests were refused and given up, with what they did not fit."""
+    said = {
+        "too_large": ("refused", "need more than the KV memory holds", ("kv_tokens",)),
+        "queue_full": ("refused", "came when as many waited as may", ("queue_max",)),
+        "late": ("given up", "had no token in time", ("ttft",)),
+        "late_midway": ("given up", "had a token too late and were served no further", ("ttft", "tbt")),
+    }
+    for reason, (what, why, options) in said.items():
+        found = [told for told in results if _count(told, reason)]
+        if found:
+            counts = values_text(_count(told, reason) for told in found)
+            several = " in a run" if len(found) > 1 else ""
+            limits = ", ".join(
+                f"{name} {_all(found, lambda told, name=name: option_text(name, told['serving'][name]))}"  # type: ignore[misc]
+                for name in options
+            )
+            yield f"{what}: {counts} requests{several} {why} ({limits})"
 
 
 def _varying(results: Sequence[Result]) -> Iterator[_Column]:
@@ -91,7 +122,7 @@ def _varying(results: Sequence[Result]) -> Iterator[_Column]:
 
 
 def _setting(name: str) -> Callable[[Result], str]:
-    return lambda told: values_text((settings_of(told).get(name),)) or "-"
+    return lambda told: option_text(name, settings_of(told).get(name))
 
 
 def _reader(smooth: Mapping[str, Any]) -> str | None:
@@ -106,22 +137,30 @@ def _capacity(told: Result) -> str:
     return "no limit" if found and found["rps"] is None else _rate(_at(told, "capacity", "rps"))
 
 
-def _fitted(fit: Mapping[str, Any], model: Mapping[str, float]) -> str:
+def _model(fit: Mapping[str, Any] | None, model: Mapping[str, float]) -> str:
+    """The formula by its name, its constants, and how they came about."""
+    if "alpha" in model:
+        formula = "T(b, L) = alpha + beta L (1 + gamma (b - 1)/b) of a batch"
+        constants = [f"alpha {model['alpha'] * 1e3:.4g} ms", f"beta {model['beta'] * 1e3:.4g} ms/token"]
+    else:
+        formula = "T(p, d, c) = beta (1 + gamma (d - 1)/d) + prefill p + context c of an iteration"
+        constants = [f"beta {model['beta'] * 1e3:.4g} ms"]
+    constants.append(f"gamma {model['gamma']:.4g}")
+    if "alpha" not in model:
+        constants.append(f"prefill {model['prefill'] * 1e6:.4g} us/token")
+        constants.append(f"context {model['context'] * 1e9:.4g} ns/token")
+    return f"model {formula}: {', '.join(constants)}; {_fitted(fit)}"
+
+
+def _fitted(fit: Mapping[str, Any] | None) -> str:
+    if fit is None:
+        return "seed 004's GPU"
     if "grid" in fit:
-        return (
-            f"model: alpha {model['alpha'] * 1e3:.4g} ms, beta {model['beta'] * 1e3:.4g} ms/token, "
-            f"gamma {model['gamma']:.4g}; R^2 {fit['r2']:.5f} on {fit['points']} points, "
-            f"off by {fit['error_max']:.1%} at most"
-        )
-    parts = "; ".join(
+        return f"R^2 {fit['r2']:.5f} on {fit['points']} points, off by {fit['error_max']:.1%} at most"
+    return "; ".join(
         f"{name} by {part['source']}: R^2 {part['r2']:.5f} on {part['points']:,} points"
         for name, part in ((name, fit[name]) for name in ("prefill", "decode"))
     )
-    constants = (
-        f"beta {model['beta'] * 1e3:.4g} ms, gamma {model['gamma']:.4g}, "
-        f"prefill {model['prefill'] * 1e6:.4g} us/token, context {model['context'] * 1e9:.4g} ns/token"
-    )
-    return f"model: {constants}; {parts}"
 
 
 def _each(values: Any) -> list[Any]:

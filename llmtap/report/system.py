@@ -13,7 +13,7 @@ from rich.text import Text
 from llmtap.report.capture import harmless
 from llmtap.units import format_bytes, format_ns
 
-__all__ = ["render_system", "system_text"]
+__all__ = ["render_system", "series_title", "series_value", "system_text", "system_warnings"]
 
 _FIGURES: Final = ("mean", "p50", "p95", "max")
 _TITLES: Final = {
@@ -43,7 +43,7 @@ def render_system(told: Mapping[str, Any]) -> RenderableType:
     table = _table(told)
     parts: list[RenderableType] = [table] if table.row_count else []
     parts += [Text(harmless(line)) for line in _lines(told)]
-    parts += [Text(harmless(line), style="yellow") for line in _warnings(told)]
+    parts += [Text(harmless(line), style="yellow") for line in system_warnings(told)]
     return Group(*parts)
 
 
@@ -63,8 +63,8 @@ def _table(told: Mapping[str, Any]) -> Table:
     for part in ("system", "server"):
         for name, figures in (told.get(part) or {}).items():
             if figures.get("n") and figures["kind"] in ("interval", "gauge"):
-                cells = [_value(figures.get(figure), figures["unit"]) for figure in _FIGURES]
-                table.add_row(_title(name), f"{figures['n']:,}", *cells)
+                cells = [series_value(figures.get(figure), figures["unit"]) for figure in _FIGURES]
+                table.add_row(series_title(name), f"{figures['n']:,}", *cells)
     return table
 
 
@@ -74,7 +74,7 @@ def _lines(told: Mapping[str, Any]) -> Iterator[str]:
     for name, figures in server.items():
         if name in _UNTOLD or figures.get("total") is None:
             continue
-        said = f"{_title(name)} {_value(figures['total'], figures['unit'])}"
+        said = f"{series_title(name)} {series_value(figures['total'], figures['unit'])}"
         rate = figures.get("per_second")
         counted.append(said + (f" ({_number(rate)}/s)" if rate else ""))
     if counted:
@@ -101,7 +101,8 @@ def _energy(energy: Mapping[str, Any]) -> Iterator[str]:
         yield f"by the GPUs' own count {_number(energy['counted_power'])} W"
 
 
-def _warnings(told: Mapping[str, Any]) -> Iterator[str]:
+def system_warnings(told: Mapping[str, Any]) -> Iterator[str]:
+    """What makes figures of the run doubtful."""
     missing = (told.get("energy") or {}).get("seconds_missing") or 0
     if missing:
         yield f"power is not known of {format_ns(missing * 1e9)}: more energy was used than is said"
@@ -114,14 +115,15 @@ def _warnings(told: Mapping[str, Any]) -> Iterator[str]:
         yield f"{scrape['failed']:,} of {scrape['scrapes']:,} scrapes of the server failed: {reasons}"
 
 
-def _title(name: str) -> str:
+def series_title(name: str) -> str:
+    """A series in words; its name, where it is not one of ours."""
     device, _, what = name.partition("_")
     if device.startswith("gpu") and device[3:].isdecimal():
         return f"GPU {device[3:]}, {what}"
     return _TITLES.get(name, name)
 
 
-def _value(value: float | None, unit: str) -> str:
+def series_value(value: float | None, unit: str) -> str:
     """A figure with its unit."""
     if value is None:
         return "-"

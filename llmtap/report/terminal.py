@@ -13,7 +13,7 @@ from rich.text import Text
 
 from llmtap.metrics.statistics import SAMPLES_MIN
 
-__all__ = ["render_summary", "summary_text"]
+__all__ = ["milliseconds", "render_summary", "summary_text"]
 
 _ROWS: Final = {
     "ttft": "TTFT",
@@ -63,7 +63,7 @@ def _headline(summary: Mapping[str, Any]) -> str:
     said.append(f"ITL option {option or '-'}")
     said.append(f"tokens by {', '.join(sources) or '-'}")
     if summary.get("uncertainty") is not None:
-        said.append(f"uncertainty {_ms(summary['uncertainty'])} ms")
+        said.append(f"uncertainty {milliseconds(summary['uncertainty'])} ms")
     return " · ".join(said)
 
 
@@ -124,12 +124,12 @@ def _relay(relay: Mapping[str, Any]) -> str:
         return "no status yet"
     dropped = sum(relay["dropped"].values())
     said = [f"opened {relay['opened']:,}", f"measured {relay['measured']:,}", f"not measured {dropped:,}"]
-    said.append(f"lag max {_ms(relay.get('lag_max'))} ms")
+    said.append(f"lag max {milliseconds(relay.get('lag_max'))} ms")
     return " · ".join(said + ([] if relay.get("connected") else ["gone"]))
 
 
 def _figure(figures: Mapping[str, Any], name: str) -> str:
-    text = _ms(figures.get(name))
+    text = milliseconds(figures.get(name))
     return text + (_MARK if name in figures.get("marks", ()) and text != "-" else "")
 
 
@@ -147,7 +147,7 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
 
 
-def _ms(seconds: float | None) -> str:
+def milliseconds(seconds: float | None) -> str:
     """Milliseconds, three significant digits, never in powers of ten."""
     if seconds is None:
         return "-"

@@ -9,17 +9,33 @@ A run is what a server does without being asked again: a whole batch for the sch
 iteration for those that compose anew at every step. The engine does not know which. It asks `form` whenever
 a server is free and something changed; the scheduler answers with a batch and how long that takes, or with
 None. When it is done the scheduler says which tokens were made by it, when each is to leave, and who is
-finished. Requests may leave (their client did), and a scheduler may give up on them.
+finished. Requests may leave (their client did), and a scheduler may give up on them, and says why.
 
 Times are whole nanoseconds of any clock.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
 from heapq import heappop, heappush
 from typing import Any, Final, Protocol
 
-__all__ = ["NOTHING", "Engine", "Made", "Run", "Scheduler", "Step", "Work"]
+__all__ = ["NOBODY", "NOTHING", "Engine", "GivenUp", "Made", "Run", "Scheduler", "Step", "Work"]
+
+
+class GivenUp(Enum):
+    """Why a scheduler serves a request not at all, or not to the end."""
+
+    TOO_LARGE = "too_large"
+    """It needs more than the KV memory holds, whoever else is there."""
+    QUEUE_FULL = "queue_full"
+    """As many wait as may."""
+    LATE = "late"
+    """One of its tokens missed its deadline."""
+
+
+NOBODY: Final[Mapping[int, GivenUp]] = {}
+"""Is given up."""
 
 
 class Work(Protocol):
@@ -41,6 +57,9 @@ class Made:
     empty: the times of their tokens are known from the start (`Batch.token_times`)."""
     due_ns: Sequence[int] | None = None
     """When each of these tokens is to leave, now or later; None where all leave now."""
+    cached: Mapping[int, int] | None = None
+    """Of requests whose prompt is whole now: how many of its tokens were in the prefix cache; None without
+    one."""
 
 
 class Scheduler(Protocol):
@@ -61,7 +80,7 @@ class Scheduler(Protocol):
     def left(self, now_ns: int, request: int) -> None:
         """Nobody waits any longer for a request that is neither finished nor given up."""
 
-    def given_up(self) -> Sequence[int]:
+    def given_up(self) -> Mapping[int, GivenUp]:
         """Requests that it has decided, since it was asked last, not to serve or not to serve any further."""
 
 
@@ -81,7 +100,7 @@ class Step:
 
     started: Sequence[Run] = ()
     made: Made = Made()
-    given_up: Sequence[int] = ()
+    given_up: Mapping[int, GivenUp] = field(default_factory=dict)
 
 
 NOTHING: Final = Step()

@@ -13,15 +13,19 @@ from typing import Final
 
 from llmtap.workload.requests import Requests
 
-__all__ = ["PREDICTORS", "predict"]
+__all__ = ["PREDICTORS", "SEEDED", "predict"]
+
+SEEDED: Final = frozenset(("noisy", "shuffled"))
+"""Those that draw."""
 
 _LENGTH_MAX: Final = 4_096
 _SIGMA: Final = 0.1
 
 
-def predict(requests: Requests, predictor: str, seed: int) -> "array[int]":
-    """A column of predicted output tokens."""
-    return PREDICTORS[predictor](requests, Random(seed))
+def predict(requests: Requests, predictor: str, seed: int | None) -> "array[int]":
+    """A column of predicted output tokens. Those of SEEDED want a seed."""
+    assert seed is not None or predictor not in SEEDED
+    return PREDICTORS[predictor](requests, Random(seed or 0))
 
 
 def _perfect(requests: Requests, random: Random) -> "array[int]":

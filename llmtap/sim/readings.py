@@ -5,14 +5,15 @@ scheduler looks best. The defaults are those of the project's list of readings (
 fields); every other one can be run, so that a ranking is told with the readings it holds under.
 """
 
-import difflib
+from collections.abc import Mapping
 from itertools import pairwise
-from typing import Annotated, Final, Literal, get_args, get_origin
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
-from llmtap.units import Duration, format_ns, parse_duration_ns
+from llmtap.sim.settings import explained, read_options
+from llmtap.units import Duration
 
 __all__ = ["Readings", "explain", "read_settings"]
 
@@ -135,58 +136,17 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.free_gb - self.margin_gb
 
 
-def read_settings(settings: dict[str, str]) -> Readings:
+def read_settings(settings: Mapping[str, str]) -> Readings:
     """Readings with some of them set, by name, from text. Raises ValueError, which names the nearest."""
-    known = {field.name: field for field in msgspec.structs.fields(Readings)}
-    given = {name.replace("-", "_"): text for name, text in settings.items()}
-    values: dict[str, object] = {}
-    for name, text in given.items():
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            meant = f"; did you mean {near[0]}?" if near else ""
-            raise ValueError(f"no reading is called {name!r}{meant}")
-        try:
-            values[name] = _value(known[name].type, text)
-        except ValueError as exc:
-            raise ValueError(f"{name}={text}: {exc}") from None
-    readings = Readings(**values)  # type: ignore[arg-type]
+    readings = read_options(Readings, settings, "reading")
     if readings.safe_gb <= 0:
         raise ValueError("memory_gb: nothing is left of it for the KV cache")
     edges = readings.bin_edges
     if edges and (edges[0] < 0 or any(low >= high for low, high in pairwise(edges))):
-        raise ValueError(f"bin_edges={given['bin_edges']}: expected rising whole numbers")
+        raise ValueError(f"bin_edges: expected rising whole numbers, got {','.join(map(str, edges))!r}")
     return readings
 
 
 def explain() -> list[tuple[str, str, str]]:
     """Each reading's name, default and meaning, with the values it may have."""
-    told = []
-    for field in msgspec.structs.fields(Readings):
-        meaning = msgspec.inspect.type_info(field.type).extra_json_schema["description"]  # type: ignore[attr-defined]
-        values = _choices(field.type)
-        if values:
-            meaning += f" ({' | '.join(values)})"
-        default = field.default
-        shown = format_ns(default) if isinstance(default, Duration) else str(default or "-")
-        told.append((field.name, shown, meaning))
-    return told
-
-
-def _choices(kind: object) -> list[str]:
-    """The texts that a field may be, as they are written in the class; none where it is no choice."""
-    inner = get_args(kind)[0]
-    return list(get_args(inner)) if get_origin(inner) is Literal else []
-
-
-def _value(kind: object, text: str) -> object:
-    inner = get_args(kind)[0]
-    if inner is Duration:
-        return Duration(parse_duration_ns(text))
-    choices = _choices(kind)
-    if choices and text not in choices:
-        raise ValueError(f"is none of {', '.join(choices)}")
-    raw: object = [one.strip() for one in text.split(",")] if get_origin(inner) is tuple else text
-    try:
-        return msgspec.convert(raw, kind, strict=False)
-    except msgspec.ValidationError as exc:
-        raise ValueError(str(exc).split(" - at ")[0]) from None
+    return list(explained(Readings))

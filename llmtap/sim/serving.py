@@ -4,7 +4,7 @@ The defaults are those of the servers that the schedulers are named after, where
 004's GPU: 7 GB of KV memory at 0.1875 MB a token.
 """
 
-import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Final, Literal
 
@@ -13,11 +13,15 @@ from msgspec import Meta
 
 from llmtap.sim.latency import SEED_ITERATIONS, SEED_MODEL, IterationModel, LatencyModel
 from llmtap.sim.readings import Readings
-from llmtap.units import Duration, format_ns, read_special
+from llmtap.sim.settings import explained, read_options
+from llmtap.units import Duration, format_ns
 
-__all__ = ["Serving", "Setup", "explain_serving", "read_serving"]
+__all__ = ["OUTPUT_DELAYS", "Serving", "Setup", "explain_serving", "read_serving", "settled"]
 
 _MS: Final = 1_000_000
+
+OUTPUT_DELAYS: Final[Mapping[str, Duration]] = {"output_delay": Duration(50 * _MS)}
+"""By scheduler, where nobody sets it; 0 for all others. 50 ms: of who reads 20 tokens a second (001, 5.1)."""
 
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,9 +52,10 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         int, Meta(ge=1, description="tokens that decode_prepone makes ahead of a prefill (seed 001, 3.3)")
     ] = 2
     output_delay: Annotated[
-        Duration,
+        Duration | None,
         Meta(description="each token leaves so long after the one before at the earliest (seed 001, 3.4)"),
-    ] = Duration(0)
+    ] = None
+    """None: as `OUTPUT_DELAYS` has it."""
     queue_max: Annotated[
         int, Meta(ge=0, description="requests that may wait; others are turned away; 0: no limit")
     ] = 0
@@ -76,28 +81,23 @@ class Setup:
     serving: Serving = field(default_factory=Serving)
 
 
-def read_serving(settings: dict[str, str]) -> Serving:
+def read_serving(settings: Mapping[str, str]) -> Serving:
     """Options with some of them set, by name, from text. Raises ValueError, which names the nearest."""
-    known = {field.name for field in msgspec.structs.fields(Serving)}
-    given = {name.replace("-", "_"): text for name, text in settings.items()}
-    for name in given:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            meant = f"; did you mean {near[0]}?" if near else ""
-            raise ValueError(f"no option of serving is called {name!r}{meant}")
-    try:
-        return msgspec.convert(given, Serving, strict=False, dec_hook=read_special)
-    except msgspec.ValidationError as exc:
-        problem, _, where = str(exc).partition(" - at `$.")
-        raise ValueError(f"{where.rstrip('`')}: {problem}" if where else problem) from None
+    return read_options(Serving, settings, "option of serving")
+
+
+def settled(serving: Serving, scheduler: str) -> Serving:
+    """The same, with what a scheduler takes where nobody says otherwise."""
+    if serving.output_delay is not None:
+        return serving
+    delay = OUTPUT_DELAYS.get(scheduler, Duration(0))
+    return msgspec.structs.replace(serving, output_delay=delay)
 
 
 def explain_serving() -> list[tuple[str, str, str]]:
-    """Each option's name, default and meaning."""
-    told = []
-    for option in msgspec.structs.fields(Serving):
-        meaning = msgspec.inspect.type_info(option.type).extra_json_schema["description"]  # type: ignore[attr-defined]
-        default = option.default
-        shown = format_ns(default) if isinstance(default, Duration) else str(default).lower()
-        told.append((option.name, shown, meaning))
-    return told
+    """Each option's name, default and meaning, with the values it may have."""
+    own = "".join(f"; {format_ns(delay)} with {name}" for name, delay in OUTPUT_DELAYS.items())
+    return [
+        (name, f"{format_ns(0)}{own}" if default is None else default, meaning)
+        for name, default, meaning in explained(Serving)
+    ]

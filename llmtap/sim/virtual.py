@@ -5,12 +5,12 @@ Arrivals are a sorted column, so only runs are in the heap: one for each busy se
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Final, Protocol
 
-from llmtap.sim.engine import Engine, Run, Step
+from llmtap.sim.engine import Engine, GivenUp, Run, Step
 from llmtap.sim.schedulers.batches import Batch
 from llmtap.sim.schedulers.iterations import Iteration
 from llmtap.workload.requests import Requests
@@ -48,15 +48,24 @@ class Played:
     finished: int = 0
     given_up: dict[int, int] = field(default_factory=dict)
     """Requests that were not served to the end, and how many tokens of each had left."""
+    reasons: dict[int, GivenUp] = field(default_factory=dict)
+    """Why each of these was not."""
+    cached: "array[int]" = field(default_factory=lambda: array("q"))
+    """Tokens of its prompt that were in the prefix cache, -1 where it was not taken in; empty without one."""
+
+    @classmethod
+    def begun(cls, requests: int, servers: int) -> "Played":
+        """Of so many, when nothing has happened yet."""
+        n = requests
+        starts, ends, size = array("q", [-1]) * n, array("q", bytes(8 * n)), array("q", bytes(8 * n))
+        return cls(starts, ends, size, [0] * servers)
 
 
 class _Player:
     """Writes down what steps say."""
 
-    def __init__(self, requests: Requests, servers: int, watch: Watcher | None) -> None:
-        n = len(requests)
-        starts, ends, size = array("q", [-1]) * n, array("q", bytes(8 * n)), array("q", bytes(8 * n))
-        self.played = Played(starts, ends, size, [0] * servers)
+    def __init__(self, requests: Requests, played: Played, watch: Watcher | None) -> None:
+        self.played = played
         self.runs: list[tuple[int, int, Run]] = []
         self._outputs = requests.output
         self._watch = watch
@@ -71,7 +80,8 @@ class _Player:
                 self._batch_done(now_ns, run)
             else:
                 self._iteration_done(now_ns, step)
-        for request in step.given_up:
+        for request, reason in step.given_up.items():
+            self.played.reasons[request] = reason
             times = self._tokens.pop(request, ())
             # What was made leaves when it is due.
             self._end(request, times, max(now_ns, times[-1]) if times else now_ns, served=False)
@@ -112,6 +122,8 @@ class _Player:
 
     def _iteration_done(self, now_ns: int, step: Step) -> None:
         made, tokens = step.made, self._tokens
+        if made.cached is not None:
+            self._note_cached(made.cached)
         if made.due_ns is None:
             for request in made.tokens:
                 tokens.setdefault(request, []).append(now_ns)
@@ -121,6 +133,13 @@ class _Player:
         for request in made.finished:
             times = tokens.pop(request, ())
             self._end(request, times, max(now_ns, times[-1]) if times else now_ns, served=True)
+
+    def _note_cached(self, found: Mapping[int, int]) -> None:
+        played = self.played
+        if not played.cached:
+            played.cached = array("q", [-1]) * len(played.start_ns)
+        for request, tokens in found.items():
+            played.cached[request] = tokens
 
     def _end(self, request: int, times: Sequence[int], end_ns: int, *, served: bool) -> None:
         played = self.played
@@ -141,16 +160,19 @@ def play(
     all_first: bool = False,
     gpu_first: bool = False,
     watch: Watcher | None = None,
+    played: Played | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Played:
     """Serves all requests, whose arrivals are in order.
 
     `all_first`: of arrivals at one instant, servers wait for the last; `gpu_first`: what is done at the
-    instant of an arrival comes before it (readings 18 and 19 of seed 004). `progress` is told now and then
-    how many arrived.
+    instant of an arrival comes before it (readings 18 and 19 of seed 004). `played` is what is written down
+    in, for who looks at it while he watches. `progress` is told now and then how many arrived.
     """
     n = len(requests)
-    player = _Player(requests, servers, watch)
+    if played is None:
+        played = Played.begun(n, servers)
+    player = _Player(requests, played, watch)
     runs, note = player.runs, player.note
     arrivals = requests.arrival_ns
     lead = 1 if gpu_first else 0
@@ -173,7 +195,6 @@ def play(
         if i == n and not closed:
             closed = True
             note(now_ns, engine.close(now_ns))
-    played = player.played
     lost = n - played.finished - len(played.given_up)
     assert not lost, f"{lost} requests were never served"
     return played

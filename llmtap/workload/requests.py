@@ -26,8 +26,8 @@ class Requests:
     predicted: "array[int]" = field(default_factory=_column)
     """Tokens that a scheduler is told it will be."""
     blocks: list[tuple[int, ...]] = field(default_factory=list)
-    """Of each prompt a number for each of its whole blocks from the beginning; prompts that begin alike have
-    the same numbers as far as they are alike (as a trace's `hash_ids`)."""
+    """Of each prompt a number for each of its blocks, the last maybe only begun; prompts that begin alike
+    have the same numbers as far as they are alike (as a trace's `hash_ids`)."""
     block_tokens: int = 0
     """How many tokens such a block has; 0 where there are none."""
     epoch_ns: int = 0

@@ -6,8 +6,8 @@
   remembers long enough hits each row that comes again, as far as it was kept.
 - Scaling by S divides all distances from the first arrival by S, so bursts stay bursts. A rate is a scale:
   that by which the rows taken arrive at this rate on average.
-- Where a trace says which blocks its prompts begin with, requests have them, whole ones only. Blocks of bytes
-  (a capture without a tokenizer) are taken for as many tokens as the trace has per byte on average.
+- Where a trace says which blocks its prompts begin with, requests have them, a begun last one too. Blocks of
+  bytes (a capture without a tokenizer) are taken for as many tokens as the trace has per byte on average.
 - Where a trace has dates, requests begin at its first one, whatever the scale.
 - Rows that arrive at one moment, as in traces with whole seconds, stay together, and that is told: spreading
   them would be to invent arrivals.

@@ -1,39 +1,22 @@
 import json
 import os
 import pty
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from llmtap.capture.reader import read
-from llmtap.cli.main import main
-from tests.support.sweeps import children
-
-HEADER = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+from tests.support.sim_runs import HEADER, small_trace
+from tests.support.sim_runs import sim_run as run
 
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    path = tmp_path / "a.csv"
-    rows = [(i * 2, 10 + i, i % 30) for i in range(60)]
-    path.write_text(HEADER + "".join(f"{t},GPT-4,{n},{m},{n + m},API log\n" for t, n, m in rows))
-    return path
-
-
-def run(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *args: object
-) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["llmtap", "sim", "run", *map(str, args)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    said = capsys.readouterr()
-    return int(ended.value.code or 0), said.out, said.err
+    return small_trace(tmp_path / "a.csv")
 
 
 def test_schedulers_are_compared_in_a_table(
@@ -41,7 +24,7 @@ def test_schedulers_are_compared_in_a_table(
 ) -> None:
     code, out, err = run(capsys, monkeypatch, trace, "--scale", 100)
     assert (code, err) == (0, "")
-    columns, *rows, foot = out.splitlines()
+    columns, *rows, foot, model = out.splitlines()
     assert columns.split("\t")[:3] == ["scheduler", "requests", "req/s"]
     cells = [row.split("\t") for row in rows]
     assert [c[:2] for c in cells] == [
@@ -50,6 +33,10 @@ def test_schedulers_are_compared_in_a_table(
     assert all(len(c) == len(columns.split("\t")) for c in cells)
     assert "outside the request SLA of 20 s" in foot
     assert "Offered: 50 requests/s" in foot
+    assert model == (
+        "model T(b, L) = alpha + beta L (1 + gamma (b - 1)/b) of a batch: "
+        "alpha 59.65 ms, beta 5.742 ms/token, gamma 0.316; seed 004's GPU"
+    )
 
 
 def test_as_json_it_is_a_list_of_summaries(
@@ -59,7 +46,7 @@ def test_as_json_it_is_a_list_of_summaries(
     options = ("--scheduler", "multi_bin_dynamic,static_fifo", "--rate", 5, "--requests", 100, "--bins", 3)
     code, out, _ = run(capsys, monkeypatch, trace, *options, "--eps", "1ms", "--json", place)
     told = json.loads(place.read_text())
-    assert (code, out.count("\n")) == (0, 4)
+    assert (code, out.count("\n")) == (0, 5)
     assert [t["scheduler"] for t in told] == ["multi_bin_dynamic", "static_fifo"]
     first = told[0]
     assert {
@@ -115,86 +102,6 @@ def test_the_capacity_is_searched(
     assert out.splitlines()[0].endswith("\tcapacity req/s")
 
 
-@pytest.mark.parametrize(
-    ("args", "problem"),
-    [
-        ((), "TRACE: is missing"),
-        (("none.csv",), "none.csv: cannot be read: No such file"),
-        (("TRACE", "--scheduler", "statik_fifo"), "--scheduler: no scheduler is called 'statik_fifo'; did"),
-        (("TRACE", "--scheduler", ","), "--scheduler: names none"),
-        (("TRACE", "--from", "burstgtp"), "no format to read is called 'burstgtp'; did you mean burstgpt?"),
-        (("TRACE", "--scale", 0), "--scale: expected more than 0, got 0"),
-        (("TRACE", "--rate", "nan"), "--rate: expected more than 0, got nan"),
-        (("TRACE", "--rate", 1, "--scale", 1), "--rate: is a scale, and --scale is given"),
-        (("TRACE", "--requests", -5), "--requests: expected more than 0, got -5"),
-        (("TRACE", "--bins", 0), "--bins: Expected `int` >= 1"),
-        (("TRACE", "--bins", "5,3"), "--bins: expected rising whole numbers"),
-        (("TRACE", "--eps", "soon"), "--eps: expected a duration"),
-        (("TRACE", "--predictor", "oracle"), "--predictor: is none of perfect, prompt, noisy, shuffled"),
-        (("TRACE", "--reading", "window"), "--reading: expected NAME=VALUE, got 'window'"),
-        (("TRACE", "--reading", "windo=x"), "--reading: no reading is called 'windo'; did you mean window?"),
-        (("TRACE", "--capacity", 1), "--capacity: expected a share from 0 to below 1, got 1"),
-        (("TRACE", "--latency", "none.csv"), "--latency: cannot read none.csv: No such file"),
-        (("TRACE", "--latency", "TRACE"), "line 1: no column is called batch_size"),
-        (("TRACE", "--requests", "9" * 20), "--requests: expected at most 1,000,000,000"),
-        (("TRACE", "--fit-chunk", "512"), "--fit-chunk: is of a capture that --latency names"),
-        (("TRACE", "--latency", "g.csv", "--fit-chunk", "9"), "--fit-chunk: is of a capture, and g.csv is"),
-        (("TRACE", "--json", "nowhere/out.json"), "--json: there is no folder nowhere"),
-        (("TRACE", "--html", "nowhere/out.html"), "--html: there is no folder nowhere"),
-        (("TRACE", "--requests", "1e3"), "--requests: expected a whole number, got '1e3'"),
-        (("TRACE", "--requests", ","), "--requests: names none"),
-        (("TRACE", "--scale", "1,two"), "--scale: expected a number, got 'two'"),
-        (("TRACE", "--servers", "1,20000"), "--servers: expected at most 10,000, got 20,000"),
-        (("TRACE", "--seed", "x"), "--seed: expected a whole number, got 'x'"),
-        (("TRACE", "--scheduler", "continuous_batching", "--servers", "1,2"),
-         "--servers: continuous_batching has one"),
-        (("TRACE", "--vary", "bins"), "--vary: expected NAME=VALUE,VALUE, got 'bins'"),
-        (("TRACE", "--vary", "bins="), "--vary: bins has no values"),
-        (("TRACE", "--vary", "bims=1,2"), "--vary: no reading is called 'bims'; did you mean bins?"),
-        (("TRACE", "--vary", "bins=1,x"), "--vary: bins=x"),
-        (("TRACE", "--vary", "chunk=64,x"), "--vary: chunk"),
-        (("TRACE", "--serving", "chunks=64"), "--serving: no option of serving is called 'chunks'; did you"),
-        (("TRACE", "--vary", "eps=1ms", "--eps", "5ms"), "--vary: eps is set by --eps as well"),
-        (("TRACE", "--vary", "bins=1", "--vary", "bins=2"), "--vary: bins is set twice"),
-        (("TRACE", "--bins", "1,30", "--vary", "bins=1,2"), "--bins: gives edges, and how many bins there"),
-        (("TRACE", "--preset", "gird"), "--preset: no preset is called 'gird'; did you mean grid?"),
-        (("TRACE", "--preset", "methods", "--servers", 4), "--servers: servers is what --preset methods"),
-        (("TRACE", "--slo", "ttft:1s", "--no-measure"), "--no-measure: objectives are of exchanges"),
-        (("TRACE", "--capture", "c", "--no-measure"), "--no-measure: a capture is of exchanges"),
-        (("TRACE", "--slo", "tttf:1s"), "--slo: unknown objective 'tttf'"),
-        (("TRACE", "--ray", "auto", "--jobs", 2), "--jobs: how many run at a time is up to the cluster"),
-        (("TRACE", "--results", "nowhere/r.jsonl"), "--results: cannot open nowhere/r.jsonl"),
-        (("TRACE", "--results", "TRACE"), "line 1: is no result of a sweep"),
-        (("TRACE", "--latency", "capture", "--scheduler", "static_fifo"),
-         "--latency: capture tells how long iterations take; static_fifo serves whole batches"),
-        (("TRACE", "--latency", "g.csv", "--scheduler", "continuous_batching"),
-         "--latency: g.csv tells how long whole batches take, and nothing of iterations"),
-    ],
-)  # fmt: skip
-def test_what_is_wrong_is_named(
-    args: tuple[object, ...], problem: str, trace: Path,
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    code, out, err = run(capsys, monkeypatch, *(trace if a == "TRACE" else a for a in args))
-    assert (code, out) == (2, "")
-    assert problem in err
-    assert len(err.splitlines()) <= 2
-
-
-def test_rows_that_come_at_once_have_no_rate(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "a.csv"
-    path.write_text(HEADER + "1,GPT-4,5,5,10,API log\n" * 2)
-    for args, problem in (
-        (("--rate", 3), "--rate: all rows arrive at once"),
-        (("--requests", 3), "--requests: 3 are more than"),
-        (("--capacity", 0.1), "--capacity: all rows arrive at once"),
-    ):
-        code, _, err = run(capsys, monkeypatch, path, *args)
-        assert (code, problem in err) == (2, True)
-
-
 @pytest.mark.parametrize("width", [80, 160])
 def test_in_a_terminal_there_is_a_table_and_a_bar(trace: Path, width: int) -> None:
     ours, theirs = pty.openpty()
@@ -229,16 +136,21 @@ def test_what_has_several_values_is_multiplied_out(
         capsys, monkeypatch, trace, "--scheduler", "static_fifo,multi_bin_dynamic", *axes, "--json", place
     )
     told = json.loads(place.read_text())
-    assert (code, len(told)) == (0, 32)
+    # One scheduler has neither bins nor a band: 4 runs; the other 16.
+    assert (code, len(told)) == (0, 4 + 16)
     assert [one["scheduler"] for one in told[:2]] == ["static_fifo", "multi_bin_dynamic"]
     found = {
         (o["scheduler"], o["scale"], o["servers"], o["readings"]["bins"], o["readings"]["eps"]) for o in told
     }
-    assert len(found) == 32
-    columns = out.splitlines()[0].split("\t")
+    assert len(found) == 20
+    columns, *rows = (line.split("\t") for line in out.splitlines()[:21])
     assert columns[:6] == ["scheduler", "requests", "offered req/s", "servers", "eps", "bins"]
-    assert err.count(" of 32: ") == 32
-    assert "multi_bin_dynamic, 60 requests, scale 100, 2 servers, eps 1 ms, bins 4 (" in err
+    assert [row[4:6] for row in rows[:2]] == [["-", "-"], ["1 ms", "2"]]
+    assert err.count(" of 20: ") == 20
+    # What varies is told of all, also where it is as by default, and read as in the table.
+    assert "multi_bin_dynamic, 60 requests, scale 100, 1 server, eps 5 ms, bins 4 (" in err
+    assert "multi_bin_dynamic, 60 requests, scale 10, 2 servers, eps 1 ms, bins 2 (" in err
+    assert ": static_fifo, 60 requests, scale 100, 2 servers (" in err
 
 
 def test_values_that_hold_commas_are_apart_by_bars(
@@ -278,6 +190,7 @@ def test_a_preset_is_listed_and_run_with_what_options_put_in_its_place(
     code, _, err = run(capsys, monkeypatch, trace, "--preset", "grid", *options)
     grid = json.loads(place.read_text())
     assert (code, len(grid), err.count("\n")) == (0, 48, 48)
+    assert ": multi_bin_dynamic, 60 requests, 5 req/s, 1 server, bins 8 (" in err
     assert [one["load"]["offered_rps"] for one in grid] == [pytest.approx(5)] * 48
     code, out, err = run(capsys, monkeypatch, trace, "--preset", "methods", *options)
     methods = json.loads(place.read_text())
@@ -300,7 +213,9 @@ def test_a_job_that_fails_is_told_and_the_others_go_on(
     options = (path, "--scheduler", "static_fifo", "--vary", "failed=kept,dropped", "--results", kept)
     for _ in range(2):  # what failed is tried again, what was done is not
         code, out, err = run(capsys, monkeypatch, *options)
-        assert (code, len(out.splitlines())) == (1, 3)
+        lines = [line for line in out.splitlines() if not line.startswith("note: ")]
+        assert (code, len(lines)) == (1, 4)
+        assert "Offered: all at once." in out
         assert err.splitlines()[-1].endswith(": all requests failed, and failed ones are dropped")
     errors = ["error" in json.loads(line) for line in kept.read_text().splitlines()]
     assert errors == [False, True, True]
@@ -316,16 +231,56 @@ def test_the_page_is_written(
     page = place.read_text()
     assert "static_fifo" in page
     assert "options at their defaults" in page
+    _, out, _ = run(capsys, monkeypatch, trace, *options[:-1], "-")
+    assert out == page
 
 
-def test_without_plotly_that_is_said_before_anything_is_run(
+def test_why_requests_were_not_served_is_told(
     trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    kept = tmp_path / "r.jsonl"
-    code, _, err = run(capsys, monkeypatch, trace, "--html", tmp_path / "p.html", "--results", kept)
-    assert (code, err) == (2, "llmtap: --html: needs plotly\nhint: pip install llmtap[report]\n")
-    assert not kept.exists()
+    place = tmp_path / "out.json"
+    options = ("--scheduler", "continuous_batching", "--serving", "kv_tokens=80", "--scale", 1_000)
+    late = ("--serving", "queue_max=8", "--serving", "give_up=late", "--serving", "ttft=300ms")
+    code, out, _ = run(
+        capsys, monkeypatch, trace, *options, *late, "--json", place, "--capture", tmp_path / "c"
+    )
+    [told] = json.loads(place.read_text())
+    assert code == 0
+    assert told["unserved"].keys() == {"too_large", "queue_full", "late"}
+    assert sum(told["unserved"].values()) == told["outcomes"]["upstream_error"]
+    n = told["unserved"]["too_large"]
+    assert f"refused: {n} requests need more than the KV memory holds (kv_tokens 80)" in out
+    [capture] = (tmp_path / "c").iterdir()
+    errors = Counter(x.error for x in read(capture).exchanges() if x.error)
+    assert errors == {
+        "refused: it needs more than the KV memory holds": n,
+        "refused: the queue was full": told["unserved"]["queue_full"],
+        "given up before its first token: late": told["unserved"]["late"],
+    }
+
+
+def test_what_output_delay_does_by_itself_is_recorded_and_zero_is_zero(
+    trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(*options: str) -> Any:
+        _, out, _ = run(capsys, monkeypatch, trace, *options, "--json", "-")
+        return json.loads(out)
+
+    own, plain = told("--scheduler", "output_delay,continuous_batching")
+    assert (own["serving"]["output_delay"], plain["serving"]["output_delay"]) == (0.05, 0.0)
+    assert own["metrics"]["itl"]["p50"] == pytest.approx(0.05, rel=0.01)
+    off, _ = told("--scheduler", "output_delay,continuous_batching", "--serving", "output_delay=0")
+    assert off["serving"]["output_delay"] == 0.0
+    assert off["metrics"] == plain["metrics"]
+    _, out, _ = run(capsys, monkeypatch, "--readings")
+    assert "\noutput_delay\t0 ns; 50 ms with output_delay\t" in out
+
+
+def test_the_examples_start_a_cluster_of_their_own(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, out, _ = run(capsys, monkeypatch, "--help")
+    assert (code, "--ray local" in out, "--ray auto" in out) == (0, True, False)
 
 
 def test_a_workload_is_run_by_its_name(
@@ -349,65 +304,3 @@ def test_a_model_is_fitted_to_a_capture(
     # The seed's, by which the capture was made.
     assert told["model"]["beta"] == pytest.approx(0.005742, rel=1e-3)
     assert told["model"]["gamma"] == pytest.approx(0.316, rel=1e-3)
-
-
-SEEDS = 24
-
-
-@contextmanager
-def sweeping(place: Path) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
-    """A sweep in processes of its own, of which some results are there and most are not."""
-    path = place.parent / "long.csv"
-    path.write_text(HEADER + "".join(f"{i},GPT-4,{i % 97},{i % 31},9,API log\n" for i in range(40_000)))
-    command = [
-        sys.executable, "-P", "-m", "llmtap.cli", "sim", "run", str(path), "--scheduler", "static_fifo",
-        "--seed", ",".join(map(str, range(SEEDS))), "--jobs", "2", "--results", str(place),
-    ]  # fmt: skip
-    with subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
-        try:
-            assert child.stderr is not None
-            assert " 1 of 24: " in child.stderr.readline()
-            yield child, command
-        finally:
-            child.kill()
-
-
-def wait_gone(pids: set[int]) -> None:
-    deadline = time.monotonic() + 20
-    while any(Path(f"/proc/{pid}").exists() for pid in pids):
-        assert time.monotonic() < deadline, f"{pids} are still there"
-        time.sleep(0.05)
-
-
-def done_in(place: Path) -> list[str]:
-    lines = [json.loads(line) for line in place.read_bytes().split(b"\n")[:-1]]
-    assert all("summary" in line for line in lines)
-    return [line["id"] for line in lines]
-
-
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_what_was_stopped_goes_on_where_it_was_and_leaves_no_process(
-    tmp_path: Path, how: signal.Signals
-) -> None:
-    place = tmp_path / "r.jsonl"
-    with sweeping(place) as (child, command):
-        workers = children(child.pid)
-        assert len(workers) >= 2
-        child.send_signal(how)
-        said = child.communicate(timeout=60)[1]
-        if how is signal.SIGINT:
-            assert child.returncode == 130
-            assert f"stopped; what is done is in {place}" in said
-            assert "Traceback" not in said
-        else:
-            assert child.returncode == -signal.SIGKILL
-        wait_gone(workers)
-    before = done_in(place)
-    assert 1 <= len(before) < SEEDS
-    again = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert again.returncode == 0
-    assert f"{len(before)} done before and taken from the results, {SEEDS - len(before)} left" in again.stderr
-    after = done_in(place)
-    assert after[: len(before)] == before
-    assert len(after) == len(set(after)) == SEEDS
-    assert len(again.stdout.splitlines()) == 1 + SEEDS + 1

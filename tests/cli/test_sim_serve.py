@@ -1,6 +1,7 @@
 """`llmtap sim serve` and `llmtap sim tokenizer`, as one types them."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -27,8 +28,19 @@ def test_the_tokenizer_file_counts_as_we_do(tmp_path: Path) -> None:
 
 
 def test_keys_are_listed_with_their_help() -> None:
-    listed = run("serve", "--keys").stdout
-    assert "guardrails.output_hold" in listed and "faults.stall_rate" in listed
+    """And their defaults, and the headers by which a request asks for them."""
+    lines = run("serve", "--keys").stdout.splitlines()
+    assert lines[0].split() == ["key", "default", "header", "of", "a", "request", "meaning"]
+    rows = {line.split()[0]: line.split()[1:3] for line in lines[1:-3]}
+    assert rows["guardrails.output_hold"] == ["0", "x-sim-output-hold"]
+    assert rows["faults.stall"] == ["2s", "x-sim-stall[-ms]"]
+    assert rows["seed"][1] == "-", "the server's own"
+    assert any(line.split()[2:3] == ["x-sim-fault"] for line in lines)
+
+
+def test_help_says_what_multi_bin_needs() -> None:
+    said = " ".join(run("serve", "--help").stdout.split())
+    assert "multi_bin_dynamic needs --reading bin_edges=" in said
 
 
 @pytest.mark.parametrize(
@@ -36,9 +48,19 @@ def test_keys_are_listed_with_their_help() -> None:
     [
         (("--set", "pacing.jiter=1"), "did you mean 'pacing.jitter'?"),
         (("--set", "jitter"), "expected KEY=VALUE"),
-        (("--ttft", "soon"), "ttft: "),
-        (("--dialect", "klingon"), "dialect: "),
-        (("--listen", "nowhere"), "expected HOST:PORT"),
+        (("--set", "pacing.jitter=9"), "llmtap: --set pacing.jitter: expected a number from 0 to 3, got '9'"),
+        (("--ttft", "soon"), "llmtap: --ttft: expected a duration"),
+        (("--dialect", "klingon"), "llmtap: --dialect: expected one of openai, vllm, got 'klingon'"),
+        (("--tokens-per-chunk", "0"), "llmtap: --tokens-per-chunk: expected a whole number of at least 1"),
+        (
+            ("--jitter", "0.1", "--set", "pacing.jitter=0.2"),
+            "llmtap: --jitter: is given by --set pacing.jitt",
+        ),
+        (("--set", "ttft=1s", "--set", "ttft=2s"), "llmtap: --set ttft: is given twice"),
+        (("--scheduler", "continuous_batching", "--reading", "bins=4"), "llmtap: --reading bins: has no eff"),
+        (("--scheduler", "multi_bin_dynamic"), "such as --reading bin_edges=1,30,117"),
+        (("--scheduler", "static_fifo", "--jitter", "1"), "llmtap: --jitter: belongs to --scheduler fixed"),
+        (("--listen", "nowhere"), "llmtap: --listen: expected HOST:PORT"),
         (("--listen", "127.0.0.1:0", "--truth", "/"), "--truth: cannot write"),
     ],
 )
@@ -46,3 +68,29 @@ def test_what_does_not_fit_is_exit_2_and_named(args: tuple[str, ...], says: str)
     done = run("serve", *args)
     assert done.returncode == 2
     assert says in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("address", "says"),
+    [("nowhere", "--grpc: expected HOST:PORT"), ("192.0.2.1:0", "--grpc: cannot listen on 192.0.2.1:0")],
+)
+def test_an_address_of_grpc_that_does_not_fit_is_named(address: str, says: str) -> None:
+    done = run("serve", "--listen", "127.0.0.1:0", "--grpc", address)
+    assert done.returncode == 2
+    assert says in done.stderr
+
+
+def test_grpc_is_served_beside_http_and_imported_only_then() -> None:
+    args = [*LLMTAP, "serve", "--listen", "127.0.0.1:0", "--grpc", "127.0.0.1:0"]
+    with subprocess.Popen(args, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            said = [server.stdout.readline().split("://")[0] for _ in range(2)]
+        finally:
+            server.send_signal(signal.SIGINT)
+        assert said == ["llmtap sim: http", "llmtap sim: grpc"]
+        assert server.wait(30) == 0
+    check = "'grpc' in sys.modules, 'google.protobuf' in sys.modules"
+    code = f"import sys, llmtap.sim.gateway.server; print({check})"
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["False", "False"]

@@ -6,7 +6,6 @@ import re
 import sys
 from collections.abc import Callable
 from functools import cache
-from html.parser import HTMLParser
 from importlib.resources import files
 from typing import Any
 
@@ -14,11 +13,13 @@ import plotly.graph_objects as plotly
 import pytest
 from plotly.offline import get_plotlyjs
 
+from llmtap.cli.sim_axes import option_defaults
 from llmtap.errors import ConfigError
 from llmtap.report.captions import NOT_MEASURED
 from llmtap.report.curves import sweep_html
 from llmtap.report.figures import COLOURS, DASHES, SYMBOLS, looks_of
 from llmtap.report.sweep import read_sweep
+from tests.support.pages import Page
 from tests.support.simulated_runs import flights, run
 
 Results = list[dict[str, Any]]
@@ -29,71 +30,6 @@ GRID = [
     run("multi_bin_dynamic", 27 + s + b, servers=s, bins=b, n=n, scale=100.0)
     for s in (1, 2, 4) for b in (1, 8) for n in (1_000, 10_000)
 ]  # fmt: skip
-
-
-class Page(HTMLParser):
-    """The page taken apart, without plotly's own script."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.text = text
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.scripts: list[str] = []
-        self.headings: list[str] = []
-        self.tables: dict[str, list[list[str]]] = {}
-        self.captions: dict[str, str] = {}
-        self.words = ""
-        self._section = ""
-        self._open: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        self.elements.append((tag, given))
-        if tag in ("meta", "br", "input"):
-            return
-        self._open.append(tag)
-        if tag == "section":
-            self._section = given["id"] or ""
-        if tag == "tr":
-            self.tables.setdefault(self._section, []).append([])
-        if tag in ("td", "th"):
-            self.tables[self._section][-1].append("")
-        if tag in ("h1", "h2", "h3"):
-            self.headings.append("")
-        if tag == "script":
-            self.scripts.append("")
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self._open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if "script" in self._open:
-            self.scripts[-1] += data
-            return
-        if "style" in self._open:
-            return
-        self.words += data
-        if {"td", "th"} & set(self._open):
-            self.tables[self._section][-1][-1] += data
-        if self._open and self._open[-1] in ("h1", "h2", "h3"):
-            self.headings[-1] += data
-        if "figcaption" in self._open:
-            self.captions[self._section] = self.captions.get(self._section, "") + data
-
-    @property
-    def figures(self) -> dict[str, Any]:
-        told: dict[str, Any] = json.loads(self.scripts[1])
-        return told
-
-    def series(self, plot: str) -> dict[str, list[tuple[Any, Any]]]:
-        """Points of each run's line, by name."""
-        data = self.figures["plots"][plot]["data"]
-        return {
-            html.unescape(d["name"]): list(zip(d["x"], d["y"], strict=True))
-            for d in data
-            if d["meta"]["line"] is not None
-        }
 
 
 def page(results: Results, **options: Any) -> Page:
@@ -261,8 +197,8 @@ def test_a_cross_of_runs_is_no_grid() -> None:
 
 
 def test_every_figure_says_what_it_rests_on() -> None:
-    defaults = {"readings": measured()[0]["readings"], "serving": measured()[1]["serving"]}
-    results = flights(("continuous_batching",), (1.0, 2.0), eps="1ms", predictor="noisy")
+    defaults = option_defaults()
+    results = flights(("shortest_predicted_first",), (1.0, 2.0), token_sla="20ms", predictor="noisy")
     made = page(results, defaults=defaults)
     assert made.captions.keys() == {given["id"] for tag, given in made.elements if tag == "section"} - {
         "settings"
@@ -272,7 +208,7 @@ def test_every_figure_says_what_it_rests_on() -> None:
         for said in (
             "n 60", "open loop, offered 1, 2 req/s", "first arrival to last completion",
             f"{window[0]:.4g}, {window[1]:.4g} s", "seed 42", "beta 0.005742, gamma 0.316",
-            "set: eps 0.001, predictor noisy", NOT_MEASURED,
+            "set: token_sla 20 ms, predictor noisy", NOT_MEASURED,
         ):  # fmt: skip
             assert said in caption or (name in ("use", "memory", "between-tokens") and said == "n 60"), name
     assert "objectives ttft:200ms tpot:50ms" in made.captions["goodput"]
@@ -281,9 +217,29 @@ def test_every_figure_says_what_it_rests_on() -> None:
     assert "tokens counted by usage" in made.captions["goodput"]
     option = results[0]["metrics"]["itl"]["option"]
     assert f"ITL option {option}" in made.captions["between-tokens"]
-    assert "request SLA 20 s, token SLA 0.01 s" in made.captions["violations"]
+    assert "request SLA 20 s, token SLA 0.02 s" in made.captions["violations"]
     assert "options at their defaults" in page(list(measured()), defaults=defaults).words
     assert "options at their defaults" not in page(list(measured())).words
+    # Each by what its own scheduler does where nobody sets it.
+    own = page(flights(("output_delay", "continuous_batching"), (1.0,)), defaults=defaults)
+    assert "options at their defaults" in own.words
+    assert ["output_delay", "50 ms, 0 s", "50 ms, 0 s"] in own.tables["settings"]
+
+
+def test_the_dotted_line_of_the_offered_load_has_its_key() -> None:
+    for results in (RATES, [run("a", r) for r in (1, 2)], [run(s, 1) for s in "ab"]):
+        made = page(results)
+        drawn = [one for plot in made.figures["plots"].values() for one in plot["data"]]
+        keys = [given for tag, given in made.elements if (tag, given.get("class")) == ("span", "offered")]
+        assert len(keys) == sum(one["name"] == "offered load" for one in drawn)
+
+
+def test_a_level_line_is_one_row_of_the_table() -> None:
+    made = page([run("m", 1, bins=b, utilization=b / 10) for b in (2, 4)] + [run("f", 1, utilization=0.7)])
+    assert made.series("use-0") == {"m": [(2, 0.2), (4, 0.4)], "f": [(2, 0.7), (4, 0.7)]}
+    rows = [row[:2] for row in made.tables["use"][1:]]
+    assert rows == [["m", "2"], ["m", "4"], ["f", "any"]]
+    assert "70 % (f)" in made.captions["use"]
 
 
 def test_a_capacity_says_how_many_may_be_late() -> None:

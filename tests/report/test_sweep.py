@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from llmtap.report.sweep import number, read_sweep, values_text
+from llmtap.report.sweep import number, option_text, read_sweep, setting_text, values_text
 from tests.support.simulated_runs import run
 
 Runs = list[dict[str, Any]]
@@ -62,15 +62,52 @@ def shape(runs: Runs) -> tuple[str | None, list[str], list[str], list[tuple[str,
             (None, ["scheduler", "model beta"], [],
              [("a, model beta 0.005742", ["a"]), ("b, model beta 0.1", ["b"])]),
         ),
-        # Who has no bins stands beside those who have.
+        # Who has no bins stands beside those who have, at each of their numbers.
         (
             [run("m", 1, bins=b) for b in (2, 4, 8)] + [run("f", 1)],
-            ("bins", ["scheduler"], [], [("m", [2, 4, 8]), ("f", [8])]),
+            ("bins", ["scheduler"], [], [("m", [2, 4, 8]), ("f", [2, 4, 8])]),
+        ),
+        (
+            [run("m", 1, eps=e) for e in (0.002, 0.001)] + [run("f", 1, eps=None)],
+            ("eps", ["scheduler"], [], [("m", [0.001, 0.002]), ("f", [0.001, 0.002])]),
+        ),
+        # What a scheduler's name says already is not said again.
+        (
+            [run(s, 1, serving={"output_delay": d}) for s, d in (("a", 0.0), ("output_delay", 0.05))],
+            (None, ["scheduler"], [], [("a", ["a"]), ("output_delay", ["output_delay"])]),
+        ),
+        (
+            [run("a", r, serving={"output_delay": d}) for r in (1, 2, 3) for d in (0.0, 0.05)],
+            ("load", ["output_delay"], [],
+             [("output_delay 0 s", [1, 2, 3]), ("output_delay 50 ms", [1, 2, 3])]),
         ),
     ],
 )  # fmt: skip
 def test_what_varies_decides_axis_and_lines(runs: Runs, expected: object) -> None:
     assert shape(runs) == expected
+
+
+def test_who_does_not_read_the_axis_is_a_level_line() -> None:
+    lines = read_sweep([run("m", 1, bins=b) for b in (2, 4)] + [run("f", 1)]).lines
+    assert [(line.label, line.level) for line in lines] == [("m", False), ("f", True)]
+    # But who arrives all at once has no rate: that is no line.
+    alone = run("f", 1, load={"mode": "open", "offered_rps": None}, scale=None)
+    lines = read_sweep([run("m", r, scale=None) for r in (1, 2)] + [alone]).lines
+    assert [(line.label, line.level, len(line.points)) for line in lines] == [
+        ("m", False, 2),
+        ("f", False, 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [("eps", 0.005, "5 ms"), ("eps", 0.0012345, "1.2345 ms"), ("request_sla", 20.0, "20 s"),
+     ("ttft", 0, "0 s"), ("swap_token", 7.5e-6, "7.5 us"), ("bins", 8, "8"), ("prefix_cache", True, "on"),
+     ("bin_edges", [0, 10], "0, 10"), ("bin_edges", [], "none"), ("window", "arrivals", "arrivals"),
+     ("chunk", None, "-")],
+)  # fmt: skip
+def test_values_of_options_read_alike_everywhere(name: str, value: Any, text: str) -> None:
+    assert (option_text(name, value), setting_text(name, value)) == (text, f"{name} {text}")
 
 
 def test_the_order_of_runs_moves_no_point() -> None:

@@ -16,6 +16,12 @@ WAITED = (
 )
 
 
+MODEL = (
+    "model T(b, L) = alpha + beta L (1 + gamma (b - 1)/b) of a batch: alpha 20 ms, beta 1 ms/token, gamma 0.5"
+)
+SERVING = {"kv_tokens": 37_333, "queue_max": 8, "ttft": 1.0, "tbt": 0.2}
+
+
 def result(**changed: Any) -> dict[str, Any]:
     told: dict[str, Any] = {
         "scheduler": "static_fifo", "n": 1_000, "trace": "a.csv", "scale": 1.0, "servers": 1, "seed": 42,
@@ -50,7 +56,7 @@ def test_one_run_has_the_columns_of_the_seed() -> None:
         ({"servers": 4}, "servers", ["1", "4"]),
         ({"seed": 43}, "seed", ["42", "43"]),
         ({"scale": 10.0, "load": {"offered_rps": 2.7012}}, "offered req/s", ["0.2701", "2.701"]),
-        ({"readings": result()["readings"] | {"eps": 0.001}}, "eps", ["0.005", "0.001"]),
+        ({"readings": result()["readings"] | {"eps": 0.001}}, "eps", ["5 ms", "1 ms"]),
         ({"serving": {"chunk": 64}}, None, []),
     ],
 )
@@ -90,41 +96,68 @@ def test_figures_that_nobody_has_are_dashes() -> None:
 
 
 def test_the_lines_below_say_what_figures_mean() -> None:
-    [line] = sweep_lines([result()])
+    line, model = sweep_lines([result()])
     assert line == (
         "late: outside the request SLA of 20 s; slow: outside the token SLA of 10 ms. "
         "Offered: 0.2701 requests/s on average."
     )
+    assert model == MODEL + "; seed 004's GPU"
+    at_once = result(load={"offered_rps": None})
+    assert next(sweep_lines([at_once])).endswith("Offered: all at once.")
+    assert "Offered" not in next(sweep_lines([result(), at_once]))
     strict = result()["readings"] | {"request_sla": 5.0}
     lines = list(sweep_lines([result(**MEASURED), result(load={"offered_rps": 3.0}, readings=strict)]))
     assert lines == [
         "late: outside the request SLA of 20, 5 s; slow: outside the token SLA of 10 ms.",
         "goodput: requests that met ttft:1s",
         WAITED,
+        MODEL + "; seed 004's GPU",
     ]
 
 
 def test_what_the_model_was_fitted_to_is_said_once() -> None:
     grid = {"grid": "g.csv", "r2": 1.0, "points": 4, "error_max": 0.125}
     [_, line] = sweep_lines([result(fit=grid), result(fit=grid)])
-    assert line == (
-        "model: alpha 20 ms, beta 1 ms/token, gamma 0.5; R^2 1.00000 on 4 points, off by 12.5% at most"
-    )
+    assert line == MODEL + "; R^2 1.00000 on 4 points, off by 12.5% at most"
     part = {"source": "gaps", "points": 1_000, "r2": 0.5, "error_max": 0.1}
     capture = {"capture": "c", "r2": 0.5, "prefill": part, "decode": part}
     model = {"beta": 0.007, "gamma": 0.3, "prefill": 9e-5, "context": 1e-9}
     [_, line] = sweep_lines([result(fit=capture, model=model)])
     assert line == (
-        "model: beta 7 ms, gamma 0.3, prefill 90 us/token, context 1 ns/token; "
+        "model T(p, d, c) = beta (1 + gamma (d - 1)/d) + prefill p + context c of an iteration: "
+        "beta 7 ms, gamma 0.3, prefill 90 us/token, context 1 ns/token; "
         "prefill by gaps: R^2 0.50000 on 1,000 points; decode by gaps: R^2 0.50000 on 1,000 points"
     )
 
 
+def test_both_models_are_told_once_each() -> None:
+    iterations = {"beta": 0.007, "gamma": 0.3, "prefill": 9e-5, "context": 0.0}
+    _, *models = sweep_lines([result(), result(model=iterations), result()])
+    assert [line.partition(" of ")[0] for line in models] == [
+        "model T(b, L) = alpha + beta L (1 + gamma (b - 1)/b)",
+        "model T(p, d, c) = beta (1 + gamma (d - 1)/d) + prefill p + context c",
+    ]
+
+
 def test_requests_that_were_not_served_have_columns_where_there_are_any() -> None:
-    some = {"outcomes": {"complete": 960, "upstream_error": 37, "truncated": 3}}
+    some = {"unserved": {"too_large": 37, "queue_full": 2, "late": 4, "late_midway": 3}, "serving": SERVING}
     titles, rows = sweep_table([result(), result(**some)])
     assert titles[2:4] == ["refused", "given up"]
-    assert [row[2:4] for row in rows] == [["0", "0"], ["37", "3"]]
+    assert [row[2:4] for row in rows] == [["0", "0"], ["39", "7"]]
+
+
+def test_why_requests_were_not_served_is_said_below() -> None:
+    some = result(unserved={"too_large": 37, "queue_full": 2, "late": 4, "late_midway": 3}, serving=SERVING)
+    more = result(unserved={"too_large": 1_200}, serving=SERVING | {"kv_tokens": 100})
+    assert list(sweep_lines([result(), some]))[1:5] == [
+        "refused: 37 requests need more than the KV memory holds (kv_tokens 37,333)",
+        "refused: 2 requests came when as many waited as may (queue_max 8)",
+        "given up: 4 requests had no token in time (ttft 1 s)",
+        "given up: 3 requests had a token too late and were served no further (ttft 1 s, tbt 200 ms)",
+    ]
+    assert list(sweep_lines([some, more]))[1] == (
+        "refused: 37, 1,200 requests in a run need more than the KV memory holds (kv_tokens 37,333, 100)"
+    )
 
 
 @pytest.mark.parametrize(("rps", "text"), [(3.0, "3"), (0.0, "0"), (None, "no limit")])

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from llmtap.report.system import _number, _value, system_text
+from llmtap.report.system import _number, series_value, system_text
 
 
 def counter(unit: str, total: float, per_second: float) -> dict[str, Any]:
@@ -109,5 +109,5 @@ def test_a_series_without_a_sample_in_the_window_has_no_row() -> None:
      (1_234.5, "tokens", "1,234"), (1536, "bytes", "1.5 KiB"), (0.0004, "joules", "0.000400")],
 )  # fmt: skip
 def test_values(value: float | None, unit: str, text: str) -> None:
-    assert _value(value, unit) == text
+    assert series_value(value, unit) == text
     assert "e" not in _number(1e9)

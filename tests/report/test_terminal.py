@@ -3,7 +3,7 @@ import pytest
 from llmtap.metrics.summary import Summary
 from llmtap.record.exchange import OUTPUT, EventLog, Exchange, Timeline, Tokens
 from llmtap.record.outcome import EventClass, TokenSource
-from llmtap.report.terminal import _ms, summary_text
+from llmtap.report.terminal import milliseconds, summary_text
 
 MS = 1_000_000
 
@@ -32,7 +32,7 @@ def summary(n: int) -> dict[str, object]:
      (-0.05, "-50.0")],
 )  # fmt: skip
 def test_milliseconds_have_three_significant_digits(seconds: float | None, text: str) -> None:
-    assert _ms(seconds) == text
+    assert milliseconds(seconds) == text
 
 
 def test_the_table_names_what_makes_its_figures_believable() -> None:

@@ -1,12 +1,12 @@
 """The engine knows nothing of batches or clocks: toys of both kinds of schedulers, both kinds of drivers."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pytest
 
-from llmtap.sim.engine import NOTHING, Engine, Made, Run
+from llmtap.sim.engine import NOTHING, Engine, GivenUp, Made, Run
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class Continuous:
     def left(self, now_ns: int, request: int) -> None:
         self.waiting.remove(request)
 
-    def given_up(self) -> Sequence[int]:
-        return ()
+    def given_up(self) -> Mapping[int, GivenUp]:
+        return {}
 
 
 class Pairs:
@@ -57,11 +57,14 @@ class Pairs:
 
     def __init__(self) -> None:
         self.waiting: list[int] = []
-        self.refused: list[int] = []
+        self.refused: dict[int, GivenUp] = {}
         self.last = False
 
     def arrived(self, now_ns: int, request: int) -> None:
-        (self.refused if len(self.waiting) == 3 else self.waiting).append(request)
+        if len(self.waiting) == 3:
+            self.refused[request] = GivenUp.QUEUE_FULL
+        else:
+            self.waiting.append(request)
 
     def closed(self, now_ns: int) -> None:
         self.last = True
@@ -78,8 +81,8 @@ class Pairs:
     def left(self, now_ns: int, request: int) -> None:
         self.waiting.remove(request)
 
-    def given_up(self) -> Sequence[int]:
-        gone, self.refused = self.refused, []
+    def given_up(self) -> Mapping[int, GivenUp]:
+        gone, self.refused = self.refused, {}
         return gone
 
 
@@ -134,7 +137,7 @@ def test_who_left_is_not_served_and_who_is_given_up_is_told_even_while_all_serve
     for request in (2, 3, 4):
         assert engine.arrive(1, request) == NOTHING
     step = engine.arrive(2, 5)
-    assert (list(step.started), step.given_up) == ([], [5])
+    assert (list(step.started), step.given_up) == ([], {5: GivenUp.QUEUE_FULL})
     assert engine.leave(3, 2) == NOTHING
     assert engine.done(100, run).started[0].work.begun == [3, 4]
 

@@ -31,12 +31,12 @@ def test_settings_are_read_from_text() -> None:
     [
         ("epsilon", "1ms", "no reading is called 'epsilon'"),
         ("bin_chioce", "x", "did you mean bin_choice?"),
-        ("eps", "soon", "eps=soon: expected a duration"),
-        ("bin_choice", "random", "bin_choice=random: is none of round-robin, longest-queue, oldest-head"),
-        ("bins", "0", "bins=0: Expected `int` >= 1"),
-        ("bins", "many", "bins=many: Expected `int`"),
-        ("bin_edges", "5,5", "bin_edges=5,5: expected rising"),
-        ("bin_edges", "5,a", "bin_edges=5,a: Expected `int`"),
+        ("eps", "soon", "eps: expected a duration such as 30, 0.5 or '500ms', got 'soon'"),
+        ("bin_choice", "random", "bin_choice: expected one of round-robin, longest-queue, oldest-head, got"),
+        ("bins", "0", "bins: expected a whole number from 1 to 1,024, got '0'"),
+        ("bins", "many", "bins: expected a whole number from 1 to 1,024, got 'many'"),
+        ("bin_edges", "5,5", "bin_edges: expected rising whole numbers, got '5,5'"),
+        ("bin_edges", "5,a", "bin_edges: expected whole numbers, apart by commas, got '5,a'"),
         ("memory_gb", "4.5", "memory_gb: nothing is left"),
     ],
 )

@@ -5,11 +5,11 @@ answers and p of prompts takes 20 + p, as does one of prompts alone.
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from llmtap.sim.engine import Engine, Made
+from llmtap.sim.engine import Engine, GivenUp, Made
 from llmtap.sim.latency import IterationModel
 from llmtap.sim.schedulers.iterations import Iterating, Iteration, State
 from llmtap.sim.schedulers.output_delay import OutputDelay
@@ -71,7 +71,7 @@ class Spy:
     def left(self, now_ns: int, request: int) -> None:
         self._scheduler.left(now_ns, request)
 
-    def given_up(self) -> Sequence[int]:
+    def given_up(self) -> Mapping[int, GivenUp]:
         return self._scheduler.given_up()
 
 

@@ -4,9 +4,9 @@ Taking in a prompt is an iteration of 2 s, which makes the first token; each oth
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from llmtap.sim.engine import Made
+from llmtap.sim.engine import GivenUp, Made
 from llmtap.sim.schedulers.iterations import Iteration, State
 from llmtap.workload.requests import Requests
 
@@ -24,11 +24,11 @@ class Scripted:
         self._max = tokens_max
         self._waiting: deque[int] = deque()
         self._made: dict[int, int] = {}
-        self._given_up: list[int] = []
+        self._given_up: dict[int, GivenUp] = {}
 
     def arrived(self, now_ns: int, request: int) -> None:
         if self._max.get(request) == 0:
-            self._given_up.append(request)
+            self._given_up[request] = GivenUp.TOO_LARGE
         else:
             self._waiting.append(request)
 
@@ -53,10 +53,10 @@ class Scripted:
             self._waiting.popleft()
             return Made((request,), (request,))
         if made == self._max.get(request):
-            self._given_up.append(self._waiting.popleft())
+            self._given_up[self._waiting.popleft()] = GivenUp.LATE
             self.state.preemptions += 1
         return Made((), (request,))
 
-    def given_up(self) -> Sequence[int]:
-        told, self._given_up = self._given_up, []
+    def given_up(self) -> Mapping[int, GivenUp]:
+        told, self._given_up = self._given_up, {}
         return told

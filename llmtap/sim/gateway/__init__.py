@@ -1,1 +1,1 @@
-"""A gateway in the form of OpenAI's, Anthropic's and Ollama's: an engine or a fixed schedule on a socket."""
+"""A gateway as OpenAI, Anthropic and Ollama have one, over HTTP, WebSocket and gRPC, on a real clock."""

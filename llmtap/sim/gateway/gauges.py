@@ -4,7 +4,10 @@ There is no queue and no KV memory behind a fixed schedule: nobody waits, and wh
 answered. An engine says these itself, when it is asked (`state`). What whole batches do not have (KV memory,
 preemption, a prefix cache) stays 0 with them.
 
-Source: shared/observability.md section 2.2.
+As in vLLM, where the API server stands before the engine: tokens of a prompt count once it was taken in, with
+the first token that comes of it, and who was turned away before is in no counter of the engine's.
+
+Source: shared/observability.md section 2.2; vLLM's `v1/engine/__init__.py` for the reasons.
 """
 
 from collections.abc import Callable
@@ -29,6 +32,8 @@ _E2E: Final = (
     960.0, 1920.0, 7680.0,
 )  # fmt: skip
 _LABELS: Final = ("model_name", "engine")
+_REASONS: Final = ("stop", "length", "abort", "error")
+"""Those of vLLM that come to pass here. `abort`: the client left, or the answer was broken off."""
 
 
 class Gauges:
@@ -71,7 +76,7 @@ class Gauges:
             "vllm:request_success", "Requests answered, by how they ended.", (*_LABELS, "finished_reason"),
             registry=registry,
         )  # fmt: skip
-        for reason in ("stop", "length"):  # a counter that is there from 0 on can be subtracted
+        for reason in _REASONS:  # a counter that is there from 0 on can be subtracted
             self._success.labels(*self._at, reason)
         self._ttft = histogram("time_to_first_token_seconds", "From the request to its first token.", _TTFT)
         self._itl = histogram("inter_token_latency_seconds", "Between writes that carry tokens.", _ITL)
@@ -80,8 +85,11 @@ class Gauges:
         )
         self._e2e = histogram("e2e_request_latency_seconds", "From a request to the end of its answer.", _E2E)
 
-    def began(self, prompt_tokens: int) -> None:
+    def began(self) -> None:
         self._open += 1
+
+    def taken_in(self, prompt_tokens: int) -> None:
+        """Tokens came of a prompt."""
         self._prompt.inc(prompt_tokens)
 
     def first(self, ns: int) -> None:
@@ -90,15 +98,24 @@ class Gauges:
     def gap(self, ns: int) -> None:
         self._itl.observe(ns / NS_PER_S)
 
-    def ended(self, tokens: int, first_to_last_ns: int | None, e2e_ns: int, reasons: list[str]) -> None:
-        """A request has ended; `reasons` is empty when it was not answered to the end."""
+    def ended(
+        self,
+        tokens: int,
+        first_to_last_ns: int | None,
+        e2e_ns: int,
+        reasons: list[str],
+        *,
+        whole: bool = True,
+    ) -> None:
+        """A request has ended: how each of its choices did, none where the engine had nothing to do with it;
+        `whole` if it was answered to the end."""
         self._open -= 1
         self._output.inc(tokens)
         if first_to_last_ns is not None and tokens > 1:
             self._tpot.observe(first_to_last_ns / NS_PER_S / (tokens - 1))
         for reason in reasons:
             self._success.labels(*self._at, reason).inc()
-        if reasons:
+        if reasons and whole:
             self._e2e.observe(e2e_ns / NS_PER_S)
 
     def text(self) -> bytes:

@@ -3,26 +3,27 @@ header.
 
 An option NAME of an answer is the header `x-sim-NAME` with dashes for underscores: `x-sim-output-hold: 8`.
 Times there may also be plain milliseconds under a name that ends in `-ms`: `x-sim-ttft-ms: 200`.
+`llmtap sim serve --keys` lists all of them.
 """
 
 import difflib
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 
 from llmtap.errors import ConfigError
+from llmtap.sim.gateway.effects import check_effects
 from llmtap.sim.predictors import PREDICTORS
 from llmtap.sim.readings import read_settings
 from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.sim.serving import Setup, read_serving
-from llmtap.units import Duration, read_special
+from llmtap.units import Duration, format_ns, read_special
 
 __all__ = [
-    "CHOICES_MAX", "TOKENS_MAX", "EngineOptions", "FaultKind", "FaultOptions", "GuardrailOptions",
+    "CHOICES_MAX", "TOKENS_MAX", "EngineOptions", "FaultKind", "FaultOptions", "GuardrailOptions", "Key",
     "PacingOptions", "RefusalKind", "SimOptions", "for_request", "keys", "load_engine", "load_options",
 ]  # fmt: skip
 
@@ -70,7 +71,7 @@ class GuardrailOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         bool, Meta(description="The engine works beside the input filter, and its tokens wait for it.")
     ] = False
     output_hold: Annotated[
-        int | Literal["all"],
+        Annotated[int, Meta(ge=0)] | Literal["all"],
         Meta(description="Tokens the output filter holds and lets go together; `all`: the answer."),
     ] = 0
     output_filter: Annotated[
@@ -88,10 +89,6 @@ class GuardrailOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def wait_ns(self) -> int:
         """How long the engine waits for the filter of the prompt."""
         return 0 if self.input_beside else self.input_filter
-
-    def __post_init__(self) -> None:
-        if isinstance(self.output_hold, int) and self.output_hold < 0:
-            raise ValueError("output_hold is a number of tokens, or `all`")
 
 
 class FaultOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -158,9 +155,21 @@ _CERTAIN: Final = {"refusal": "refusal_rate", "block_after": "block_rate"}
 """By header: who names one of these wants it to happen."""
 
 
-def keys() -> dict[str, str]:
-    """Every key as the command line has it (`pacing.jitter`), with its help."""
-    return dict(_described(SimOptions, ""))
+class Key(NamedTuple):
+    """An option, as people are told of it."""
+
+    key: str
+    """As the command line has it: `pacing.jitter`."""
+    default: str
+    header: str
+    """By which a request asks for it; empty where it cannot."""
+    meaning: str
+
+
+def keys() -> list[Key]:
+    """Every key; and at the end a header that is none."""
+    fault = Key("", "", f"{HEADER}fault", f"This fault, for certain: {', '.join(_RATES)}.")
+    return [*_described(SimOptions, ""), fault]
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,11 +206,12 @@ def load_engine(
     readings: Mapping[str, str],
     predictor: str | None = None,
     servers: int = 1,
+    places: Mapping[str, str] | None = None,
 ) -> EngineOptions | None:
     """The engine by the name of its scheduler; None for the fixed schedule.
 
-    `values` are the server's options as given, of which an engine has no use for some; `serving` and
-    `readings` are those of the engine. Raises ConfigError, which names the option.
+    `values` are the server's options as given, of which an engine has no use for some, and `places` says
+    where; `serving` and `readings` are those of the engine. Raises ConfigError, which names the option.
     """
     if scheduler == FIXED:
         for option, given in (("--serving", serving), ("--reading", readings), ("--predictor", predictor)):
@@ -218,16 +228,21 @@ def load_engine(
     for key in values:
         if key.rpartition(".")[2] in _SCHEDULE:
             raise ConfigError(
-                key, f"belongs to --scheduler {FIXED}: {scheduler} decides when tokens are made"
+                (places or {}).get(key, key),
+                f"belongs to --scheduler {FIXED}: {scheduler} decides when tokens are made",
             )
+    serving = {name.replace("-", "_"): text for name, text in serving.items()}
+    readings = {name.replace("-", "_"): text for name, text in readings.items()}
     try:
-        served = read_serving(dict(serving))
+        served = read_serving(serving)
     except ValueError as exc:
         raise ConfigError("--serving", str(exc), "llmtap sim serve --servings lists them") from None
     own: dict[str, str] = {}
     if predictor is not None:
         if predictor not in PREDICTORS:
             raise ConfigError("--predictor", f"{predictor!r} is none of {', '.join(PREDICTORS)}")
+        if "predictor" in readings:
+            raise ConfigError("--predictor", "is given by --reading predictor, too")
         own["predictor"] = predictor
     try:
         read = read_settings({**readings, **own})
@@ -240,41 +255,97 @@ def load_engine(
             "--reading", "bin_edges is missing: bins of equal mass need to know all requests",
             "such as --reading bin_edges=1,30,117",
         )  # fmt: skip
+    given = {name: f"--serving {name}" for name in serving}
+    given |= {name: f"--reading {name}" for name in readings} | dict.fromkeys(own, "--predictor")
+    check_effects(scheduler, given, read, served)
     options = EngineOptions(scheduler, Setup(readings=read, serving=served), servers)
     if options.iterates and servers != 1:
         raise ConfigError("--servers", f"{scheduler} is one server; whole batches may have several")
     return options
 
 
-def _described(kind: type[Struct], prefix: str) -> Iterator[tuple[str, str]]:
-    for field in msgspec.inspect.type_info(kind).fields:  # type: ignore[attr-defined]
-        if field.name in _TABLES and not prefix:
-            yield from _described(_TABLES[field.name], f"{field.name}.")
-        else:
-            schema = getattr(field.type, "extra_json_schema", None) or {}
-            yield f"{prefix}{field.name}", schema.get("description", "")
+def _described(kind: type[Struct], prefix: str) -> Iterator[Key]:
+    for field in msgspec.structs.fields(kind):
+        name = field.name
+        if name in _TABLES and not prefix:
+            yield from _described(_TABLES[name], f"{name}.")
+            continue
+        what = msgspec.inspect.type_info(field.type)
+        meaning = (getattr(what, "extra_json_schema", None) or {}).get("description", "")
+        choices = _choices(what)
+        if choices and not all(choice in meaning for choice in choices):
+            meaning = f"{meaning.removesuffix('.')} ({' | '.join(choices)})."
+        default = field.default
+        shown = format_ns(default).replace(" ", "") if isinstance(default, Duration) else str(default).lower()
+        header = HEADER + name.replace("_", "-") if prefix or name in _OWN else ""
+        if header and isinstance(default, Duration):
+            header += "[-ms]"
+        yield Key(prefix + name, shown, header, meaning)
 
 
-def load_options(values: Mapping[str, str]) -> SimOptions:
+def _choices(what: msgspec.inspect.Type) -> list[str]:
+    """The words that a value may be."""
+    if isinstance(what, msgspec.inspect.Metadata):
+        return _choices(what.type)
+    if isinstance(what, msgspec.inspect.UnionType):
+        return [word for one in what.types for word in _choices(one)]
+    return [str(value) for value in what.values] if isinstance(what, msgspec.inspect.LiteralType) else []
+
+
+def _wanted(what: msgspec.inspect.Type) -> str:
+    """What a value may be, in words."""
+    match what:
+        case msgspec.inspect.Metadata():
+            return _wanted(what.type)
+        case msgspec.inspect.UnionType():
+            return " or ".join(map(_wanted, what.types))
+        case msgspec.inspect.LiteralType():
+            return ("one of " if len(what.values) > 1 else "") + ", ".join(_choices(what))
+        case msgspec.inspect.BoolType():
+            return "true or false"
+        case msgspec.inspect.IntType() | msgspec.inspect.FloatType():
+            whole = "a whole number" if isinstance(what, msgspec.inspect.IntType) else "a number"
+            if what.ge is not None and what.le is not None:
+                return f"{whole} from {what.ge:g} to {what.le:g}"
+            return whole if what.ge is None else f"{whole} of at least {what.ge:g}"
+    return "a text"
+
+
+def _check(kind: type[Struct], name: str, value: str, place: str) -> None:
+    """Raises ConfigError, which says what the field may be, where a text does not fit it."""
+    wanted = next(field.type for field in msgspec.structs.fields(kind) if field.name == name)
+    try:
+        msgspec.convert(value, wanted, strict=False, dec_hook=read_special)
+    except msgspec.ValidationError as exc:
+        what = msgspec.inspect.type_info(wanted)
+        inner = what.type if isinstance(what, msgspec.inspect.Metadata) else what
+        # Of a type of our own the message is ours, and says it all.
+        own = isinstance(inner, msgspec.inspect.CustomType)
+        raise ConfigError(place, str(exc) if own else f"expected {_wanted(what)}, got {value!r}") from None
+
+
+def load_options(values: Mapping[str, str], places: Mapping[str, str] | None = None) -> SimOptions:
     """Options from texts by key (`{"ttft": "200ms", "pacing.jitter": "0.3"}`).
 
-    Raises ConfigError, which names the key.
+    `places` says how each was given (`--ttft`). Raises ConfigError, which names that, or the key.
     """
-    known = keys()
+    places = places or {}
+    known = [one.key for one in keys() if one.key]
     tree: dict[str, Any] = {}
     for key, value in values.items():
+        place = places.get(key, key)
         if key not in known:
             near = difflib.get_close_matches(key, known, 1, 0.5)
-            hint = f"did you mean {near[0]!r}?" if near else "list them with --keys"
-            raise ConfigError("command line", f"there is no key {key!r}", hint)
+            hint = f"did you mean {near[0]!r}?" if near else "llmtap sim serve --keys lists them"
+            raise ConfigError(place, f"there is no key {key!r}", hint)
         table, _, name = key.rpartition(".")
+        _check(_TABLES[table] if table else SimOptions, name, value, place)
         (tree.setdefault(table, {}) if table else tree)[name] = value
     try:
         return msgspec.convert(tree, SimOptions, strict=False, dec_hook=read_special)
-    except msgspec.ValidationError as exc:
-        m = re.search(r"`\$\.?([a-z_.]*)`", str(exc))
-        problem = re.sub(r"\s*- at `.*`$", "", str(exc))
-        raise ConfigError(m[1] if m and m[1] else "command line", problem) from None
+    except msgspec.ValidationError as exc:  # each fits, and not all of them together
+        together = [places.get(key, key) for key in values if key.startswith("faults.")]
+        raise ConfigError(", ".join(together), str(exc).partition(" - at ")[0]) from None
 
 
 def for_request(options: SimOptions, headers: Mapping[str, str], *, fixed: bool = True) -> SimOptions:
@@ -301,13 +372,15 @@ def for_request(options: SimOptions, headers: Mapping[str, str], *, fixed: bool 
                 raise ValueError(f"{header}: there is no fault {value!r}; there are {', '.join(_RATES)}")
             none = dict.fromkeys(_RATES.values(), 0.0)
             tables.setdefault("faults", {}).update(none, **{_RATES[value]: 1.0})
-        elif name in _OWN:
-            own[name] = value
-        else:
-            table = next((t for t, kind in _TABLES.items() if name in kind.__struct_fields__), None)
-            if table is None:
-                raise ValueError(f"there is no header {header}")
-            tables.setdefault(table, {})[name] = value
+            continue
+        table = next((t for t, kind in _TABLES.items() if name in kind.__struct_fields__), None)
+        if table is None and name not in _OWN:
+            raise ValueError(f"there is no header {header}")
+        try:
+            _check(SimOptions if table is None else _TABLES[table], name, value, header)
+        except ConfigError as exc:
+            raise ValueError(str(exc)) from None
+        (own if table is None else tables.setdefault(table, {}))[name] = value
     for name, rate in _CERTAIN.items():
         if name in tables.get("guardrails", {}):
             tables["guardrails"].setdefault(rate, 1.0)
@@ -316,8 +389,8 @@ def for_request(options: SimOptions, headers: Mapping[str, str], *, fixed: bool 
     try:
         changed = {t: _changed(getattr(options, t), values) for t, values in tables.items()}
         return _changed(options, {**own, **changed})
-    except msgspec.ValidationError as exc:
-        raise ValueError(f"{HEADER}*: {exc}") from None
+    except msgspec.ValidationError as exc:  # each fits, and not all of them together
+        raise ValueError(f"{', '.join(header for header, _ in asked)}: {exc}") from None
 
 
 def _changed(options: S, values: dict[str, Any]) -> S:

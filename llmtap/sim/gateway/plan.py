@@ -144,6 +144,8 @@ class Fed:
         self.tickets: Sequence[Ticket] = ()
         """What the engine is asked for."""
         self.given_up = False
+        self.turned_away = False
+        """It was given up when it came: there was no room to wait."""
         self.on_news: Callable[[], None] = _nobody
 
     @property
@@ -176,6 +178,8 @@ class Fed:
         self.on_news()
 
     def refused(self, at_ns: int) -> None:
+        if not self.given_up:
+            self.turned_away = all(ticket.arrival_ns == at_ns for ticket in self.tickets)
         self.given_up = True
         self._delivery.give_up(at_ns)
         self.on_news()

@@ -155,10 +155,13 @@ class Sender:
                 truth.due_ns[chunk.choice] += [due_ns] * tokens
                 truth.sent_ns[chunk.choice] += [now_ns] * tokens
                 self._stamps += [now_ns] * tokens
+            if chunk.final:
+                truth.finish[chunk.choice] = self._answer.choices[chunk.choice].finish
         truth.late_ns_max = max(truth.late_ns_max, now_ns - due_ns)
         if carried:
             if self.first_ns is None:
                 self.first_ns = now_ns
+                self._gauges.taken_in(truth.prompt_tokens)
                 self._gauges.first(now_ns - truth.accepted_ns)
             else:
                 self._gauges.gap(now_ns - self._last_ns)

@@ -64,10 +64,13 @@ class Truth(msgspec.Struct, kw_only=True):
     """Just before it was written."""
     ended_ns: int = 0
     outcome: str = "client_left"
-    """complete, refused, blocked, given_up (by the scheduler), the name of the fault; client_left until the
-    end is reached."""
+    """complete, refused (by a guardrail or the model), blocked, turned_away (the scheduler had no room for it
+    when it came), given_up (the scheduler had taken it), the name of the fault; client_left until the end is
+    reached."""
     status: int = 200
-    finish: list[str] = []
+    """Of HTTP; what another protocol says of it, as HTTP would."""
+    finish: list[str | None] = []
+    """How each choice ended; None where its end was not sent."""
     late_ns_max: int = 0
     """The worst of sent - due."""
     submitted: list[Submitted] = []

@@ -4,9 +4,9 @@ Every iteration makes the next token of all that run, and takes in pieces of pro
 tokens together. Nobody pauses while a prompt is taken in, and prompts take longer (seed 001, 3.2).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
-from llmtap.sim.engine import Made
+from llmtap.sim.engine import GivenUp, Made
 from llmtap.sim.schedulers.iterations import Iteration
 from llmtap.sim.schedulers.roster import Roster
 from llmtap.sim.serving import Setup
@@ -59,6 +59,6 @@ class ChunkedPrefill:
         """Its memory is free at once."""
         self._roster.left(request)
 
-    def given_up(self) -> Sequence[int]:
+    def given_up(self) -> Mapping[int, GivenUp]:
         """Those for whom there never was room, and those that were late."""
         return self._roster.given_up()

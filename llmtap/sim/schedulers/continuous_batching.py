@@ -4,9 +4,9 @@ As long as somebody waits for whom there is room, an iteration takes in whole pr
 make tokens pause (the generation stall of seed 001, 3.2). Otherwise all that run make their next token.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from llmtap.sim.engine import Made
+from llmtap.sim.engine import GivenUp, Made
 from llmtap.sim.schedulers.iterations import Iteration
 from llmtap.sim.schedulers.roster import Roster
 from llmtap.sim.serving import Setup
@@ -46,6 +46,6 @@ class ContinuousBatching:
         """Its memory is free at once."""
         self._roster.left(request)
 
-    def given_up(self) -> Sequence[int]:
+    def given_up(self) -> Mapping[int, GivenUp]:
         """Those for whom there never was room, and those that were late."""
         return self._roster.given_up()

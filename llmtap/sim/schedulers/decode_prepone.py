@@ -9,9 +9,9 @@ The prompts are seated before, so that what follows is known; those that arrive 
 prefill. If the time turns out to be another, since somebody left or was late, the gaps are not quite equal.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from llmtap.sim.engine import Made
+from llmtap.sim.engine import GivenUp, Made
 from llmtap.sim.schedulers.iterations import Iteration, made_later
 from llmtap.sim.schedulers.roster import Roster
 from llmtap.sim.serving import Setup
@@ -102,6 +102,6 @@ class DecodePrepone:
         """Its memory is free at once."""
         self._roster.left(request)
 
-    def given_up(self) -> Sequence[int]:
+    def given_up(self) -> Mapping[int, GivenUp]:
         """Those for whom there never was room, and those that were late."""
         return self._roster.given_up()

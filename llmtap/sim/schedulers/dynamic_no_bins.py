@@ -1,9 +1,9 @@
 """One queue, batches as large as memory and the token SLA are thought to allow (seed 004, 5.3)."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping
 
-from llmtap.sim.engine import Made
+from llmtap.sim.engine import NOBODY, GivenUp, Made
 from llmtap.sim.latency import LatencyModel
 from llmtap.sim.readings import Readings
 from llmtap.sim.schedulers.batches import Batch, BatchSize, Former
@@ -48,6 +48,6 @@ class DynamicNoBins:
         if request in self._queue:
             self._queue.remove(request)
 
-    def given_up(self) -> Sequence[int]:
+    def given_up(self) -> Mapping[int, GivenUp]:
         """Everybody is served."""
-        return ()
+        return NOBODY

@@ -1,7 +1,7 @@
 """One iteration of an engine that composes anew at every step, and what such an engine tells of itself."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from llmtap.sim.engine import Made, Scheduler
@@ -53,4 +53,4 @@ class Iterating(Scheduler, Protocol):
 def made_later(made: Made, due_ns: Sequence[int]) -> Made:
     """The same tokens, each of which leaves when it is due."""
     leaving = sorted(zip(due_ns, made.tokens, strict=True))
-    return Made(made.finished, [request for _, request in leaving], [due for due, _ in leaving])
+    return replace(made, tokens=[request for _, request in leaving], due_ns=[due for due, _ in leaving])

@@ -4,10 +4,10 @@ A batch is of one bin, so that its requests are of like length and none waits lo
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from llmtap.sim.bins import Bins, batch_limits, equal_mass
-from llmtap.sim.engine import Made
+from llmtap.sim.engine import NOBODY, GivenUp, Made
 from llmtap.sim.latency import LatencyModel
 from llmtap.sim.readings import Readings
 from llmtap.sim.schedulers.batches import Batch, BatchSize, Former
@@ -73,9 +73,9 @@ class MultiBinDynamic:
             queue.remove(request)
             self._waiting -= 1
 
-    def given_up(self) -> Sequence[int]:
+    def given_up(self) -> Mapping[int, GivenUp]:
         """Everybody is served."""
-        return ()
+        return NOBODY
 
     def _next_in_turn(self) -> int:
         queues = self._queues

@@ -5,20 +5,14 @@ where t is when tokens are made and q when they leave. The engine does not know 
 judges who is late by when it made the tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from itertools import repeat
-from typing import Any, Final
+from typing import Any
 
-from llmtap.sim.engine import Made
-from llmtap.sim.schedulers.continuous_batching import ContinuousBatching
+from llmtap.sim.engine import GivenUp, Made
 from llmtap.sim.schedulers.iterations import Iterating, made_later
-from llmtap.sim.serving import Setup
-from llmtap.workload.requests import Requests
 
-__all__ = ["READER_NS", "OutputDelay", "output_delay"]
-
-READER_NS: Final = 50_000_000
-"""Of who reads 20 tokens a second (seed 001, 5.1)."""
+__all__ = ["OutputDelay"]
 
 
 class OutputDelay:
@@ -64,14 +58,9 @@ class OutputDelay:
         self._next_ns.pop(request, None)
         self._scheduler.left(now_ns, request)
 
-    def given_up(self) -> Sequence[int]:
+    def given_up(self) -> Mapping[int, GivenUp]:
         """By the scheduler."""
         requests = self._scheduler.given_up()
         for request in requests:
             self._next_ns.pop(request, None)
         return requests
-
-
-def output_delay(requests: Requests, setup: Setup) -> OutputDelay:
-    """Continuous batching with it; p as the options say, or for a reader of `READER_NS`."""
-    return OutputDelay(ContinuousBatching(requests, setup), setup.serving.output_delay or READER_NS)

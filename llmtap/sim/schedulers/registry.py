@@ -1,22 +1,54 @@
-"""All schedulers, by name."""
+"""All schedulers, by name, and which options each of them reads.
+
+What a scheduler does not read changes nothing about its runs: it is no axis of theirs, and nothing of it is
+told with their results.
+"""
 
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from llmtap.sim.engine import Scheduler
+from llmtap.sim.readings import Readings
 from llmtap.sim.schedulers.chunked_prefill import ChunkedPrefill
 from llmtap.sim.schedulers.continuous_batching import ContinuousBatching
 from llmtap.sim.schedulers.decode_prepone import DecodePrepone
 from llmtap.sim.schedulers.dynamic_no_bins import DynamicNoBins
 from llmtap.sim.schedulers.iterations import Iterating
 from llmtap.sim.schedulers.multi_bin_dynamic import MultiBinDynamic
-from llmtap.sim.schedulers.output_delay import OutputDelay, output_delay
+from llmtap.sim.schedulers.output_delay import OutputDelay
 from llmtap.sim.schedulers.shortest_predicted_first import shortest_predicted_first
 from llmtap.sim.schedulers.static_fifo import StaticFifo
-from llmtap.sim.serving import Setup
+from llmtap.sim.serving import Serving, Setup, settled
 from llmtap.workload.requests import Requests
 
-__all__ = ["SCHEDULERS", "Kind"]
+__all__ = ["ALL_OPTIONS", "CONDITIONS", "SCHEDULERS", "Kind", "options_read"]
+
+ALL_OPTIONS: Final = frozenset((*Readings.__struct_fields__, *Serving.__struct_fields__))
+"""Names of readings and of options of serving; none is both."""
+
+_ALWAYS: Final = frozenset((
+    "token_sla", "request_sla", "window", "tokens", "failed", "same_instant", "tie", "percentile",
+))  # fmt: skip
+"""How runs are driven and summed up, whatever the scheduler."""
+_BATCHES: Final = _ALWAYS | {
+    "length", "memory_check", "memory_gb", "model_gb", "margin_gb", "kv_gb_per_token",
+}  # fmt: skip
+_DYNAMIC: Final = _BATCHES | {
+    "eps", "b_start", "band", "tau_start", "guards", "lengths_start", "candidates", "sla_step", "b_max",
+}  # fmt: skip
+_ITERATIONS: Final = _ALWAYS | set(Serving.__struct_fields__) - {"tokens_max", "chunk", "prepone"}
+
+CONDITIONS: Final[dict[str, tuple[str, Callable[[Readings, Serving], bool]]]] = {
+    "bins": ("bin_edges", lambda r, s: not r.bin_edges),
+    "edges": ("bin_edges", lambda r, s: not r.bin_edges),
+    "below_first": ("edges", lambda r, s: bool(r.bin_edges) or r.edges != "workload"),
+    "swap_token": ("preemption", lambda r, s: s.preemption == "swap"),
+    "ttft": ("give_up", lambda r, s: s.give_up == "late"),
+    "tbt": ("give_up", lambda r, s: s.give_up == "late"),
+}
+"""Options that another one decides about: which, and whether they are read then. By the shortest length of
+the whole workload no request is shorter than the first bin (`below_first`)."""
+_MEMORY: Final = frozenset(("memory_gb", "model_gb", "kv_gb_per_token"))
 
 
 class Kind(NamedTuple):
@@ -25,32 +57,53 @@ class Kind(NamedTuple):
     build: Callable[[Requests, Setup], Scheduler]
     iterates: bool
     """It composes anew at every iteration; else it serves whole batches, as seed 004 has it."""
+    reads: frozenset[str] = ALL_OPTIONS
+    """Options that may change its runs."""
+
+
+def options_read(name: str, readings: Readings, serving: Serving) -> frozenset[str]:
+    """Those that a scheduler reads while the others are as they are."""
+    reads = SCHEDULERS[name].reads
+    unread = {option for option in reads & CONDITIONS.keys() if not CONDITIONS[option][1](readings, serving)}
+    if readings.memory_check == "none":
+        # Else who forms batches looks at it, too.
+        controlled = "eps" in reads
+        limited = "bin_limit" in reads and readings.bin_limit == "7gb"
+        unread |= (set() if controlled else _MEMORY) | (set() if limited else {"margin_gb"})
+    return reads - unread
 
 
 def _batches(
-    scheduler: type[StaticFifo] | type[DynamicNoBins] | type[MultiBinDynamic],
+    scheduler: type[StaticFifo] | type[DynamicNoBins] | type[MultiBinDynamic], reads: frozenset[str]
 ) -> Kind:
-    return Kind(lambda requests, setup: scheduler(requests, setup.model, setup.readings), iterates=False)
+    return Kind(
+        lambda requests, setup: scheduler(requests, setup.model, setup.readings), iterates=False, reads=reads
+    )
 
 
-def _iterations(scheduler: Callable[[Requests, Setup], Iterating]) -> Kind:
+def _iterations(name: str, scheduler: Callable[[Requests, Setup], Iterating], *own: str) -> Kind:
     def build(requests: Requests, setup: Setup) -> Iterating:
-        gap_ns = setup.serving.output_delay
+        gap_ns = settled(setup.serving, name).output_delay
         built = scheduler(requests, setup)
         return OutputDelay(built, gap_ns) if gap_ns else built
 
-    return Kind(build, iterates=True)
+    return Kind(build, iterates=True, reads=_ITERATIONS | set(own))
 
 
 SCHEDULERS: Final[dict[str, Kind]] = {
-    "static_fifo": _batches(StaticFifo),
-    "dynamic_no_bins": _batches(DynamicNoBins),
-    "multi_bin_dynamic": _batches(MultiBinDynamic),
-    "continuous_batching": _iterations(ContinuousBatching),
-    "chunked_prefill": _iterations(ChunkedPrefill),
-    "decode_prepone": _iterations(DecodePrepone),
-    "output_delay": Kind(output_delay, iterates=True),
-    "shortest_predicted_first": _iterations(shortest_predicted_first),
-}
-"""The first three by the names of seed 004. Output delay is a scheduler by name, and an option of all others
-that iterate."""
+    "static_fifo": _batches(StaticFifo, _BATCHES | {"static_batch", "partial"}),
+    "dynamic_no_bins": _batches(DynamicNoBins, _DYNAMIC),
+    "multi_bin_dynamic": _batches(MultiBinDynamic, _DYNAMIC | {
+        "bins", "bin_edges", "edges", "below_first", "bin_choice", "bin_limit", "controller_limit",
+        "predictor",
+    }),
+    "continuous_batching": _iterations("continuous_batching", ContinuousBatching, "tokens_max"),
+    "chunked_prefill": _iterations("chunked_prefill", ChunkedPrefill, "chunk"),
+    "decode_prepone": _iterations("decode_prepone", DecodePrepone, "tokens_max", "prepone"),
+    "output_delay": _iterations("output_delay", ContinuousBatching, "tokens_max"),
+    "shortest_predicted_first": _iterations(
+        "shortest_predicted_first", shortest_predicted_first, "tokens_max", "predictor"
+    ),
+}  # fmt: skip
+"""The first three by the names of seed 004. Output delay is a scheduler by name (`OUTPUT_DELAYS`), and an
+option of all others that iterate."""

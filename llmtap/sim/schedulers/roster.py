@@ -19,7 +19,7 @@ block: it costs nothing per request.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from llmtap.sim.engine import Made
+from llmtap.sim.engine import NOBODY, GivenUp, Made
 from llmtap.sim.kv import Memory
 from llmtap.sim.schedulers.deadlines import Deadlines
 from llmtap.sim.schedulers.iterations import Iteration, State
@@ -82,14 +82,16 @@ class Roster:
         self._context = 0
         """Tokens that those that decode have in memory."""
         self._deadlines = Deadlines(serving.ttft, serving.tbt) if serving.give_up == "late" else None
-        self._given_up: list[int] = []
+        self._given_up: dict[int, GivenUp] = {}
 
     def arrived(self, now_ns: int, request: int) -> None:
         """It waits, if there is room to wait and it can ever be served."""
         tokens = self._prompt(request) + self._requests.output[request]
-        too_many = self._queue_max and len(self._waiting) >= self._queue_max
-        if too_many or self.memory.whole(tokens, self._names(request)) > self.memory.blocks:
-            self._given_up.append(request)
+        if self.memory.whole(tokens, self._names(request)) > self.memory.blocks:
+            self._given_up[request] = GivenUp.TOO_LARGE
+            return
+        if self._queue_max and len(self._waiting) >= self._queue_max:
+            self._given_up[request] = GivenUp.QUEUE_FULL
             return
         self._waiting.add(request)
         if self._deadlines is not None:
@@ -105,11 +107,11 @@ class Roster:
         self._over(request)
         self._tell()
 
-    def given_up(self) -> Sequence[int]:
-        """Who was given up since this was asked last."""
+    def given_up(self) -> Mapping[int, GivenUp]:
+        """Who was given up since this was asked last, and why."""
         if not self._given_up:
-            return ()
-        told, self._given_up = self._given_up, []
+            return NOBODY
+        told, self._given_up = self._given_up, {}
         return told
 
     def begin(self, now_ns: int) -> None:
@@ -117,7 +119,7 @@ class Roster:
         as there is room."""
         if self._deadlines is not None:
             for late in self._deadlines.missed(now_ns):
-                self._given_up.append(late)
+                self._given_up[late] = GivenUp.LATE
                 self.left(late)
         while self._swapped:
             request = self._waiting.head()
@@ -235,6 +237,7 @@ class Roster:
         """What an iteration made, for those that have not left since."""
         tokens: Sequence[int] = ()
         finished: list[int] = []
+        cached: dict[int, int] | None = None
         if work.decode:
             # Nobody began or ceased to run since, or there would be another list.
             tokens = (
@@ -246,7 +249,7 @@ class Roster:
             if finished:
                 self._unseat(finished)
         if work.prefill:
-            first, ended = self._taken_in(work.prefill)
+            first, ended, cached = self._taken_in(work.prefill)
             tokens = [*tokens, *first]
             finished += ended
         if self._deadlines is not None:
@@ -254,11 +257,14 @@ class Roster:
         for request in finished:
             self.state.recovered += request in self._preempted
             self._over(request)
-        return Made(finished, tokens)
+        return Made(finished, tokens, cached=cached)
 
-    def _taken_in(self, prefill: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
-        """Who made a token, and who ended with it."""
+    def _taken_in(
+        self, prefill: Sequence[tuple[int, int]]
+    ) -> tuple[list[int], list[int], dict[int, int] | None]:
+        """Who made a token, who ended with it, and what was found of prompts that were looked up."""
         first, ended = [], []
+        cached: dict[int, int] | None = {} if self._named else None
         for request, tokens in prefill:
             seat = self._seats.get(request)
             if seat is None:
@@ -268,8 +274,10 @@ class Roster:
                 continue
             made = self._made.pop(request, 0)
             if not made:
-                self.state.prefix_queries += seat.tokens if self._named else 0
                 self.state.prefix_hits += seat.found
+                if cached is not None:
+                    self.state.prefix_queries += seat.tokens
+                    cached[request] = seat.found
             if self._requests.output[request]:
                 first.append(request)
             if made + 1 < self._requests.output[request]:
@@ -277,7 +285,7 @@ class Roster:
             else:
                 ended.append(request)
         self._unseat(ended)
-        return first, ended
+        return first, ended, cached
 
     def _prompt(self, request: int) -> int:
         """Tokens of its prompt. An empty one is taken in as one token: something has to begin."""

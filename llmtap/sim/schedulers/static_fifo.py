@@ -1,9 +1,9 @@
 """One queue, batches of a fixed size (seed 004, 5.2): the baseline."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping
 
-from llmtap.sim.engine import Made
+from llmtap.sim.engine import NOBODY, GivenUp, Made
 from llmtap.sim.latency import LatencyModel
 from llmtap.sim.readings import Readings
 from llmtap.sim.schedulers.batches import Batch, Former
@@ -44,6 +44,6 @@ class StaticFifo:
         if request in self._queue:
             self._queue.remove(request)
 
-    def given_up(self) -> Sequence[int]:
+    def given_up(self) -> Mapping[int, GivenUp]:
         """Everybody is served."""
-        return ()
+        return NOBODY

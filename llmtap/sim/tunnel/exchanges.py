@@ -17,7 +17,8 @@ sockets. So an Exchange of its making has these and no more:
 
 A request that the scheduler gave up is the upstream's failure, not the relay's: `rejected` is what a tap
 itself turns away, and objectives do not count it. Without a token it is an answer of status 503
-(`upstream_error`), from the middle of its answer a stream that stops (`truncated`). Both miss all objectives.
+(`upstream_error`), from the middle of its answer a stream that stops (`truncated`). Both miss all objectives,
+and `error` says why it was given up.
 """
 
 from array import array
@@ -27,6 +28,8 @@ from typing import Final
 from llmtap.record.asked import Asked
 from llmtap.record.exchange import OUTPUT, EventLog, Exchange, Timeline, Tokens
 from llmtap.record.outcome import EventClass, Outcome, TokenSource
+from llmtap.sim.engine import GivenUp
+from llmtap.sim.virtual import Played
 from llmtap.workload.requests import Requests
 
 __all__ = ["CLOCK", "MODEL", "ExchangeMaker", "relay_name"]
@@ -38,7 +41,14 @@ _OUTPUT: Final = bytes((OUTPUT,))
 _ONE: Final = array("l", (1,))
 _NO_BYTES: Final = array("l", (0,))
 _OVERLOADED: Final = 503
-_GIVEN_UP: Final = "given up by the scheduler"
+_BEFORE: Final = {
+    None: "given up by the scheduler",
+    GivenUp.TOO_LARGE: "refused: it needs more than the KV memory holds",
+    GivenUp.QUEUE_FULL: "refused: the queue was full",
+    GivenUp.LATE: "given up before its first token: late",
+}
+"""What becomes of a request of which no token left, by the reason."""
+_MIDWAY: Final = {None: "given up by the scheduler", GivenUp.LATE: "given up midway: a token was late"}
 
 
 def relay_name(scheduler: str) -> str:
@@ -49,10 +59,13 @@ def relay_name(scheduler: str) -> str:
 class ExchangeMaker:
     """Makes Exchanges of the requests of one run."""
 
-    def __init__(self, scheduler: str, requests: Requests) -> None:
+    def __init__(self, scheduler: str, requests: Requests, played: Played | None = None) -> None:
+        """`played` tells, when a request is over, why it was given up and what of it was cached; None: nobody
+        does."""
         self._arm = scheduler
         self._relay = relay_name(scheduler)
         self._requests = requests
+        self._played = Played.begun(0, 0) if played is None else played
 
     def exchange(self, request: int, token_ns: Sequence[int], end_ns: int, *, served: bool) -> Exchange:
         """A request that is over: when its tokens left, and when it ended; not `served`: it was given up."""
@@ -72,20 +85,24 @@ class ExchangeMaker:
                 blocks=array("q", requests.blocks[request]), block_size=requests.block_tokens,
                 block_unit="tokens",
             )  # fmt: skip
+        reason = self._played.reasons.get(request)
         if not served and not n:
-            x.status, x.outcome, x.error = _OVERLOADED, Outcome.UPSTREAM_ERROR, _GIVEN_UP
+            x.status, x.outcome, x.error = _OVERLOADED, Outcome.UPSTREAM_ERROR, _BEFORE[reason]
             t.head_ns = t.first_byte_ns = end_ns
             return x
         x.status, x.stream, x.dialect, x.response_model = 200, True, "openai.chat", MODEL
         given = requests.input[request]
         x.usage = {"prompt_tokens": given, "completion_tokens": n, "total_tokens": given + n}
+        cached = self._cached(request)
+        if cached is not None:
+            x.usage["prompt_tokens_details"] = {"cached_tokens": cached}
         if served:
-            x.tokens = Tokens(given, n, source=TokenSource.USAGE)
+            x.tokens = Tokens(given, n, cached=cached, source=TokenSource.USAGE)
             x.finish_reason = "stop"
         else:
             # What the last event said of the tokens so far: no other usage came.
-            x.tokens = Tokens(given, n, source=TokenSource.RUNNING_USAGE)
-            x.outcome, x.error = Outcome.TRUNCATED, _GIVEN_UP
+            x.tokens = Tokens(given, n, cached=cached, source=TokenSource.RUNNING_USAGE)
+            x.outcome, x.error = Outcome.TRUNCATED, _MIDWAY[reason]
         if n:
             first_ns = stamps[0]
             t.head_ns = t.first_byte_ns = t.first_any_ns = first_ns
@@ -95,3 +112,8 @@ class ExchangeMaker:
             x.no_token_reason = "empty"
             t.head_ns = t.first_byte_ns = end_ns
         return x
+
+    def _cached(self, request: int) -> int | None:
+        """Tokens of its prompt that a prefix cache had; None without one, and where nobody looked."""
+        column = self._played.cached
+        return column[request] if column and column[request] >= 0 else None

@@ -5,10 +5,15 @@ size, queueing delay. Where it leaves open how they are counted, `Readings` does
 has all figures of a Summary beside them, because it made the same Exchanges as live traffic.
 
 Requests that a scheduler gave up are among the outcomes and outside the request SLA. They are in no latency
-and no throughput, which are of completed requests; what had left of them counts among `tokens`.
+and no throughput, which are of completed requests; what had left of them counts among `tokens`. `unserved`
+says how many they were by the reason: `too_large`, `queue_full`, `late` (before their first token),
+`late_midway`.
+
+Options that the scheduler does not read are None among its `readings` and `serving`: they had no effect.
 """
 
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +26,7 @@ from llmtap.record.outcome import Outcome
 from llmtap.sim.latency import SEED_ITERATIONS, IterationModel, LatencyModel
 from llmtap.sim.readings import Readings
 from llmtap.sim.schedulers.iterations import State
+from llmtap.sim.schedulers.registry import ALL_OPTIONS
 from llmtap.sim.serving import Serving
 from llmtap.sim.virtual import Played
 from llmtap.units import encode_seconds, to_seconds
@@ -39,11 +45,14 @@ class Flight:
     readings: Readings
     model: LatencyModel
     servers: int
-    seed: int
+    seed: int | None
+    """None where nothing was drawn."""
     iterations: IterationModel = SEED_ITERATIONS
     serving: Serving = field(default_factory=Serving)
     iterates: bool = False
     """It was one of the schedulers that compose anew at every iteration."""
+    reads: frozenset[str] = ALL_OPTIONS
+    """Options that could have changed it."""
     state: State | None = None
     """What such a scheduler tells of itself when all is done."""
     summary: Summary | None = None
@@ -114,6 +123,7 @@ class Flight:
             },
             "metrics": {"e2e": latency},
             "outcomes": self._outcomes(),
+            "unserved": self._unserved(),
             "tokens": {"input": given + given_cut, "output": output,
                        "output_per_second": _rate(output, window_ns)},
             "throughput_rps": _rate(played.finished, window_ns),
@@ -134,10 +144,10 @@ class Flight:
             "servers": self.servers,
             "seed": self.seed,
             "model": self._model(),
-            "readings": msgspec.to_builtins(readings, enc_hook=encode_seconds),
+            "readings": self._told(readings),
         }  # fmt: skip
         if self.iterates:
-            told["serving"] = msgspec.to_builtins(self.serving, enc_hook=encode_seconds)
+            told["serving"] = self._told(self.serving)
             told["engine"] = None if self.state is None else _engine(self.state, n)
         if self.summary is not None:
             measured = self.summary.to_dict(told["window"], to_seconds(window_ns), "open")
@@ -172,6 +182,20 @@ class Flight:
             Outcome.UPSTREAM_ERROR: len(played.given_up) - cut,
         }
         return {outcome.value: n for outcome, n in told.items() if n}
+
+    def _unserved(self) -> dict[str, int]:
+        """Requests that were given up, by the reason."""
+        given_up = self.played.given_up
+        told = Counter(
+            reason.value + ("_midway" if given_up[request] else "")
+            for request, reason in self.played.reasons.items()
+        )
+        return dict(sorted(told.items()))
+
+    def _told(self, options: msgspec.Struct) -> dict[str, Any]:
+        """What had an effect as public JSON has it; None for what had none."""
+        told = msgspec.to_builtins(options, enc_hook=encode_seconds)
+        return {name: value if name in self.reads else None for name, value in told.items()}
 
     def _step_mean(self) -> float | None:
         """Seconds between two tokens of a batch, averaged over batches; of iterations, their mean length."""

@@ -2,12 +2,14 @@
 
 An axis is an option with its values, one or more. Points come in an order that is good to read: sizes,
 loads, seeds, servers, readings and options of serving as they were given, and the schedulers next to one
-another.
+another. Of these, a job has only what can change it: points that differ in options which their scheduler does
+not read (`registry.options_read`) are one job.
 
 The load is one of three: `scale` makes arrivals so many times as dense, `rate` is the mean rate that is to
 come of it, `share` is a share of what a scheduler can do (`Preset.share_of`): that is run first.
 """
 
+import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -17,14 +19,16 @@ from typing import Any, Final
 import msgspec
 
 from llmtap.errors import ConfigError, LlmtapError
+from llmtap.sim.predictors import SEEDED
 from llmtap.sim.readings import Readings, read_settings
-from llmtap.sim.serving import Serving, read_serving
+from llmtap.sim.schedulers.registry import SCHEDULERS, options_read
+from llmtap.sim.serving import Serving, read_serving, settled
 from llmtap.sim.tunnel.presets import BEST, PRESETS, Preset
 from llmtap.sim.tunnel.sweep import Attempt, Job, rows_of
 from llmtap.workload.synthetic import WORKLOADS, draw
 from llmtap.workload.trace import Trace, load_trace
 
-__all__ = ["LOADS", "READINGS", "SERVING", "Axes", "Grid", "Point", "Source", "best_of", "points"]
+__all__ = ["LOADS", "READINGS", "SERVING", "Axes", "Grid", "Point", "Source", "best_of", "points", "read_at"]
 
 READINGS: Final = frozenset(field.name for field in msgspec.structs.fields(Readings))
 SERVING: Final = frozenset(field.name for field in msgspec.structs.fields(Serving))
@@ -33,6 +37,8 @@ _OUTER: Final = ("requests", *LOADS, "seed", "servers")
 _DRAWN: Final = 10_000
 """Requests of a synthetic workload, unless told."""
 _BEST_WITHIN: Final = 0.01
+_LAST_NS: Final = 1 << 62
+"""No request arrives later: columns are of 64 bits, and what is done takes its time, too."""
 _NO_RATE: Final = "all rows arrive at once: no scale makes that a rate"
 
 Axes = Mapping[str, Sequence[Any]]
@@ -69,33 +75,53 @@ class Source:
         self.name = name
         self.traces: dict[str, Trace] = {}
         """By digest."""
+        self.remarks: list[str] = []
+        """What there is to say beside that of the rows."""
         self._drawn = WORKLOADS.get(name) if not Path(name).exists() else None
         self._format = source_format
         self._progress = progress
         self._digests: dict[tuple[int | None, int], str] = {}
 
     @property
+    def drawn(self) -> bool:
+        """It is one of WORKLOADS, and every seed makes another."""
+        return self._drawn is not None
+
+    @property
     def notes(self) -> list[str]:
         """What there is to say of the rows, each once."""
-        return list(dict.fromkeys(note for trace in self.traces.values() for note in trace.notes))
+        of_rows = [note for trace in self.traces.values() for note in trace.notes]
+        return list(dict.fromkeys(of_rows + self.remarks))
 
     def rows(self, count: int | None, seed: int) -> tuple[str, Trace]:
         """The first `count` rows and their digest. Raises ConfigError."""
         key = (count, seed if self._drawn else 0)
         if key not in self._digests:
             if self._drawn is not None:
+                if self._format is not None:
+                    raise ConfigError("--from", f"{self.name} is a workload that is drawn: it has no format")
                 trace = Trace(draw(self._drawn, count or _DRAWN, seed), "synthetic")
             else:
                 if self.name == "-" and self._digests:
                     raise ConfigError("--requests", "standard input is read once: several sizes need a file")
-                trace = load_trace(
-                    self.name, count=count, source_format=self._format, progress=self._progress
-                )
+                try:
+                    trace = load_trace(
+                        self.name, count=count, source_format=self._format, progress=self._progress
+                    )
+                except ConfigError as exc:
+                    raise ConfigError(exc.place, exc.problem, exc.hint or self._hint()) from None
             rows = rows_of(trace)
             self.traces.setdefault(rows.digest, rows.trace)
             self._digests[key] = rows.digest
         digest = self._digests[key]
         return digest, self.traces[digest]
+
+    def _hint(self) -> str | None:
+        """For a name that is nothing's: workloads have names, too."""
+        if self.name == "-" or "://" in self.name or Path(self.name).exists():
+            return None
+        near = difflib.get_close_matches(self.name, WORKLOADS, 1)
+        return f"did you mean {near[0]}?" if near else f"or a workload that is drawn: {', '.join(WORKLOADS)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,15 +145,20 @@ class Grid:
             )
         if self.common.get("capacity") is not None and trace.rate_rps is None:
             raise ConfigError("--capacity", _NO_RATE)
-        try:
-            readings = read_settings({k: v for k, v in point.items() if k in READINGS})
-            serving = read_serving({k: v for k, v in point.items() if k in SERVING})
-        except ValueError as exc:
-            raise ConfigError("--reading", str(exc)) from None
+        name = point["scheduler"]
+        reads = read_at(point)
+        if "prefix_cache" in reads & point.keys() and not trace.requests.block_tokens:
+            reads -= {"prefix_cache"}
+            self.source.remarks.append(
+                f"prefix_cache has no effect: {self.source.name} does not tell which prompts begin alike"
+            )
+        readings, serving = _options({k: v for k, v in point.items() if k in reads})
+        drawn = self.source.drawn or ("predictor" in reads and readings.predictor in SEEDED)
         return Job(
-            trace=self.source.name, rows=digest, count=count, scale=_scale(point, trace, capacity_rps),
-            scheduler=point["scheduler"], servers=point.get("servers", 1), seed=seed, readings=readings,
-            serving=serving, **self.common,
+            trace=self.source.name, rows=digest, count=count,
+            scale=_scale(point, trace, count, capacity_rps), scheduler=name,
+            servers=point.get("servers", 1), seed=seed if drawn else None, readings=readings,
+            serving=settled(serving, name) if SCHEDULERS[name].iterates else serving, **self.common,
         )  # fmt: skip
 
     def jobs(self, axes: Axes, preset: Preset | None, run: Run) -> list[Job]:
@@ -174,6 +205,22 @@ class Grid:
         return [_summary(told[job.id])["throughput_rps"] for job in jobs]
 
 
+def read_at(point: Point) -> frozenset[str]:
+    """Options that the point's scheduler reads there. Raises ConfigError for a value that cannot be."""
+    settings = {k: v for k, v in point.items() if k in READINGS | SERVING and v != BEST}
+    return options_read(point["scheduler"], *_options(settings))
+
+
+def _options(settings: Mapping[str, str]) -> tuple[Readings, Serving]:
+    try:
+        return (
+            read_settings({k: v for k, v in settings.items() if k in READINGS}),
+            read_serving({k: v for k, v in settings.items() if k in SERVING}),
+        )
+    except ValueError as exc:
+        raise ConfigError("--reading", str(exc)) from None
+
+
 def best_of(tried: Sequence[Point], summaries: Sequence[Mapping[str, Any]]) -> Point:
     """Fewest servers, and then fewest bins, that are as good as any: the share of requests outside the
     request SLA is at most a percentage point above the least. Seed 004 (7.1) does not say what it calls best.
@@ -189,13 +236,21 @@ def _summary(told: Attempt) -> dict[str, Any]:
     return told.summary
 
 
-def _scale(point: Point, trace: Trace, capacity_rps: float | None) -> float:
+def _scale(point: Point, trace: Trace, count: int, capacity_rps: float | None) -> float:
+    scale, option = _wanted_scale(point, trace, capacity_rps)
+    if trace.span_ns * -(-count // max(1, len(trace) - 1)) > _LAST_NS * scale:
+        raise ConfigError(option, f"the last of {count:,} requests would arrive after 146 years")
+    return scale
+
+
+def _wanted_scale(point: Point, trace: Trace, capacity_rps: float | None) -> tuple[float, str]:
+    """And the option that wants it."""
     rate = point.get("rate")
     if "share" in point:
         assert capacity_rps is not None
         rate = point["share"] * capacity_rps
     if rate is None:
-        return float(point.get("scale", 1.0))
+        return float(point.get("scale", 1.0)), "--scale"
     if trace.rate_rps is None:
         raise ConfigError("--rate", _NO_RATE)
-    return float(rate / trace.rate_rps)
+    return float(rate / trace.rate_rps), "--rate"

@@ -54,7 +54,8 @@ class Job:
     """Arrivals so many times as dense."""
     scheduler: str
     servers: int = 1
-    seed: int = 42
+    seed: int | None = 42
+    """None where nothing is drawn that would be another with another seed."""
     readings: Readings = _READINGS
     serving: Serving = _SERVING
     model: LatencyModel = SEED_MODEL

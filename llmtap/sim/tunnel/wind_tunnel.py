@@ -11,12 +11,12 @@ from llmtap.sim.latency import SEED_ITERATIONS, SEED_MODEL, IterationModel, Late
 from llmtap.sim.predictors import predict
 from llmtap.sim.readings import Readings
 from llmtap.sim.schedulers.multi_bin_dynamic import MultiBinDynamic
-from llmtap.sim.schedulers.registry import SCHEDULERS
-from llmtap.sim.serving import Serving, Setup
+from llmtap.sim.schedulers.registry import SCHEDULERS, options_read
+from llmtap.sim.serving import Serving, Setup, settled
 from llmtap.sim.tunnel.exchanges import ExchangeMaker
 from llmtap.sim.tunnel.flight import Flight
 from llmtap.sim.tunnel.metering import VirtualMeter
-from llmtap.sim.virtual import play
+from llmtap.sim.virtual import Played, play
 from llmtap.workload.requests import Requests
 
 __all__ = ["Flight", "capacity_rps", "fly"]
@@ -31,7 +31,7 @@ def fly(
     iterations: IterationModel = SEED_ITERATIONS,
     serving: Serving | None = None,
     servers: int = 1,
-    seed: int = 42,
+    seed: int | None = 42,
     objectives: Objectives | None = None,
     measure: bool | None = None,
     capture: str | Path | None = None,
@@ -41,6 +41,7 @@ def fly(
 
     Args:
         model: of whole batches; `iterations` and `serving`: of schedulers that iterate.
+        seed: of what is drawn; None where nothing is.
         objectives: what its exchanges are judged by; with them it is measured.
         measure: make Exchanges and sum them up. None: where the scheduler iterates, or objectives or a
             capture want them. A million whole batches take seconds, and ten times as long when measured.
@@ -63,8 +64,9 @@ def fly(
         if not requests:
             raise ValueError("all requests failed, and failed ones are dropped")
     requests = replace(requests, predicted=predict(requests, readings.predictor, seed))
-    serving = Serving() if serving is None else serving
+    serving = settled(Serving() if serving is None else serving, name)
     scheduler = kind.build(requests, Setup(model, readings, iterations, serving))
+    played = Played.begun(len(requests), servers)
     recorder = meter = None
     if measure:
         if capture is not None:
@@ -72,22 +74,24 @@ def fly(
             from llmtap.sim.tunnel.recording import FlightRecorder
 
             recorder = FlightRecorder(capture, name, requests)
-        maker = ExchangeMaker(name, requests)
+        maker = ExchangeMaker(name, requests, played)
         meter = VirtualMeter(maker, objectives=objectives, gap_max_ns=readings.token_sla, keeper=recorder)
-    played = play(
+    play(
         requests,
         Engine(scheduler, servers),
         servers=servers,
         all_first=readings.same_instant == "all-first",
         gpu_first=readings.tie == "gpu-first",
         watch=meter,
+        played=played,
         progress=progress,
     )
     if recorder is not None:
         recorder.close()
     flight = Flight(
-        name, requests, played, readings, model, servers, seed, iterations, serving, kind.iterates
-    )
+        name, requests, played, readings, model, servers, seed, iterations, serving, kind.iterates,
+        options_read(name, readings, serving),
+    )  # fmt: skip
     if meter is not None:
         flight = replace(flight, summary=meter.summary, slow=meter.slow)
     if isinstance(scheduler, MultiBinDynamic):

@@ -31,6 +31,7 @@ Traces = Mapping[str, Trace]
 """By the digest that jobs ask for them with."""
 
 _DIED: Final = "its process died: killed, or out of memory"
+_STOPPING: Final = (signal.SIGINT, signal.SIGTERM)
 _REACHED_WITHIN_S: Final = 5.0
 _OBJECT_STORE_BYTES: Final = 256 << 20
 """Of a Ray of our own: a million requests are 24 MB, and each result is a few KB."""
@@ -102,12 +103,22 @@ def _pool(traces: Traces, workers: int) -> Iterator[Callable[[Job], "Future[Atte
     # A fork would copy whatever threads hold, Arrow's among them.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(traces,))
+
+    def submit(job: Job) -> "Future[Attempt]":
+        # Which starts processes. They inherit the mask, and so are deaf to signals from the first moment on;
+        # and ours come when a process was sent all that it needs to begin.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
+        try:
+            return pool.submit(_attempt, job)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
     try:
-        yield lambda job: pool.submit(_attempt, job)
+        yield submit
     except BaseException:
-        # Interrupted: what is under way is not waited for.
+        # Interrupted: what is under way is not waited for, nor asked: it may not be listening yet.
         for child in set(multiprocessing.active_children()) - others:
-            child.terminate()
+            child.kill()
         raise
     finally:
         pool.shutdown(cancel_futures=True)
@@ -123,6 +134,7 @@ def _begin(traces: Traces) -> None:
     _traces = traces
     # Ctrl-C reaches the whole group; the parent decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
@@ -149,23 +161,21 @@ def on_ray(
         kept = {digest: ray.put(trace) for digest, trace in traces.items()}
         task = ray.remote(max_retries=1)(_attempt_on_ray)
         running = {task.options(name=job.name).remote(job, kept[job.rows]): job for job in jobs}
-        try:
-            while running:
-                for ref in ray.wait(list(running), num_returns=1)[0]:
-                    job = running.pop(ref)
-                    try:
-                        told: Attempt = ray.get(ref)
-                    except ray.exceptions.RayTaskError as exc:
-                        # Ours never raise: this is a node without llmtap, or with another.
-                        told = Attempt(job.id, job.to_dict(), error=str(exc).strip().splitlines()[-1])
-                    except ray.exceptions.RayError as exc:
-                        told = Attempt(
-                            job.id, job.to_dict(), error=f"{_DIED} ({str(exc).strip().splitlines()[0]})"
-                        )
-                    yield told
-        finally:
-            for ref in running:
-                ray.cancel(ref, force=True)
+        # Who stops listening cancels nothing: all ends with this driver, and Ray 2.60 aborts it where a task
+        # that was cancelled by force comes to its end all the same.
+        while running:
+            for ref in ray.wait(list(running), num_returns=1)[0]:
+                job = running.pop(ref)
+                try:
+                    told: Attempt = ray.get(ref)
+                except ray.exceptions.RayTaskError as exc:
+                    # Ours never raise: this is a node without llmtap, or with another.
+                    told = Attempt(job.id, job.to_dict(), error=str(exc).strip().splitlines()[-1])
+                except ray.exceptions.RayError as exc:
+                    told = Attempt(
+                        job.id, job.to_dict(), error=f"{_DIED} ({str(exc).strip().splitlines()[0]})"
+                    )
+                yield told
 
 
 def _attempt_on_ray(job: Job, trace: Trace) -> Attempt:
@@ -190,7 +200,8 @@ def _cluster(address: str, workers: int | None) -> Iterator[Any]:
     if not local:
         _reach(address)
         try:
-            ray.init(address, **quiet)
+            with _signals_kept():
+                ray.init(address, **quiet)
         except (ConnectionError, ValueError, RuntimeError) as exc:
             raise ConfigError("--ray", f"no Ray at {address}: {str(exc).splitlines()[0]}") from None
         try:
@@ -200,15 +211,35 @@ def _cluster(address: str, workers: int | None) -> Iterator[Any]:
         return
     with TemporaryDirectory(prefix="llmtap-ray-") as folder:
         # Its processes import what this one does, also where llmtap is not installed but beside us.
-        ray.init(
-            "local", num_cpus=workers or os.cpu_count(), include_dashboard=False,
-            object_store_memory=_OBJECT_STORE_BYTES, _temp_dir=folder,
-            runtime_env={"env_vars": {"PYTHONPATH": _import_path()}}, **quiet,
-        )  # fmt: skip
         try:
+            with _signals_kept():
+                ray.init(
+                    "local", num_cpus=workers or os.cpu_count(), include_dashboard=False,
+                    object_store_memory=_OBJECT_STORE_BYTES, _temp_dir=folder,
+                    runtime_env={"env_vars": {"PYTHONPATH": _import_path()}}, **quiet,
+                )  # fmt: skip
             yield ray
         finally:
             ray.shutdown()
+
+
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Ray sets a handler of SIGTERM, which would end this process without a word."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    stopped = False
+    try:
+        yield
+    except SystemExit:
+        stopped = True
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        if stopped:
+            signal.raise_signal(signal.SIGTERM)
 
 
 def _reach(address: str) -> None:

@@ -1,5 +1,6 @@
 """Guardrails and faults: each as a client meets it, and as llmtap's own reader understands it."""
 
+import asyncio
 import json
 import random
 from typing import Any
@@ -248,3 +249,46 @@ async def test_rates_of_the_server_befall_requests() -> None:
     async with engine(options) as e:
         assert [(await e.answer(CHAT, ask_chat()))[0] for _ in range(40)] == statuses
     assert QUICK.faults.busy_rate == 0
+
+
+# What the books say of it.
+
+
+@pytest.mark.parametrize(
+    ("headers", "stream", "finish", "reason", "prompt_tokens"),
+    [
+        ({}, True, "stop", "stop", 1),
+        ({}, False, "stop", "stop", 1),
+        ({"x_sim_fault": "429"}, True, None, None, 0),
+        ({"x_sim_fault": "503"}, False, None, None, 0),
+        ({"x_sim_refusal": "error"}, True, None, None, 0),
+        ({"x_sim_refusal": "content_filter"}, True, "content_filter", "content_filter", 0),
+        ({"x_sim_block_after": "2"}, True, "content_filter", "content_filter", 1),
+        ({"x_sim_block_after": "2", "x_sim_output_hold": "all"}, True, "content_filter", "content_filter", 1),
+        ({"x_sim_fault": "error"}, True, None, "error", 1),
+        ({"x_sim_fault": "error"}, False, None, "error", 1),
+        ({"x_sim_fault": "unfinished"}, True, None, "abort", 1),
+        ({"x_sim_fault": "unfinished"}, False, None, "abort", 1),
+        ({"x_sim_fault": "reset"}, True, None, "abort", 1),
+        ({"x_sim_fault": "truncate", "x_sim_fault_after": "0"}, True, None, "abort", 1),
+        ({"x_sim_fault": "stall", "x_sim_stall_ms": "3"}, True, "stop", "stop", 1),
+    ],
+)
+@scene
+async def test_only_what_was_answered_has_a_finish_and_only_what_was_taken_in_counts(
+    headers: dict[str, str], stream: bool, finish: str | None, reason: str | None, prompt_tokens: int
+) -> None:
+    async with engine(TIMED) as e:
+        try:
+            await e.answer(CHAT, ask_chat(stream=stream), **headers)
+        except aiohttp.ClientError:
+            assert headers["x_sim_fault"] in ("reset", "truncate")
+        while not (truths := await e.truths()):  # a client that was reset is told first
+            await asyncio.sleep(0.001)
+        metrics = await e.metrics()
+    assert truths[0]["finish"] == [finish]
+    success = {name: n for name, n in metrics.items() if name.startswith("vllm:request_success_total{")}
+    assert {name.split('finished_reason="')[1].split('"')[0] for name, n in success.items() if n} == (
+        {reason} if reason else set()
+    )
+    assert metrics['vllm:prompt_tokens_total{engine="0",model_name="sim"}'] == prompt_tokens

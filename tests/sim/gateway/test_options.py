@@ -1,5 +1,6 @@
 """The options of the simulated server: by key from the command line, by header from a request."""
 
+import re
 from typing import Any
 
 import msgspec
@@ -21,14 +22,36 @@ from llmtap.units import Duration
 MS = 1_000_000
 
 
+def names() -> list[str]:
+    return [one.key for one in keys() if one.key]
+
+
 def test_every_key_has_its_help_and_can_be_set_to_its_default() -> None:
-    assert all(text.endswith(".") for text in keys().values())
+    assert all(one.meaning.endswith(".") for one in keys())
+    assert load_options({one.key: one.default for one in keys() if one.key}) == SimOptions()
     values = {}
-    for key in keys():
+    for key in names():
         table, _, name = key.rpartition(".")
         value = getattr(getattr(SimOptions(), table) if table else SimOptions(), name)
         values[key] = f"{value}ns" if isinstance(value, Duration) else str(value).lower()
     assert load_options(values) == SimOptions()
+
+
+def test_every_header_that_is_listed_is_taken_with_what_is_its_default() -> None:
+    """And no header is taken that is not listed."""
+    listed = {one.header.removesuffix("[-ms]"): one for one in keys() if one.header}
+    for header, one in listed.items():
+        if one.key:
+            for_request(SimOptions(), {header: one.default})
+        if one.header.endswith("[-ms]"):
+            for_request(SimOptions(), {header + "-ms": "7.5"})
+    for key in names():
+        header = "x-sim-" + key.rpartition(".")[2].replace("_", "-")
+        if header not in listed:
+            with pytest.raises(ValueError, match=f"there is no header {header}"):
+                for_request(SimOptions(), {header: "1"})
+    for kind in listed["x-sim-fault"].meaning.removesuffix(".").split(": ")[1].split(", "):
+        assert sum(rate for _, rate in for_request(SimOptions(), {"x-sim-fault": kind}).faults.rates()) == 1
 
 
 def test_keys_become_options() -> None:
@@ -52,13 +75,27 @@ def test_keys_become_options() -> None:
         ("faults.stall_rate", "1.5", "faults.stall_rate: "),
         ("guardrails.output_hold", "-1", "output_hold"),
         ("guardrails.refusal", "rude", "guardrails.refusal: "),
-        ("dialect", "klingon", "dialect: "),
-        ("tokens", "0", "tokens: "),
+        ("guardrails.refusal", "rude", "expected one of content_filter, "),
+        ("guardrails.output_hold", "-1", "a whole number of at least 0 or all, got '-1'"),
+        ("guardrails.input_beside", "maybe", "expected true or false, got 'maybe'"),
+        ("dialect", "klingon", "dialect: expected one of openai, vllm, got 'klingon'"),
+        ("tokens", "0", "tokens: expected a whole number from 1 to 131072, got '0'"),
+        ("seed", "1.5", "seed: expected a whole number, got '1.5'"),
+        ("pacing.jitter", "9", "pacing.jitter: expected a number from 0 to 3, got '9'"),
     ],
 )
-def test_what_does_not_fit_is_named(key: str, value: str, says: str) -> None:
+def test_what_does_not_fit_is_named_with_what_would(key: str, value: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says.replace("?", r"\?")):
         load_options({key: value})
+    with pytest.raises(ConfigError) as raised:
+        load_options({key: value}, {key: "--as-typed"})
+    assert raised.value.place == "--as-typed"
+
+
+def test_what_fits_alone_and_not_together_is_named_with_all_of_it() -> None:
+    values = {"faults.stall_rate": "0.6", "ttft": "1s", "faults.slow_rate": "0.6"}
+    with pytest.raises(ConfigError, match=r"faults.stall_rate, faults.slow_rate: .* together"):
+        load_options(values)
 
 
 def test_faults_cannot_be_more_than_all() -> None:
@@ -103,17 +140,22 @@ def test_a_fault_by_header_takes_the_place_of_the_servers() -> None:
 
 
 @pytest.mark.parametrize(
-    "headers",
+    ("headers", "says"),
     [
-        {"x-sim-seed": "1"},
-        {"x-sim-fault": "no"},
-        {"x-sim-pacing": "{}"},
-        {"x-sim-stall-rate": "2"},
-        {"x-sim-": "1"},
+        ({"x-sim-seed": "1"}, "there is no header x-sim-seed"),
+        ({"x-sim-fault": "no"}, "x-sim-fault: there is no fault 'no'; there are stall, "),
+        ({"x-sim-pacing": "{}"}, "there is no header x-sim-pacing"),
+        ({"x-sim-stall-rate": "2"}, "x-sim-stall-rate: expected a number from 0 to 1, got '2'"),
+        ({"x-sim-": "1"}, "there is no header x-sim-"),
+        ({"X-Sim-Ttft": "soon"}, "X-Sim-Ttft: expected a duration"),
+        ({"x-sim-itl-ms": "x"}, "x-sim-itl-ms: expected a duration"),
+        ({"x-sim-tokens": "0"}, "x-sim-tokens: expected a whole number from 1 to 131072, got '0'"),
+        ({"x-sim-refusal": "rude"}, "x-sim-refusal: expected one of content_filter, "),
+        ({"x-sim-slow-rate": "0.6", "x-sim-stall-rate": "0.6"}, "x-sim-slow-rate, x-sim-stall-rate: "),
     ],
 )
-def test_a_header_that_does_not_fit_is_refused(headers: dict[str, str]) -> None:
-    with pytest.raises(ValueError, match=r"x-sim-|\d"):
+def test_a_header_that_does_not_fit_is_named(headers: dict[str, str], says: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(says)):
         for_request(SimOptions(), headers)
 
 
@@ -133,7 +175,7 @@ def test_a_fixed_schedule_is_no_engine() -> None:
 
 def test_an_engine_is_named_by_its_scheduler() -> None:
     engine = load_engine(
-        "continuous_batching", {"tokens": "3"}, serving={"kv-tokens": "100"}, readings={}, predictor="prompt"
+        "shortest_predicted_first", {}, serving={"kv-tokens": "100"}, readings={}, predictor="prompt"
     )
     assert engine is not None and engine.iterates
     assert (engine.setup.serving.kv_tokens, engine.setup.readings.predictor) == (100, "prompt")
@@ -155,7 +197,28 @@ def test_an_engine_is_named_by_its_scheduler() -> None:
         ("static_fifo", {"values": {"itl": "1s"}}, "itl: belongs to --scheduler fixed"),
         ("static_fifo", {"values": {"pacing.jitter": "0.1"}}, "pacing.jitter: belongs to --scheduler fixed"),
         ("continuous_batching", {"serving": {"seq_max": "1"}}, r"(?s)--serving: .*did you mean seqs_max\?"),
-        ("continuous_batching", {"serving": {"seqs_max": "0"}}, "--serving: seqs_max: "),
+        ("continuous_batching", {"serving": {"seqs_max": "0"}}, "--serving: seqs_max: .*at least 1, got '0'"),
+        ("continuous_batching", {"serving": {"preemption": "x"}}, "preemption: .*recompute, swap, got 'x'"),
+        ("continuous_batching", {"readings": {"bins": "4"}}, "--reading bins: has no effect on continuous_b"),
+        ("continuous_batching", {"serving": {"chunk": "4"}}, "--serving chunk: has no effect"),
+        ("continuous_batching", {"serving": {"ttft": "1s"}}, "(?s)--serving ttft: .*while give_up is"),
+        (
+            "continuous_batching",
+            {"predictor": "perfect"},
+            "--predictor: has no effect on continuous_batching",
+        ),
+        ("static_fifo", {"serving": {"seqs_max": "4"}}, "--serving seqs_max: has no effect on static_fifo"),
+        ("static_fifo", {"readings": {"request-sla": "4s"}}, "--reading request_sla: has no effect"),
+        (
+            "static_fifo",
+            {"readings": {"predictor": "noisy"}, "predictor": "perfect"},
+            "--predictor: is given by --reading predictor, too",
+        ),
+        (
+            "static_fifo",
+            {"values": {"itl": "1s"}, "places": {"itl": "--itl"}},
+            "--itl: belongs to --scheduler fixed",
+        ),
         ("static_fifo", {"readings": {"static_batch": "0"}}, "--reading: static_batch"),
         ("static_fifo", {"readings": {"predictor": "oracle"}}, "--reading: predictor"),
         ("static_fifo", {"predictor": "oracle"}, "--predictor: 'oracle' is none of perfect, "),

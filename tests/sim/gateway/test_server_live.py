@@ -83,6 +83,12 @@ async def idle(e: Engine) -> dict[str, float]:
     return metrics
 
 
+def reasons(metrics: dict[str, float]) -> dict[str, float]:
+    """How often requests ended in which way, where any did."""
+    counted = {name: n for name, n in metrics.items() if name.startswith("vllm:request_success_total{") and n}
+    return {name.split('finished_reason="')[1].split('"')[0]: n for name, n in counted.items()}
+
+
 async def ended(e: Engine, count: int = 1) -> list[dict[str, Any]]:
     """The truths, once so many requests have ended."""
     while len(truths := await e.truths()) < count:
@@ -209,7 +215,9 @@ async def test_a_client_that_leaves_gives_its_memory_back_at_once(
                 await asking
         truths = await ended(e, times)
         assert {truth["outcome"] for truth in truths} == {"client_left"}
-        await idle(e)
+        assert [truth["finish"] for truth in truths] == [[None]] * times
+        metrics = await idle(e)
+        assert reasons(metrics) == {"abort": times}
 
 
 @scene
@@ -245,7 +253,8 @@ async def test_who_finds_no_room_to_wait_is_told_when_to_come_back(path: str, st
             assert (response.status, response.headers["Retry-After"]) == (503, "1")
             assert "error" in await response.json()
         (truth,) = await e.truths()
-        assert (truth["outcome"], truth["status"], truth["sent_ns"]) == ("given_up", 503, [[]])
+        assert (truth["outcome"], truth["status"], truth["sent_ns"]) == ("turned_away", 503, [[]])
+        assert truth["finish"] == [None]
         for task in staying:
             task.cancel()
         await ended(e, 3)
@@ -266,7 +275,10 @@ async def test_who_waits_too_long_for_its_first_token_is_turned_away_by_its_stat
         assert (await first)[0] == 200
         truths = await e.truths()
         assert [truth["outcome"] for truth in truths] == ["given_up", "complete"]
-        await idle(e)
+        assert [truth["finish"] for truth in truths] == [[None], ["stop"]]
+        metrics = await idle(e)
+        assert reasons(metrics) == {"abort": 1, "stop": 1}
+        assert metrics[f"vllm:prompt_tokens_total{LABELS}"] == 1, "the other's was never taken in"
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -284,7 +296,7 @@ async def test_who_is_given_up_midway_is_told_in_the_stream(path: str) -> None:
         truths = await ended(e, 2)
         await idle(e)
     truth = next(t for t in truths if t["stream"])
-    assert (truth["outcome"], truth["status"]) == ("given_up", 200)
+    assert (truth["outcome"], truth["status"], truth["finish"]) == ("given_up", 200, [None])
     sent = len(truth["sent_ns"][0])
     assert 0 < sent == len(truth["made_ns"][0]) < 3_000, "what was made has left"
     assert explained(body, path).exchange.outcome is Outcome.UPSTREAM_ERROR

@@ -1,6 +1,6 @@
 """A buffer that holds tokens back: q_1 = t_1, q_i = max(t_i, q_(i-1) + p), and what follows from it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from llmtap.sim.engine import Made
+from llmtap.sim.engine import GivenUp, Made
 from llmtap.sim.schedulers.iterations import State
 from llmtap.sim.schedulers.output_delay import OutputDelay
 from tests.support.iterating import MS, Row, serve
@@ -19,7 +19,7 @@ class Told:
 
     def __init__(self) -> None:
         self.state = State()
-        self.gone: list[int] = []
+        self.gone: dict[int, GivenUp] = {}
         self.asked: list[str] = []
 
     def arrived(self, now_ns: int, request: int) -> None:
@@ -37,7 +37,7 @@ class Told:
     def left(self, now_ns: int, request: int) -> None:
         self.asked.append(f"left {now_ns} {request}")
 
-    def given_up(self) -> Sequence[int]:
+    def given_up(self) -> Mapping[int, GivenUp]:
         return self.gone
 
 
@@ -113,7 +113,9 @@ def test_tokens_that_are_late_already_are_held_from_when_they_would_have_left() 
     assert paced.tokens[0] == [100, 230, 360, 490, 620, 750, 880, 1010, 1140]
 
 
-@pytest.mark.parametrize(("options", "gap"), [({}, 50), ({"output_delay": "30ms"}, 30)])
+@pytest.mark.parametrize(
+    ("options", "gap"), [({}, 50), ({"output_delay": "30ms"}, 30), ({"output_delay": "0"}, 0)]
+)
 def test_by_name_it_is_continuous_batching_for_a_reader(options: dict[str, str], gap: int) -> None:
     rows: list[Row] = [(0, 80, 12), (170, 280, 6)]
     plain = serve("continuous_batching", rows)
@@ -135,9 +137,9 @@ def test_it_remembers_those_under_way_only() -> None:
     buffer.done(0, Made(tokens=[0, 1, 2, 3]))
     assert buffer.done(10, Made(finished=[0], tokens=[0])).finished == [0]
     buffer.left(11, 1)
-    told.gone = [2]
-    assert buffer.given_up() == [2]
-    told.gone = []
+    told.gone = {2: GivenUp.LATE}
+    assert buffer.given_up() == {2: GivenUp.LATE}
+    told.gone = {}
     # As if they had never been, but for the last.
     assert buffer.done(20, Made(tokens=[0, 1, 2, 3])).due_ns == [20, 20, 20, 50]
 

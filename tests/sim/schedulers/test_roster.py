@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmtap.sim.engine import Engine
+from llmtap.sim.engine import Engine, GivenUp
 from llmtap.sim.latency import IterationModel
 from llmtap.sim.schedulers.iterations import State
 from tests.support.iterating import MS, Row, build, check_nobody, serve, workload
@@ -98,6 +98,8 @@ def test_who_is_larger_than_the_memory_is_given_up_when_it_comes(row: Row, fits:
     assert served.complete == ({0, 1} if fits else {0})
     if not fits:
         assert served.end_ns[1] == 0
+        assert served.played is not None
+        assert served.played.reasons == {1: GivenUp.TOO_LARGE}
 
 
 def test_only_so_many_may_wait() -> None:
@@ -105,6 +107,14 @@ def test_only_so_many_may_wait() -> None:
     served = serve("continuous_batching", rows, queue_max="2")
     assert served.complete == {0, 1, 2, 4}
     assert served.end_ns[3] == 3 * MS
+    assert served.played is not None
+    assert served.played.reasons == {3: GivenUp.QUEUE_FULL}
+
+
+def test_who_never_fits_is_told_so_however_many_wait() -> None:
+    served = serve("continuous_batching", [(0, 10, 2), (1, 10, 1), (2, 99, 1)], queue_max="1", kv_tokens="64")
+    assert served.played is not None
+    assert served.played.reasons == {2: GivenUp.TOO_LARGE}
 
 
 @pytest.mark.parametrize(
@@ -131,6 +141,9 @@ def test_who_is_late_is_given_up(
     served = serve("continuous_batching", rows, give_up="late", ttft=ttft, tbt=tbt)
     assert served.tokens == tokens
     assert served.complete == complete
+    assert served.played is not None
+    everybody = set(range(len(rows)))
+    assert served.played.reasons == dict.fromkeys(everybody - complete, GivenUp.LATE)
 
 
 def test_who_was_preempted_may_be_late() -> None:
@@ -164,6 +177,11 @@ def test_what_prompts_share_is_taken_in_once(
     assert served.tokens == [[first, first + 20], [first, first + 20], [120 + taken[2]], [220 + taken[3]]]
     assert served.state.prefix_hits == (hits or 0)
     assert served.state.prefix_queries == (38 if hits else 0)
+    # Of each request the same is told, so that its exchange has it.
+    assert served.played is not None
+    assert list(served.played.cached) == (
+        [] if hits is None else [10 - n if r < 3 else 8 - n for r, n in enumerate(taken)]
+    )
 
 
 def test_what_is_shared_is_in_memory_once() -> None:

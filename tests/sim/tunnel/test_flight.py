@@ -34,7 +34,7 @@ def flown(
 def test_when_all_are_served_every_figure_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     model = IterationModel(beta_ns=S, gamma=0.5, prefill_ns=S / 10, context_ns=S / 1_000)
     told = flown(monkeypatch, {}, iterations=model, serving=Serving(seqs_max=1)).to_dict()
-    assert (told["n"], told["outcomes"]) == (4, {"complete": 4})
+    assert (told["n"], told["outcomes"], told["unserved"]) == (4, {"complete": 4}, {})
     assert told["window"]["seconds"] == 12
     assert (told["throughput_rps"], told["throughput_tps"]) == (4 / 12, 108 / 12)
     assert (told["latency"]["min"], told["latency"]["max"]) == (3, 8)  # 3, 6.5, 8 and 5 s
@@ -45,7 +45,8 @@ def test_when_all_are_served_every_figure_by_hand(monkeypatch: pytest.MonkeyPatc
     assert (told["queueing"]["min"], told["queueing"]["max"]) == (0, 6)
     assert told["decode_step_mean"] == 12 / 8
     assert told["model"] == {"beta": 1.0, "gamma": 0.5, "prefill": 0.1, "context": 0.001}
-    assert (told["serving"]["seqs_max"], told["serving"]["ttft"]) == (1, 1.0)
+    # Nobody is given up: no bound is read.
+    assert (told["serving"]["seqs_max"], told["serving"]["ttft"]) == (1, None)
     assert told["engine"]["preempted_share"] == 0
     assert (told["engine"]["prefix_hit_rate"], told["engine"]["preemption_loss"]) == (None, None)
     assert (told["engine"]["recovery"], told["engine"]["kv_peak"]) == (None, 0)
@@ -64,6 +65,7 @@ def test_who_is_given_up_is_an_outcome_and_late_and_no_throughput(
     told = flight.to_dict()
     assert flight.played.given_up == {1: 2, 2: 0}
     assert told["outcomes"] == {"complete": 2, "truncated": 1, "upstream_error": 1}
+    assert told["unserved"] == {"late_midway": 1, "too_large": 1}
     assert (told["n"], told["latency"]["n"], told["latency"]["max"]) == (4, 2, 3)
     assert told["request_sla_violation"] == 2 / 4
     assert told["token_sla_violation"] == (3 / 4 if measure else None)

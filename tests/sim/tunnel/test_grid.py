@@ -1,15 +1,18 @@
 """Invariant: every combination is there once, and nothing else."""
 
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.errors import ConfigError, LlmtapError
+from llmtap.sim.serving import Serving
 from llmtap.sim.tunnel.grid import Grid, Source, best_of, points
 from llmtap.sim.tunnel.presets import BEST, Preset
 from llmtap.sim.tunnel.sweep import Attempt, Job, run_job
@@ -86,15 +89,16 @@ def test_jobs_have_what_their_points_say(source: Source) -> None:
     # Rows come every 2 s; a rate is by the rows that are taken.
     assert [j.scale for j in jobs] == [pytest.approx(10), pytest.approx(10)]
     one = jobs[0]
-    assert (one.scheduler, one.servers, one.seed) == ("multi_bin_dynamic", 2, 7)
-    assert (one.readings.bins, one.readings.eps, one.serving.chunk) == (3, 1_000_000, 64)
+    assert (one.scheduler, one.servers) == ("multi_bin_dynamic", 2)
+    # It reads nothing of serving, and nothing was drawn.
+    assert (one.readings.bins, one.readings.eps, one.serving, one.seed) == (3, 1_000_000, Serving(), None)
     assert (one.capacity, one.measure, one.trace) == (0.1, True, source.name)
     assert [len(source.traces[j.rows]) for j in jobs] == [30, 60]
 
 
 def test_without_requests_all_rows_are_run(source: Source) -> None:
     [job] = Grid(source, {}).jobs({"scheduler": ("static_fifo",)}, None, nothing)
-    assert (job.count, job.scale, job.servers, job.seed) == (60, 1.0, 1, 42)
+    assert (job.count, job.scale, job.servers) == (60, 1.0, 1)
 
 
 def test_what_comes_to_the_same_is_one_job(source: Source) -> None:
@@ -102,10 +106,81 @@ def test_what_comes_to_the_same_is_one_job(source: Source) -> None:
     assert len(Grid(source, {}).jobs(axes, None, nothing)) == 1
 
 
+ONCE = [
+    # axes, and over which values of them there are jobs
+    ({"scheduler": ("static_fifo",), "bins": ("2", "4"), "eps": ("1ms", "5ms")}, [{}]),
+    ({"scheduler": ("multi_bin_dynamic",), "bins": ("2", "4"), "chunk": ("64", "128")},
+     [{"bins": 2}, {"bins": 4}]),
+    ({"scheduler": ("static_fifo", "dynamic_no_bins"), "eps": ("1ms", "2ms"), "static_batch": ("4", "5")},
+     [{"static_batch": 4}, {"eps": 1_000_000}, {"static_batch": 5}, {"eps": 2_000_000}]),
+    ({"scheduler": ("continuous_batching", "chunked_prefill"), "eps": ("1ms", "5ms"), "chunk": ("64", "128")},
+     [{"chunk": 512}, {"chunk": 64}, {"chunk": 128}]),
+    # Options that another one decides about.
+    ({"scheduler": ("continuous_batching",), "give_up": ("never", "late"), "ttft": ("2s", "3s")},
+     [{"give_up": "never"}, {"give_up": "late", "ttft": 2 * 10**9}, {"give_up": "late", "ttft": 3 * 10**9}]),
+    # No two prompts of this trace are known to begin alike.
+    ({"scheduler": ("continuous_batching",), "prefix_cache": ("true", "false")}, [{"prefix_cache": False}]),
+    # Of seeds, who draws nothing has one.
+    ({"scheduler": ("static_fifo",), "predictor": ("noisy",), "seed": (1, 2)}, [{}]),
+    ({"scheduler": ("multi_bin_dynamic",), "predictor": ("perfect", "noisy"), "seed": (1, 2)},
+     [{"predictor": "perfect", "seed": None}, {"predictor": "noisy", "seed": 1},
+      {"predictor": "noisy", "seed": 2}]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("axes", "expected"), ONCE)
+def test_a_run_is_made_once_over_what_its_scheduler_reads(
+    source: Source, axes: dict[str, Any], expected: list[dict[str, Any]]
+) -> None:
+    jobs = Grid(source, {}).jobs(axes, None, nothing)
+    told = [msgspec.to_builtins(j.readings, enc_hook=int) | msgspec.to_builtins(j.serving, enc_hook=int)
+            | {"seed": j.seed} for j in jobs]  # fmt: skip
+    assert [{name: one[name] for name in want} for one, want in zip(told, expected, strict=True)] == expected
+
+
+def test_what_no_trace_can_show_is_said(source: Source) -> None:
+    Grid(source, {}).jobs({"scheduler": ("output_delay",), "prefix_cache": ("true",)}, None, nothing)
+    assert source.notes == [
+        f"prefix_cache has no effect: {source.name} does not tell which prompts begin alike"
+    ]
+
+
+def test_what_is_effective_is_what_the_job_has(source: Source) -> None:
+    axes = {"scheduler": ("output_delay", "continuous_batching"), "output_delay": ("0", "50ms")}
+    jobs = Grid(source, {}).jobs(axes, None, nothing)
+    assert [(j.scheduler, j.serving.output_delay) for j in jobs] == [
+        ("output_delay", 0), ("continuous_batching", 0),
+        ("output_delay", 50_000_000), ("continuous_batching", 50_000_000),
+    ]  # fmt: skip
+    unset = Grid(source, {}).jobs({"scheduler": axes["scheduler"]}, None, nothing)
+    assert unset == [jobs[2], jobs[1]]
+
+
 def test_sizes_beyond_the_trace_share_its_rows(source: Source) -> None:
     axes = {"scheduler": ("static_fifo",), "requests": (60, 100, 200)}
     jobs = Grid(source, {}).jobs(axes, None, nothing)
     assert len({j.rows for j in jobs}) == 1 == len(source.traces)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("chatt", "did you mean chat?"), ("nowhere", "or a workload that is drawn: chat, long-chat, bursty"),
+     ("s3:/x/y", "or a workload"), ("-", None)],
+)  # fmt: skip
+def test_a_name_that_is_nothing_s_may_have_been_a_workload_s(
+    name: str, hint: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    with pytest.raises(ConfigError) as told:
+        Source(name).rows(None, 42)
+    assert (told.value.hint or "").startswith(hint or "")
+    assert bool(told.value.hint) is (hint is not None)
+
+
+def test_a_workload_that_is_drawn_has_no_format() -> None:
+    with pytest.raises(ConfigError, match="--from: chat is a workload that is drawn: it has no format"):
+        Source("chat", source_format="azure").rows(None, 42)
 
 
 def test_a_workload_is_drawn_by_its_name_and_seed() -> None:
@@ -130,13 +205,15 @@ def test_a_file_comes_before_a_workload_of_its_name(tmp_path: Path, monkeypatch:
         ({"requests": (3,)}, {}, "--requests: 3 are more than .* has, and all rows arrive at once"),
         ({}, {"capacity": 0.1}, "--capacity: all rows arrive at once"),
         ({"memory_gb": ("4",)}, {}, "--reading: memory_gb: nothing is left"),
+        ({"scale": (1e-12,), "requests": (2,)}, {}, "--scale: the last of 2 requests would arrive after 146"),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_is_run(
     tmp_path: Path, axes: dict[str, Any], common: dict[str, Any], problem: str
 ) -> None:
     path = tmp_path / "a.csv"
-    path.write_text(HEADER + "1,GPT-4,5,5,10,API log\n" * 2)
+    ends = 9 if "scale" in axes else 1
+    path.write_text(HEADER + "".join(f"{t},GPT-4,5,5,10,API log\n" for t in (1, ends)))
     with pytest.raises(ConfigError, match=problem):
         Grid(Source(str(path)), common).jobs({"scheduler": ("static_fifo",), **axes}, None, nothing)
 

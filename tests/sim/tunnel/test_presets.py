@@ -56,7 +56,7 @@ def test_the_grid_is_the_one_of_the_seed() -> None:
     assert {j.count for j in jobs} == {1_000, 10_000, 100_000, 1_000_000}
     assert {j.servers for j in jobs} == {1, 2, 4, 8, 16, 32, 64, 100}
     assert {j.readings.bins for j in jobs} == {1, 2, 4, 8, 16, 32}
-    assert {(j.scheduler, j.scale, j.seed) for j in jobs} == {("multi_bin_dynamic", 100.0, 42)}
+    assert {(j.scheduler, j.scale, j.seed) for j in jobs} == {("multi_bin_dynamic", 100.0, None)}
     of_one_size = Grid(Small("x"), {}).jobs(preset.axes | {"requests": (10_000,)}, preset, nothing)
     assert len(of_one_size) == 48
 

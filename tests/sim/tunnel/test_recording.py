@@ -16,10 +16,14 @@ from llmtap.errors import ConfigError
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.summary import Summary
 from llmtap.record.exchange import Exchange
+from llmtap.sim.readings import Readings
+from llmtap.sim.serving import read_serving
 from llmtap.sim.tunnel import recording
 from llmtap.sim.tunnel.exchanges import ExchangeMaker
-from llmtap.sim.tunnel.recording import FlightRecorder
+from llmtap.sim.tunnel.recording import FlightRecorder, check_place
+from llmtap.sim.tunnel.wind_tunnel import fly
 from llmtap.workload.requests import Requests
+from llmtap.workload.trace import load_trace
 
 US, MS = 1_000, 1_000_000
 EPOCH_NS = 1_700_000_000 * 10**9
@@ -113,6 +117,30 @@ def test_blocks_of_prompts_are_kept_as_the_trace_had_them(tmp_path: Path) -> Non
     ]
 
 
+def test_a_mooncake_trace_comes_back_as_it_was(tmp_path: Path) -> None:
+    """With the last block of each prompt, which is not full."""
+    rows = [
+        (0, 1_100, 3, [7, 8, 9]),
+        (1_000, 512, 1, [7]),
+        (2_000, 1_030, 2, [7, 8, 11]),
+        (9_000, 5, 4, [12]),
+    ]
+    names = ("timestamp", "input_length", "output_length", "hash_ids")
+    trace, back = tmp_path / "m.jsonl", tmp_path / "back.jsonl"
+    trace.write_text("".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows))
+    requests = load_trace(str(trace)).requests_at(count=len(rows))
+    serving = read_serving({"prefix_cache": "true"})
+    told = fly("continuous_batching", requests, Readings(), serving=serving, capture=tmp_path / "c").to_dict()
+    convert(str(tmp_path / "c"), str(back), target_format="mooncake")
+    assert back.read_text() == trace.read_text()
+    # What the cache had is whole blocks only: 512 tokens, of which one is made again, and 1,024.
+    cached = {x.seq: x.tokens.cached for x in llmtap.read(tmp_path / "c").exchanges()}
+    assert cached == {1: 0, 2: 511, 3: 1_024, 4: 0}
+    assert told["engine"]["prefix_hits"] == sum(cached.values())
+    # And the capture is a trace with the same blocks again.
+    assert load_trace(str(tmp_path / "c")).requests.blocks == requests.blocks
+
+
 def test_many_rows_become_many_files_in_bounded_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +196,16 @@ def test_a_place_that_cannot_be_is_told_before_the_run(
     with pytest.raises(ConfigError, match=problem) as caught:
         FlightRecorder(to, "x", work(1))
     assert caught.value.place == to
+
+
+def test_a_place_is_tried_and_nothing_is_left_there(tmp_path: Path) -> None:
+    to = tmp_path / "new" / "place"
+    assert check_place(to).folder == to
+    assert list(to.iterdir()) == []
+    assert check_place("s3://bucket/prefix").folder is None  # it is not reached for
+    with pytest.raises(ConfigError, match="cannot be written: ") as caught:
+        check_place("/proc/nowhere")
+    assert caught.value.place == "/proc/nowhere"
 
 
 def test_a_place_that_goes_away_is_told_by_name(tmp_path: Path) -> None:

@@ -1,0 +1,131 @@
+"""Invariant: what a scheduler is said not to read changes none of its figures, and it looks at the rest."""
+
+from array import array
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from llmtap.sim.engine import Engine
+from llmtap.sim.readings import Readings, read_settings
+from llmtap.sim.schedulers.registry import ALL_OPTIONS, CONDITIONS, SCHEDULERS, options_read
+from llmtap.sim.serving import Serving, Setup, read_serving, settled
+from llmtap.sim.tunnel.wind_tunnel import fly
+from llmtap.sim.virtual import play
+from llmtap.units import Duration
+from llmtap.workload.requests import Requests
+
+OTHER = {
+    "eps": "100ms", "token_sla": "1ms", "request_sla": "1s", "predictor": "prompt", "bin_limit": "none",
+    "controller_limit": "bin", "length": "output", "window": "arrivals", "tokens": "output", "bins": "2",
+    "bin_choice": "longest-queue", "b_start": "one", "band": "delta", "tau_start": "beta",
+    "guards": "authors", "memory_check": "hard", "lengths_start": "limit", "candidates": "2",
+    "failed": "dropped", "same_instant": "all-first", "tie": "gpu-first", "sla_step": "update",
+    "partial": "wait",
+    "bin_edges": "0,9", "edges": "first-1000", "below_first": "first", "percentile": "higher",
+    "static_batch": "3", "b_max": "2", "memory_gb": "5.5", "model_gb": "10.5", "margin_gb": "3",
+    "kv_gb_per_token": "3e-3", "seqs_max": "2", "tokens_max": "40", "chunk": "16", "kv_tokens": "150",
+    "block": "4", "preemption": "swap", "swap_token": "1ms", "prefix_cache": "true", "prepone": "5",
+    "output_delay": "31ms", "queue_max": "1", "give_up": "late", "ttft": "30ms", "tbt": "11ms",
+}  # fmt: skip
+BASES: tuple[dict[str, str], ...] = (
+    {}, {"memory_check": "hard", "kv_gb_per_token": "2e-2"}, {"bin_limit": "8gb"}, {"bin_edges": "3,9,20"},
+    {"edges": "first-1000"}, {"give_up": "late", "kv_tokens": "160"},
+    {"preemption": "swap", "kv_tokens": "160", "prefix_cache": "true"},
+)  # fmt: skip
+"""Settings under which others may or may not be read."""
+
+
+def workload() -> Requests:
+    """Bursts of prompts that begin alike; some fail, some are too large."""
+    n = 90
+    arrivals = array("q", [i // 6 * 200_000_000 + i % 6 // 2 * 1_000_000 for i in range(n)])
+    given, made = ([(i * step) % 61 + 1 for i in range(n)] for step in (13, 7))
+    blocks = [tuple(range(k // 8)) for k in given]
+    lengths = [0 if i % 11 == 5 else k for i, k in enumerate(made)]
+    return Requests(arrivals, array("q", given), array("q", lengths), array("q"), blocks, 8)
+
+
+def options_of(settings: dict[str, str]) -> tuple[Readings, Serving]:
+    return (
+        read_settings({k: v for k, v in settings.items() if k in Readings.__struct_fields__}),
+        read_serving({k: v for k, v in settings.items() if k in Serving.__struct_fields__}),
+    )
+
+
+def figures(name: str, settings: dict[str, str]) -> dict[str, Any]:
+    readings, serving = options_of(settings)
+    told = fly(name, workload(), readings, serving=serving).to_dict()
+    return {key: value for key, value in told.items() if key not in ("readings", "serving")}
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+@pytest.mark.parametrize("base", BASES)
+def test_what_is_not_read_changes_nothing(name: str, base: dict[str, str]) -> None:
+    expected = figures(name, base)
+    unread = ALL_OPTIONS - options_read(name, *options_of(base)) - base.keys()
+    assert unread
+    for option in sorted(unread):
+        assert figures(name, base | {option: OTHER[option]}) == expected, option
+
+
+def test_every_option_has_another_value() -> None:
+    assert OTHER.keys() == ALL_OPTIONS
+    usual = options_of({})
+    assert all(options_of({name: value}) != usual for name, value in OTHER.items())
+
+
+class Watched:
+    """Options, and which of them somebody looked at."""
+
+    PARTS = {"free_gb": ("memory_gb", "model_gb"), "safe_gb": ("memory_gb", "model_gb", "margin_gb")}
+
+    def __init__(self, options: Any) -> None:
+        self.options = options
+        self.seen: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        self.seen.update(self.PARTS.get(name, (name,)))
+        return getattr(self.options, name)
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_what_is_read_is_looked_at(name: str) -> None:
+    kind = SCHEDULERS[name]
+    seen: set[str] = set()
+    for base in BASES:
+        readings, serving = (Watched(one) for one in options_of({"output_delay": "1ms"} | base))
+        requests = workload()
+        requests = replace(requests, predicted=requests.output)
+        setup = Setup(readings=cast(Readings, readings), serving=cast(Serving, serving))
+        play(requests, Engine(kind.build(requests, setup)))
+        seen |= readings.seen | serving.seen
+    # These are looked at by who drives the run and sums it up, and the predictor by who predicts.
+    driven = {"token_sla", "request_sla", "window", "tokens", "failed", "same_instant", "tie", "percentile"}
+    assert kind.reads - driven - {"predictor"} <= seen
+    assert driven <= kind.reads
+    for option in {"bin_edges", "give_up"} & kind.reads:
+        assert options_read(name, *options_of({option: OTHER[option]})) != options_read(name, *options_of({}))
+
+
+def test_conditions_are_of_options_that_somebody_reads() -> None:
+    for option, (other, _) in CONDITIONS.items():
+        assert {option, other} <= ALL_OPTIONS
+        readers = [kind for kind in SCHEDULERS.values() if option in kind.reads]
+        assert readers
+        assert all(other in kind.reads for kind in readers)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "effective"),
+    [("output_delay", None, 50_000_000), ("output_delay", 0, 0), ("output_delay", 7, 7),
+     ("continuous_batching", None, 0), ("chunked_prefill", 7, 7)],
+)  # fmt: skip
+def test_output_delay_is_what_was_said_or_what_the_scheduler_does_by_itself(
+    name: str, given: int | None, effective: int
+) -> None:
+    serving = Serving(output_delay=None if given is None else Duration(given))
+    assert settled(serving, name).output_delay == effective
+    assert fly(name, workload(), Readings(), serving=serving).to_dict()["serving"]["output_delay"] == (
+        effective / 1e9
+    )

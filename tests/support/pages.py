@@ -1,0 +1,73 @@
+"""A report's page taken apart: its words, headings and tables, and what plotly is given."""
+
+import html
+import json
+from html.parser import HTMLParser
+from typing import Any
+
+__all__ = ["Page"]
+
+
+class Page(HTMLParser):
+    """The page taken apart, without plotly's own script."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.headings: list[str] = []
+        self.tables: dict[str, list[list[str]]] = {}
+        self.captions: dict[str, str] = {}
+        self.words = ""
+        self._section = ""
+        self._open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.elements.append((tag, given))
+        if tag in ("meta", "br", "input"):
+            return
+        self._open.append(tag)
+        if tag == "section":
+            self._section = given["id"] or ""
+        if tag == "tr":
+            self.tables.setdefault(self._section, []).append([])
+        if tag in ("td", "th"):
+            self.tables[self._section][-1].append("")
+        if tag in ("h1", "h2", "h3"):
+            self.headings.append("")
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "script" in self._open:
+            self.scripts[-1] += data
+            return
+        if "style" in self._open:
+            return
+        self.words += data
+        if {"td", "th"} & set(self._open):
+            self.tables[self._section][-1][-1] += data
+        if self._open and self._open[-1] in ("h1", "h2", "h3"):
+            self.headings[-1] += data
+        if "figcaption" in self._open:
+            self.captions[self._section] = self.captions.get(self._section, "") + data
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        told: dict[str, Any] = json.loads(self.scripts[1])
+        return told
+
+    def series(self, plot: str) -> dict[str, list[tuple[Any, Any]]]:
+        """Points of each run's line, by name."""
+        data = self.figures["plots"][plot]["data"]
+        return {
+            html.unescape(d["name"]): list(zip(d["x"], d["y"], strict=True))
+            for d in data
+            if d["meta"]["line"] is not None
+        }
