@@ -39,7 +39,8 @@ bench: $(STAMP)  ## the relay beside nginx, HAProxy and LLM gateways (see benchm
 e2e: $(STAMP)  ## a real engine, gateway, client and Prometheus, with the tap between them; clients of the simulated one
 	$(BIN)/python e2e/prometheus.py
 	$(BIN)/python e2e/run.py
+	$(BIN)/python e2e/replay.py
 	$(BIN)/python e2e/clients.py
 
 clean:  ## remove what the targets made
-	rm -rf $(VENV) .e2e .mypy_cache .ruff_cache .pytest_cache .hypothesis benchmarks/relay/build
+	rm -rf $(VENV) .e2e .mypy_cache .ruff_cache .pytest_cache .hypothesis benchmarks/relay/build benchmarks/load/build

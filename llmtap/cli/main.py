@@ -38,7 +38,7 @@ def _root(
 
 def main() -> None:
     """Run a command. Exit 0: ok. 1: a check failed. 2: usage or configuration, the key named on stderr."""
-    for command in ("proxy", "sim", "sim_run", "inspect", "demo", "convert", "report"):
+    for command in ("proxy", "sim", "sim_run", "replay", "inspect", "demo", "convert", "report"):
         importlib.import_module(f"llmtap.cli.{command}")
     try:
         app()

@@ -6,6 +6,7 @@ clock that they share.
 """
 
 import asyncio
+import contextlib
 import pickle
 import sys
 import tempfile
@@ -18,10 +19,12 @@ from typing import BinaryIO, Final
 import msgspec
 
 from llmtap.clock import SystemClock
-from llmtap.errors import LlmtapError
+from llmtap.errors import ConfigError, LlmtapError
 from llmtap.load.messages import Done, Frames, Progress, Ready, Script, Setup
 from llmtap.load.tally import Tally
+from llmtap.load.target import parse_target
 from llmtap.metrics.objectives import Objectives
+from llmtap.net.tls import client_context
 from llmtap.record.exchange import Exchange
 from llmtap.units import encode_special
 from llmtap.workload.requests import Requests
@@ -30,7 +33,10 @@ __all__ = ["Crew", "Outcome", "dealt"]
 
 START_NS: Final = 100_000_000
 """From the word to the start: time for all to hear it."""
+STOPPED: Final = "somebody stopped it"
 _READ_BYTES: Final = 1 << 18
+_COUNTS: Final = ("sent", "under_way", "ended", "failed", "left", "tokens", "skipped", "retries")
+_WORST: Final = tuple(name for name in Progress.__struct_fields__ if name.endswith("_ns"))
 
 mono_ns = SystemClock.mono_ns
 
@@ -45,7 +51,9 @@ class Outcome:
     done: list[Done] = field(default_factory=list)
     """Of each process that reported."""
     lost: list[int] = field(default_factory=list)
-    """Of each that did not: its exit status."""
+    """Of each that did not: its exit status (a signal's number below 0)."""
+    lost_rows: int = 0
+    """Rows those had: which of them were sent is not known, but for the exchanges they had put aside."""
     stopped: str | None = None
     """Why it ended early."""
 
@@ -88,12 +96,17 @@ class Crew:
         self._setup = setup
         self._requests = requests
         self._bodies = (body_begins.tobytes(), body_ends.tobytes())
-        self._hands = [rows for rows in dealt(requests, processes) if rows]
+        # A process without a slot would never send.
+        hands = min(processes, setup.slots or processes, setup.limit_in_flight or processes)
+        self._hands = [rows for rows in dealt(requests, hands) if rows]
         self._files = ExitStack()
         self._spills: list[BinaryIO] = []
         self._keep = keep
         self._procs: list[asyncio.subprocess.Process] = []
-        self._cutting = False
+        self._said: list[str] = []
+        self._stopping = False
+        self._why: str | None = None
+        """Why one of them stopped by itself, and with it all."""
 
     def __enter__(self) -> "Crew":
         return self
@@ -102,39 +115,69 @@ class Crew:
         self._files.close()
 
     async def run(self, progress: Callable[[Progress], None] | None = None) -> Outcome:
-        """Start them, wait for all to be over. `progress` is told the sums of all."""
-        setup, requests = self._setup, self._requests
+        """Start them, wait for all to be over. `progress` is told the sums of all.
+
+        Raises ConfigError for a target, a header or a certificate that cannot be used, LlmtapError when a
+        process ended before it was ready.
+        """
+        _check(self._setup)
         told: list[Progress | None] = [None] * len(self._hands)
-        ready = [asyncio.get_running_loop().create_future() for _ in self._hands]
-        tasks = []
-        for i, rows in enumerate(self._hands):
-            share = len(self._hands)
-            own = msgspec.structs.replace(
-                setup,
-                sender=msgspec.structs.replace(setup.sender, name=f"{setup.sender.name}{i}"),
-                slots=None if setup.slots is None else _share(setup.slots, i, share),
-                open=_share(setup.open, i, share),
-            )
-            proc, spill = await self._spawn(own, requests, rows)
-            self._procs.append(proc)
-            if spill is not None:
-                self._spills.append(spill)
-            tasks.append(asyncio.ensure_future(self._listen(i, proc, ready[i], told, progress)))
+        ready: list[asyncio.Future[int]] = [
+            asyncio.get_running_loop().create_future() for _ in self._hands
+        ]  # fmt: skip
+        listening: list[asyncio.Task[Done | None]] = []
         try:
+            for i, rows in enumerate(self._hands):
+                proc = await self._spawn(self._setup_of(i), self._requests, rows)
+                listener = self._listen(i, proc, ready[i], told, progress)
+                listening.append(asyncio.ensure_future(listener))
             await asyncio.gather(*ready)
             began_ns = mono_ns() + START_NS
             self._say(f"go {began_ns}")
-            reports = await asyncio.gather(*tasks)
+            reports = await asyncio.gather(*listening)
         finally:
             for proc in self._procs:
                 if proc.returncode is None:
-                    proc.kill()
+                    with contextlib.suppress(ProcessLookupError):
+                        proc.kill()
                 await proc.wait()
+            await asyncio.gather(*listening, return_exceptions=True)
+            for future in ready:
+                future.cancel()
+        return self._outcome(began_ns, reports)
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the sending processes, once they were started."""
+        return [proc.pid for proc in self._procs]
+
+    def stop(self, why: str = STOPPED) -> None:
+        """Send no more, and let answers end; the second time, don't wait for them."""
+        self._say(f"{'cut' if self._stopping else 'stop'} {why}")
+        self._stopping = True
+
+    def _setup_of(self, i: int) -> Setup:
+        """The share of process `i`."""
+        setup, hands = self._setup, len(self._hands)
+        return msgspec.structs.replace(
+            setup,
+            sender=msgspec.structs.replace(setup.sender, name=f"{setup.sender.name}{i}"),
+            slots=None if setup.slots is None else _share(setup.slots, i, hands),
+            limit_in_flight=None
+            if setup.limit_in_flight is None
+            else _share(setup.limit_in_flight, i, hands),
+            open=_share(setup.open, i, hands),
+        )
+
+    def _outcome(self, began_ns: int, reports: Sequence[Done | None]) -> Outcome:
+        setup = self._setup
         tally = Tally(Objectives.parse(setup.slo) if setup.slo else None)
-        out = Outcome(tally, began_ns, began_ns)
-        for proc, done in zip(self._procs, reports, strict=True):
+        out = Outcome(tally, began_ns, began_ns, stopped=self._why)
+        for proc, rows, done in zip(self._procs, self._hands, reports, strict=True):
             if done is None:
                 out.lost.append(proc.returncode or 0)
+                out.lost_rows += len(rows)
+                tally.planned += len(rows)
                 continue
             tally.merge_bytes(done.tally)
             out.done.append(done)
@@ -142,36 +185,35 @@ class Crew:
             out.stopped = out.stopped or done.stopped
         return out
 
-    def stop(self) -> None:
-        """Send no more, and let answers end; the second time, don't wait for them."""
-        self._say("cut" if self._cutting else "stop")
-        self._cutting = True
-
     def exchanges(self) -> Iterator[tuple[int, Exchange]]:
-        """Row and exchange of all that ended, by process, in the order of their ends; after the run."""
+        """Row and exchange of all that ended, by process, in the order of their ends; after the run.
+
+        Of a process that was lost, those that it had put aside.
+        """
         for spill in self._spills:
             spill.seek(0)
             while True:
                 try:
                     yield pickle.load(spill)
-                except EOFError:
-                    break
+                except (EOFError, pickle.UnpicklingError):
+                    break  # the end, or what was being written when the process was lost
 
     def _say(self, words: str) -> None:
+        self._said.append(words)
         for proc in self._procs:
-            if proc.stdin is not None and proc.returncode is None:
-                proc.stdin.write(words.encode() + b"\n")
+            _tell(proc, words)
 
     async def _spawn(
         self, setup: Setup, requests: Requests, rows: Sequence[int]
-    ) -> tuple[asyncio.subprocess.Process, BinaryIO | None]:
+    ) -> asyncio.subprocess.Process:
         script = Script(
             array("q", rows).tobytes(), requests.arrival_ns.tobytes(), requests.after.tobytes(),
             requests.think_ns.tobytes(), requests.tenants, *self._bodies,
         )  # fmt: skip
         spill: BinaryIO | None = None
         if self._keep:
-            spill = self._files.enter_context(tempfile.TemporaryFile())
+            spill = self._files.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 (`__exit__` closes it)
+            self._spills.append(spill)
         with tempfile.TemporaryFile() as file:
             file.write(msgspec.msgpack.encode(script))
             file.flush()
@@ -183,9 +225,11 @@ class Crew:
                 sys.executable, "-m", "llmtap.load", stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE, pass_fds=fds,
             )  # fmt: skip
-        assert proc.stdin is not None
-        proc.stdin.write(msgspec.json.encode(own, enc_hook=encode_special) + b"\n")
-        return proc, spill
+        self._procs.append(proc)
+        _tell(proc, msgspec.json.encode(own, enc_hook=encode_special).decode())
+        for words in self._said:
+            _tell(proc, words)
+        return proc
 
     async def _listen(
         self,
@@ -198,23 +242,56 @@ class Crew:
         frames = Frames()
         done: Done | None = None
         assert proc.stdout is not None
-        while data := await proc.stdout.read(_READ_BYTES):
-            for message in frames.feed(data):
-                match message:
-                    case Ready():
-                        ready.set_result(message.connections)
-                    case Progress():
-                        told[i] = message
-                        if progress is not None:
-                            progress(_sum([p for p in told if p is not None]))
-                    case Done():
-                        done = message
-        await proc.wait()
-        if not ready.done():
-            ready.set_exception(
-                LlmtapError(f"a sending process ended at once, with status {proc.returncode}")
-            )
+        try:
+            while data := await proc.stdout.read(_READ_BYTES):
+                for message in frames.feed(data):
+                    match message:
+                        case Ready():
+                            ready.set_result(message.connections)
+                        case Progress():
+                            told[i] = message
+                            self._heed(message)
+                            if progress is not None:
+                                progress(_sum([p for p in told if p is not None]))
+                        case Done():
+                            done = message
+            await proc.wait()
+        finally:
+            if not ready.done():
+                if done is not None:
+                    ready.set_result(0)  # it was called off before
+                else:
+                    ready.set_exception(
+                        LlmtapError(f"a sending process ended at once, with status {proc.returncode}")
+                    )
         return done
+
+    def _heed(self, message: Progress) -> None:
+        """Where one gives up, all do."""
+        if message.gave_up is not None and not self._stopping:
+            self._why = message.gave_up
+            self.stop(message.gave_up)
+
+
+def _check(setup: Setup) -> None:
+    """Raises the ConfigErrors that every sending process would raise."""
+    headers = [(name.encode(), value.encode()) for name, value in setup.headers]
+    target = parse_target(setup.url, setup.endpoint, headers)
+    if target.origin.tls:
+        try:
+            client_context(setup.ca, setup.verify)
+        except ConfigError as exc:
+            raise ConfigError("--ca", exc.problem, exc.hint) from None
+    if setup.slo:
+        Objectives.parse(setup.slo)
+    limit = setup.limit_in_flight
+    if limit is not None and (limit < 1 or setup.slots is not None):
+        raise ConfigError("--limit-in-flight", "it is at least 1, and only an open loop has one")
+
+
+def _tell(proc: asyncio.subprocess.Process, words: str) -> None:
+    if proc.stdin is not None and not proc.stdin.is_closing():
+        proc.stdin.write(words.encode() + b"\n")
 
 
 def _share(whole: int, i: int, shares: int) -> int:
@@ -224,11 +301,12 @@ def _share(whole: int, i: int, shares: int) -> int:
 
 def _sum(parts: Sequence[Progress]) -> Progress:
     """Counts are added; of percentiles, which can't be, the worst."""
-
-    def worst(name: str) -> float | None:
-        return max((v for p in parts if (v := getattr(p, name)) is not None), default=None)
-
-    counts = (
-        sum(getattr(p, n) for p in parts) for n in ("sent", "under_way", "ended", "failed", "left", "tokens")
-    )
-    return Progress(*counts, *(worst(n) for n in Progress.__struct_fields__[6:]))
+    total = msgspec.structs.replace(parts[0])
+    for part in parts[1:]:
+        for name in _COUNTS:
+            setattr(total, name, getattr(total, name) + getattr(part, name))
+        for name in _WORST:
+            values = [v for v in (getattr(total, name), getattr(part, name)) if v is not None]
+            setattr(total, name, max(values, default=None))
+        total.gave_up = total.gave_up or part.gave_up
+    return total

@@ -1,6 +1,6 @@
 """What the parent of a run and its sending processes tell each other.
 
-Down, on stdin: one line of JSON with the Setup, then lines with a word: `go NS`, `stop`, `cut`. Up, on
+Down, on stdin: one line of JSON with the Setup, then lines: `go NS`, `stop WHY`, `cut WHY`. Up, on
 stdout: frames of four bytes of length and msgpack. Progress is less than PIPE_BUF, so the pipe takes it whole
 or, when the parent does not read, not at all: nobody's stall may delay a request.
 """
@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from llmtap.load.sender import SenderOptions
+from llmtap.load.stopping import StopErrors
 from llmtap.units import NEVER, encode_special
 
 __all__ = ["Done", "Frames", "Progress", "Ready", "Script", "Setup", "frame"]
@@ -38,6 +39,9 @@ class Setup(msgspec.Struct, kw_only=True):
     """Connections to open before the start."""
     duration_ns: int = NEVER
     drain_ns: int = NEVER
+    limit_in_flight: int | None = None
+    """Open loop: a request that is due while so many are under way is skipped, and counted."""
+    stop_errors: StopErrors | None = None
     slo: str | None = None
     priority: bool = False
     """Ask for real-time priority."""
@@ -76,6 +80,10 @@ class Progress(msgspec.Struct, tag=True):
     ttft_p99_ns: float | None
     tbc_p50_ns: float | None
     tbc_p99_ns: float | None
+    skipped: int = 0
+    retries: int = 0
+    gave_up: str | None = None
+    """Why it sends no more, and nobody else should: too many errors."""
 
 
 class Done(msgspec.Struct, tag=True):
@@ -93,6 +101,8 @@ class Done(msgspec.Struct, tag=True):
     ended_ns: int
     realtime: bool
     """It had real-time priority."""
+    spill_error: str | None = None
+    """Why exchanges could not be put aside any more (a full disk); they are counted all the same."""
 
 
 _encode = msgspec.msgpack.Encoder(enc_hook=encode_special).encode
@@ -109,16 +119,16 @@ class Frames:
     """Puts messages together from whatever pieces come."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Ready | Progress | Done]:
         """The messages that are complete with `data`."""
-        rest = self._rest + data
-        at = 0
-        while len(rest) - at >= 4:
-            end = at + 4 + _LENGTH.unpack_from(rest, at)[0]
+        rest = self._rest
+        rest += data
+        while len(rest) >= 4:
+            end = 4 + _LENGTH.unpack_from(rest)[0]
             if end > len(rest):
                 break
-            yield _decode(rest[at + 4 : end])
-            at = end
-        self._rest = rest[at:]
+            packed = bytes(rest[4:end])
+            del rest[:end]
+            yield _decode(packed)

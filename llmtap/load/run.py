@@ -5,12 +5,14 @@ from collections.abc import Callable
 from typing import Final
 
 from llmtap.clock import SystemClock
+from llmtap.load.call import Call
 from llmtap.load.schedule import Schedule
-from llmtap.load.sender import Call, Sender
+from llmtap.load.sender import Sender
+from llmtap.load.stopping import ErrorWatch, StopErrors
 from llmtap.net.pacing import Pacer, Waker
 from llmtap.record.exchange import Exchange
 from llmtap.record.outcome import Outcome
-from llmtap.units import NEVER
+from llmtap.units import NEVER, NS_PER_S
 
 __all__ = ["Run"]
 
@@ -33,6 +35,9 @@ class Run:
         start_ns: time 0 of the schedule (mono).
         duration_ns: nothing is sent after so long.
         drain_ns: how long answers may still come after that, or after the last one was sent.
+        limit_in_flight: with so many under way a row that is due is not sent: it is counted in `skipped`, and
+            never sent later, which would make the open loop a closed one.
+        stop_errors: when to give up.
     """
 
     def __init__(
@@ -46,6 +51,8 @@ class Run:
         duration_ns: int = NEVER,
         drain_ns: int = NEVER,
         headers: Callable[[int], list[tuple[bytes, bytes]]] | None = None,
+        limit_in_flight: int | None = None,
+        stop_errors: StopErrors | None = None,
     ) -> None:
         self._sender = sender
         self._schedule = schedule
@@ -55,33 +62,43 @@ class Run:
         self.start_ns = start_ns
         self._last_ns = NEVER if duration_ns == NEVER else start_ns + duration_ns
         self._drain_ns = drain_ns
+        self._limit = NEVER if limit_in_flight is None else limit_in_flight
+        self._watch = None if stop_errors is None else ErrorWatch(stop_errors)
         self._pacer = Pacer(SystemClock())
         self._waker = Waker(self._pacer, self._send_due)
         self._over = sender.loop.create_future()
         self._drain: asyncio.TimerHandle | None = None
+        self._drain_end_ns = NEVER
+        self.skipped = 0
+        """Rows that were not sent because too many were under way."""
+        self.gave_up: str | None = None
+        """Which rule of `stop_errors` was broken."""
         self.stopped: str | None = None
         """Why it ended before its plan did."""
 
     async def go(self) -> None:
         """Returns when nothing is left to send and nothing under way."""
         self._waker.sooner(self._due_ns())
+        ending: asyncio.TimerHandle | None = None
         if self._last_ns != NEVER:
-            delay_s = max(0, self._last_ns - mono_ns()) / 1e9
-            self._sender.loop.call_later(delay_s, self.stop, "the time was up")
+            delay_s = max(0, self._last_ns - mono_ns()) / NS_PER_S
+            ending = self._sender.loop.call_later(delay_s, self.stop, "the time was up")
         self._settle()
         try:
             await self._over
         finally:
             self._pacer.close()
-            if self._drain is not None:
-                self._drain.cancel()
+            for timer in (ending, self._drain):
+                if timer is not None:
+                    timer.cancel()
 
     def stop(self, why: str, *, drain_ns: int | None = None) -> None:
         """Send no more; what is under way may end, within `drain_ns`. A second call may shorten that."""
         if self.stopped is None and self._schedule.left:
             self.stopped = why
         self._last_ns = min(self._last_ns, mono_ns())
-        self._start_drain(self._drain_ns if drain_ns is None else drain_ns)
+        self._sender.stop_retrying()
+        self._start_drain(self._drain_ns if drain_ns is None else drain_ns, why)
         self._settle()
 
     def _due_ns(self) -> int:
@@ -99,36 +116,60 @@ class Run:
             if item is None:
                 break
             row, due_ns = item
-            sender.send(
-                self._body(row), self._done, row=row,
-                scheduled_ns=None if due_ns is None else start_ns + due_ns,
-                headers=() if self._headers is None else self._headers(row),
-            )  # fmt: skip
+            if len(sender.calls) >= self._limit:
+                self.skipped += 1
+                schedule.ended(row, now_ns - start_ns, served=False)
+            else:
+                sender.send(
+                    self._body(row), self._done, row=row,
+                    scheduled_ns=None if due_ns is None else start_ns + due_ns,
+                    headers=() if self._headers is None else self._headers(row),
+                )  # fmt: skip
             now_ns = mono_ns()
-        if not schedule.left:
-            self._start_drain(self._drain_ns)
+        self._settle()
         return self._due_ns()
 
     def _done(self, call: Call, x: Exchange) -> None:
-        self._schedule.ended(call.row, mono_ns() - self.start_ns, served=x.outcome in _SERVED)
+        now_ns = mono_ns()
+        # A reader begins to think when the answer is there, not when we have got round to it.
+        end_ns = min(now_ns, x.timeline.response_end_ns or now_ns)
+        self._schedule.ended(call.row, end_ns - self.start_ns, served=x.outcome in _SERVED)
         self._keep(call.row, x)
-        if not self._over.done():
-            self._waker.sooner(self._due_ns())
-            self._settle()
+        if self._over.done():
+            return
+        if self._watch is not None and x.outcome is not Outcome.CLIENT_CANCELLED:
+            why = self._watch.ended(failed=x.outcome not in _SERVED)
+            if why is not None and self.gave_up is None:
+                self.gave_up = why
+                self.stop(why)
+        self._waker.sooner(self._due_ns())
+        self._settle()
 
-    def _start_drain(self, drain_ns: int) -> None:
+    def _start_drain(self, drain_ns: int, why: str) -> None:
         if drain_ns == NEVER:
             return
+        end_ns = mono_ns() + drain_ns
+        if end_ns >= self._drain_end_ns:
+            return
+        self._drain_end_ns = end_ns
         if self._drain is not None:
             self._drain.cancel()
-        self._drain = self._sender.loop.call_later(drain_ns / 1e9, self._cut)
+        self._drain = self._sender.loop.call_later(drain_ns / NS_PER_S, self._cut, why)
 
-    def _cut(self) -> None:
+    def _cut(self, why: str) -> None:
+        if self._sender.calls and self.stopped is None:
+            self.stopped = why
         for call in list(self._sender.calls):
             call.cancel("the run was over")
         self._settle()
 
     def _settle(self) -> None:
-        sending = self._schedule.left and mono_ns() < self._last_ns
-        if not sending and not self._sender.calls and not self._over.done():
+        """Looks whether it is over."""
+        if self._over.done():
+            return
+        if self._schedule.left and mono_ns() < self._last_ns:
+            return
+        if not self._sender.calls:
             self._over.set_result(None)
+        elif not self._schedule.left:
+            self._start_drain(self._drain_ns, "the time to drain was up")

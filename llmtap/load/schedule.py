@@ -39,8 +39,8 @@ class Schedule(Protocol):
         """A row that is due, and when it was to be sent (None: nobody planned that). None: none is due."""
         ...
 
-    def ended(self, row: int, now_ns: int, *, served: bool) -> None:
-        """The answer to a row is over."""
+    def ended(self, row: int, end_ns: int, *, served: bool) -> None:
+        """The answer to a row was over at `end_ns`; `served`: its conversation goes on."""
         ...
 
 
@@ -53,21 +53,25 @@ class _Turns:
         self.heap: list[tuple[int, int]] = []
         self.dropped = 0
         if requests.after:
+            ours = bytearray(len(requests))
             for row in rows:
-                if requests.after[row] >= 0:
-                    self._followers.setdefault(requests.after[row], []).append(row)
+                ours[row] = 1
+                before = requests.after[row]
+                if before >= 0:
+                    assert ours[before], "a turn is of the same sender as the one before it"
+                    self._followers.setdefault(before, []).append(row)
 
-    def ended(self, row: int, now_ns: int, *, served: bool) -> bool:
-        """Whether somebody follows."""
+    def ended(self, row: int, end_ns: int, *, served: bool) -> int:
+        """How many follow."""
         followers = self._followers.pop(row, [])
         if served:
             for follower in followers:
-                heapq.heappush(self.heap, (now_ns + self._think_ns[follower], follower))
-            return bool(followers)
+                heapq.heappush(self.heap, (end_ns + self._think_ns[follower], follower))
+            return len(followers)
         while followers:
             self.dropped += 1
             followers += self._followers.pop(followers.pop(), [])
-        return False
+        return 0
 
 
 class OpenSchedule:
@@ -104,24 +108,25 @@ class OpenSchedule:
             return heapq.heappop(heap)[1], due_ns
         return self._firsts.popleft(), due_ns
 
-    def ended(self, row: int, now_ns: int, *, served: bool) -> None:
-        self._turns.ended(row, now_ns, served=served)
+    def ended(self, row: int, end_ns: int, *, served: bool) -> None:
+        self._turns.ended(row, end_ns, served=served)
 
 
 class ClosedSchedule:
     """`slots` at a time, in the order of the rows. A slot has one conversation until that is over, thinking
-    included; a later turn's time to be sent is known, a first one's is not."""
+    included; a later turn's time to be sent is known, a first one's is not. Where several turns follow one,
+    all are sent, and no conversation begins until there are fewer of them than slots."""
 
     def __init__(self, requests: Requests, rows: Sequence[int], slots: int) -> None:
         after = requests.after
         self._firsts = deque(row for row in rows if not after or after[row] < 0)
         self._turns = _Turns(requests, rows)
         self._left = len(rows)
-        self._free = slots
+        self._free = slots  # less than none while more turns follow than there are slots
 
     @property
     def next_ns(self) -> int:
-        if self._free and self._firsts:
+        if self._free > 0 and self._firsts:
             return 0
         heap = self._turns.heap
         return heap[0][0] if heap else NEVER
@@ -140,12 +145,11 @@ class ClosedSchedule:
             self._left -= 1
             due_ns, row = heapq.heappop(heap)
             return row, due_ns
-        if self._free and self._firsts:
+        if self._free > 0 and self._firsts:
             self._left -= 1
             self._free -= 1
             return self._firsts.popleft(), None
         return None
 
-    def ended(self, row: int, now_ns: int, *, served: bool) -> None:
-        if not self._turns.ended(row, now_ns, served=served):
-            self._free += 1
+    def ended(self, row: int, end_ns: int, *, served: bool) -> None:
+        self._free += 1 - self._turns.ended(row, end_ns, served=served)

@@ -1,51 +1,42 @@
-"""One request after another onto the wire, each when it is told to, and each observed as the tap observes.
+"""Requests onto the wire, each when it is told to: connections, options, and what calls share.
 
-A Call is one request: it takes a connection, writes, and feeds what comes back to the same Observer that the
-meter has, so that a request we send becomes the same Exchange as one that passes the tap. Stamps are the
-kernel's where it gives them, so our own queueing stays out of the answer's times; how late we were is told as
-`uncertainty_ns` and as `dispatch_late_ns`.
-
-Nothing waits for anything here: who decides when to send is `load/run.py`.
+Stamps are the kernel's where it gives them, so our own queueing stays out of the answer's times; how late we
+were is told as `uncertainty_ns` and as `dispatch_late_ns`. Nothing waits for anything here: who decides when
+to send is `load/run.py`. A single request is `load/call.py`.
 
 Source: IETF seed 000, B.1.1 (T_submit: the last byte of the request is with the kernel).
 """
 
 import asyncio
+import socket
 import ssl
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
 
 from llmtap.clock import SystemClock
-from llmtap.errors import PeerProtocolError
+from llmtap.load.call import Call
 from llmtap.load.target import Target
 from llmtap.net.lag import LagMeter
-from llmtap.net.pool import Attempt, Pool
-from llmtap.net.stream import READ_BYTES_MAX, Stream, Timebase
+from llmtap.net.pool import Pool
+from llmtap.net.stream import SO_TIMESTAMPNS, Stream, Timebase
 from llmtap.record.exchange import Exchange
-from llmtap.record.observer import Observer
-from llmtap.record.outcome import Outcome
 from llmtap.units import NS_PER_S, Duration
-from llmtap.wire.http1 import (
-    BodyScanner,
-    CloseScanner,
-    Framing,
-    parse_response_head,
-    scanner_for,
-)
 
 __all__ = ["Call", "Sender", "SenderOptions"]
 
 SWEEP_S: Final = 0.05
-"""How often time-outs are looked for, and streams that fell silent."""
+"""How often time-outs are looked for, and streams that fell silent; with thousands under way, less often."""
+LOOKS_MAX: Final = 128
+"""Calls looked at in one go: together some 50 us, in which nothing is sent."""
 PROBE_S: Final = 0.01
 PROBE_GRAIN_NS: Final = 1_100_000
 """The loop's timers have a grain of 1 ms: only what exceeds it is known to be lateness."""
 KERNEL_FLOOR_NS: Final = 50_000
-HEAD_BYTES_MAX: Final = 1 << 18
-QUIET_NS: Final = 200_000_000
-"""After this long without a byte a stream is asked whether the loop has stopped watching it."""
+OPENED_AT_ONCE: Final = 128
+"""Connections asked for at a time before a run: the queue of a listener has room for so many."""
 
 mono_ns = SystemClock.mono_ns
 
@@ -61,7 +52,15 @@ class SenderOptions(msgspec.Struct, frozen=True, kw_only=True):
     """A connection of its own for each request; else they are kept and used again."""
     connect_timeout: Duration = Duration(10 * NS_PER_S)
     timeout: Duration = Duration(600 * NS_PER_S)
-    """From dispatch to the last byte."""
+    """From dispatch to the last byte; of each attempt."""
+    retries: int = 0
+    """How often a request is sent again that came to nothing (`load/retries.py`)."""
+    retry_wait: Duration = Duration(30 * NS_PER_S)
+    """The longest wait before that; a server that asks for a longer one is not asked again."""
+    model: str | None = None
+    """The model that every body names, where that is known, with `stream`: bodies are then not read again to
+    find out, which takes 0.5 ms a MB."""
+    stream: bool = True
 
 
 class Sender:
@@ -94,7 +93,23 @@ class Sender:
         )  # fmt: skip
         self.calls: dict[Call, None] = {}
         """Under way, in the order of their dispatch."""
+        self._unseen: list[Call] = []
         self.sent = 0
+        """Requests begun; a retry is no other request."""
+        self.retries: Counter[str] = Counter()
+        """Sent again, by reason: `refused`, `closed`, `429`, `503`."""
+        self.retrying = True
+        self.told = b""
+        """What stands for each body where the observer would read it; empty: it reads the body."""
+        if options.model is not None:
+            self.told = msgspec.json.encode({"model": options.model, "stream": options.stream})
+        self._stamped: socket.socket | None = None
+        if kernel:
+            # Linux begins to stamp packets a moment after the first socket of the host wants stamps, and
+            # stops with the last (net_enable_timestamp). Packets without one get that of their read, and
+            # nobody could tell: so there is always a socket that wants them, this one.
+            self._stamped = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            self._stamped.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
         self._timer: asyncio.TimerHandle | None = loop.call_later(SWEEP_S, self._sweep)
         self._probe: asyncio.TimerHandle | None = None
         self._probe_due_ns = 0
@@ -118,12 +133,21 @@ class Sender:
 
     async def open(self, connections: int) -> int:
         """Open so many connections beforehand; how many there are now."""
-        waiting = [_Opening(self) for _ in range(connections - self.pool.idle)]
-        for opening in waiting:
-            self.pool.connect(opening)
-        for opening in waiting:
-            await opening.settled
+        left = connections - self.pool.idle
+        while left > 0:
+            waiting = [_Opening(self) for _ in range(min(left, OPENED_AT_ONCE))]
+            left -= len(waiting)
+            for opening in waiting:
+                self.pool.connect(opening)
+            for opening in waiting:
+                await opening.settled
         return self.pool.idle
+
+    def stop_retrying(self) -> None:
+        """Nothing is sent again from now on; what waits for it ends as its last attempt did."""
+        self.retrying = False
+        for call in [call for call in self.calls if call.waiting]:
+            call.cancel("")
 
     def close(self) -> None:
         """Cut what is under way, each with its Exchange, and give all connections back."""
@@ -133,8 +157,19 @@ class Sender:
             if timer is not None:
                 timer.cancel()
         self.pool.close()
+        if self._stamped is not None:
+            self._stamped.close()
 
     # ---------------------------------------------------------------- our own lateness, and time-outs
+
+    def uncertainty_ns(self, since_ns: int) -> int:
+        """The worst time that a byte may have waited unread since then."""
+        now_ns = mono_ns()
+        # The loop reads its sockets before it looks at its timers: after a stall the probe is still to come.
+        late_ns = now_ns - self._probe_due_ns - PROBE_GRAIN_NS
+        if late_ns > 0:
+            self.lag.note(now_ns, late_ns)
+        return self.lag.worst_since(since_ns)
 
     def _start_probe(self) -> None:
         self._probe_due_ns = mono_ns() + int(PROBE_S * 1e9)
@@ -145,280 +180,30 @@ class Sender:
         late_ns = now_ns - self._probe_due_ns
         if self.clock == "mono" or late_ns > PROBE_GRAIN_NS:
             self.lag.note(now_ns, max(0, late_ns - PROBE_GRAIN_NS))
+        self._look(now_ns)
         self._start_probe()
+
+    def _look(self, now_ns: int) -> None:
+        """Looks for time-outs and silent streams among some of those that the last sweep found."""
+        unseen, timeout_ns = self._unseen, self.options.timeout
+        for _ in range(min(LOOKS_MAX, len(unseen))):
+            call = unseen.pop()
+            if call.waiting:
+                continue
+            if now_ns - call.began_ns > timeout_ns:
+                call.time_out()
+            else:
+                call.look_again(now_ns)
 
     def _sweep(self) -> None:
         now_ns = mono_ns()
         self._timer = self.loop.call_later(SWEEP_S, self._sweep)
         self.pool.sweep(now_ns)
         self.timebase.resample()
-        oldest_ns = now_ns
-        for call in list(self.calls):
-            oldest_ns = min(oldest_ns, call.began_ns)
-            if now_ns - call.began_ns > self.options.timeout:
-                call.time_out()
-            elif now_ns - call.last_ns > QUIET_NS:
-                call.look_again()
-        self.lag.forget_before(oldest_ns)
-
-
-class Call:
-    """One request on its way: the handler of its connection, and the waiter for one."""
-
-    __slots__ = (
-        "_answer_began", "_attempt", "_done", "_head_part", "_held", "_keep", "_observer", "_pending_bytes",
-        "_scanner", "_sender", "_seq", "_status", "_stream", "began_ns", "connect_ns", "last_ns", "over",
-        "request_bytes", "response_bytes", "row", "scheduled_ns",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        sender: Sender,
-        seq: int,
-        row: int,
-        scheduled_ns: int | None,
-        done: "Callable[[Call, Exchange], None]",
-    ) -> None:
-        self._sender = sender
-        self._seq = seq
-        self._done = done
-        self._observer: Observer | None = None
-        self._stream: Stream | None = None
-        self._attempt: Attempt | None = None
-        self._scanner: BodyScanner | None = None
-        self._held = b""
-        self._head_part = b""
-        self._answer_began = False
-        self._keep = False
-        self._status: int | None = None
-        self._pending_bytes = 0
-        self.row = row
-        self.scheduled_ns = scheduled_ns
-        self.began_ns = 0
-        """Dispatch: we began to connect, or to write."""
-        self.connect_ns: int | None = None
-        """How long a fresh connection took."""
-        self.last_ns = 0
-        self.request_bytes = 0
-        self.response_bytes = 0
-        self.over = False
-
-    def start(self, request: bytes) -> None:
-        """Write the request, or connect first. The write comes before anything else that takes time."""
-        sender = self._sender
-        now_ns = mono_ns()
-        self.began_ns = self.last_ns = now_ns
-        self.request_bytes = len(request)
-        stream = sender.pool.take(self, now_ns)
-        if stream is None:
-            self._observe(request)
-            self._held = request
-            self._attempt = sender.pool.connect(self)
-            if self._stream is not None or self.over:
-                self._attempt = None
-            return
-        self._stream = stream
-        try:
-            taken = stream.write(request)
-        except OSError as exc:
-            self._observe(request)
-            self._later(Outcome.UPSTREAM_RESET, f"a kept connection broke as we wrote ({type(exc).__name__})")
-            return
-        submit_ns = mono_ns()
-        observer = self._observe(request)
-        if taken:
-            observer.submitted(submit_ns, submit_ns - now_ns)
-
-    def _observe(self, request: bytes) -> Observer:
-        sender, now_ns = self._sender, self.began_ns
-        end = request.index(b"\r\n\r\n") + 4
-        observer = self._observer = Observer(
-            sender.options.name, self._seq, now_ns, sender.timebase.anchor.to_wall_ns(now_ns), request[:end],
-            sender.clock,
-        )  # fmt: skip
-        observer.request_data(request[end:], now_ns)
-        observer.request_end(now_ns)
-        return observer
-
-    def _submitted(self) -> None:
-        t_ns = mono_ns()
-        self.last_ns = t_ns
-        assert self._observer is not None
-        self._observer.submitted(t_ns, t_ns - self.began_ns)
-
-    # The waiter.
-
-    def on_connected(self, stream: Stream, took_ns: int) -> None:
-        self._attempt = None
-        if self.over:
-            stream.close()
-            return
-        self._stream = stream
-        self.connect_ns = took_ns
-        request, self._held = self._held, b""
-        try:
-            if stream.write(request):
-                self._submitted()
-        except OSError as exc:
-            self._later(Outcome.UPSTREAM_RESET, f"the connection broke as we wrote ({type(exc).__name__})")
-
-    def on_connect_failed(self, error: OSError) -> None:
-        self._attempt = None
-        if isinstance(error, TimeoutError):
-            self._later(Outcome.UPSTREAM_TIMEOUT, "no connection in time")
-        else:
-            self._later(Outcome.UPSTREAM_ERROR, f"cannot connect ({error.strerror or type(error).__name__})")
-
-    # The handler.
-
-    def on_data(self, data: bytes, t_ns: int) -> None:
-        self.last_ns = t_ns
-        self.response_bytes += len(data)
-        scanner = self._scanner
-        if scanner is None:
-            self._on_head_data(data, t_ns)
-            return
-        try:
-            end = scanner.feed(data)
-        except PeerProtocolError as exc:
-            self._broke(exc)
-            return
-        if end < 0:
-            self._observer.response_data(data, t_ns, 0)  # type: ignore[union-attr]
-            return
-        if end < len(data):
-            self._keep = False  # it said more than it announced
-        self._complete(data[:end], t_ns, len(data))
-
-    def _on_head_data(self, data: bytes, t_ns: int) -> None:
-        read_bytes = len(data)
-        observer = self._observer
-        assert observer is not None
-        self._answer_began = True
-        data = self._head_part + data
-        while True:
-            end = data.find(b"\r\n\r\n") + 4
-            if end < 4:
-                if len(data) > HEAD_BYTES_MAX or not data.startswith(b"HTTP/1."[: len(data)]):
-                    self._broke(PeerProtocolError("the answer's head is malformed or too long", 502))
-                else:
-                    self._head_part = data
-                return
-            raw, data = data[:end], data[end:]
-            try:
-                head = parse_response_head(raw, b"POST")
-                if head.status == 101:
-                    raise PeerProtocolError("the server switched protocols unasked", 502)
-            except PeerProtocolError as exc:
-                self._broke(exc)
-                return
-            observer.response_head(raw, t_ns, 0)
-            if head.status >= 200:
-                break
-            if not data:
-                self._head_part = b""
-                return
-        self._head_part = b""
-        self._status = head.status
-        self._keep = head.keep_alive and not self._sender.options.fresh
-        if head.framing is Framing.NONE:
-            self._complete(b"", t_ns, read_bytes)
-            return
-        self._scanner = scanner_for(head.framing, head.length)
-        if not data:
-            return
-        try:
-            at = self._scanner.feed(data)
-        except PeerProtocolError as exc:
-            self._broke(exc)
-            return
-        if at < 0:
-            observer.response_data(data, t_ns, 0)
-            return
-        if at < len(data):
-            self._keep = False
-        self._complete(data[:at], t_ns, read_bytes)
-
-    def _complete(self, data: bytes, t_ns: int, read_bytes: int) -> None:
-        """The answer ends with `data`; the connection is free before anybody looks at numbers."""
-        stream, self._stream = self._stream, None
-        assert stream is not None and self._observer is not None
-        if self._keep and not stream.pending:
-            self._sender.pool.give_back(stream, t_ns, emptied=read_bytes < READ_BYTES_MAX)
-        else:
-            stream.close()
-        if data:
-            self._observer.response_data(data, t_ns, 0)
-        self._observer.response_end(t_ns)
-        self._end(Outcome.COMPLETE, None)
-
-    def on_eof(self) -> None:
-        if isinstance(self._scanner, CloseScanner):
-            self._complete(b"", mono_ns(), 0)
-        else:
-            self.on_lost(None)
-
-    def on_lost(self, error: OSError | None) -> None:
-        if self.over:
-            return
-        how = "reset" if error is not None else "closed"
-        if self._answer_began:
-            outcome = Outcome.UPSTREAM_RESET if error is not None else Outcome.TRUNCATED
-            self._end(outcome, f"the server {how} the connection within its answer")
-        else:
-            self._end(Outcome.UPSTREAM_RESET, f"the server {how} the connection without an answer")
-
-    def on_drained(self) -> None:
-        self._submitted()
-
-    # Ends.
-
-    def cancel(self, why: str) -> None:
-        """We want no more of it."""
-        self._end(Outcome.CLIENT_CANCELLED, why)
-
-    def time_out(self) -> None:
-        if self._stream is None:
-            self._end(Outcome.UPSTREAM_TIMEOUT, "no connection in time")
-        else:
-            self._end(Outcome.UPSTREAM_TIMEOUT, "no end of the answer in time")
-
-    def look_again(self) -> None:
-        """The loop may have stopped watching a socket that was reset."""
-        self.last_ns = mono_ns()
-        if self._stream is not None:
-            self._stream.look_again()
-
-    def _broke(self, exc: PeerProtocolError) -> None:
-        self._end(Outcome.UPSTREAM_ERROR, f"the server broke HTTP: {exc}")
-
-    def _later(self, outcome: Outcome, error: str) -> None:
-        """As `_end`, but not from within `send`: who sent does not expect the end yet."""
-        self._sender.loop.call_soon(self._end, outcome, error)
-
-    def _end(self, outcome: Outcome, error: str | None) -> None:
-        if self.over:
-            return
-        self.over = True
-        sender, observer = self._sender, self._observer
-        assert observer is not None
-        if self._attempt is not None:
-            self._attempt.cancel()
-            self._attempt = None
-        if self._stream is not None:
-            self._stream.abort()
-            self._stream = None
-        sender.calls.pop(self, None)
-        x = observer.finish(
-            None, outcome.value, None, error, 0, sender.lag.worst_since(self.began_ns), self.request_bytes,
-            self.response_bytes,
-        )  # fmt: skip
-        x.anchor = sender.timebase.steps
-        if self.scheduled_ns is not None:
-            x.scheduled_ns = self.scheduled_ns
-            x.dispatch_late_ns = self.began_ns - self.scheduled_ns
-        self._observer = None
-        self._done(self, x)
+        oldest = next(iter(self.calls), None)
+        self.lag.forget_before(now_ns if oldest is None else oldest.first_ns)
+        if not self._unseen:
+            self._unseen = list(self.calls)
 
 
 class _Opening:

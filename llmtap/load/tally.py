@@ -7,6 +7,7 @@ latency from submit moves by the same time, so each needs no second measuring.
 """
 
 from array import array
+from collections import Counter
 from typing import Final
 
 import msgspec
@@ -30,6 +31,8 @@ class _Packed(msgspec.Struct, array_like=True):
     sent_ns: bytes
     planned: int
     dropped: int
+    skipped: int
+    retries: dict[str, int]
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -50,6 +53,10 @@ class Tally:
         """Rows there were to send."""
         self.dropped = 0
         """Later turns of conversations that broke off, never sent."""
+        self.skipped = 0
+        """Not sent because too many were under way."""
+        self.retries: Counter[str] = Counter()
+        """Times that a request was sent again, by reason (`load/retries.py`)."""
 
     def add(self, x: Exchange) -> Measured:
         """Counts an exchange that has ended."""
@@ -78,7 +85,7 @@ class Tally:
             _Packed(
                 self.summary.to_bytes(), self.lateness.to_bytes(),
                 {name: histogram.to_bytes() for name, histogram in self.corrected.items()},
-                self.sent_ns.tobytes(), self.planned, self.dropped,
+                self.sent_ns.tobytes(), self.planned, self.dropped, self.skipped, dict(self.retries),
             )
         )  # fmt: skip
 
@@ -92,9 +99,28 @@ class Tally:
         self.sent_ns.frombytes(p.sent_ns)
         self.planned += p.planned
         self.dropped += p.dropped
+        self.skipped += p.skipped
+        self.retries.update(p.retries)
 
     def corrected_dict(self) -> dict[str, object] | None:
         """The corrected latencies as a Summary tells them; None where nothing had a schedule."""
         if not self.lateness.n:
             return None
         return {name: summarise_ns(histogram) for name, histogram in self.corrected.items()}
+
+    def plan_dict(self) -> dict[str, object]:
+        """How well the plan was kept, as public JSON: requests, and lateness in seconds.
+
+        `planned = sent + skipped + dropped + unsent`; `unsent` are those behind the end of a run that was
+        stopped, or of a sending process that was lost. Retries are no requests of their own.
+        """
+        sent = self.summary.opened or 0
+        return {
+            "planned": self.planned,
+            "sent": sent,
+            "skipped": self.skipped,
+            "dropped": self.dropped,
+            "unsent": self.planned - sent - self.skipped - self.dropped,
+            "retries": {"n": self.retries.total(), "reasons": dict(sorted(self.retries.items()))},
+            "lateness": summarise_ns(self.lateness) if self.lateness.n else None,
+        }

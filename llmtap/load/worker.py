@@ -13,7 +13,7 @@ import signal
 import sys
 from array import array
 from collections.abc import Callable
-from typing import BinaryIO, Final
+from typing import Final
 
 import msgspec
 import uvloop
@@ -48,7 +48,7 @@ def main() -> int:
     """Run one load."""
     # A terminal's Ctrl-C reaches the whole group; the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    line = sys.stdin.buffer.readline()  # no more than this is sent before we are ready
+    line, rest = _first_line(sys.stdin.fileno())
     if not line:
         return 0
     setup = msgspec.json.decode(line, type=Setup, dec_hook=decode_special)
@@ -58,12 +58,12 @@ def main() -> int:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
-    uvloop.run(work(setup, sys.stdin.fileno(), sys.stdout.fileno()))
+    uvloop.run(work(setup, sys.stdin.fileno(), sys.stdout.fileno(), rest))
     return 0
 
 
-async def work(setup: Setup, commands_fd: int, reports_fd: int) -> None:
-    """One load, by what `commands_fd` says, told on `reports_fd`."""
+async def work(setup: Setup, commands_fd: int, reports_fd: int, said: bytes = b"") -> None:
+    """One load, by what `commands_fd` says (and has `said` already), told on `reports_fd`."""
     loop = asyncio.get_running_loop()
     script = msgspec.msgpack.decode(_read_all(setup.script_fd), type=Script)
     headers = [(name.encode(), value.encode()) for name, value in setup.headers]
@@ -85,81 +85,93 @@ async def work(setup: Setup, commands_fd: int, reports_fd: int) -> None:
     realtime = setup.priority and _real_time()
     commands = _Commands(commands_fd)
     loop.add_reader(commands_fd, commands.read)
+    commands.feed(said)
     keeper = _Keeper(tally, requests.tenants, setup.spill_fd)
-    connections = await sender.open(setup.open) if setup.open else 0
-    _tell(reports_fd, frame(Ready(connections)), wait=True)
-    start_ns = await commands.start
-    if start_ns is None:
-        sender.close()
-        return
-    run = Run(
-        sender, schedule, _bodies(setup.bodies_fd, script), keeper.keep, start_ns=start_ns,
-        duration_ns=setup.duration_ns, drain_ns=setup.drain_ns,
-        headers=_tenant_headers(setup.tenant_header, requests.tenants),
-    )  # fmt: skip
-    commands.stop = lambda why: run.stop(why)
-    commands.cut = lambda why: run.stop(why, drain_ns=CUT_NS)
-
-    async def tell() -> None:
-        while True:
-            await asyncio.sleep(TELL_S)
-            _tell(reports_fd, frame(keeper.progress(sender, schedule)), wait=False)
-
-    telling = loop.create_task(tell())
-    if commands.ended is not None:
-        run.stop(commands.ended, drain_ns=CUT_NS)
-    try:
-        await run.go()
-    finally:
-        telling.cancel()
-        loop.remove_reader(commands_fd)
+    run: Run | None = None
+    start_ns = await _get_ready(sender, setup.open, commands, reports_fd)
+    if start_ns is not None:
+        run = Run(
+            sender, schedule, _bodies(setup.bodies_fd, script), keeper.keep, start_ns=start_ns,
+            duration_ns=setup.duration_ns, drain_ns=setup.drain_ns,
+            headers=_tenant_headers(setup.tenant_header, requests.tenants),
+            limit_in_flight=setup.limit_in_flight, stop_errors=setup.stop_errors,
+        )  # fmt: skip
+        commands.run = run
+        telling = loop.create_task(_keep_telling(reports_fd, lambda: keeper.progress(sender, schedule, run)))
+        try:
+            await run.go()
+        finally:
+            telling.cancel()
+    loop.remove_reader(commands_fd)
     ended_ns = mono_ns()
     tally.dropped = schedule.dropped
+    tally.skipped = 0 if run is None else run.skipped
     tally.summary.opened = sender.sent
-    keeper.close()
+    tally.retries.update(sender.retries)
+    keeper.flush()
     usage = resource.getrusage(resource.RUSAGE_SELF)
+    stopped = commands.ended if run is None else run.stopped
     done = Done(
-        tally.to_bytes(), run.stopped, sender.pool.connects, sender.pool.reuses,
-        int((usage.ru_utime + usage.ru_stime) * 1e9), usage.ru_maxrss * 1024, sender.lag.take_max(), start_ns,
-        ended_ns, realtime,
+        tally.to_bytes(), stopped, sender.pool.connects, sender.pool.reuses,
+        int((usage.ru_utime + usage.ru_stime) * 1e9), usage.ru_maxrss * 1024, sender.lag.take_max(),
+        ended_ns if start_ns is None else start_ns, ended_ns, realtime, keeper.spill_error,
     )  # fmt: skip
     sender.close()
-    _tell(reports_fd, frame(keeper.progress(sender, schedule)), wait=True)
+    _tell(reports_fd, frame(keeper.progress(sender, schedule, run)), wait=True)
     _tell(reports_fd, frame(done), wait=True)
 
 
+async def _get_ready(sender: Sender, connections: int, commands: "_Commands", reports_fd: int) -> int | None:
+    """Open connections and say so; the start that we are told, or None when it was called off."""
+    opening = asyncio.ensure_future(sender.open(connections))
+    await asyncio.wait((opening, commands.start), return_when=asyncio.FIRST_COMPLETED)
+    if not opening.done():
+        opening.cancel()  # and the attempts are cut with the sender
+        return None
+    _tell(reports_fd, frame(Ready(opening.result())), wait=True)
+    return await commands.start
+
+
+async def _keep_telling(reports_fd: int, progress: Callable[[], Progress]) -> None:
+    while True:
+        await asyncio.sleep(TELL_S)
+        _tell(reports_fd, frame(progress()), wait=False)
+
+
 class _Commands:
-    """The parent's lines; its end is a `cut`."""
+    """The parent's lines; their end, which is the parent's, is a `cut`."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._rest = b""
         self.start: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
-        self.stop: Callable[[str], None] | None = None
-        self.cut: Callable[[str], None] | None = None
+        self.run: Run | None = None
         self.ended: str | None = None
+        """Why it is over."""
 
     def read(self) -> None:
         data = os.read(self._fd, 4096)
-        if not data:
+        if data:
+            self.feed(data)
+        else:
             asyncio.get_running_loop().remove_reader(self._fd)
             self._obey("cut", "its parent is gone")
-            return
+
+    def feed(self, data: bytes) -> None:
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             word, _, rest = line.decode().partition(" ")
-            if word == "go":
+            if word != "go":
+                self._obey(word, rest)
+            elif not self.start.done():
                 self.start.set_result(int(rest))
-            else:
-                self._obey(word, "somebody stopped it")
 
     def _obey(self, word: str, why: str) -> None:
-        self.ended = why
-        if not self.start.done():
+        self.ended = self.ended or why
+        if self.run is not None:
+            self.run.stop(why, drain_ns=CUT_NS if word == "cut" else None)
+        elif not self.start.done():
             self.start.set_result(None)
-        act = self.stop if word == "stop" else self.cut
-        if act is not None:
-            act(why)
 
 
 class _Keeper:
@@ -168,9 +180,11 @@ class _Keeper:
     def __init__(self, tally: Tally, tenants: list[str], spill_fd: int | None) -> None:
         self._tally = tally
         self._tenants = tenants
-        self._file: BinaryIO | None = None if spill_fd is None else open(spill_fd, "wb", SPILL_BYTES)  # noqa: SIM115
+        self._fd = spill_fd
+        self._aside = bytearray()
         self._failed = 0
         self._tokens = 0
+        self.spill_error: str | None = None
 
     def keep(self, row: int, x: Exchange) -> None:
         if self._tenants:
@@ -179,21 +193,30 @@ class _Keeper:
         self._tokens += x.tokens.output or 0
         if x.outcome not in ENDED_WELL:
             self._failed += 1
-        if self._file is not None:
-            pickle.dump((row, x), self._file, pickle.HIGHEST_PROTOCOL)
+        if self._fd is not None:
+            self._aside += pickle.dumps((row, x), pickle.HIGHEST_PROTOCOL)
+            if len(self._aside) >= SPILL_BYTES:
+                self.flush()
 
-    def progress(self, sender: Sender, schedule: Schedule) -> Progress:
+    def flush(self) -> None:
+        """Write what is put aside. Where the file takes no more the load goes on, and only is not kept."""
+        try:
+            while self._aside and self._fd is not None:
+                del self._aside[: os.write(self._fd, self._aside)]
+        except OSError as exc:
+            self._fd = None
+            self.spill_error = exc.strerror
+            self._aside.clear()
+
+    def progress(self, sender: Sender, schedule: Schedule, run: Run | None) -> Progress:
         tally = self._tally
-        ttft = tally.summary.histogram("ttft").percentiles((0.5, 0.99))
-        tbc = tally.summary.histogram("tbc").percentiles((0.5, 0.99))
+        ttft_p50, ttft_p99 = tally.summary.histogram("ttft").percentiles((0.5, 0.99))
+        tbc_p50, tbc_p99 = tally.summary.histogram("tbc").percentiles((0.5, 0.99))
         return Progress(
             sender.sent, len(sender.calls), tally.summary.n, self._failed, schedule.left, self._tokens,
-            tally.lateness.percentile(0.99), *ttft, *tbc,
+            tally.lateness.percentile(0.99), ttft_p50, ttft_p99, tbc_p50, tbc_p99,
+            0 if run is None else run.skipped, sender.retries.total(), None if run is None else run.gave_up,
         )  # fmt: skip
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
 
 
 def _bodies(fd: int, script: Script) -> Callable[[int], bytes]:
@@ -214,6 +237,18 @@ def _column(packed: bytes) -> "array[int]":
     column = array("q")
     column.frombytes(packed)
     return column
+
+
+def _first_line(fd: int) -> tuple[bytes, bytes]:
+    """What `fd` says up to its first line's end, and what it has said beyond; b"" where it ended before."""
+    data = b""
+    while b"\n" not in data:
+        piece = os.read(fd, 1 << 16)
+        if not piece:
+            return b"", b""
+        data += piece
+    line, _, rest = data.partition(b"\n")
+    return line, rest
 
 
 def _read_all(fd: int) -> bytes:

@@ -39,7 +39,8 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
     connect_timeout: Duration
     duration: Duration | None = None
     drain: Duration | None = None
-    warmup: str = "auto"
+    retries: int = 0
+    warmup: str = "none"
     """`auto` (seed 000, 4.5), `none` (a cold start), or a number of requests."""
     slo: str | None = None
     capture: str | None = None

@@ -1,21 +1,33 @@
 """What came of a replay, as public JSON: a Summary, the plan, how well it was kept, and by whom.
 
 Names that a Summary has are its own (design: "Public contract"). Beside them: `plan` (all that makes the load
-again), `dispatch_lateness`, `corrected` (latencies from the scheduled time), `arrivals` (what was sent beside
-what was planned), `sender`, `verdict`, and where they are known `warmup`, `system`, `server`, `baseline`.
+again), `dispatch_lateness`, `corrected` (latencies from the scheduled time), `quantiles` (what a distribution
+is drawn from), `timeline` (second by second), `sender`, `verdict`, and where they are known `warmup`,
+`system`, `server`, `baseline`.
 """
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 from llmtap.clock import WallAnchor
 from llmtap.load.crew import Outcome
+from llmtap.load.tally import Tally
+from llmtap.metrics.histogram import Histogram
 from llmtap.metrics.statistics import summarise_ns
+from llmtap.replay.timeline import timeline_of
 from llmtap.replay.verdict import findings
-from llmtap.units import NS_PER_S
+from llmtap.units import NS_PER_S, to_seconds
 
-__all__ = ["result_of"]
+__all__ = ["QUANTILES", "result_of"]
+
+QUANTILES: Final = (
+    *(percent / 100 for percent in range(100)), *(permille / 1_000 for permille in range(991, 1_000)),
+    0.9995, 0.9999, 1.0,
+)  # fmt: skip
+"""Shares at which a distribution is told: even, and finer where the tail is."""
+_DRAWN: Final = ("ttft", "tbc", "itl", "e2e", "user_idle")
+_CORRECTED: Final = ("ttft", "e2e")
 
 
 def result_of(
@@ -48,6 +60,15 @@ def result_of(
     result["load"] = {**_load(outcome, planned_ns), **_dict(result["load"])}
     result["dispatch_lateness"] = summarise_ns(tally.lateness)
     result["corrected"] = tally.corrected_dict()
+    result["quantiles"] = _quantiles(tally)
+    result["timeline"] = timeline_of(
+        tally.sent_ns,
+        # A tally that keeps no ends leaves `ended` and `in_flight` out.
+        getattr(tally, "ended_ns", None),
+        began_ns=outcome.began_ns,
+        until_ns=outcome.ended_ns,
+        planned_ns=planned_ns,
+    )
     result["plan"] = dict(plan)
     result["sender"] = _sender(outcome, clock, seconds)
     result.update(beside)
@@ -74,6 +95,20 @@ def _load(outcome: Outcome, planned_ns: Sequence[int]) -> dict[str, object]:
 
 GRACE_NS = 10_000_000
 """The last one may be late as any."""
+
+
+def _quantiles(tally: Tally) -> dict[str, object]:
+    """In seconds, a value for each of `shares`, interpolated as everywhere; null where there was nothing."""
+
+    def told(histogram: Histogram) -> list[float] | None:
+        return [to_seconds(v) for v in histogram.percentiles(QUANTILES) if v is not None] or None
+
+    return {
+        "shares": list(QUANTILES),
+        "submit": {name: told(tally.summary.histogram(name)) for name in _DRAWN},
+        "schedule": {name: told(tally.corrected[name]) for name in _CORRECTED},
+        "dispatch_lateness": told(tally.lateness),
+    }
 
 
 def _sender(outcome: Outcome, clock: str, seconds: float) -> dict[str, object]:

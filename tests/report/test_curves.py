@@ -19,7 +19,7 @@ from llmtap.report.captions import NOT_MEASURED
 from llmtap.report.curves import sweep_html
 from llmtap.report.figures import COLOURS, DASHES, SYMBOLS, looks_of
 from llmtap.report.sweep import read_sweep
-from tests.support.pages import Page
+from tests.support.pages import Page, contrast
 from tests.support.simulated_runs import flights, run
 
 Results = list[dict[str, Any]]
@@ -339,13 +339,6 @@ def test_lines_look_unlike_each_other_without_colour() -> None:
     assert len({(look.dash, look.symbol) for look in many}) == 20
 
 
-def luminance(colour: str) -> float:
-    """Relative luminance of #rrggbb (WCAG 2.2)."""
-    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
 def test_every_colour_stands_out_from_its_ground_in_light_in_dark_and_on_paper() -> None:
     style = files("llmtap.report").joinpath("curves.css").read_text()
     grounds = [
@@ -359,8 +352,7 @@ def test_every_colour_stands_out_from_its_ground_in_light_in_dark_and_on_paper()
             ("soft", 4.5),
             ("link", 4.5),
         ]:
-            light, dark = sorted((luminance(colours[name]), luminance(colours["ground"])), reverse=True)
-            assert (light + 0.05) / (dark + 0.05) >= least, name
+            assert contrast(colours[name], colours["ground"]) >= least, name
 
 
 def test_of_many_lines_the_page_begins_with_a_few() -> None:

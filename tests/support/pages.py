@@ -1,11 +1,11 @@
-"""A report's page taken apart: its words, headings and tables, and what plotly is given."""
+"""A report's page taken apart: its words, headings and tables, and what plotly is given; and its colours."""
 
 import html
 import json
 from html.parser import HTMLParser
 from typing import Any
 
-__all__ = ["Page"]
+__all__ = ["Page", "contrast"]
 
 
 class Page(HTMLParser):
@@ -71,3 +71,16 @@ class Page(HTMLParser):
             for d in data
             if d["meta"]["line"] is not None
         }
+
+
+def contrast(one: str, other: str) -> float:
+    """Of two colours #rrggbb, from 1 to 21 (WCAG 2.2)."""
+    light, dark = sorted((_luminance(one), _luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def _luminance(colour: str) -> float:
+    """Relative luminance of #rrggbb (WCAG 2.2)."""
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

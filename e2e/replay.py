@@ -1,0 +1,200 @@
+"""A trace replayed against a real engine, and the replay's own record beside that of a tap on the way.
+
+    .venv/bin/python e2e/replay.py
+
+`llmtap replay` sends the first 200 requests of the Azure trace (azure_conv_200.csv; see README.md) through
+`llmtap proxy` to `transformers serve`, with prompts of exact length by the model's own tokenizer and chat
+template. Then three things are checked:
+
+- the engine's own usage says of each request as many prompt tokens as the trace does;
+- every request left on time, and was answered;
+- the tap's exchanges are the replay's: joined by X-Request-Id, the points of the timeline and the events
+  agree within what both say of their own uncertainty.
+
+Exits 1, naming what is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import environments
+import run
+from run import HERE, LLMTAP, LOGS, MODEL, ROOT, alone, give_up, make_model, phase, running, warm_up
+from servers import Failure, port_free, tail
+
+TRACE = HERE / "azure_conv_200.csv"
+READY_S_MAX = 180
+REPLAY_S_MAX = 900
+HAND_OVER_S = 0.002
+"""A point is stamped on two sides of one socket: between them lie a system call of each, and the kernel."""
+TEMPLATE_TOKENS = 12
+"""What the model's chat template takes, and one for the text: no prompt is shorter."""
+POINTS = ("submit", "first_token", "first_content", "last_token", "response_end")
+
+
+def engine_argv(port: int) -> list[str]:
+    """As in run.py, with a cache in which the trace's prompts fit."""
+    argv = run.engine_argv(port)
+    for option, value in (("--cb-num-blocks", "256"), ("--cb-max-batch-tokens", "512")):
+        argv[argv.index(option) + 1] = value
+    return argv
+
+
+def replay(target: int, options: argparse.Namespace) -> dict[str, Any]:
+    """The result of the command."""
+    kept, result = ROOT / "replayed", ROOT / "replay.json"
+    shutil.rmtree(kept, ignore_errors=True)
+    result.unlink(missing_ok=True)
+    argv = [
+        str(options.llmtap), "replay", str(TRACE), "--target", f"http://127.0.0.1:{target}",
+        "--rate", f"{options.rate:g}", "--requests", str(options.requests), "--model", MODEL,
+        "--tokenizer", str(ROOT / MODEL), "--capture", str(kept), "--json", str(result),
+    ]  # fmt: skip
+    done = subprocess.run(argv, timeout=REPLAY_S_MAX)
+    if not result.exists():
+        raise Failure(f"llmtap replay ended with {done.returncode} and no result")
+    return json.loads(result.read_text())  # type: ignore[no-any-return]
+
+
+def exchanges(llmtap: Path, folder: Path) -> dict[str, dict[str, Any]]:
+    """The rows of a capture by request id."""
+    code = (
+        "import json, sys, llmtap\n"
+        "for row in llmtap.read(sys.argv[1]).table().to_pylist():\n"
+        "    print(json.dumps(row, default=str))"
+    )
+    argv = [str(llmtap.parent / "python"), "-c", code, str(folder)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+    if done.returncode:
+        raise Failure(f"the capture cannot be read: {done.stderr[-500:]}")
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    return {row["request_id"]: row for row in rows}
+
+
+def check_result(result: dict[str, Any], options: argparse.Namespace) -> Iterator[str]:
+    lengths, n = result["lengths"], options.requests
+    with TRACE.open() as file:
+        rows = [int(line.split(",")[1]) for line in file.readlines()[1 : n + 1]]
+    possible = sum(tokens >= TEMPLATE_TOKENS for tokens in rows)
+    if result["outcomes"] != {"complete": n}:
+        yield f"of {n} requests came {result['outcomes']}"
+    told = (lengths["input_told"], lengths["input_as_counted"], lengths["input_exact"])
+    if told != (n, n, possible):
+        yield f"prompts by the engine's usage, of which {possible} can be exact: {lengths}"
+    if result["plan"]["prompts"]["exact"] != possible:
+        yield f"prompts by our own count, of which {possible} can be exact: {result['plan']['prompts']}"
+
+
+def check_vantages(ours: dict[str, Any], tap: dict[str, Any]) -> Iterator[str]:
+    """What differs between two rows of one exchange by more than both allow."""
+    # Both count from 1970 by one host's clocks, each with an anchor of its own.
+    moved = (tap["arrival_ns"] - ours["arrival_ns"]) / 1e3
+    allowed = ours["uncertainty_us"] + tap["uncertainty_us"] + HAND_OVER_S * 1e6
+    for point in POINTS:
+        a, b = ours[f"{point}_us"], tap[f"{point}_us"]
+        if (a is None) != (b is None):
+            yield f"{point}: {a} and {b}"
+        elif a is not None and abs(a - b - moved) > allowed:
+            yield f"{point}: {(a - b - moved) / 1e3:.2f} ms apart, {allowed / 1e3:.2f} are allowed"
+    for name in (
+        "status",
+        "outcome",
+        "finish_reason",
+        "input_tokens",
+        "output_tokens",
+        "event_class",
+        "event_bytes",
+    ):
+        if ours[name] != tap[name]:
+            yield f"{name}: {ours[name]} and {tap[name]}"
+    apart = [abs(a - b - moved) for a, b in zip(ours["event_us"], tap["event_us"], strict=False)]
+    if apart and max(apart) > allowed:
+        yield f"an event is {max(apart) / 1e3:.2f} ms apart, {allowed / 1e3:.2f} are allowed"
+
+
+def compare(ours: dict[str, Any], tap: dict[str, Any]) -> list[str]:
+    wrong = []
+    if ours.keys() != tap.keys():
+        wrong.append(f"{len(ours.keys() - tap.keys())} requests are not in the tap's capture")
+    for key in sorted(ours.keys() & tap.keys()):
+        wrong += [f"{key}: {complaint}" for complaint in check_vantages(ours[key], tap[key])]
+    return wrong
+
+
+def table(ours: dict[str, Any], tap: dict[str, Any]) -> str:
+    """TTFT as each side has it, and how far apart."""
+    pairs = [(ours[key], tap[key]) for key in ours.keys() & tap.keys()]
+    lines = ["                 p50        p99   (ms)"]
+    for name, rows in (("replay", [a for a, _ in pairs]), ("tap", [b for _, b in pairs])):
+        ttft = sorted((row["first_content_us"] - row["submit_us"]) / 1e3 for row in rows)
+        lines.append(f"TTFT {name:9} {ttft[len(ttft) // 2]:8.2f}   {ttft[int(len(ttft) * 0.99)]:8.2f}")
+    return "\n".join(lines)
+
+
+def perform(options: argparse.Namespace) -> list[str]:
+    LOGS.mkdir(parents=True, exist_ok=True)
+    with phase("environments"):
+        environments.prepare(ROOT, HERE, ["engine"], LOGS)
+    with phase("model"):
+        make_model()
+    wrong: list[str] = []
+    engine_at, tap_at, admin = port_free(), port_free(), port_free()
+    seen = ROOT / "capture-replay"
+    shutil.rmtree(seen, ignore_errors=True)
+    with running("engine", engine_argv(engine_at), []) as engine:
+        with phase("engine ready"):
+            engine.wait_ready(f"http://127.0.0.1:{engine_at}/health", limit_s=READY_S_MAX)
+        with phase("first answers"):
+            warm_up(engine_at)
+        argv = [str(options.llmtap), "proxy", "--upstream", f"http://127.0.0.1:{engine_at}"]
+        argv += ["--listen", f"127.0.0.1:{tap_at}", "--admin", f"127.0.0.1:{admin}", "--capture", str(seen)]
+        with running("tap-replay", argv, wrong) as tap:
+            tap.wait_ready(f"http://127.0.0.1:{admin}/readyz", limit_s=30)
+            with phase(f"replay of {options.requests} requests"):
+                result = replay(tap_at, options)
+        if engine.process.poll() is not None:
+            wrong.append(f"the engine ended on the way\n{tail(engine.log)}")
+    wrong += check_result(result, options)
+    ours = exchanges(options.llmtap, ROOT / "replayed")
+    tapped = {key: row for key, row in exchanges(options.llmtap, seen).items() if key in ours}
+    wrong += compare(ours, tapped)
+    print("\n" + table(ours, tapped), flush=True)
+    return wrong
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--requests", type=int, default=200, help="rows of the trace (default 200)")
+    parser.add_argument("--rate", type=float, default=1.5, help="requests per second (default 1.5)")
+    parser.add_argument("--llmtap", type=Path, default=LLMTAP, help="the command")
+    options = parser.parse_args()
+    for number in (signal.SIGALRM, signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, give_up)
+    signal.alarm(run.RUN_S_MAX)
+    start = time.monotonic()
+    try:
+        with alone():
+            wrong = perform(options)
+    except Failure as failure:
+        wrong = [str(failure)]
+    print(f"\n[e2e] {time.monotonic() - start:.0f} s", flush=True)
+    for complaint in wrong[: run.COMPLAINTS_MAX]:
+        print(f"[e2e] WRONG: {complaint}", flush=True)
+    print(f"[e2e] {f'failed: {len(wrong)} things are wrong' if wrong else 'ok'}", flush=True)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

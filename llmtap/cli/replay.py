@@ -1,0 +1,315 @@
+"""`llmtap replay`: a trace, a capture or a workload sent to a server, on time."""
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from llmtap.cli.main import app
+from llmtap.errors import ConfigError
+from llmtap.units import Duration, parse_duration_ns
+
+__all__ = ["replay"]
+
+EPILOG = """TRACE is anything that `llmtap convert --list` reads, a capture, or a workload (--workloads lists
+them). Requests leave at their times, whatever became of the others (an open loop), unless --closed says how
+many there may be at once. How late they left is told with every figure.
+
+Examples:
+
+  llmtap replay captures/ --target http://127.0.0.1:8000 --speed 2 --json result.json
+
+  llmtap replay azure.csv --target http://127.0.0.1:8000 --rate 10 --requests 1000 --slo "ttft:500ms"
+
+  llmtap replay conversation --target http://127.0.0.1:8000 --rate 4 --arrivals gamma:cv=2
+
+  llmtap replay synthetic-uniform --target http://127.0.0.1:8000 --closed 32 --tokenizer models/mine
+
+Keys come from the environment (OPENAI_API_KEY, or --api-key-env) or a file (--header-file), and are in no
+result."""
+
+_FAILED: Final = 1
+_INTERRUPTED: Final = 130
+_ENDPOINTS: Final = {
+    "chat": "chat.completions", "chat.completions": "chat.completions", "completions": "completions",
+    "responses": "responses",
+}  # fmt: skip
+
+
+@app.command(epilog=EPILOG)
+def replay(
+    trace: Annotated[str, typer.Argument(metavar="TRACE", help="What to send.")] = "",
+    target: Annotated[str, typer.Option(metavar="URL", help="Where to: http://host:port[/prefix].")] = "",
+    source_format: Annotated[
+        str | None,
+        typer.Option("--from", metavar="NAME", help="Format of TRACE, where its content does not tell."),
+    ] = None,
+    requests: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=100_000_000,
+            help="The first N rows; a shorter trace is repeated. Of a workload 1,000.",
+        ),
+    ] = None,
+    window: Annotated[
+        str | None,
+        typer.Option(metavar="FROM[+FOR]", help="Rows of that time of the trace, such as 10m+5m."),
+    ] = None,
+    share: Annotated[
+        float | None, typer.Option(metavar="SHARE", help="So many of the conversations, such as 0.1.")
+    ] = None,
+    speed: Annotated[
+        float | None, typer.Option(metavar="X", help="X times as fast: bursts stay bursts.")
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option(metavar="RPS", help="The same, by the mean rate that comes of it.")
+    ] = None,
+    arrivals: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PROCESS",
+            help="poisson, uniform, gamma:cv=2, onoff:..., ramp:..., steps:..., diurnal:..., at-once; instead"
+            " of the trace's own times. A workload has poisson.",
+        ),
+    ] = None,
+    closed: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, max=100_000, help="Closed loop: N at a time, starting together."),
+    ] = None,
+    as_recorded: Annotated[
+        bool,
+        typer.Option(
+            "--as-recorded",
+            help="Send a conversation's later turns at their recorded times, without waiting.",
+        ),
+    ] = False,
+    duration: Annotated[str | None, typer.Option(metavar="TIME", help="Send nothing after so long.")] = None,
+    drain: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Answers may come for so long after the last request; else they"
+            " are cut. Default: --timeout.",
+        ),
+    ] = None,
+    endpoint: Annotated[
+        str, typer.Option(metavar="chat|completions|responses", help="What is asked.")
+    ] = "chat",
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Default: the one the server lists, if it is one.")
+    ] = None,
+    server: Annotated[
+        str, typer.Option(metavar="auto|openai|vllm|sglang", help="Whose fields may be sent (ignore_eos).")
+    ] = "auto",
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER|FILE|tiktoken:NAME",
+            help="Prompts get their exact length by it: a model's folder (through its chat template), a"
+            " tokenizer.json. Default: llmtap's own, which only `llmtap sim serve` has.",
+        ),
+    ] = None,
+    header: Annotated[
+        list[str] | None, typer.Option(metavar="'NAME: VALUE'", help="Of each request; may be repeated.")
+    ] = None,
+    header_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The same, a line each; for what is secret.")
+    ] = None,
+    api_key_env: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Variable with the key. Default: OPENAI_API_KEY.")
+    ] = None,
+    tenant_header: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Send each row's tenant in this header.")
+    ] = None,
+    body_field: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=JSON", help="Into each body; may be repeated: top_p=0.9"),
+    ] = None,
+    no_stream: Annotated[bool, typer.Option("--no-stream", help="Ask for answers in one piece.")] = False,
+    warmup: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|none|N",
+            help="Before measuring: 100 requests or 10,000 tokens until latency is stable (IETF 4.5), none (a"
+            " cold start), or N requests.",
+        ),
+    ] = "none",
+    processes: Annotated[
+        int, typer.Option(metavar="N", min=1, max=256, help="Sending processes; one schedule.")
+    ] = 1,
+    realtime: Annotated[
+        bool, typer.Option("--realtime", help="Ask for real-time priority for them (root).")
+    ] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="A new connection for each request; default: kept.")
+    ] = False,
+    timeout: Annotated[str, typer.Option(metavar="TIME", help="For a whole answer.")] = "10m",
+    connect_timeout: Annotated[str, typer.Option(metavar="TIME", help="For a connection.")] = "10s",
+    retries: Annotated[
+        int, typer.Option(metavar="N", min=0, max=100, help="After refusals; counted. Default: none.")
+    ] = 0,
+    ca: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Trust this CA (PEM) instead of the system's.")
+    ] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Don't verify the certificate.")] = False,
+    slo: Annotated[
+        str | None, typer.Option(metavar="BOUNDS", help="Goodput counts by: 'ttft:500ms tpot:50ms'.")
+    ] = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(metavar="URL|none", help="The server's metrics. Default: its /metrics, if there."),
+    ] = None,
+    capture: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Write the exchanges as a capture.")
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of all that is drawn.")] = 42,
+    json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the result; - is stdout.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a page with figures and charts.")
+    ] = None,
+    list_workloads: Annotated[bool, typer.Option("--workloads", help="List the workloads.")] = False,
+) -> None:
+    """Send a trace, a capture or a workload to a server, and measure the answers."""
+    if list_workloads:
+        _show_workloads()
+        return
+    if not trace:
+        raise ConfigError("TRACE", "is missing", "llmtap replay --help")
+    if not target:
+        raise ConfigError("--target", "is missing", "such as --target http://127.0.0.1:8000")
+    if endpoint not in _ENDPOINTS:
+        raise ConfigError("--endpoint", f"{endpoint!r} is none of chat, completions, responses")
+    if server not in ("auto", "openai", "vllm", "sglang"):
+        raise ConfigError("--server", f"{server!r} is none of auto, openai, vllm, sglang")
+    if json not in (None, "-") and not Path(json).parent.is_dir():
+        raise ConfigError("--json", f"there is no folder {Path(json).parent}")
+    if html is not None:
+        _need_page(html)
+    for option, number in (("--speed", speed), ("--rate", rate)):
+        if number is not None and not 0 < number <= 1e6:
+            raise ConfigError(option, f"expected a number above 0, at most 1e6, got {number:g}")
+    if warmup not in ("auto", "none") and not (
+        warmup.isascii() and warmup.isdigit() and 0 < int(warmup) < 10**6
+    ):
+        raise ConfigError("--warmup", f"{warmup!r} is neither auto, none nor a number of requests")
+    from llmtap.cli.replay_progress import watching
+    from llmtap.load.bodies import BodyOptions, parse_body_fields
+    from llmtap.metrics.objectives import Objectives
+    from llmtap.replay.options import ReplayOptions, read_headers
+    from llmtap.replay.perform import Replay
+    from llmtap.replay.plan import Asked, make_plan
+
+    if slo is not None:
+        Objectives.parse(slo, "--slo")
+    named = _ENDPOINTS[endpoint]
+    timeout_ns = _duration("--timeout", timeout)
+    from_ns, for_ns = _window(window)
+    options = ReplayOptions(
+        target=target, endpoint=named, model=model,
+        headers=read_headers(header or [], header_file, api_key_env), tenant_header=tenant_header, ca=ca,
+        insecure=insecure, closed=closed, processes=processes, realtime=realtime, fresh=fresh,
+        timeout=timeout_ns, connect_timeout=_duration("--connect-timeout", connect_timeout),
+        duration=None if duration is None else _duration("--duration", duration),
+        drain=timeout_ns if drain is None else _duration("--drain", drain),
+        retries=retries, warmup=warmup, slo=slo, capture=capture, scrape=metrics,
+    )  # fmt: skip
+    body = BodyOptions(
+        endpoint=named, server=server, model=model, stream=not no_stream, seed=seed,  # type: ignore[arg-type]
+        temperature=0.0, fields=parse_body_fields(body_field or []),
+    )  # fmt: skip
+    with watching() as audience:
+        plan = make_plan(
+            Asked(
+                source=trace, source_format=source_format, requests=requests, rate_rps=rate, speed=speed,
+                arrivals=arrivals, window_from_ns=from_ns, window_for_ns=for_ns, share=share,
+                closed=closed is not None, as_recorded=as_recorded, tokenizer=tokenizer,
+                chat=named == "chat.completions", seed=seed,
+            ),
+            audience.reading,
+        )  # fmt: skip
+        one = Replay(plan, options, body, audience)
+        result = asyncio.run(_run(one))
+    _tell(result, json, html)
+    if result["load"]["stopped"] == "somebody stopped it":
+        raise typer.Exit(_INTERRUPTED)
+    if not result["verdict"]["valid"]:
+        raise typer.Exit(_FAILED)
+
+
+async def _run(one: Any) -> Any:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, one.stop)
+    return await one.run()
+
+
+def _need_page(place: Path) -> None:
+    """Raises before the load, not after."""
+    from importlib.util import find_spec
+
+    if find_spec("plotly") is None:
+        raise ConfigError("--html", "needs plotly", "pip install llmtap[report]")
+    if not place.parent.is_dir():
+        raise ConfigError("--html", f"there is no folder {place.parent}")
+    known = place.exists()
+    try:
+        place.open("ab").close()
+        if not known:
+            place.unlink()
+    except OSError as exc:
+        raise ConfigError("--html", f"cannot write {place}: {exc.strerror}") from None
+
+
+def _tell(result: dict[str, Any], place: str | None, page: Path | None) -> None:
+    import msgspec
+
+    text = msgspec.json.format(msgspec.json.encode(result)) + b"\n"
+    if place not in (None, "-"):
+        try:
+            Path(place).write_bytes(text)
+        except OSError as exc:
+            raise ConfigError("--json", f"cannot write {place}: {exc.strerror}") from None
+    if page is not None:
+        from llmtap.report.replay_page import replay_html
+
+        try:
+            page.write_text(replay_html(result), encoding="utf-8")
+        except OSError as exc:
+            raise ConfigError("--html", f"cannot write {page}: {exc.strerror}") from None
+    if place == "-":
+        sys.stdout.buffer.write(text)
+        return
+    from rich.console import Console
+
+    from llmtap.report.replay import render_replay
+
+    if sys.stdout.isatty():
+        Console(highlight=False).print(render_replay(result))
+    else:
+        Console(highlight=False, width=200).print(render_replay(result), soft_wrap=True)
+
+
+def _window(text: str | None) -> tuple[int, int | None]:
+    if text is None:
+        return 0, None
+    begin, plus, length = text.partition("+")
+    return _duration("--window", begin), _duration("--window", length) if plus else None
+
+
+def _duration(option: str, text: str) -> Duration:
+    try:
+        return Duration(parse_duration_ns(text))
+    except ValueError as exc:
+        raise ConfigError(option, str(exc)) from None
+
+
+def _show_workloads() -> None:
+    from llmtap.workload.registry import workloads
+
+    for name, about in workloads().items():
+        print(f"{name:24} {about}")

@@ -1,0 +1,105 @@
+"""How far a replay is: a bar with live figures where somebody sees it, else a line now and then."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from llmtap.clock import SystemClock
+from llmtap.load.messages import Progress
+
+__all__ = ["Lines", "watching"]
+
+EVERY_NS: Final = 10_000_000_000
+
+
+class Lines:
+    """Lines on standard error, for a log."""
+
+    def __init__(self) -> None:
+        self._told_ns = SystemClock.mono_ns()
+
+    def reading(self, done: int, of: int | None) -> None:
+        pass
+
+    def preparing(self, done: int, of: int) -> None:
+        pass
+
+    def warming(self, how: str) -> None:
+        pass
+
+    def sending(self, progress: Progress, planned: int) -> None:
+        now_ns = SystemClock.mono_ns()
+        if now_ns - self._told_ns >= EVERY_NS or not (progress.left or progress.under_way):
+            self._told_ns = now_ns
+            print(f"llmtap: {figures(progress, planned)}", file=sys.stderr)
+
+    def writing(self, done: int, of: int) -> None:
+        pass
+
+
+class _Bar(Lines):
+    """One line, painted over."""
+
+    def __init__(self, bar: Any) -> None:
+        super().__init__()
+        self._bar = bar
+        self._tasks: dict[str, Any] = {}
+
+    def _show(self, what: str, done: int, of: int | None, said: str = "") -> None:
+        if what not in self._tasks:
+            for task in self._tasks.values():
+                self._bar.update(task, visible=False)
+            self._tasks[what] = self._bar.add_task(what, total=of, said="")
+        self._bar.update(self._tasks[what], completed=done, total=of, said=said)
+
+    def reading(self, done: int, of: int | None) -> None:
+        self._show("reading", done, of)
+
+    def preparing(self, done: int, of: int) -> None:
+        self._show("preparing prompts", done, of)
+
+    def warming(self, how: str) -> None:
+        if how != "none":
+            self._show("warming up", 0, None)
+
+    def sending(self, progress: Progress, planned: int) -> None:
+        self._show("sending", progress.ended, planned, figures(progress, None))
+
+    def writing(self, done: int, of: int) -> None:
+        self._show("writing", done, of)
+
+
+def figures(p: Progress, planned: int | None) -> str:
+    """A line of them."""
+    said = [
+        f"sent {p.sent:,}" + ("" if planned is None else f" of {planned:,}"),
+        f"in flight {p.under_way:,}",
+    ]
+    if p.failed:
+        said.append(f"failed {p.failed:,}")
+    if p.ttft_p50_ns is not None and p.ttft_p99_ns is not None:
+        said.append(f"TTFT {p.ttft_p50_ns / 1e6:,.0f} / {p.ttft_p99_ns / 1e6:,.0f} ms")
+    if p.tbc_p50_ns is not None and p.tbc_p99_ns is not None:
+        said.append(f"TBC {p.tbc_p50_ns / 1e6:,.1f} / {p.tbc_p99_ns / 1e6:,.1f} ms")
+    if p.lateness_p99_ns is not None:
+        said.append(f"late p99 {p.lateness_p99_ns / 1e6:,.2f} ms")
+    return ", ".join(said)
+
+
+@contextmanager
+def watching() -> Iterator[Lines]:
+    """Somebody to tell."""
+    if not sys.stderr.isatty():
+        yield Lines()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+    from rich.progress import Progress as RichProgress
+
+    columns = (
+        TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(),
+        TextColumn("{task.fields[said]}"),
+    )  # fmt: skip
+    with RichProgress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=4) as bar:
+        yield _Bar(bar)

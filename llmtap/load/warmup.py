@@ -1,0 +1,241 @@
+"""Warming a server up before anything is measured, and seeing whether it is warm.
+
+Seed 000, 4.5.1: at least 100 requests or 10,000 output tokens, whichever is greater, so both; then the queue
+drains. 4.5.2: a probe before and after, and probes until their latency no longer varies by 10 %. 4.5.3: where
+a cold start is what is measured there is no warm-up, and the result says so.
+
+Only answers that ended well count as processed. The probes are one and the same request, one at a time: a
+server that keeps prefixes has this one, which is right for "has it settled" and wrong for "how long does a
+first token take". Their variation is (longest - shortest) / mean of three in a row, of TTFT and of E2E; where
+answers have other lengths each time, E2E will not settle.
+
+Source: IETF seed 000, 4.5.
+"""
+
+import math
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from llmtap.clock import SystemClock
+from llmtap.errors import LlmtapError
+from llmtap.load.crew import Crew
+from llmtap.load.messages import Setup
+from llmtap.metrics.latency import measure
+from llmtap.metrics.summary import ENDED_WELL
+from llmtap.record.exchange import Exchange
+from llmtap.units import NEVER, to_seconds
+from llmtap.workload.requests import Requests
+
+__all__ = ["Probe", "WarmUp", "WarmUpOptions", "warm_up"]
+
+IN_A_ROW: Final = 3
+ROUNDS_MAX: Final = 8
+"""Each asks for what was missing after the one before."""
+
+
+class WarmUpOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How much is enough."""
+
+    requests: int = 100
+    tokens: int = 10_000
+    """Of output. Both have to be reached."""
+    slots: int = 8
+    """So many at a time."""
+    requests_max: int = 20_000
+    """Answers of one token would need 10,000; a server that declares none would need more than there are."""
+    variation: float = 0.10
+    """Of the latency of three consecutive probes, below which it is stable."""
+    probes_max: int = 30
+    cold: bool = False
+    """A cold start is measured: send nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One request, alone. None where it never came to that."""
+
+    outcome: str
+    ttft_ns: int | None
+    e2e_ns: int | None
+
+    def to_dict(self) -> dict[str, object]:
+        return {"outcome": self.outcome, "ttft": _seconds(self.ttft_ns), "e2e": _seconds(self.e2e_ns)}
+
+
+@dataclass(slots=True)
+class WarmUp:
+    """What a warm-up came to."""
+
+    skipped: str | None = None
+    """Why there was none."""
+    requests: int = 0
+    """Processed: answers that ended well. Probes are not counted."""
+    failed: int = 0
+    tokens: int = 0
+    duration_ns: int = 0
+    """Probes not included."""
+    enough: bool = False
+    """As many requests and tokens as were asked for."""
+    before: Probe | None = None
+    probes: list[Probe] = field(default_factory=list)
+    """After it, in order."""
+    variation_ttft: float | None = None
+    """Of the last three; None where one of them has no such latency."""
+    variation_e2e: float | None = None
+    stable: bool = False
+    problem: str | None = None
+    """Why it was not enough, or is not stable."""
+
+    @property
+    def after(self) -> Probe | None:
+        """The last probe."""
+        return self.probes[-1] if self.probes else None
+
+    def to_dict(self) -> dict[str, object]:
+        """As public JSON; times in seconds."""
+        return {
+            "skipped": self.skipped,
+            "requests": self.requests,
+            "failed": self.failed,
+            "tokens": self.tokens,
+            "duration": to_seconds(self.duration_ns),
+            "enough": self.enough,
+            "before": None if self.before is None else self.before.to_dict(),
+            "after": None if self.after is None else self.after.to_dict(),
+            "probes": [probe.to_dict() for probe in self.probes],
+            "variation": {"ttft": self.variation_ttft, "e2e": self.variation_e2e},
+            "stable": self.stable,
+            "problem": self.problem,
+        }
+
+
+async def warm_up(
+    setup: Setup,
+    requests: Requests,
+    body_begins: "array[int]",
+    body_ends: "array[int]",
+    options: WarmUpOptions | None = None,
+) -> WarmUp:
+    """Sends rows of `requests` in turn, again from the first when there are no more, each by itself: nobody
+    waits for a turn before it. The probe is the first row.
+
+    `setup` is that of the run, of which target, headers, sender and bodies are used. Raises as `Crew.run`.
+    """
+    options = options or WarmUpOptions()
+    if options.cold:
+        return WarmUp(skipped="cold start")
+    if not len(requests):
+        return WarmUp(skipped="there is nothing to send")
+    source = _Source(setup, requests, body_begins, body_ends)
+    found = WarmUp()
+    (found.before,) = await source.probe(1)
+    sent = 0
+    for _ in range(ROUNDS_MAX):
+        n = min(_missing(found, options), options.requests_max - sent)
+        if n <= 0:
+            break
+        await source.ask(range(sent, sent + n), options.slots, found)
+        sent += n
+        if not found.requests:
+            break
+    found.enough = _missing(found, options) == 0
+    if not found.requests:
+        found.problem = f"none of {found.failed} requests was answered as it should be"
+        return found
+    if not found.enough:
+        found.problem = (
+            f"{found.requests} answers with {found.tokens} output tokens of {options.requests} and "
+            f"{options.tokens} after {sent} requests"
+        )
+    await _settle(source, found, options)
+    if not found.stable and found.problem is None:
+        found.problem = f"latency still varies after {len(found.probes)} probes"
+    return found
+
+
+def _missing(found: WarmUp, options: WarmUpOptions) -> int:
+    """Requests still to send, by what the answers until now have brought."""
+    by_requests = options.requests - found.requests
+    left = options.tokens - found.tokens
+    if left <= 0 or not found.requests:
+        return max(0, by_requests)
+    each = found.tokens / found.requests
+    return max(by_requests, 1, math.ceil(left / each) if each else options.requests)
+
+
+async def _settle(source: "_Source", found: WarmUp, options: WarmUpOptions) -> None:
+    while len(found.probes) < options.probes_max:
+        for probe in await source.probe(min(IN_A_ROW, options.probes_max - len(found.probes))):
+            found.probes.append(probe)
+            latest = found.probes[-IN_A_ROW:]
+            found.variation_ttft = _variation([probe.ttft_ns for probe in latest])
+            found.variation_e2e = _variation([probe.e2e_ns for probe in latest])
+            known = [v for v in (found.variation_ttft, found.variation_e2e) if v is not None]
+            well = all(probe.outcome in ENDED_WELL for probe in latest)
+            if len(latest) == IN_A_ROW and well and known and max(known) < options.variation:
+                found.stable = True
+                return
+
+
+def _variation(latest: Sequence[int | None]) -> float | None:
+    """(longest - shortest) / mean; None where there are too few."""
+    known = [ns for ns in latest if ns is not None]
+    if len(known) < IN_A_ROW or not sum(known):
+        return None
+    return (max(known) - min(known)) / (sum(known) / len(known))
+
+
+class _Source:
+    """Rows of a workload, without their times and turns."""
+
+    def __init__(
+        self, setup: Setup, requests: Requests, body_begins: "array[int]", body_ends: "array[int]"
+    ) -> None:
+        self._setup = setup
+        self._tenants = requests.tenants
+        self._begins = body_begins
+        self._ends = body_ends
+
+    async def ask(self, numbers: Sequence[int], slots: int, found: WarmUp) -> None:
+        """Sends them, `slots` at a time, and counts what came."""
+        began_ns = SystemClock.mono_ns()
+        for x in await self._exchanges([number % len(self._begins) for number in numbers], slots):
+            if x.outcome in ENDED_WELL:
+                found.requests += 1
+                found.tokens += x.tokens.output or 0
+            else:
+                found.failed += 1
+        found.duration_ns += SystemClock.mono_ns() - began_ns
+
+    async def probe(self, n: int) -> list[Probe]:
+        """So many probes, one after the other."""
+        probes = []
+        for x in await self._exchanges([0] * n, 1):
+            m = measure(x)
+            probes.append(Probe(x.outcome.value, m.ttft_ns, m.e2e_ns))
+        return probes
+
+    async def _exchanges(self, rows: Sequence[int], slots: int) -> list[Exchange]:
+        setup = msgspec.structs.replace(
+            self._setup, slots=slots, open=slots, duration_ns=NEVER, drain_ns=NEVER, limit_in_flight=None,
+            stop_errors=None, slo=None,
+            sender=msgspec.structs.replace(self._setup.sender, name=f"{self._setup.sender.name}-warmup"),
+        )  # fmt: skip
+        plan = Requests(
+            array("q", [0] * len(rows)), tenants=[self._tenants[row] for row in rows] if self._tenants else []
+        )
+        begins = array("q", [self._begins[row] for row in rows])
+        ends = array("q", [self._ends[row] for row in rows])
+        with Crew(setup, plan, begins, ends, keep=True) as crew:
+            out = await crew.run()
+            if out.lost:
+                raise LlmtapError(f"the sending process of the warm-up ended with status {out.lost[0]}")
+            return [x for _, x in crew.exchanges()]
+
+
+def _seconds(ns: int | None) -> float | None:
+    return None if ns is None else to_seconds(ns)

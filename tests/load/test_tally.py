@@ -1,0 +1,147 @@
+"""Merging is adding; and corrected - uncorrected = submit - scheduled, for every latency from submit."""
+
+from array import array
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmtap.load.tally import CORRECTED, Tally
+from llmtap.metrics.histogram import RELATIVE_ERROR
+from llmtap.metrics.objectives import Objectives
+from llmtap.record.exchange import Exchange
+from llmtap.record.outcome import Outcome
+from tests.support.streams import MS, streamed
+
+
+def shifted(x: Exchange, submit_ms: int, late_ms: int, dispatch_late_ms: int | None = None) -> Exchange:
+    """An exchange submitted at `submit_ms`, `late_ms` after it was scheduled."""
+    t, ns = x.timeline, submit_ms * MS
+    for name in ("first_byte_ns", "first_token_ns", "first_content_ns", "last_token_ns", "response_end_ns"):
+        value = getattr(t, name)
+        if value is not None:
+            setattr(t, name, value + ns)
+    t.events.t_ns = array("q", [stamp + ns for stamp in t.events.t_ns])
+    t.submit_ns = ns
+    x.scheduled_ns = ns - late_ms * MS
+    dispatch_late_ns = (late_ms if dispatch_late_ms is None else dispatch_late_ms) * MS
+    x.dispatch_late_ns = dispatch_late_ns
+    t.arrival_ns = x.scheduled_ns + dispatch_late_ns
+    return x
+
+
+def told(*exchanges: Exchange) -> Tally:
+    tally = Tally()
+    for x in exchanges:
+        tally.add(x)
+    return tally
+
+
+def test_of_one_stream() -> None:
+    tally = told(shifted(streamed(100, 120, 140), submit_ms=1_000, late_ms=30, dispatch_late_ms=20))
+    assert tally.lateness.max == 20 * MS
+    assert list(tally.sent_ns) == [990 * MS]
+    figures = tally.corrected_dict()
+    assert figures is not None
+    assert set(figures) == set(CORRECTED)
+    assert tally.summary.histogram("ttft").max == 100 * MS
+    assert tally.corrected["ttft"].max == 130 * MS
+    assert tally.corrected["e2e"].max == 170 * MS
+
+
+streams = st.builds(
+    lambda first, gaps, outcome, submit, late: shifted(
+        streamed(*[first + sum(gaps[:i]) for i in range(len(gaps) + 1)], outcome=outcome), submit, late
+    ),
+    st.integers(1, 500),
+    st.lists(st.integers(0, 300), max_size=5),
+    st.sampled_from([Outcome.COMPLETE, Outcome.REFUSED, Outcome.TRUNCATED, Outcome.UPSTREAM_TIMEOUT]),
+    st.integers(0, 10_000),
+    st.integers(0, 5_000),
+)
+
+
+@given(st.lists(streams, min_size=1, max_size=6))
+def test_theory(xs: list[Exchange]) -> None:
+    """A latency L counts from submit S. From the schedule P it is L + (S - P): nothing else changes. So over
+    any set the sums differ by the sum of S - P, of those that have this latency."""
+    tally = told(*xs)
+    for name in CORRECTED:
+        plain, corrected = tally.summary.histogram(name), tally.corrected[name]
+        assert corrected.n == plain.n
+        if plain.n:
+            late_ns = sum(
+                (x.timeline.submit_ns or 0) - (x.scheduled_ns or 0)
+                for x in xs
+                if name != "e2e" or x.outcome in (Outcome.COMPLETE, Outcome.REFUSED)
+            )
+            assert corrected.mean is not None
+            assert plain.mean is not None
+            assert (corrected.mean - plain.mean) * plain.n == pytest.approx(late_ns, abs=1_000)
+
+
+@given(st.lists(st.tuples(streams, st.integers(0, 2)), max_size=8))
+def test_what_three_counted_is_what_one_would_have(dealt: list[tuple[Exchange, int]]) -> None:
+    whole, parts = Tally(), [Tally(), Tally(), Tally()]
+    for x, hand in dealt:
+        whole.add(x)
+        parts[hand].add(x)
+    for i, part in enumerate(parts):
+        part.planned, part.dropped, part.skipped, part.summary.opened = 10 * i + 5, i, 2 * i, i
+        part.retries.update({"429": i, "closed": 1})
+    merged = Tally()
+    for part in parts:
+        merged.merge_bytes(part.to_bytes())
+    assert merged.summary.to_dict({}, 1)["metrics"] == whole.summary.to_dict({}, 1)["metrics"]
+    assert merged.summary.to_dict({}, 1)["outcomes"] == whole.summary.to_dict({}, 1)["outcomes"]
+    assert merged.corrected_dict() == whole.corrected_dict()
+    assert merged.lateness.percentiles((0, 0.5, 1)) == whole.lateness.percentiles((0, 0.5, 1))
+    assert sorted(merged.sent_ns) == sorted(whole.sent_ns)
+    assert (merged.planned, merged.dropped, merged.skipped) == (45, 3, 6)
+    assert merged.retries == {"429": 3, "closed": 3}
+    plan = merged.plan_dict()
+    assert plan["planned"] == 45
+    assert (plan["sent"], plan["skipped"], plan["dropped"], plan["unsent"]) == (3, 6, 3, 33)
+    assert plan["retries"] == {"n": 6, "reasons": {"429": 3, "closed": 3}}
+
+
+def test_nothing_was_planned() -> None:
+    """A closed loop: nobody said when, so nothing is corrected, and nobody was late."""
+    tally = told(streamed(100, 120))
+    assert tally.corrected_dict() is None
+    assert tally.plan_dict()["lateness"] is None
+    assert tally.summary.n == 1
+
+
+def test_never_submitted() -> None:
+    """No connection: it was dispatched, late or not, and has no latency."""
+    x = streamed(100)
+    x.timeline.submit_ns = None
+    x.scheduled_ns, x.dispatch_late_ns = 0, 5 * MS
+    x.outcome = Outcome.UPSTREAM_ERROR
+    tally = told(x)
+    assert tally.lateness.n == 1
+    assert all(not histogram.n for histogram in tally.corrected.values())
+
+
+def test_figures_are_seconds() -> None:
+    tally = told(shifted(streamed(100, 120), submit_ms=0, late_ms=50))
+    tally.planned, tally.summary.opened = 2, 1
+    plan = tally.plan_dict()
+    lateness, corrected = plan["lateness"], tally.corrected_dict()
+    assert isinstance(lateness, dict)
+    assert corrected is not None
+    ttft = corrected["ttft"]
+    assert isinstance(ttft, dict)
+    assert lateness["p50"] == pytest.approx(0.05, rel=RELATIVE_ERROR)
+    assert ttft["p50"] == pytest.approx(0.15, rel=RELATIVE_ERROR)
+    assert plan["unsent"] == 1
+
+
+def test_objectives_are_judged() -> None:
+    tally = Tally(Objectives.parse("ttft:200ms"))
+    tally.add(streamed(100, 120))
+    tally.add(streamed(300, 320))
+    twin = Tally(Objectives.parse("ttft:200ms"))
+    twin.merge(tally)
+    assert twin.summary.goodput.to_dict(1) == tally.summary.goodput.to_dict(1)

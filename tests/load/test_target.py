@@ -1,0 +1,66 @@
+"""Where a request goes, and the bytes of its head."""
+
+import pytest
+
+from llmtap.errors import ConfigError
+from llmtap.load.target import PATHS, parse_target
+from llmtap.wire.http1 import Framing, parse_request_head
+
+
+@pytest.mark.parametrize(
+    ("url", "endpoint", "target", "host"),
+    [
+        ("http://gw.test:8000", "chat.completions", b"/v1/chat/completions", b"gw.test:8000"),
+        ("http://gw.test/", "completions", b"/v1/completions", b"gw.test"),
+        ("https://gw.test/v1", "responses", b"/v1/responses", b"gw.test"),
+        ("https://gw.test/v1/", "chat.completions", b"/v1/chat/completions", b"gw.test"),
+        ("http://gw.test/api/v1", "chat.completions", b"/api/v1/chat/completions", b"gw.test"),
+        ("http://gw.test/apiv1", "chat.completions", b"/apiv1/v1/chat/completions", b"gw.test"),
+        ("http://gw.test/tenant", "completions", b"/tenant/v1/completions", b"gw.test"),
+        ("http://[::1]:80", "completions", b"/v1/completions", b"[::1]"),
+    ],
+)
+def test_a_target(url: str, endpoint: str, target: bytes, host: bytes) -> None:
+    head = parse_request_head(parse_target(url, endpoint, []).head(12))
+    assert (head.method, head.target, head.framing, head.length) == (b"POST", target, Framing.LENGTH, 12)
+    assert dict(head.headers)[b"Host"] == host
+    assert head.keep_alive
+
+
+def test_fields_of_the_target_and_of_one_request() -> None:
+    target = parse_target(
+        "http://gw.test", "completions", [(b"Authorization", b"Bearer k"), (b"X-Empty", b"")]
+    )
+    head = parse_request_head(target.head(0, [(b"X-Tenant", b"a\tb \xc3\xa4")], close=True))
+    found = dict(head.headers)
+    assert found[b"Authorization"] == b"Bearer k"
+    assert found[b"X-Empty"] == b""
+    assert found[b"X-Tenant"] == b"a\tb \xc3\xa4"
+    assert not head.keep_alive
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        (b"", b"a"), (b"a b", b"c"), (b"a:", b"c"), (b"\xc3\xa4", b"c"), (b"a\r\nb", b"c"),
+        (b"Host", b"x"), (b"content-length", b"1"), (b"Transfer-Encoding", b"chunked"), (b"connection", b"x"),
+        (b"Content-Type", b"text/plain"),
+        (b"a", b"b\r\nc: d"), (b"a", b"b\n"), (b"a", b"\x00"), (b"a", b"\x7f"),
+    ],
+)  # fmt: skip
+def test_fields_that_cannot_be_sent(name: bytes, value: bytes) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse_target("http://gw.test", "completions", [(name, value)])
+    assert refused.value.place == "--header"
+    assert value.decode("latin-1") not in refused.value.problem or len(value) < 2, "values may be keys"
+
+
+@pytest.mark.parametrize("url", ["", "gw.test", "ftp://gw.test", "http://gw.test?x=1"])
+def test_no_target_names_the_option(url: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse_target(url, "completions", [])
+    assert refused.value.place == "--target"
+
+
+def test_every_endpoint_has_a_path() -> None:
+    assert all(path.startswith("/v1/") for path in PATHS.values())

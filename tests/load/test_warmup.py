@@ -1,0 +1,192 @@
+"""Warm is what was warmed as seed 000, 4.5 wants it, and has settled; what is not, is said."""
+
+import asyncio
+import json
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from llmtap.errors import LlmtapError
+from llmtap.load.warmup import IN_A_ROW, WarmUp, WarmUpOptions, _missing, _variation, warm_up
+from llmtap.workload.requests import Requests
+from tests.support.loading import bodies, streamed_answer
+from tests.support.peer import play
+from tests.support.upstream import Call, Script, Upstream, answers, says, upstream
+
+NO = b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n"
+
+
+class Timed:
+    """Answers each request after the delay of its number, in ms; the last delay holds for all others."""
+
+    def __init__(self, delays_ms: Callable[[int], float], tokens: int = 3) -> None:
+        self.delays_ms = delays_ms
+        self.tokens = tokens
+        self.n = 0
+        self.under_way: list[int] = [0]
+        """How many there were at each arrival."""
+        self._now = 0
+
+    async def __call__(self, call: Call) -> str | None:
+        await call.body()
+        number, self.n = self.n, self.n + 1
+        self._now += 1
+        self.under_way.append(self._now)
+        await asyncio.sleep(self.delays_ms(number) / 1e3)
+        await call.say(*streamed_answer(self.tokens))
+        self._now -= 1
+        return None
+
+
+def warmed(script: Script, options: WarmUpOptions, rows: int = 4) -> tuple[WarmUp, Upstream]:
+    async def work() -> tuple[WarmUp, Upstream]:
+        async with upstream() as server:
+            with bodies(server.url + server.on(script), rows) as (setup, begins, ends):
+                r = Requests(array("q", [3_600_000_000_000] * rows), tenants=["t"] * rows)
+                return await warm_up(setup, r, begins, ends, options), server
+
+    found: tuple[WarmUp, Upstream] = play(work(), 60)
+    return found
+
+
+def rows_of(server: Upstream) -> list[int]:
+    said = [call.payload.data for call in server.calls if call.payload is not None]
+    return [int(body.partition(b"row-")[2].partition(b'"')[0]) for body in said]
+
+
+def quick(**more: Any) -> WarmUpOptions:
+    return WarmUpOptions(**({"requests": 10, "tokens": 10, "slots": 2, "probes_max": 12} | more))
+
+
+def test_a_server_that_gets_faster_is_waited_for() -> None:
+    """Request 0 is the probe before, 1 to 10 the warm-up, then come probes."""
+    falls = [400, *[1] * 10, 500, 400, 300, 200]
+    script = Timed(lambda n: falls[n] if n < len(falls) else 120)
+    found, server = warmed(script, quick())
+    assert (found.requests, found.failed, found.tokens, found.enough) == (10, 0, 30, True)
+    assert max(script.under_way[2:12]) <= 2
+    assert max(script.under_way[12:]) == 1, "probes are alone: the queue was drained before"
+    assert found.before is not None
+    assert found.before.ttft_ns is not None
+    assert found.before.ttft_ns >= 400_000_000
+    # None of the windows with one of the falling ones in it may pass for stable.
+    assert len(found.probes) >= 4 + 2
+    assert found.stable
+    assert found.problem is None
+    last = found.probes[-IN_A_ROW:]
+    for name, variation in (("ttft_ns", found.variation_ttft), ("e2e_ns", found.variation_e2e)):
+        values = [getattr(probe, name) for probe in last]
+        assert variation == pytest.approx((max(values) - min(values)) / (sum(values) / IN_A_ROW))
+        assert variation < 0.1
+    assert server.connections <= 2 + 1 + len(found.probes)
+    said = json.loads(json.dumps(found.to_dict()))
+    assert said["before"]["ttft"] >= 0.4
+    assert said["after"] == said["probes"][-1]
+    assert (said["stable"], said["skipped"], said["problem"]) == (True, None, None)
+    assert set(rows_of(server)[11:]) == {0}, "the same request each time"
+
+
+def test_a_server_that_never_settles_is_given_up() -> None:
+    found, _ = warmed(Timed(lambda n: (5, 60)[n % 2]), quick(probes_max=4))
+    assert (found.enough, found.stable, len(found.probes)) == (True, False, 4)
+    assert found.problem == "latency still varies after 4 probes"
+    assert found.variation_ttft is not None
+    assert found.variation_ttft > 0.1
+
+
+def test_both_requests_and_tokens_and_rows_come_again() -> None:
+    """5 requests bring 15 tokens; 100 tokens take 34. There are 4 rows."""
+    found, server = warmed(Timed(lambda n: 1), quick(requests=5, tokens=100, probes_max=0))
+    assert (found.requests, found.tokens, found.enough) == (34, 102, True)
+    sent = rows_of(server)[1:]
+    assert sorted(sent) == sorted(n % 4 for n in range(34))
+
+
+def test_answers_that_fail_are_no_warm_up() -> None:
+    seen = 0
+
+    async def every_third_fails(call: Call) -> str | None:
+        nonlocal seen
+        await call.body()
+        seen += 1
+        await call.say(*([NO] if seen % 3 == 0 else streamed_answer(3)))
+        return None
+
+    found, _ = warmed(every_third_fails, quick(requests=6, probes_max=0))
+    assert found.enough
+    assert found.requests >= 6
+    assert found.failed >= 2
+
+
+def test_a_server_that_only_fails() -> None:
+    found, server = warmed(says(NO), quick(requests=3))
+    assert (found.requests, found.failed, found.probes) == (0, 3, [])
+    assert not (found.enough or found.stable)
+    assert found.problem == "none of 3 requests was answered as it should be"
+    assert len(server.calls) == 4
+    assert found.before is not None
+    assert (found.before.outcome, found.before.ttft_ns) == ("upstream_error", None)
+
+
+def test_a_server_that_says_nothing_of_tokens() -> None:
+    found, server = warmed(answers(b""), quick(requests=3, requests_max=5, probes_max=0))
+    assert (found.requests, found.tokens, found.enough) == (5, 0, False)
+    assert found.problem == "5 answers with 0 output tokens of 3 and 10 after 5 requests"
+    assert len(server.calls) == 6
+
+
+def test_a_cold_start_is_measured_cold() -> None:
+    found, server = warmed(Timed(lambda n: 0), WarmUpOptions(cold=True))
+    assert (found.skipped, found.requests, found.probes) == ("cold start", 0, [])
+    assert found.to_dict()["skipped"] == "cold start"
+    assert not server.calls
+
+
+def test_nothing_to_send() -> None:
+    found, _ = warmed(Timed(lambda n: 0), quick(), rows=0)
+    assert found.skipped == "there is nothing to send"
+
+
+def test_a_sending_process_that_is_lost_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    with pytest.raises(LlmtapError):
+        warmed(Timed(lambda n: 0), quick())
+
+
+# ---------------------------------------------------------------- what is missing, and what varies
+
+
+@pytest.mark.parametrize(
+    ("requests", "tokens", "missing"),
+    [
+        (0, 0, 100),  # nothing is known of lengths: first the requests
+        (100, 10_000, 0),
+        (99, 20_000, 1),
+        (100, 9_999, 1),
+        (100, 5_000, 100),  # 50 each
+        (60, 600, 940),  # 10 each
+        (100, 0, 100),
+        (120, 12_000, 0),
+    ],
+)
+def test_missing(requests: int, tokens: int, missing: int) -> None:
+    """As the seed has it: 100 requests or 10,000 tokens, whichever is greater."""
+    assert _missing(WarmUp(requests=requests, tokens=tokens), WarmUpOptions()) == missing
+
+
+@pytest.mark.parametrize(
+    ("latest", "variation"),
+    [
+        ([100, 100, 100], 0.0),
+        ([95, 100, 105], 0.1),
+        ([50, 100, 150], 1.0),
+        ([100, 100], None),
+        ([100, None, 100], None),
+        ([None] * 3, None),
+        ([0, 0, 0], None),
+    ],
+)
+def test_variation(latest: Sequence[int | None], variation: float | None) -> None:
+    assert _variation(latest) == (None if variation is None else pytest.approx(variation))

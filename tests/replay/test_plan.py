@@ -1,0 +1,112 @@
+"""What is to be sent: traces and workloads as plans, and what is refused."""
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmtap.errors import ConfigError
+from llmtap.replay.plan import REQUESTS, Asked, Plan, make_plan
+
+MS = 1_000_000
+ROWS = [(0, 30, 5), (100, 40, 6), (100, 50, 7), (400, 60, 8)]
+"""ms, tokens of the prompt, tokens of the answer."""
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> str:
+    lines = [f'{{"timestamp": {t}, "input_length": {i}, "output_length": {o}}}' for t, i, o in ROWS]
+    file = tmp_path / "trace.jsonl"
+    file.write_text("\n".join(lines) + "\n")
+    return str(file)
+
+
+def plan_of(source: str, **more: Any) -> Plan:
+    return make_plan(Asked(source=source, **more))
+
+
+def test_a_trace_as_it_is(trace: str) -> None:
+    plan = plan_of(trace)
+    assert list(plan.requests.arrival_ns) == [t * MS for t, _, _ in ROWS]
+    assert list(plan.requests.input) == [i for _, i, _ in ROWS]
+    assert list(plan.requests.output) == [o for _, _, o in ROWS]
+    assert plan.needs_model
+    assert plan.describe()["arrivals"] == {"arrivals": "recorded", "scale": 1.0, "rate_rps": 7.5}
+
+
+def test_speed_and_rate_scale_and_keep_ties(trace: str) -> None:
+    assert list(plan_of(trace, speed=2.0).requests.arrival_ns) == [0, 50 * MS, 50 * MS, 200 * MS]
+    assert list(plan_of(trace, rate_rps=15.0).requests.arrival_ns) == [0, 50 * MS, 50 * MS, 200 * MS]
+
+
+def test_a_rate_is_that_of_the_rows_that_are_taken(trace: str) -> None:
+    # Two gaps in 100 ms are 20/s; at 10/s they take 200.
+    assert list(plan_of(trace, requests=3, rate_rps=10.0).requests.arrival_ns) == [0, 200 * MS, 200 * MS]
+
+
+def test_a_window_begins_at_its_first_row(trace: str) -> None:
+    plan = plan_of(trace, window_from_ns=100 * MS)
+    assert list(plan.requests.arrival_ns) == [0, 0, 300 * MS]
+    assert list(plan.requests.input) == [40, 50, 60]
+
+
+def test_arrivals_replace_the_trace_s_own(trace: str) -> None:
+    plan = plan_of(trace, arrivals="uniform", rate_rps=10.0)
+    assert list(plan.requests.arrival_ns) == [0, 100 * MS, 200 * MS, 300 * MS]
+    assert plan.describe()["arrivals"] == {"arrivals": "uniform", "rate_rps": 10.0, "seed": 42}
+
+
+def test_all_at_once(trace: str) -> None:
+    assert list(plan_of(trace, arrivals="at-once").requests.arrival_ns) == [0] * 4
+
+
+def test_a_closed_loop_has_no_arrivals(trace: str) -> None:
+    assert plan_of(trace, closed=True).describe()["arrivals"] is None
+
+
+def test_a_workload_is_poisson_unless_told() -> None:
+    plan = plan_of("synthetic-skewed", rate_rps=100.0, requests=50)
+    gaps = [b - a for a, b in pairwise(plan.requests.arrival_ns)]
+    assert len(plan.requests) == 50
+    assert len(set(gaps)) == 49
+    told = plan.describe()
+    assert told["arrivals"] == {"arrivals": "poisson", "rate_rps": 100.0, "seed": 42}
+    workload = told["workload"]
+    assert isinstance(workload, dict)
+    assert (workload["name"], workload["seed"], workload["requests"]) == ("synthetic-skewed", 42, 50)
+
+
+def test_a_workload_has_a_number_of_requests() -> None:
+    assert len(plan_of("conversation", closed=True).requests) == REQUESTS
+
+
+def test_the_same_seed_gives_the_same_plan_and_another_one_does_not() -> None:
+    one, two, other = (plan_of("conversation", rate_rps=5.0, requests=20, seed=seed) for seed in (7, 7, 8))
+    assert one.requests == two.requests
+    assert one.prompts is not None and two.prompts is not None
+    assert [one.prompts.prompt(row) for row in range(20)] == [two.prompts.prompt(row) for row in range(20)]
+    assert one.requests.input != other.requests.input
+
+
+@pytest.mark.parametrize(
+    ("source", "more", "place"),
+    [
+        ("TRACE", {"speed": 2.0, "rate_rps": 1.0}, "--speed"),
+        ("TRACE", {"closed": True, "rate_rps": 1.0}, "--rate"),
+        ("TRACE", {"closed": True, "arrivals": "poisson"}, "--arrivals"),
+        ("TRACE", {"window_from_ns": 10**12}, "--window"),
+        ("TRACE", {"share": 2.0}, "--share"),
+        ("TRACE", {"arrivals": "at-once", "rate_rps": 1.0}, "--rate"),
+        ("TRACE", {"arrivals": "poison", "rate_rps": 1.0}, "--arrivals"),
+        ("conversation", {"speed": 2.0}, "--speed"),
+        ("conversation", {"share": 0.5}, "--share"),
+        ("conversation", {}, "--arrivals"),
+        ("conversation", {"rate_rps": 1.0, "tokenizer": "nowhere/at/all"}, "--tokenizer"),
+        ("nothing-like-it", {}, "nothing-like-it"),
+    ],
+)
+def test_what_does_not_fit_is_refused(trace: str, source: str, more: dict[str, Any], place: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan_of(trace if source == "TRACE" else source, **more)
+    assert caught.value.place == place
