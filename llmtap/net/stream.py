@@ -19,7 +19,7 @@ from llmtap.clock import Clock, SystemClock, WallAnchor
 from llmtap.net.lag import LagMeter
 from llmtap.tap.frames import LAG_EDGES_NS
 
-__all__ = ["Handler", "KernelStream", "PlainStream", "Stream", "Timebase", "open_stream"]
+__all__ = ["Handler", "KernelStream", "PlainStream", "Stream", "Timebase", "keep_stamps_on", "open_stream"]
 
 READ_BYTES_MAX: Final = 65_536
 """One read; also what a slow reader on the other side can leave us holding, per direction."""
@@ -41,6 +41,17 @@ _TCP_LEFT: Final = frozenset({7, 8, 9})
 _LINGER_NONE: Final = struct.pack("ii", 1, 0)
 
 mono_ns = SystemClock.mono_ns
+
+
+def keep_stamps_on() -> socket.socket:
+    """A socket that wants receive stamps, to be held as long as others are to have them.
+
+    Linux begins to stamp a moment after the first socket asks, and ends with the last one. Until then a
+    packet gets the time at which it is read, which nobody could tell from a stamp.
+    """
+    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+    return sock
 
 
 class Handler(Protocol):

@@ -32,10 +32,15 @@ from llmtap.wire.http1 import (
 from llmtap.wire.repetition import Repetition
 from llmtap.wire.verdicts import MODEL_REFUSAL
 
-__all__ = ["EVENTS_MAX", "Observer"]
+__all__ = ["EVENTS_MAX", "UNSEEN_NS", "Observer"]
 
 EVENTS_MAX: Final = 1 << 18
 """Events logged one by one: 40 bytes each, 10 MB an exchange. Later ones still move the points."""
+UNSEEN_NS: Final = 11_100_000
+"""A loop that stalls for less is not noticed: its timers are probed every 10 ms, with a grain of 1.1 ms. A
+kernel's stamp is right however long the read waited, but it is that of the read's last piece; so of events
+that share a read all but the last may have waited so long unseen. Or the server sent them together: nobody
+can tell."""
 TOKENS_MAX: Final = 1 << 20
 """Tokens that the events of one exchange may declare: no answer is as long, and what is counted from them
 takes memory."""
@@ -97,6 +102,8 @@ class Observer:
         self._answer: AnswerReader | None = None
         self._lost: str | None = None
         self._closed = False
+        self._shared = False
+        """Some read brought more than one event with output."""
         self._last_read_ns = arrival_ns
         # What the events said.
         self._model: str | None = None
@@ -191,8 +198,12 @@ class Observer:
         answer = self._answer
         if answer is None:
             answer = self._answer = AnswerReader(None, "")
+        outputs = 0
         for delta in answer.feed(data):
             self._add(delta, t_ns)
+            outputs += delta.output
+        if outputs > 1:
+            self._shared = True
         repetition = answer.repetition
         if repetition is not None and self._decoder is None:
             self._expect(repetition)
@@ -220,8 +231,12 @@ class Observer:
         if data_down:
             self._count_read(t_ns, added_ns)
             if self._answer is not None:
+                outputs = 0
                 for delta in self._answer.feed(data_down):
                     self._add(delta, t_ns)
+                    outputs += delta.output
+                if outputs > 1:
+                    self._shared = True
 
     def finish(
         self,
@@ -242,7 +257,7 @@ class Observer:
             status: of the answer, when the relay made it itself.
             error: the relay's sentence about it, if any.
             paused_ns: how long back-pressure held the stream.
-            lag_ns: worst time a byte may have waited unread.
+            lag_ns: worst time a byte may have waited unread, as far as it was seen (`UNSEEN_NS`).
             request_bytes, response_bytes: as read, heads included.
         """
         x, t = self._x, self._t
@@ -250,7 +265,7 @@ class Observer:
         self._close(whole=False)
         t.delivered_ns = delivered_ns
         t.paused_ns = paused_ns
-        x.uncertainty_ns = lag_ns
+        x.uncertainty_ns = max(lag_ns, UNSEEN_NS) if self._shared and x.clock == "kernel" else lag_ns
         x.request_bytes = request_bytes
         x.response_bytes = response_bytes
         if status is not None:

@@ -14,7 +14,7 @@ from llmtap.clock import Clock, SystemClock
 from llmtap.net.lag import LagMeter
 from llmtap.net.listener import Listener
 from llmtap.net.pool import Origin, Pool, parse_origin
-from llmtap.net.stream import Timebase, open_stream
+from llmtap.net.stream import Timebase, keep_stamps_on, open_stream
 from llmtap.net.tls import TlsStream, client_context, server_context
 from llmtap.relay.arms import ArmedFlow, ArmedFlowToHttp10, Split
 from llmtap.relay.connection import ClientConnection
@@ -69,6 +69,7 @@ class Relay:
             self.lag = LagMeter(KERNEL_FLOOR_NS, blind_ns=probe_ns, blind_from_ns=probe_ns)
         else:
             self.lag = LagMeter(PROBE_GRAIN_NS, blind_ns=probe_ns)
+        self._stamped = keep_stamps_on() if options.clock == "kernel" else None
         self._timebase = Timebase(clock, self.lag)
         self._told_anchor = self._timebase.anchor
         self.tap = Tap(loop, tap_path, options.tap_bytes, self._hello, self._on_word, self._anchor_news)
@@ -350,6 +351,8 @@ class Relay:
             connection.kill()
         for pool in self._pools:
             pool.close()
+        if self._stamped is not None:
+            self._stamped.close()
         self.tap.status(self.status())
         await self.tap.drain(2.0)
         self.tap.close()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from llmtap.record import answer, observer, request
 from llmtap.record.exchange import BLANK, OUTPUT, Exchange
-from llmtap.record.observer import Observer
+from llmtap.record.observer import UNSEEN_NS, Observer
 from llmtap.record.outcome import EventClass, Outcome, TokenSource
 
 UNTIMED = settings(deadline=None)  # a busy machine is no failure
@@ -886,3 +886,15 @@ def test_events_beyond_the_log_still_move_the_points_when_they_are_known_again(
     assert (len(x.timeline.events), x.unlogged_events, x.timeline.last_token_ns) == (4, 5, 108)
     assert (x.reads, len(x.added.chunks_ns), x.added.chunk_max_ns) == (9, 4, 10)
     assert x == observe_slowly(*reads)
+
+
+@pytest.mark.parametrize(
+    ("clock", "together", "uncertainty_ns"),
+    [("kernel", True, UNSEEN_NS), ("kernel", False, 12), ("mono", True, 12)],
+)
+def test_events_that_share_a_kernel_s_stamp_may_have_waited_unseen(
+    clock: str, together: bool, uncertainty_ns: int
+) -> None:
+    one, two = chunk({"content": "a"}), chunk({"content": "b"})
+    reads = [(50, one + two)] if together else [(50, one), (60, two)]
+    assert observe(*reads, clock=clock).uncertainty_ns == uncertainty_ns
