@@ -6,8 +6,6 @@ file is written when its batches have grown to FILE_BYTES. Until the run is over
 requests are still under way, and the last one says that there are none: `integrity` tells a run cut short.
 """
 
-import errno
-import os
 import re
 import secrets
 import tempfile
@@ -23,19 +21,39 @@ import pyarrow as pa
 from llmtap import __version__
 from llmtap.capture.finisher import make_folder
 from llmtap.capture.parquet import write_parquet
-from llmtap.capture.places import PlaceError, open_place, redacted
+from llmtap.capture.places import Place, PlaceError, open_place, redacted
 from llmtap.capture.rows import to_batch
 from llmtap.capture.schema import CaptureInfo, Ledger, RelayCount
 from llmtap.clock import Clock, SystemClock
 from llmtap.errors import ConfigError
 from llmtap.record.exchange import Exchange
 
-__all__ = ["RunWriter"]
+__all__ = ["RunWriter", "check_place"]
 
 ROWS: Final = 1_000
 """Of a batch."""
 FILE_BYTES: Final = 64 << 20
 """In memory, of the rows that become one file: some 8,000 exchanges of 200 events."""
+
+
+def check_place(to: str | Path) -> Place:
+    """Where a capture is to go. Makes the folder, and tries it; a store is not reached for.
+
+    Raises ConfigError, whose place is `to`, where nothing can be written there.
+    """
+    shown = redacted(str(to))
+    try:
+        place = open_place(str(to))
+        if place.folder is not None:
+            make_folder(place.folder)
+            # Of a file system that takes no writes, permissions do not tell.
+            with tempfile.TemporaryFile(prefix=".llmtap-", dir=place.folder):
+                pass
+    except ConfigError as exc:
+        raise ConfigError(shown, exc.problem, exc.hint) from None
+    except OSError as exc:
+        raise ConfigError(shown, f"cannot be written: {exc.strerror}") from None
+    return place
 
 
 class RunWriter:
@@ -72,16 +90,7 @@ class RunWriter:
         self._rows: list[Exchange] = []
         self._batches: list[pa.RecordBatch] = []
         self._bytes = 0
-        try:
-            self._place = open_place(str(to))
-            if self._place.folder is not None:
-                make_folder(self._place.folder)
-                if not os.access(self._place.folder, os.W_OK | os.X_OK):
-                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        except ConfigError as exc:
-            raise ConfigError(self._shown, exc.problem, exc.hint) from None
-        except OSError as exc:
-            raise ConfigError(self._shown, f"cannot be written: {exc.strerror}") from None
+        self._place = check_place(to)
 
     def add(self, x: Exchange) -> None:
         """Keeps an exchange. Raises ConfigError where a file cannot be written."""

@@ -153,6 +153,22 @@ def replay(
     retries: Annotated[
         int, typer.Option(metavar="N", min=0, max=100, help="After refusals; counted. Default: none.")
     ] = 0,
+    retry_wait: Annotated[
+        str, typer.Option(metavar="TIME", help="A Retry-After above it is not waited for.")
+    ] = "30s",
+    stop_errors: Annotated[
+        str | None,
+        typer.Option(metavar="SHARE[/N]", help="Stop when so many of the latest N (100) failed: 50%."),
+    ] = None,
+    limit_in_flight: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="What is due while N are under way is skipped and counted; never delayed.",
+        ),
+    ] = None,
+    no_request_ids: Annotated[bool, typer.Option("--no-request-ids", help="Send no X-Request-Id.")] = False,
     ca: Annotated[
         str | None, typer.Option(metavar="FILE", help="Trust this CA (PEM) instead of the system's.")
     ] = None,
@@ -199,6 +215,7 @@ def replay(
         raise ConfigError("--warmup", f"{warmup!r} is neither auto, none nor a number of requests")
     from llmtap.cli.replay_progress import watching
     from llmtap.load.bodies import BodyOptions, parse_body_fields
+    from llmtap.load.stopping import parse_stop_errors
     from llmtap.metrics.objectives import Objectives
     from llmtap.replay.options import ReplayOptions, read_headers
     from llmtap.replay.perform import Replay
@@ -216,7 +233,10 @@ def replay(
         timeout=timeout_ns, connect_timeout=_duration("--connect-timeout", connect_timeout),
         duration=None if duration is None else _duration("--duration", duration),
         drain=timeout_ns if drain is None else _duration("--drain", drain),
-        retries=retries, warmup=warmup, slo=slo, capture=capture, scrape=metrics,
+        retries=retries, retry_wait=_duration("--retry-wait", retry_wait), warmup=warmup,
+        limit_in_flight=limit_in_flight, request_ids="" if no_request_ids else "llmtap",
+        stop_errors=None if stop_errors is None else parse_stop_errors(stop_errors),
+        slo=slo, capture=capture, scrape=metrics,
     )  # fmt: skip
     body = BodyOptions(
         endpoint=named, server=server, model=model, stream=not no_stream, seed=seed,  # type: ignore[arg-type]

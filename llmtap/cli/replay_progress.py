@@ -37,6 +37,9 @@ class Lines:
     def writing(self, done: int, of: int) -> None:
         pass
 
+    def comparing(self, done: int, of: int | None) -> None:
+        pass
+
 
 class _Bar(Lines):
     """One line, painted over."""
@@ -68,6 +71,9 @@ class _Bar(Lines):
 
     def writing(self, done: int, of: int) -> None:
         self._show("writing", done, of)
+
+    def comparing(self, done: int, of: int | None) -> None:
+        self._show("reading what was captured", done, of)
 
 
 def figures(p: Progress, planned: int | None) -> str:

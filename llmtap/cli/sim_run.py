@@ -260,7 +260,7 @@ def _need_places(places: dict[str, Path]) -> None:
 
 def _need_capture(to: str) -> None:
     """The same."""
-    from llmtap.sim.tunnel.recording import check_place
+    from llmtap.capture.run_writer import check_place
 
     if not to:
         raise ConfigError("--capture", "names no folder")

@@ -28,6 +28,8 @@ class Setup(msgspec.Struct, kw_only=True):
     endpoint: str
     headers: list[tuple[str, str]] = []
     tenant_header: str | None = None
+    request_ids: str = ""
+    """What each X-Request-Id begins with, before a hyphen and the row; empty: none is sent."""
     ca: str | None = None
     verify: bool = True
     script_fd: int
@@ -67,7 +69,7 @@ class Ready(msgspec.Struct, tag=True):
 
 
 class Progress(msgspec.Struct, tag=True):
-    """Now; counts since the start, times in ns."""
+    """Now. Counts are since the start; times are ns, of the latest exchanges and of the latest gaps alone."""
 
     sent: int
     under_way: int

@@ -8,7 +8,6 @@ Source: IETF seed 000, B.1.1 (T_submit: the last byte of the request is with the
 """
 
 import asyncio
-import socket
 import ssl
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -21,7 +20,7 @@ from llmtap.load.call import Call
 from llmtap.load.target import Target
 from llmtap.net.lag import LagMeter
 from llmtap.net.pool import Pool
-from llmtap.net.stream import SO_TIMESTAMPNS, Stream, Timebase
+from llmtap.net.stream import Stream, Timebase, keep_stamps_on
 from llmtap.record.exchange import Exchange
 from llmtap.units import NS_PER_S, Duration
 
@@ -103,13 +102,7 @@ class Sender:
         """What stands for each body where the observer would read it; empty: it reads the body."""
         if options.model is not None:
             self.told = msgspec.json.encode({"model": options.model, "stream": options.stream})
-        self._stamped: socket.socket | None = None
-        if kernel:
-            # Linux begins to stamp packets a moment after the first socket of the host wants stamps, and
-            # stops with the last (net_enable_timestamp). Packets without one get that of their read, and
-            # nobody could tell: so there is always a socket that wants them, this one.
-            self._stamped = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-            self._stamped.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        self._stamped = keep_stamps_on() if kernel else None
         self._timer: asyncio.TimerHandle | None = loop.call_later(SWEEP_S, self._sweep)
         self._probe: asyncio.TimerHandle | None = None
         self._probe_due_ns = 0

@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from llmtap.errors import ConfigError
+from llmtap.load.stopping import StopErrors
 from llmtap.units import Duration
 
 __all__ = ["ReplayOptions", "read_headers"]
@@ -40,6 +41,12 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
     duration: Duration | None = None
     drain: Duration | None = None
     retries: int = 0
+    retry_wait: Duration
+    limit_in_flight: int | None = None
+    """Open loop: what is due while so many are under way is skipped, and counted."""
+    stop_errors: StopErrors | None = None
+    request_ids: str = "llmtap"
+    """What the id of each request begins with."""
     warmup: str = "none"
     """`auto` (seed 000, 4.5), `none` (a cold start), or a number of requests."""
     slo: str | None = None

@@ -4,19 +4,18 @@ The order is that of seed 000, 4.5 and 5: nothing is made or read while requests
 warm up is in no figure.
 """
 
+import secrets
 from array import array
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
 import aiohttp
 
-from llmtap.capture.run_writer import RunWriter
+from llmtap.capture.run_writer import RunWriter, check_place
 from llmtap.capture.schema import CaptureInfo
 from llmtap.clock import SystemClock, WallAnchor
-from llmtap.errors import ConfigError
+from llmtap.errors import ConfigError, LlmtapError
 from llmtap.load.bodies import BodyMaker, BodyOptions, server_of
 from llmtap.load.crew import Crew, Outcome
 from llmtap.load.messages import Progress, Setup
@@ -25,12 +24,14 @@ from llmtap.load.sender import SenderOptions
 from llmtap.load.target import parse_target
 from llmtap.load.warmup import WarmUpOptions, warm_up
 from llmtap.load.watch import Watch
+from llmtap.metrics.objectives import Objectives
 from llmtap.record.asked import Asked, Turn
 from llmtap.record.exchange import Exchange
-from llmtap.record.outcome import TokenSource
+from llmtap.replay.baseline import Baseline, read_then
 from llmtap.replay.options import ReplayOptions
 from llmtap.replay.plan import Plan
-from llmtap.replay.result import result_of
+from llmtap.replay.result import QUANTILES, result_of
+from llmtap.replay.seen import Lengths, Seen
 from llmtap.units import NEVER
 from llmtap.workload.requests import Requests
 
@@ -52,6 +53,8 @@ class Audience(Protocol):
     def sending(self, progress: Progress, planned: int) -> None: ...
 
     def writing(self, done: int, of: int) -> None: ...
+
+    def comparing(self, done: int, of: int | None) -> None: ...
 
 
 @dataclass(slots=True)
@@ -78,18 +81,23 @@ class Replay:
         writer_place = options.capture
         headers = [(name.encode(), value.encode()) for name, value in options.headers]
         parse_target(options.target, options.endpoint, headers)
+        if writer_place is not None:
+            try:
+                check_place(writer_place)
+            except ConfigError as exc:
+                raise ConfigError("--capture", f"{exc.place} {exc.problem}", exc.hint) from None
         body = await self._served(self.body)
         maker = BodyMaker(body, decode=self.plan.decode)
         requests = self.plan.requests
         with prepare(requests, self.plan.prompts, maker, self.audience.preparing) as prepared:
-            warmed = await self._warm_up(prepared)
+            warmed = await self._warm_up(prepared, body)
             watch = Watch(
                 SystemClock(), options.target, metrics=options.scrape if options.scrape != "none" else None
             )
             watch.start()
             anchor = WallAnchor.sample(SystemClock())
             with Crew(
-                self._setup(prepared), requests, prepared.begins, prepared.ends,
+                self._setup(prepared, body), requests, prepared.begins, prepared.ends,
                 processes=options.processes, keep=True,
             ) as crew:  # fmt: skip
                 self._crew = crew
@@ -99,16 +107,15 @@ class Replay:
                 tokens = _tokens(outcome)
                 told = series.summary(from_ns=outcome.began_ns, to_ns=outcome.ended_ns, tokens=tokens)
                 beside["system"] = {"summary": told, "series": series.to_dict()}
-                beside["lengths"] = Lengths.of(
-                    crew.exchanges(), requests, prepared.tokens, output_wanted=maker.output_exact
-                ).describe()
+                seen = Seen(requests, prepared.tokens, Lengths(output_wanted=maker.output_exact))
+                baseline = self._baseline()
+                for row, x in crew.exchanges():
+                    seen.add(row, x)
+                    if baseline is not None:
+                        baseline.add_now(row, x)
                 if writer_place is not None:
-                    beside["capture"] = {"to": writer_place, "rows": self._write(crew, outcome, writer_place)}
-        planned = array("q", (
-            requests.arrival_ns[row]
-            for row in range(len(requests))
-            if not requests.after or requests.after[row] < 0
-        ))  # fmt: skip
+                    beside["capture"] = {"to": writer_place, "rows": self._write(crew, seen, writer_place)}
+        beside["baseline"] = None if baseline is None else self._compared(baseline)
         plan = {
             **self.plan.describe(), "body": maker.describe(), "prompts": prepared.lengths.describe(),
             "target": _shown(options.target), "connections": "fresh" if options.fresh else "kept",
@@ -116,9 +123,8 @@ class Replay:
         }  # fmt: skip
         tls = urlsplit(options.target).scheme == "https"
         return result_of(
-            outcome, plan=plan, planned_ns=() if options.closed else planned,
-            closed=options.closed is not None, clock="mono" if tls else options.clock, anchor=anchor,
-            beside=beside,
+            outcome, seen, plan=plan, closed=options.closed is not None,
+            clock="mono" if tls else options.clock, anchor=anchor, beside=beside,
         )  # fmt: skip
 
     async def _served(self, body: BodyOptions) -> BodyOptions:
@@ -150,11 +156,12 @@ class Replay:
             body = msgspec.structs.replace(body, model=models[0])
         return body
 
-    def _setup(self, prepared: Prepared) -> Setup:
+    def _setup(self, prepared: Prepared, body: BodyOptions) -> Setup:
         options = self.options
         sender = SenderOptions(
             clock=options.clock, fresh=options.fresh, timeout=options.timeout,
-            connect_timeout=options.connect_timeout, retries=options.retries,
+            connect_timeout=options.connect_timeout, retries=options.retries, retry_wait=options.retry_wait,
+            model=body.model, stream=body.stream,
         )  # fmt: skip
         return Setup(
             sender=sender, url=options.target, endpoint=options.endpoint, headers=options.headers,
@@ -162,6 +169,8 @@ class Replay:
             script_fd=-1, bodies_fd=prepared.fd, spill_fd=None, slots=options.closed,
             open=self._connections(), duration_ns=_or_never(options.duration),
             drain_ns=_or_never(options.drain), slo=options.slo, priority=options.realtime,
+            limit_in_flight=options.limit_in_flight, stop_errors=options.stop_errors,
+            request_ids=f"{options.request_ids}-{secrets.token_hex(4)}" if options.request_ids else "",
         )  # fmt: skip
 
     def _connections(self) -> int:
@@ -180,7 +189,7 @@ class Replay:
             most = max(most, last - first + 1)
         return min(most, CONNECTIONS_MAX)
 
-    async def _warm_up(self, prepared: Prepared) -> dict[str, object]:
+    async def _warm_up(self, prepared: Prepared, body: BodyOptions) -> dict[str, object]:
         kind = self.options.warmup
         if kind == "none":
             chosen = WarmUpOptions(cold=True)
@@ -189,20 +198,37 @@ class Replay:
         else:
             chosen = WarmUpOptions(requests=int(kind), tokens=0)
         self.audience.warming(kind)
-        setup = self._setup(prepared)
+        setup = self._setup(prepared, body)
         found = await warm_up(setup, self.plan.requests, prepared.begins, prepared.ends, chosen)
         return found.to_dict()
 
-    def _write(self, crew: Crew, outcome: Outcome, place: str) -> int:
+    def _baseline(self) -> Baseline | None:
+        """Where the rows tell what they were."""
+        if self.plan.baseline is None:
+            return None
+        slo = self.options.slo
+        return Baseline(self.plan.baseline, QUANTILES, Objectives.parse(slo) if slo else None)
+
+    def _compared(self, baseline: Baseline) -> dict[str, object] | None:
+        """With what was captured; what can't be read any more costs the comparison, and not the result."""
+        try:
+            dated = read_then(baseline, self.plan.requests, self.audience.comparing)
+        except (LlmtapError, ValueError) as exc:
+            # Without the place: a URL may hold keys.
+            why = exc.problem if isinstance(exc, ConfigError) else exc
+            self.notes.append(f"no comparison with what was captured: {why}")
+            return None
+        return baseline.to_dict(dated=dated)
+
+    def _write(self, crew: Crew, seen: Seen, place: str) -> int:
         """The capture; how many rows it has."""
         requests = self.plan.requests
         info = CaptureInfo(
             level="shape", block_unit="tokens" if requests.blocks else "",
             block_size=requests.block_tokens, blocks="trace" if requests.blocks else "salted",
         )  # fmt: skip
-        opened = Counter(x.relay for _, x in crew.exchanges())
-        writer = RunWriter(place, opened, info, meter="load")
-        rows, of = 0, len(outcome.tally.sent_ns)
+        writer = RunWriter(place, seen.opened, info, meter="load")
+        rows, of = 0, len(seen.sent_ns)
         for row, x in crew.exchanges():
             describe(x, row, requests)
             writer.add(x)
@@ -211,47 +237,6 @@ class Replay:
                 self.audience.writing(rows, of)
         writer.close()
         return rows
-
-
-@dataclass(slots=True)
-class Lengths:
-    """How long prompts and answers were by the server's own usage, beside what was asked for."""
-
-    input_told: int = 0
-    input_exact: int = 0
-    input_off_max: int = 0
-    """Tokens between the two, of the worst."""
-    input_as_counted: int = 0
-    """As long as we had counted them beforehand: a row may ask for less than a chat template takes."""
-    output_told: int = 0
-    output_exact: int = 0
-    output_wanted: bool = False
-    """The server was told to make answers of exactly this length."""
-
-    @classmethod
-    def of(
-        cls,
-        exchanges: Iterable[tuple[int, Exchange]],
-        requests: Requests,
-        counted: Sequence[int],
-        *,
-        output_wanted: bool,
-    ) -> "Lengths":
-        told = cls(output_wanted=output_wanted)
-        for row, x in exchanges:
-            given, made = x.tokens.input, x.tokens.output
-            if given is not None and requests.input[row]:
-                told.input_told += 1
-                told.input_exact += given == requests.input[row]
-                told.input_as_counted += given == counted[row]
-                told.input_off_max = max(told.input_off_max, abs(given - requests.input[row]))
-            if made is not None and x.tokens.source is TokenSource.USAGE and requests.output[row]:
-                told.output_told += 1
-                told.output_exact += made == requests.output[row]
-        return told
-
-    def describe(self) -> dict[str, object]:
-        return asdict(self)
 
 
 def describe(x: Exchange, row: int, requests: Requests) -> None:

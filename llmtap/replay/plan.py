@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from llmtap.errors import ConfigError
 from llmtap.load.bodies import Decode
+from llmtap.replay.baseline import Recorded, recorded_of
 from llmtap.units import NS_PER_S
 from llmtap.workload.arrivals import parse_arrivals
 from llmtap.workload.counter import TokenCounter, load_counter
@@ -61,6 +62,8 @@ class Plan:
     about: Mapping[str, object]
     notes: list[str] = field(default_factory=list)
     decode: Decode | None = None
+    baseline: Recorded | None = None
+    """Where the requests' rows stand that tell when their answers came."""
 
     @property
     def needs_model(self) -> bool:
@@ -129,7 +132,7 @@ def _of_trace(
         trace = load_trace(
             place, count=None if windowed else asked.requests, source_format=asked.source_format,
             progress=progress, conversations=not asked.as_recorded, names=True, bodies=True,
-            timed=own_times or bool(windowed),
+            timed=own_times or bool(windowed), places=True,
         )  # fmt: skip
     except ConfigError as exc:
         if exc.hint is None and not Path(place).exists() and "://" not in place:
@@ -170,7 +173,11 @@ def _of_trace(
         "share": asked.share,
     }  # fmt: skip
     prompts = RowPrompts(requests, counter, seed=asked.seed)
-    return Plan(requests, prompts, about, list(trace.notes), counter.tokenizer.decode)
+    notes = list(trace.notes)
+    baseline = recorded_of(trace, place, count)
+    if trace.answered and baseline is None:
+        notes.append("the trace came through a pipe, which is read once: no comparison with what it tells")
+    return Plan(requests, prompts, about, notes, counter.tokenizer.decode, baseline)
 
 
 def _arrange(requests: Requests, process: str, asked: Asked) -> dict[str, Any]:

@@ -6,6 +6,7 @@ is drawn from), `timeline` (second by second), `sender`, `verdict`, and where th
 `system`, `server`, `baseline`.
 """
 
+from array import array
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -15,6 +16,7 @@ from llmtap.load.crew import Outcome
 from llmtap.load.tally import Tally
 from llmtap.metrics.histogram import Histogram
 from llmtap.metrics.statistics import summarise_ns
+from llmtap.replay.seen import Seen
 from llmtap.replay.timeline import timeline_of
 from llmtap.replay.verdict import findings
 from llmtap.units import NS_PER_S, to_seconds
@@ -28,13 +30,14 @@ QUANTILES: Final = (
 """Shares at which a distribution is told: even, and finer where the tail is."""
 _DRAWN: Final = ("ttft", "tbc", "itl", "e2e", "user_idle")
 _CORRECTED: Final = ("ttft", "e2e")
+_KEPT: Final = ("planned", "sent", "skipped", "dropped", "unsent", "retries")
 
 
 def result_of(
     outcome: Outcome,
+    seen: Seen,
     *,
     plan: Mapping[str, object],
-    planned_ns: Sequence[int],
     closed: bool,
     clock: str,
     anchor: WallAnchor,
@@ -44,8 +47,9 @@ def result_of(
 
     Args:
         outcome: of the run.
+        seen: its exchanges.
         plan: what was to be sent, as JSON.
-        planned_ns: offsets at which requests were to be sent that wait for no answer; none in a closed loop.
+        closed: nobody planned when requests were to be sent.
         clock: who stamped: `kernel` or `mono`.
         anchor: makes dates of the run's times.
         beside: further parts, by name.
@@ -57,14 +61,22 @@ def result_of(
         "start": _date(anchor, outcome.began_ns), "end": _date(anchor, outcome.ended_ns),
     }  # fmt: skip
     result = tally.summary.to_dict(window, seconds, "closed" if closed else "open")
-    result["load"] = {**_load(outcome, planned_ns), **_dict(result["load"])}
+    planned_ns = array("q") if closed else seen.planned_ns()
+    kept = tally.plan_dict()
+    result["load"] = {
+        **_load(outcome, seen, planned_ns), **_dict(result["load"]), **{name: kept[name] for name in _KEPT},
+    }  # fmt: skip
+    # A sender has nobody whose request it could delay, or to whom it would pass an answer on.
+    result["added"] = {}
+    result["lengths"] = seen.lengths.describe()
+    result["uncertainties"] = seen.uncertainties()
+    result["arrivals"] = None if closed else seen.arrivals(outcome.began_ns)
     result["dispatch_lateness"] = summarise_ns(tally.lateness)
     result["corrected"] = tally.corrected_dict()
     result["quantiles"] = _quantiles(tally)
     result["timeline"] = timeline_of(
-        tally.sent_ns,
-        # A tally that keeps no ends leaves `ended` and `in_flight` out.
-        getattr(tally, "ended_ns", None),
+        seen.sent_ns,
+        seen.ended_ns,
         began_ns=outcome.began_ns,
         until_ns=outcome.ended_ns,
         planned_ns=planned_ns,
@@ -77,19 +89,23 @@ def result_of(
     return result
 
 
-def _load(outcome: Outcome, planned_ns: Sequence[int]) -> dict[str, object]:
-    """What was asked for, and how much of it was sent in the time that was planned for it."""
-    tally = outcome.tally
+def _load(outcome: Outcome, seen: Seen, planned_ns: Sequence[int]) -> dict[str, object]:
+    """What was asked for, and how much of it was sent in the time that was planned for it.
+
+    Rates and the share are of requests that wait for no answer: how the others come depends on the server.
+    """
     told: dict[str, object] = {
-        "planned": tally.planned, "sent": len(tally.sent_ns), "dropped": tally.dropped,
-        "stopped": outcome.stopped, "asked_rps": None, "sent_rps": None, "sent_share": None,
-    }  # fmt: skip
+        "stopped": outcome.stopped,
+        "asked_rps": None,
+        "sent_rps": None,
+        "sent_share": None,
+    }
     span_ns = planned_ns[-1] if len(planned_ns) > 1 else 0
     if span_ns and outcome.stopped is None:
-        in_time = sum(t - outcome.began_ns <= span_ns + GRACE_NS for t in tally.sent_ns)
+        in_time = seen.in_time(outcome.began_ns, span_ns + GRACE_NS)
         told["asked_rps"] = len(planned_ns) / span_ns * NS_PER_S
         told["sent_rps"] = in_time / span_ns * NS_PER_S
-        told["sent_share"] = min(1.0, in_time / len(planned_ns))
+        told["sent_share"] = in_time / len(planned_ns)
     return told
 
 

@@ -10,6 +10,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from llmtap.report.baseline import baseline_lines, baseline_table
+from llmtap.report.capture import harmless
 from llmtap.report.system import render_system
 from llmtap.report.terminal import milliseconds, render_summary
 
@@ -25,6 +27,11 @@ def render_replay(result: Mapping[str, Any]) -> RenderableType:
     parts.append(render_summary(result))
     parts.append(_sending(result))
     parts += [Text(line) for line in _lines(result)]
+    baseline = result.get("baseline")
+    if baseline:
+        table = baseline_table(baseline)
+        parts += [table] if table.row_count else []
+        parts += [Text(harmless(line)) for line in baseline_lines(baseline)]
     system = result.get("system")
     if system and system.get("summary"):
         parts.append(render_system(system["summary"]))

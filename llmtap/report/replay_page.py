@@ -10,6 +10,7 @@ from html import escape
 from typing import Any, Final
 
 from llmtap.metrics.statistics import SAMPLES_MIN
+from llmtap.report.baseline import ABOUT, HEADS, baseline_distributions, baseline_rows, pairs_said
 from llmtap.report.distributions import Distribution, distributions_of, panels_of, table_of
 from llmtap.report.figures import COLOURS, MARK, Panel
 from llmtap.report.page import contents_html, page_html, table_html
@@ -71,6 +72,12 @@ def replay_html(result: Mapping[str, Any]) -> str:
 
     add("figures-table", "Figures", _figures(result))
     for distribution in distributions_of(result):
+        panels = panels_of(distribution)
+        draw(distribution.key, panels)
+        add(distribution.key, distribution.heading, _distribution(result, distribution, panels))
+    if result.get("baseline"):
+        add("baseline", "Then and now", _baseline(result))
+    for distribution in baseline_distributions(result.get("baseline") or {}):
         panels = panels_of(distribution)
         draw(distribution.key, panels)
         add(distribution.key, distribution.heading, _distribution(result, distribution, panels))
@@ -220,6 +227,15 @@ def _distribution(result: Mapping[str, Any], distribution: Distribution, panels:
         rests=rests_on(result, samples, distribution.says), words=panels[0].words, table=table,
         below=f"<p class=few>{_FEW}</p>" if marked else "",
     )  # fmt: skip
+
+
+def _baseline(result: Mapping[str, Any]) -> str:
+    baseline = result["baseline"]
+    rows = baseline_rows(baseline)
+    table = _scrolled("Then and now", table_html("Then and now, ms", ["", *HEADS], rows)) if rows else ""
+    notes = "".join(f"<p>Note: {escape(str(note))}</p>" for note in baseline.get("notes") or ())
+    rests = rests_on(result, " · ".join(pairs_said(baseline)), ("warm-up",))
+    return f"<p>{escape(ABOUT)}</p>{table}{notes}{_rests(rests)}"
 
 
 def _time_chart(result: Mapping[str, Any], chart: TimeChart) -> str:

@@ -74,7 +74,9 @@ def _leaves(path: str, value: Any, depth: int) -> Iterator[tuple[str, str]]:
         for i, one in enumerate(value, 1):
             yield from _leaves(f"{path}.{i}", one, depth + 1)
     elif isinstance(value, list):
-        yield path, ", ".join(map(_text, value)) or "none"
+        yield path, ", ".join(_text(one) or "-" for one in value) or "none"
+    elif value == {}:
+        yield path, "none"
     else:
         yield path, _text(value) or "-"
 
@@ -85,7 +87,7 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):
-        return "-".join(map(_text, value))
+        return f"({', '.join(_text(one) or '-' for one in value)})"
     return f"{value:.10g}" if isinstance(value, float) else str(value)
 
 

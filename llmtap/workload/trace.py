@@ -52,6 +52,10 @@ class Trace:
     sessions: "array[int]" = field(default_factory=lambda: array("q"))
     """Of each row a number that the rows of its conversation share, if conversations were asked for. Rows
     keep theirs where others are left out."""
+    places: "array[int]" = field(default_factory=lambda: array("q"))
+    """Of each row its number in the source, from 0 and in the source's order, if that was asked for."""
+    answered: bool = False
+    """Some row of the source tells when its answer came; known with `places`."""
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -114,6 +118,8 @@ class Trace:
     def requests_at(self, *, count: int, scale: float = 1.0, think_scale: float = 1.0) -> Requests:
         """So many requests, from time 0, S times as dense. Raises ValueError where the trace cannot go on.
 
+        Request k is row k mod n, so the first n are those that `places` tells of, and no others need be.
+
         Think times are divided by `think_scale`: with that of the arrivals, all is played faster.
         """
         given = self.requests
@@ -146,7 +152,8 @@ class Trace:
         if told and told[0] in notes:  # it is of these rows no more
             notes = [note for note in notes if note not in told] + tie_note(requests.arrival_ns)
         sessions = array("q", (self.sessions[row] for row in rows) if self.sessions else ())
-        return replace(self, requests=requests, notes=notes, sessions=sessions)
+        places = array("q", (self.places[row] for row in rows) if self.places else ())
+        return replace(self, requests=requests, notes=notes, sessions=sessions, places=places)
 
 
 def load_trace(
@@ -159,6 +166,7 @@ def load_trace(
     names: bool = False,
     bodies: bool = False,
     timed: bool = True,
+    places: bool = False,
 ) -> Trace:
     """Reads the first `count` rows of a trace or capture that have all three of arrival and token counts.
 
@@ -171,15 +179,16 @@ def load_trace(
         bodies: also the requests' own bodies. Rows that have one need no count of tokens: their input is 0.
         timed: rows need an arrival time. Without, rows that have none come with the row before them in the
             file, and all at 0 where none has one: for who has arrivals from elsewhere.
+        places: also which row of the source each is, to find it there again.
     """
-    rows = Rows(count, conversations=conversations, names=names, bodies=bodies, timed=timed)
+    rows = Rows(count, conversations=conversations, names=names, bodies=bodies, timed=timed, places=places)
     with opened_trace(place, source_format=source_format, progress=progress) as (source, name):
         rows.take(source)
     if not rows.requests:
         raise ConfigError(place, rows.why_none())
     requests = rows.in_order()
     notes = rows.notes() + (tie_note(requests.arrival_ns) if timed else [])
-    return Trace(requests, name, notes, rows.dated, rows.links.session)
+    return Trace(requests, name, notes, rows.dated, rows.links.session, rows.places, rows.answered)
 
 
 @contextmanager

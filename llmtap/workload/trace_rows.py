@@ -1,14 +1,14 @@
 """Takes off a trace's batches what a workload needs, and nothing that nobody asked for."""
 
 from array import array
-from collections.abc import Sequence
-from itertools import islice, takewhile
+from collections.abc import Iterable, Sequence
+from itertools import compress, islice, takewhile
 from operator import eq
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from llmtap.capture.formats.format import Source
+from llmtap.capture.formats.format import ASPECTS, Source, telling
 from llmtap.metrics.statistics import percentile
 from llmtap.units import format_ns
 from llmtap.workload import trace_turns
@@ -19,6 +19,7 @@ __all__ = ["Rows", "tie_note", "ties"]
 
 _COLUMNS = ("arrival_ns", "input_tokens", "output_tokens")
 _BLOCKS = ("blocks", "block_size", "block_unit", "prompt_bytes")
+_ANSWERS = ("end of the answer", "first token", "times of events")
 _NOT_YET = -(1 << 62)
 """The arrival of rows before the first that has one, until that is known."""
 
@@ -32,21 +33,25 @@ class Rows:
             arrival time need none of their own; with bodies, rows that have one need no count of tokens.
         timed: rows need an arrival time. Else those without one come with the row before them; those before
             the first time with that; all at 0 where there is none.
+        places: also which row of the source each is, and whether the source tells when answers came.
     """
 
     dated = False
     """Arrivals count from 1970 UTC."""
+    answered = False
+    """Some row tells when its answer came."""
 
     def __init__(
         self, count: int | None, *, conversations: bool = False, names: bool = False, bodies: bool = False,
-        timed: bool = True,
+        timed: bool = True, places: bool = False,
     ) -> None:  # fmt: skip
         self.requests = Requests()
         self.links = Links()
+        self.places = array("q")
         self._left = count
         self._blocks = _Blocks()
         self._turns = Turns() if conversations else None
-        self._names, self._bodies, self._timed = names, bodies, timed
+        self._names, self._bodies, self._timed, self._placed = names, bodies, timed, places
         self._without = dict.fromkeys(_COLUMNS[:2], 0)
         self._uncounted = self._untimed = 0
         self._last_ns = _NOT_YET
@@ -57,16 +62,26 @@ class Rows:
         wanted = {
             *_COLUMNS, *_BLOCKS, *(trace_turns.COLUMNS if self._turns is not None else ()),
             *(("tenant", "model") if self._names else ()), *(("request_body",) if self._bodies else ()),
+            *(name for aspect in _ANSWERS if self._placed for name in ASPECTS[aspect]),
         }  # fmt: skip
+        begin = 0
         for batch in source.batches:
             batch = self._filled(batch.select(sorted(wanted)))
+            rows: Iterable[int] = range(begin, begin + batch.num_rows)
+            begin += batch.num_rows
             columns = [batch.column(name) for name in _COLUMNS[:2]]
             for name, column in zip(_COLUMNS[:2], columns, strict=True):
                 self._without[name] += column.null_count
             if columns[0].null_count or columns[1].null_count:
-                batch = batch.filter(pc.and_(columns[0].is_valid(), columns[1].is_valid()))
+                kept = pc.and_(columns[0].is_valid(), columns[1].is_valid())
+                batch = batch.filter(kept)
+                if self._placed:
+                    rows = compress(rows, kept.to_pylist())
             batch = batch.slice(0, self._left)
             self._add(batch)
+            if self._placed:
+                self.places.extend(islice(rows, batch.num_rows))
+                self.answered = self.answered or any(telling(batch, aspect) for aspect in _ANSWERS)
             if self._left is not None:
                 self._left -= batch.num_rows
                 if not self._left:
@@ -86,7 +101,10 @@ class Rows:
     def in_order(self) -> Requests:
         arrivals = self.requests.arrival_ns
         order = sorted(range(len(arrivals)), key=arrivals.__getitem__)  # which is stable
-        requests = self.requests if order == list(range(len(order))) else self.requests.taken(order)
+        as_read = order == list(range(len(order)))
+        requests = self.requests if as_read else self.requests.taken(order)
+        if self.places and not as_read:
+            self.places = array("q", map(self.places.__getitem__, order))
         if self._turns is not None:
             self.links = self._turns.linked(order, requests.arrival_ns)
             if any(place >= 0 for place in self.links.after):

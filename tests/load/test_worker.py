@@ -124,10 +124,20 @@ async def test_from_ready_to_done() -> None:
             (done,) = parent.of(Done)
             assert isinstance(done, Done)
             assert isinstance(parent.heard[-2], Progress)
-            assert (parent.heard[-2].sent, parent.heard[-2].ended, parent.heard[-2].tokens) == (3, 3, 6)
+            last = parent.heard[-2]
+            assert (last.sent, last.ended, last.tokens) == (3, 3, 6)
             tally = Tally()
             tally.merge_bytes(done.tally)
             assert (tally.planned, tally.summary.n, tally.summary.opened) == (3, 3, 3)
+            # Of fewer than are kept for it, progress tells the percentiles of all.
+            for name, told_ns in (("ttft", last.ttft_p99_ns), ("tbc", last.tbc_p50_ns)):
+                histogram = tally.summary.histogram(name)
+                assert told_ns is not None
+                assert histogram.min is not None
+                assert histogram.max is not None
+                assert histogram.min <= told_ns <= histogram.max
+            assert last.lateness_p99_ns is not None
+            assert last.lateness_p99_ns <= (tally.lateness.max or 0)
             assert (done.stopped, done.began_ns, done.spill_error) == (None, start_ns, None)
             assert done.cpu_ns > 0
             assert done.rss_bytes > 1_000_000

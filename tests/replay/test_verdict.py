@@ -11,10 +11,10 @@ def result(**changes: Any) -> dict[str, Any]:
     """One that nothing speaks against, with changes by a path of keys joined with a dot."""
     told: dict[str, Any] = {
         "load": {"sent_share": 1.0},
-        "metrics": {"ttft": {"p50": 0.1}},
+        "metrics": {"ttft": {"p50": 0.1}, "tbc": {"p50": 0.02}},
         "dispatch_lateness": {"p99": 0.0005},
         "outcomes": {"complete": 90, "refused": 10},
-        "uncertainty": 0.005,
+        "uncertainties": {"p99": 0.005},
         "sender": {"clock": "mono", "lost": [], "processes": [{"cpu_share": 0.5}]},
     }
     for path, value in changes.items():
@@ -37,7 +37,9 @@ def test_nothing_is_said_of_a_good_run() -> None:
         ({"dispatch_lateness__p99": 0.0051}, "dispatch_lateness"),
         ({"load__sent_share": 0.994}, "rate"),
         ({"sender__processes": [{"cpu_share": 0.2}, {"cpu_share": 0.9}]}, "sender_cpu"),
-        ({"uncertainty": 0.011}, "uncertainty"),
+        ({"uncertainties__p99": 0.011}, "uncertainty"),
+        ({"uncertainties__p99": 0.021, "sender__clock": "kernel"}, "uncertainty"),
+        ({"dispatch_lateness__p99": 0.021, "metrics__ttft__p50": 60.0}, "dispatch_lateness"),
         ({"outcomes": {"complete": 9, "upstream_error": 1}}, "failed"),
     ],
 )
@@ -54,7 +56,7 @@ def test_each_rule_alone(changes: dict[str, Any], what: str) -> None:
         {"load__sent_share": LIMITS["rate_share"]},
         {"load__sent_share": None},
         {"dispatch_lateness": None},
-        {"sender__clock": "kernel", "uncertainty": 1.0},  # which is not in a kernel's stamps
+        {"sender__clock": "kernel", "uncertainties__p99": 0.02},  # which is not in a kernel's stamps
         {"metrics__ttft__p50": None, "dispatch_lateness__p99": 0.002},
     ],
 )

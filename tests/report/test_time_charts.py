@@ -30,7 +30,8 @@ def told(columns: dict[str, Any], t: list[float], *, end: float | None = None) -
 
 def test_panels_have_what_is_of_one_unit() -> None:
     assert set(lines_of(GOOD)) == {
-        "load/Requests per second/sent", "load/Requests per second/asked",
+        "load/Requests per second/sent", "load/Requests per second/asked", "load/Requests per second/ended",
+        "load/In flight/in flight",
         "load/In flight/running, says the server", "load/In flight/waiting, says the server",
         "over-time-host/CPUs busy/sender, CPU", "over-time-host/CPUs busy/server, CPU",
         "over-time-host/host, CPU/host, CPU", "over-time-host/sender, memory, GiB/sender, memory",

@@ -11,7 +11,9 @@ from llmtap.load.timeseries import Columns, Series, TimeSeries
 from llmtap.metrics.objectives import Objectives
 from llmtap.record.outcome import Outcome as Ending
 from llmtap.replay.result import result_of
+from llmtap.replay.seen import Seen
 from llmtap.units import NS_PER_S
+from llmtap.workload.requests import Requests
 from tests.support.exchanges import streamed
 
 __all__ = ["BEGAN_NS", "replay_result"]
@@ -25,6 +27,8 @@ def replay_result(n: int = 120, *, late_ms: int = 0, failed: int = 0, closed: bo
     """Of `n` requests, one each 50 ms, of 3 to 9 words, `late_ms` late; the last `failed` were cut off."""
     tally = Tally(Objectives.parse("ttft:200ms tpot:50ms", "here"))
     offsets = array("q", (i * 50 * MS for i in range(n)))
+    lengths = array("q", [3] * n)
+    seen = Seen(Requests(offsets, lengths, lengths), lengths)
     for i, offset_ns in enumerate(offsets):
         at_ms = offset_ns // MS + late_ms
         x = streamed(i + 1, 3 + i % 7, at_ms=at_ms, gap_ms=10 + i % 5)
@@ -33,7 +37,8 @@ def replay_result(n: int = 120, *, late_ms: int = 0, failed: int = 0, closed: bo
         if not closed:
             x.scheduled_ns, x.dispatch_late_ns = BEGAN_NS + offset_ns, late_ms * MS
         tally.add(x)
-    tally.planned = n
+        seen.add(i, x)
+    tally.planned = tally.summary.opened = n
     ended_ns = BEGAN_NS + offsets[-1] + NS_PER_S
     done = Done(b"", None, n, 0, NS_PER_S // 10, 100 << 20, MS, BEGAN_NS, ended_ns, False)
     outcome = Outcome(tally, BEGAN_NS, ended_ns, [done])
@@ -41,6 +46,7 @@ def replay_result(n: int = 120, *, late_ms: int = 0, failed: int = 0, closed: bo
     summary = series.summary(from_ns=BEGAN_NS, to_ns=ended_ns, tokens=600)
     return result_of(
         outcome,
+        seen,
         plan={
             "trace": "trace.csv", "format": "azure", "rows": n, "requests": n, "seed": 42,
             "arrivals": None if closed else {"arrivals": "recorded", "scale": 2.0, "rate_rps": 20.0},
@@ -49,7 +55,6 @@ def replay_result(n: int = 120, *, late_ms: int = 0, failed: int = 0, closed: bo
             "prompts": {"n": n, "exact": n, "missed_min": 0, "missed_max": 0, "ways": {"tokenizer": n}},
             "notes": ["a note"],
         },
-        planned_ns=() if closed else offsets,
         closed=closed,
         clock="kernel",
         anchor=WallAnchor.sample(ManualClock()),

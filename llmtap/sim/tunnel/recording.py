@@ -1,134 +1,32 @@
-"""A simulated run as a capture: files that `llmtap report`, `llmtap.read` and `llmtap convert` take as any.
-
-Live captures go through a spool, because a kill must cost nothing. A run that is killed is run again, so rows
-go straight into Parquet here, by the code that makes files of spools: a thousand rows make a batch, and a
-file is written when its batches have grown to FILE_BYTES. Until a run is over its files say how many requests
-are still under way, and the last one says that there are none: `integrity` tells a run that was cut short.
+"""A simulated run as a capture.
 
 Times are virtual. Where a workload has dates, the capture begins at its first; where it has none, arrivals
 count from 1970 UTC, and the files say that they are a trace's own (`CaptureInfo.arrivals`).
 """
 
-import re
-import secrets
-import tempfile
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
 
-import msgspec
-import pyarrow as pa
-
-from llmtap import __version__
-from llmtap.capture.finisher import make_folder
-from llmtap.capture.parquet import write_parquet
-from llmtap.capture.places import Place, PlaceError, open_place, redacted
-from llmtap.capture.rows import to_batch
-from llmtap.capture.schema import CaptureInfo, Ledger, RelayCount
-from llmtap.clock import Clock, SystemClock
-from llmtap.errors import ConfigError
-from llmtap.record.exchange import Exchange
+from llmtap.capture.run_writer import RunWriter
+from llmtap.capture.schema import CaptureInfo
+from llmtap.clock import Clock
 from llmtap.sim.tunnel.exchanges import relay_name
 from llmtap.workload.requests import Requests
 
-__all__ = ["FlightRecorder", "check_place"]
-
-ROWS: Final = 1_000
-"""Of a batch."""
-FILE_BYTES: Final = 64 << 20
-"""In memory, of the rows that become one file: some 8,000 exchanges of 200 events."""
-_LEVEL: Final = "shape"
+__all__ = ["FlightRecorder"]
 
 
-def check_place(to: str | Path) -> Place:
-    """Where a capture is to go. Makes the folder, and tries it; a store is not reached for.
-
-    Raises ConfigError, whose place is `to`, where nothing can be written there.
-    """
-    shown = redacted(str(to))
-    try:
-        place = open_place(str(to))
-        if place.folder is not None:
-            make_folder(place.folder)
-            # Of a file system that takes no writes, permissions do not tell.
-            with tempfile.TemporaryFile(prefix=".llmtap-", dir=place.folder):
-                pass
-    except ConfigError as exc:
-        raise ConfigError(shown, exc.problem, exc.hint) from None
-    except OSError as exc:
-        raise ConfigError(shown, f"cannot be written: {exc.strerror}") from None
-    return place
-
-
-class FlightRecorder:
+class FlightRecorder(RunWriter):
     """Writes the exchanges of one run to a folder, or a URL that `capture.to` can be."""
 
     def __init__(
         self, to: str | Path, scheduler: str, requests: Requests, *, clock: Clock | None = None
     ) -> None:
         """Makes the folder. Raises ConfigError, whose place is `to`, where nothing can be written there."""
-        self._shown = redacted(str(to))
-        self._clock = SystemClock() if clock is None else clock
-        now_ns = self._clock.wall_ns()
-        began = datetime.fromtimestamp(now_ns // 10**9, UTC)
-        self._info = CaptureInfo(
-            capture=f"{began:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}",
-            tap_version=__version__,
-            level=_LEVEL,
+        info = CaptureInfo(
+            level="shape",
             block_unit="tokens" if requests.blocks else "",
             block_size=requests.block_tokens,
             arrivals="wall" if requests.epoch_ns else "trace",
             blocks="trace" if requests.blocks else "salted",
-            began_ns=now_ns,
         )
-        self._relay = relay_name(scheduler)
-        self._expected = len(requests)
-        self._written = self._files = 0
-        self._rows: list[Exchange] = []
-        self._batches: list[pa.RecordBatch] = []
-        self._bytes = 0
-        self._place = check_place(to)
-
-    def add(self, x: Exchange) -> None:
-        """Keeps an exchange. Raises ConfigError where a file cannot be written."""
-        self._rows.append(x)
-        if len(self._rows) >= ROWS:
-            self._encode()
-            if self._bytes >= FILE_BYTES:
-                self._write(last=False)
-
-    def close(self) -> None:
-        """Writes what is left. Raises ConfigError where that cannot be."""
-        self._encode()
-        self._write(last=True)
-
-    def _encode(self) -> None:
-        rows, self._rows = self._rows, []
-        batch, failed = to_batch(rows, capture=self._info.capture, level=_LEVEL)
-        if failed:
-            raise failed[0]
-        self._batches.append(batch)
-        self._bytes += batch.nbytes
-
-    def _write(self, *, last: bool) -> None:
-        batches, self._batches, self._bytes = self._batches, [], 0
-        self._written += sum(batch.num_rows for batch in batches)
-        self._files += 1
-        under_way = self._expected - self._written
-        ledger = Ledger(
-            {self._relay: RelayCount(self._expected, unsettled=under_way)}, meter="sim", closed=last
-        )
-        now_ns = self._clock.wall_ns()
-        when = f"{datetime.fromtimestamp(now_ns // 10**9, UTC):%Y%m%dT%H%M%S}{now_ns // 10**6 % 1_000:03d}Z"
-        tag = re.sub(r"[^A-Za-z0-9_]", "_", self._info.capture)
-        name = f"llmtap-{when}-{tag}-{self._files:04d}-{secrets.token_hex(2)}.parquet"
-        info = msgspec.structs.replace(self._info, ledger=ledger, began_ns=now_ns)
-        try:
-            with tempfile.TemporaryDirectory(prefix=".llmtap-", dir=self._place.folder) as scratch:
-                made = Path(scratch) / name
-                write_parquet(made, info, batches)
-                self._place.put(made, name)
-        except PlaceError as exc:
-            raise ConfigError(self._shown, f"cannot be written: {exc}") from None
-        except OSError as exc:
-            raise ConfigError(self._shown, f"cannot be written: {exc.strerror or exc}") from None
+        super().__init__(to, {relay_name(scheduler): len(requests)}, info, meter="sim", clock=clock)

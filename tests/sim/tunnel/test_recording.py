@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 import llmtap
+from llmtap.capture import run_writer as recording
 from llmtap.capture.convert import convert
+from llmtap.capture.run_writer import check_place
 from llmtap.cli.main import main
 from llmtap.clock import ManualClock
 from llmtap.errors import ConfigError
@@ -18,9 +20,8 @@ from llmtap.metrics.summary import Summary
 from llmtap.record.exchange import Exchange
 from llmtap.sim.readings import Readings
 from llmtap.sim.serving import read_serving
-from llmtap.sim.tunnel import recording
 from llmtap.sim.tunnel.exchanges import ExchangeMaker
-from llmtap.sim.tunnel.recording import FlightRecorder, check_place
+from llmtap.sim.tunnel.recording import FlightRecorder
 from llmtap.sim.tunnel.wind_tunnel import fly
 from llmtap.workload.requests import Requests
 from llmtap.workload.trace import load_trace

@@ -1,0 +1,106 @@
+"""A Ray cluster, reached or started: whoever spreads work over machines does it through this."""
+
+import os
+import secrets
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import llmtap
+from llmtap.errors import ConfigError
+
+__all__ = ["ray_cluster"]
+
+_REACHED_WITHIN_S: Final = 5.0
+_OBJECT_STORE_BYTES: Final = 256 << 20
+"""Of a Ray of our own: a million requests are 24 MB, a load's bodies travel in pieces of some MB."""
+
+
+@contextmanager
+def ray_cluster(address: str, workers: int | None) -> Iterator[Any]:
+    """The module `ray`, connected to the cluster at `auto`, `HOST:6379` or `ray://HOST:10001`, whose nodes
+    have llmtap; `local` starts one of `workers` CPUs on this machine, on its loopback only, and ends it
+    afterwards.
+
+    Raises ConfigError, which names `--ray`, where there is no Ray, or none at that address.
+    """
+    # Ray reads these when it is imported, and so do its processes. It would tell its makers that it was used.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    local = address == "local"
+    if local:
+        # Without a cluster its node is 127.0.0.1, and nothing listens elsewhere. Whoever can reach its ports
+        # could run code: they want a token, which otherwise Ray would leave in the home folder.
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    try:
+        import ray
+    except ImportError:
+        raise ConfigError("--ray", "needs Ray", "pip install llmtap[ray]") from None
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    if not local:
+        _reach(address)
+        try:
+            with _signals_kept():
+                ray.init(address, **quiet)
+        except (ConnectionError, ValueError, RuntimeError) as exc:
+            raise ConfigError("--ray", f"no Ray at {address}: {str(exc).splitlines()[0]}") from None
+        try:
+            yield ray
+        finally:
+            ray.shutdown()
+        return
+    with TemporaryDirectory(prefix="llmtap-ray-") as folder:
+        # Its processes import what this one does, also where llmtap is not installed but beside us.
+        try:
+            with _signals_kept():
+                ray.init(
+                    "local", num_cpus=workers or os.cpu_count(), include_dashboard=False,
+                    object_store_memory=_OBJECT_STORE_BYTES, _temp_dir=folder,
+                    runtime_env={"env_vars": {"PYTHONPATH": _import_path()}}, **quiet,
+                )  # fmt: skip
+            yield ray
+        finally:
+            ray.shutdown()
+
+
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Ray sets a handler of SIGTERM, which would end this process without a word."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    stopped = False
+    try:
+        yield
+    except SystemExit:
+        stopped = True
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        if stopped:
+            signal.raise_signal(signal.SIGTERM)
+
+
+def _reach(address: str) -> None:
+    """Raises ConfigError where nobody listens: Ray itself would try for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdecimal():
+        if address != "auto":
+            raise ConfigError("--ray", f"expected auto, local, HOST:PORT or ray://HOST:PORT, got {address!r}")
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _REACHED_WITHIN_S).close()
+    except (OSError, OverflowError) as exc:
+        raise ConfigError("--ray", f"no Ray at {address}: {exc}") from None
+
+
+def _import_path() -> str:
+    root = str(Path(llmtap.__file__).resolve().parents[1])
+    return os.pathsep.join(dict.fromkeys([root, *(path for path in sys.path if path)]))
