@@ -328,7 +328,7 @@ def _show_readings() -> None:
 
 def _show_presets() -> None:
     from llmtap.sim.tunnel.presets import PRESETS
-    from llmtap.workload.synthetic import WORKLOADS
+    from llmtap.workload.registry import workloads
 
     rows = []
     for name, preset in PRESETS.items():
@@ -336,7 +336,7 @@ def _show_presets() -> None:
         rows.append([name, preset.about, preset.source, axes])
     _table(["preset", "about", "source", "axes"], rows, left=4)
     print()
-    _table(["workload", "about"], [[name, one.about] for name, one in WORKLOADS.items()], left=2)
+    _table(["workload", "about"], [list(one) for one in workloads().items()], left=2)
 
 
 def _table(columns: list[str], rows: list[list[str]], *, left: int = 1) -> None:

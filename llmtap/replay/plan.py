@@ -20,7 +20,7 @@ from llmtap.workload.arrivals import parse_arrivals
 from llmtap.workload.counter import TokenCounter, load_counter
 from llmtap.workload.fitted_prompts import ElasticPrompts, RowPrompts
 from llmtap.workload.prompt import PromptSource
-from llmtap.workload.registry import report_of, workload_named, workloads
+from llmtap.workload.registry import is_workload, report_of, workload_named, workloads
 from llmtap.workload.requests import Requests
 from llmtap.workload.tokenizer import OWN
 from llmtap.workload.trace import load_trace
@@ -84,13 +84,6 @@ def make_plan(asked: Asked, progress: Callable[[int, int | None], None] | None =
     if is_workload(place):
         return _of_workload(asked, counter)
     return _of_trace(asked, counter, progress)
-
-
-def is_workload(text: str) -> bool:
-    """Whether that is the name of a workload, and not the place of a trace."""
-    kinds = {name.partition(":")[0] for name in workloads() if ":" in name}
-    kind, colon, _ = text.partition(":")
-    return text in workloads() or (text.endswith(".toml")) or (bool(colon) and kind in kinds)
 
 
 def _of_workload(asked: Asked, counter: TokenCounter) -> Plan:

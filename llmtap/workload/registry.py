@@ -6,11 +6,14 @@ file, or KIND:FILE for data that lies here.
 
 import difflib
 import hashlib
+from array import array
 from collections.abc import Callable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
 from llmtap.errors import ConfigError
+from llmtap.workload.arrivals import parse_arrivals
 from llmtap.workload.composed import Composed
 from llmtap.workload.custom import load_workload
 from llmtap.workload.datasets import sharegpt, stack
@@ -22,9 +25,11 @@ from llmtap.workload.ietf.synthetic import SKEWED, UNIFORM, Synthetic
 from llmtap.workload.prompt import Workload
 from llmtap.workload.requests import Requests
 from llmtap.workload.simulated import Simulated
-from llmtap.workload.synthetic import WORKLOADS
+from llmtap.workload.synthetic import WORKLOADS, draw
 
-__all__ = ["DEFAULT_SEED", "REFERENCE", "report_of", "workload_named", "workloads"]
+__all__ = [
+    "DEFAULT_SEED", "REFERENCE", "drawn_requests", "is_workload", "report_of", "workload_named", "workloads",
+]  # fmt: skip
 
 DEFAULT_SEED: Final = 42
 """Seed 000, A.1.4."""
@@ -90,6 +95,36 @@ def workload_named(text: str, place: str) -> Workload:
         else f"one of {', '.join([*known, *list(workloads())[len(known) :]])}"
     )
     raise ConfigError(place, f"no workload is called {text!r}", hint)
+
+
+def is_workload(text: str) -> bool:
+    """Whether that is a name of a workload, and not the place of a trace."""
+    kind, colon, _ = text.partition(":")
+    named = text in REFERENCE or text in WORKLOADS
+    return named or text.endswith(".toml") or (bool(colon) and kind in _OF_FILES)
+
+
+def drawn_requests(text: str, count: int, seed: int, place: str) -> Requests:
+    """So many requests of a workload as they arrive where nobody says how: by the process that it names, else
+    Poisson; one a second, unless it names a rate.
+
+    Raises ConfigError: as `workload_named`, and for conversations, whose later turns wait for answers.
+    """
+    if text in WORKLOADS:
+        return draw(WORKLOADS[text], count, seed)
+    workload = workload_named(text, place)
+    requests = workload.requests(count, seed)
+    if requests.after:
+        raise ConfigError(
+            place, f"{text} has conversations, whose later turns wait for the answer before them"
+        )
+    told = workload.describe()
+    process = str(told.get("arrivals") or "poisson")
+    own_rate = process.partition(":")[0] in ("ramp", "steps")
+    rate = None if own_rate else float(str(told.get("rate_rps") or 1))
+    arrivals = parse_arrivals(process, rate_rps=rate, seed=seed, place=place)
+    requests.arrival_ns = array("q", islice(arrivals, len(requests)))
+    return requests
 
 
 def report_of(workload: Workload, requests: Requests, seed: int) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def trace(tmp_path: Path) -> Path:
         (("chat", "--from", "azure"), "--from: chat is a workload that is drawn: it has no format"),
         (("chatt",), "chatt: cannot be read: No such file or directory\nhint: did you mean chat?"),
         (("nothing",),
-         "No such file or directory\nhint: or a workload that is drawn: chat, long-chat, bursty"),
+         "No such file or directory\nhint: or a workload that is drawn: synthetic-uniform,"),
         (("TRACE", "--capture", "TRACE"), "--capture: TRACE: cannot be written: Not a directory"),
         (("TRACE", "--capture", "/proc/nowhere"), "--capture: /proc/nowhere: cannot be written: "),
         (("TRACE", "--capture", "s3:/bucket"), "--capture: s3:/bucket: 's3:/' begins no URL"),

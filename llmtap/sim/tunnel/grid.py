@@ -25,7 +25,7 @@ from llmtap.sim.schedulers.registry import SCHEDULERS, options_read
 from llmtap.sim.serving import Serving, read_serving, settled
 from llmtap.sim.tunnel.presets import BEST, PRESETS, Preset
 from llmtap.sim.tunnel.sweep import Attempt, Job, rows_of
-from llmtap.workload.synthetic import WORKLOADS, draw
+from llmtap.workload.registry import drawn_requests, is_workload, workloads
 from llmtap.workload.trace import Trace, load_trace
 
 __all__ = ["LOADS", "READINGS", "SERVING", "Axes", "Grid", "Point", "Source", "best_of", "points", "read_at"]
@@ -71,21 +71,21 @@ class Source:
         source_format: str | None = None,
         progress: Callable[[int, int | None], None] | None = None,
     ) -> None:
-        """`name` is a place that `load_trace` takes, or one of WORKLOADS where no file has that name."""
+        """`name` is a place that `load_trace` takes, or a workload's name where no file has it."""
         self.name = name
         self.traces: dict[str, Trace] = {}
         """By digest."""
         self.remarks: list[str] = []
         """What there is to say beside that of the rows."""
-        self._drawn = WORKLOADS.get(name) if not Path(name).exists() else None
+        self._drawn = is_workload(name) and (name.endswith(".toml") or not Path(name).exists())
         self._format = source_format
         self._progress = progress
         self._digests: dict[tuple[int | None, int], str] = {}
 
     @property
     def drawn(self) -> bool:
-        """It is one of WORKLOADS, and every seed makes another."""
-        return self._drawn is not None
+        """It is a workload, and every seed makes another."""
+        return self._drawn
 
     @property
     def notes(self) -> list[str]:
@@ -97,10 +97,10 @@ class Source:
         """The first `count` rows and their digest. Raises ConfigError."""
         key = (count, seed if self._drawn else 0)
         if key not in self._digests:
-            if self._drawn is not None:
+            if self._drawn:
                 if self._format is not None:
                     raise ConfigError("--from", f"{self.name} is a workload that is drawn: it has no format")
-                trace = Trace(draw(self._drawn, count or _DRAWN, seed), "synthetic")
+                trace = Trace(drawn_requests(self.name, count or _DRAWN, seed, "TRACE"), "synthetic")
             else:
                 if self.name == "-" and self._digests:
                     raise ConfigError("--requests", "standard input is read once: several sizes need a file")
@@ -120,8 +120,9 @@ class Source:
         """For a name that is nothing's: workloads have names, too."""
         if self.name == "-" or "://" in self.name or Path(self.name).exists():
             return None
-        near = difflib.get_close_matches(self.name, WORKLOADS, 1)
-        return f"did you mean {near[0]}?" if near else f"or a workload that is drawn: {', '.join(WORKLOADS)}"
+        names = [name for name in workloads() if ":" not in name and "." not in name]
+        near = difflib.get_close_matches(self.name, names, 1)
+        return f"did you mean {near[0]}?" if near else f"or a workload that is drawn: {', '.join(names)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,7 +164,7 @@ def test_sizes_beyond_the_trace_share_its_rows(source: Source) -> None:
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("chatt", "did you mean chat?"), ("nowhere", "or a workload that is drawn: chat, long-chat, bursty"),
+    [("chatt", "did you mean chat?"), ("nowhere", "or a workload that is drawn: synthetic-uniform,"),
      ("s3:/x/y", "or a workload"), ("-", None)],
 )  # fmt: skip
 def test_a_name_that_is_nothing_s_may_have_been_a_workload_s(
