@@ -98,7 +98,8 @@ def _one(name: str, args: argparse.Namespace) -> dict[str, Any]:
         truth = Path(folder) / "truth.jsonl"
         command = [
             sys.executable, "-P", "-m", "llmtap.cli", "sim", "serve", "--listen", f"127.0.0.1:{port}",
-            "--scheduler", name, "--truth", str(truth), "--reading", f"bin_edges={BINS}",
+            "--scheduler", name, "--truth", str(truth),
+            *(("--reading", f"bin_edges={BINS}") if "bin_edges" in SCHEDULERS[name].reads else ()),
             *(part for item in serving for part in ("--serving", item)),
         ]  # fmt: skip
 

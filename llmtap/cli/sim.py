@@ -157,6 +157,10 @@ def serve(
         if grpc is not None:
             print(f"llmtap sim: grpc://{grpc_host or '[::]'}:{server.grpc_port}", flush=True)
 
+    async def drain(_app: web.Application) -> None:
+        print("llmtap sim: stopping; streams may end within 60 s, a second signal cuts them", flush=True)
+
+    server.app.on_shutdown.append(drain)
     # What is loaded now stays; looking through it again and again would make streams late.
     # Answers leave no cycles behind, so there is little to find.
     gc.collect()

@@ -86,7 +86,8 @@ class AxesRead:
         try:
             _check(name, text)
         except ValueError as exc:
-            raise ConfigError(option, str(exc).partition(": ")[2] or str(exc)) from None
+            several = f"for several values: --vary {name}={text}" if "," in text else None
+            raise ConfigError(option, str(exc).partition(": ")[2] or str(exc), several) from None
         self._set(name, [text], option)
 
     def settings(self, given: Sequence[str], option: str) -> None:
@@ -136,7 +137,9 @@ class AxesRead:
             axes = {"scheduler": _DEFAULT_SCHEDULERS} | axes
         if "bin_edges" in axes and "bins" in axes:
             raise ConfigError(
-                self._options["bin_edges"], "gives edges, and how many bins there are is set too"
+                self._options["bin_edges"],
+                "gives edges, and how many bins there are is set too",
+                "for several numbers of bins: --vary bins=4,8",
             )
         self._check_servers(axes)
         self._check_read(axes, preset)

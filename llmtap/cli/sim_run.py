@@ -63,7 +63,11 @@ def run(
     ] = None,
     servers: Annotated[str | None, typer.Option(metavar="N,...", help="How many GPUs; default 1.")] = None,
     bins: Annotated[
-        str | None, typer.Option(metavar="K|EDGE,...", help="How many bins, or the lower edge of each.")
+        str | None,
+        typer.Option(
+            metavar="K|EDGE,...",
+            help="How many bins, or the lower edge of each: 4 is a number, 0,64,256 are edges.",
+        ),
     ] = None,
     eps: Annotated[str | None, typer.Option(help="Half width of the band around the token SLA.")] = None,
     predictor: Annotated[
@@ -230,6 +234,8 @@ def _swept(
         sweeper = Sweeper(source.traces, audience, results=kept, workers=workers, ray=ray)
         sweepers.append(sweeper)
         planned = Grid(source, common).jobs(axes, preset, sweeper.run)
+        if "seed" in axes and all(job.seed is None for job in planned):
+            source.remarks.append("seed has no effect: nothing is drawn")
         attempts = sweeper.run(planned)
     told = [attempts[job.id] for job in planned]
     failed = [(job, a.error) for job, a in zip(planned, told, strict=True) if a.error is not None]

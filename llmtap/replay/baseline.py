@@ -8,8 +8,8 @@
 - `elapsed` is from arrival to the last byte, on both sides, of rows whose source does not tell when they were
   submitted: E2E counts from there. Our arrival is when the request was sent.
 - Answers of other lengths take other times: E2E is told of all pairs, and of those of the same length.
-- A difference is now - then. Captures hold whole microseconds, so it is wrong by both uncertainties and one
-  more microsecond at most.
+- A difference is now - then. Its uncertainty is those of both exchanges, and the microsecond to which a
+  capture rounds.
 - Nothing is tested for significance: rows of one load are not independent. Figures say how many pairs they
   rest on; `llmtap bench` tests.
 
@@ -116,6 +116,11 @@ class Baseline:
             if value is not None:
                 self._now[name][row] = value
 
+    @property
+    def found(self) -> int:
+        """Rows that were sent, and of which is known what they were."""
+        return self._found
+
     def was_sent(self, row: int) -> bool:
         return bool(self._state[row])
 
@@ -154,8 +159,8 @@ class Baseline:
             return None
         sent = sum(map(bool, self._state))
         pairs = {name: self._pair_figures(name) for name in FIGURES}
-        n = self._lengths["n"]
-        comparable = None if not n else 1 - self._lengths["near"] / n <= PAIRS_APART
+        n, near = self._lengths["n"], self._lengths["near"]
+        comparable = n - near <= PAIRS_APART * n if n else None
         return {
             "requests": {
                 "compared": self._found, "not_found": sent - self._found, "repeated": self._again,
@@ -264,16 +269,13 @@ def read_then(
     A row that has not the lengths it had is another one: it counts as not found. Raises ConfigError where the
     source cannot be read any more, ValueError for a word in it that we do not know.
     """
-    places = baseline.recorded.places
+    recorded = baseline.recorded
+    places = recorded.places
     order = [row for row in sorted(range(len(places)), key=places.__getitem__) if baseline.was_sent(row)]
     begin = done = 0
-    with opened_trace(baseline.recorded.place, source_format=baseline.recorded.format, progress=progress) as (
-        source,
-        _,
-    ):
+    reading = opened_trace(recorded.place, source_format=recorded.format, progress=progress)
+    with reading as (source, _):
         for batch in source.batches:
-            if done == len(order):
-                break
             end, first = begin + batch.num_rows, done
             while done < len(order) and places[order[done]] < end:
                 done += 1
@@ -292,6 +294,8 @@ def read_then(
                     if length == (requests.input[row], requests.output[row]):
                         baseline.add_then(row, x, outcome=outcome, uncertainty=sure)
             begin = end
+            if done == len(order):
+                break
         return source.info.arrivals == "wall"
 
 

@@ -3,7 +3,7 @@
 Takes `baseline` of the public JSON (`llmtap replay --json`). All figures of a row are of the same pairs.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from rich.table import Table
@@ -23,9 +23,9 @@ __all__ = [
 ]
 
 ABOUT: Final = (
-    "Each row that was sent beside what it was when it was captured, where that was captured; a difference is"
-    " now - then, of one row. Both sides of a line are the same rows: those that ended well on both. Nothing is"
-    " tested here: rows of one load are not independent."
+    "Each row that was sent beside what it was when it was captured, seen from where that was done; a"
+    " difference is now - then, of one row. Both sides of a line are the same rows: those that ended well on"
+    " both. Nothing is tested here: rows of one load are not independent."
 )
 HEADS: Final = (
     "pairs", "then p50", "now p50", "then p95", "now p95", "difference p5", "p50", "p95", "slower",
@@ -39,11 +39,11 @@ _DASHES: Final = {"then": "dash", "now": "solid"}
 
 
 def baseline_rows(baseline: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
-    """Title and cells, as HEADS; ms. Figures of no pair are left out."""
-    rows = []
+    """Title and cells, as HEADS; ms. Figures of no pair are left out, and what would be told twice."""
+    pairs, rows = baseline.get("pairs") or {}, []
     for name, title in _TITLES.items():
-        pair = (baseline.get("pairs") or {}).get(name) or {}
-        if not pair.get("n"):
+        pair = pairs.get(name) or {}
+        if not pair.get("n") or (name == "e2e_same_length" and pair["n"] == pairs["e2e"]["n"]):
             continue
         sides = [pair[side][figure] for figure in ("p50", "p95") for side in ("then", "now")]
         more = [_signed(pair["difference"][figure]) for figure in ("p5", "p50", "p95")]
@@ -53,13 +53,13 @@ def baseline_rows(baseline: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
 
 
 def baseline_table(baseline: Mapping[str, Any]) -> Table:
-    """The same for a terminal."""
+    """The same for a terminal of 80 columns, without the p95 of both sides."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("then and now, ms", no_wrap=True)
-    for head in HEADS:
-        table.add_column(head, justify="right", no_wrap=True)
+    for head in _narrow(HEADS):
+        table.add_column(head.replace("difference", "diff"), justify="right", no_wrap=True)
     for title, cells in baseline_rows(baseline):
-        table.add_row(title, *cells)
+        table.add_row(title, *_narrow(cells))
     return table
 
 
@@ -101,6 +101,10 @@ def baseline_distributions(baseline: Mapping[str, Any]) -> Iterator[Distribution
         if len(curves) == len(_DASHES):
             about = f"{title} of the same rows, as they were captured and as they were sent again."
             yield Distribution(f"baseline-{name.replace('_', '-')}", f"{title}, then and now", about, curves)
+
+
+def _narrow(cells: Sequence[str]) -> list[str]:
+    return [cell for head, cell in zip(HEADS, cells, strict=True) if head not in ("then p95", "now p95")]
 
 
 def _signed(seconds: float | None) -> str:

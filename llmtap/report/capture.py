@@ -50,7 +50,7 @@ def _heading(told: Mapping[str, Any]) -> Iterator[str]:
             files += f" ({capture['spools']:,} still in the spool)"
         said.append(f"{files}, {format_bytes(capture['bytes'])}")
     if len(capture.get("captures") or ()) > 1:
-        said.append(f"{len(capture['captures']):,} captures")
+        said.append(f"{len(capture['captures']):,} captures, summed up as one")
     for name, title in (("source", "from"), ("level", "level"), ("tap_version", "llmtap")):
         if capture.get(name):
             said.append(f"{title} {', '.join(capture[name])}")

@@ -55,11 +55,15 @@ def sweep_lines(results: Sequence[Result]) -> Iterator[str]:
     offered = list(dict.fromkeys(_offered(told) for told in results))
     line = f"late: outside the request SLA of {request_sla} s; slow: outside the token SLA of {token_sla} ms."
     yield line + (f" Offered: {offered[0]}." if len(offered) == 1 else "")
+    if any(told["readings"].get("bin_edges") for told in results):
+        yield "bins: by the edges given, " + values_text(
+            told["readings"].get("bin_edges") for told in results
+        )
     yield from _not_served(results)
     for allowed in _each(_at(told, "capacity", "allowed") for told in results):
         yield (
             f"capacity: the highest rate at which no more than {allowed:.3g} of the requests are late; "
-            "0: there is none; no limit: all may come at once"
+            "0: there is none; no limit: all may come at once. It falls with more requests, as queues grow"
         )
     objectives = values_text((told.get("goodput") or {}).get("objectives") for told in results)
     if objectives:
@@ -105,6 +109,8 @@ def _not_served(results: Sequence[Result]) -> Iterator[str]:
                 for name in options
             )
             yield f"{what}: {counts} requests{several} {why} ({limits})"
+    if any(_count(told, reason) for told in results for reason in ("too_large", "queue_full")):
+        yield "who was refused is late, and in no other figure: of few who are served, few are slow"
 
 
 def _varying(results: Sequence[Result]) -> Iterator[_Column]:

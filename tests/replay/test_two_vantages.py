@@ -38,6 +38,9 @@ class Silent:
     def sending(self, progress: Progress, planned: int) -> None:
         pass
 
+    def comparing(self, done: int, of: int) -> None:
+        pass
+
     def writing(self, done: int, of: int) -> None:
         pass
 

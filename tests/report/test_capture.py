@@ -50,7 +50,8 @@ def test_the_heading_says_what_was_read() -> None:
     about = {"rows": 1_234, "files": 2, "bytes": 3 << 20, "captures": ["a", "b"], "level": ["shape"],
              "source": [], "tap_version": ["0.1.0"]}  # fmt: skip
     first, second, *_ = text(summary(capture=about)).splitlines()
-    assert first == "1,234 exchanges · 2 files, 3.0 MiB · 2 captures · level shape · llmtap 0.1.0"
+    captures = "2 captures, summed up as one"
+    assert first == f"1,234 exchanges · 2 files, 3.0 MiB · {captures} · level shape · llmtap 0.1.0"
     assert second == "2026-01-01T00:00:00Z to 2026-01-01T00:00:02Z"
 
 

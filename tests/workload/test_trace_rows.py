@@ -123,3 +123,47 @@ def test_a_row_without_a_time_comes_with_the_one_before(tmp_path: Path) -> None:
 def test_ties_are_told(times: list[int], share: float, notes: list[str]) -> None:
     assert ties(times) == share
     assert tie_note(times) == notes
+
+
+def test_each_row_knows_its_place_in_the_source(tmp_path: Path) -> None:
+    place = capture(
+        tmp_path / "c.parquet",
+        row(5, input_tokens=50),
+        row(None, input_tokens=1),
+        row(2, input_tokens=20),
+        row(3, input_tokens=None),
+        row(2, input_tokens=21),
+        row(1, input_tokens=10, response_end_us=7),
+        row(4, input_tokens=40),
+    )
+    trace = load_trace(place, places=True)
+    assert (list(trace.requests.input), list(trace.places)) == ([10, 20, 21, 40, 50], [5, 2, 4, 6, 0])
+    assert list(load_trace(place, places=True, timed=False).places) == [5, 2, 4, 6, 0, 1]
+    assert list(load_trace(place, places=True, count=3).places) == [2, 4, 0]
+    assert list(trace.first(2).places) == [5, 2]
+    assert list(trace.window(S, 2 * S).places) == [2, 4]
+    thin = trace.thinned(0.5, 3)
+    assert [n for n in trace.requests.input if n in thin.requests.input] == list(thin.requests.input)
+    assert dict(zip(thin.requests.input, thin.places, strict=True)).items() <= (
+        dict(zip(trace.requests.input, trace.places, strict=True)).items()
+    )
+    alone = load_trace(place)
+    assert (list(alone.places), list(alone.window(S).places), alone.answered) == ([], [], False)
+
+
+@pytest.mark.parametrize(
+    ("told", "answered"),
+    [
+        ({}, False),
+        ({"first_byte_us": 3, "submit_us": 1}, False),
+        ({"response_end_us": 3}, True),
+        ({"first_content_us": 3}, True),
+        ({"event_us": [3]}, True),
+    ],
+)
+def test_whether_a_source_tells_when_answers_came_is_known(
+    told: dict[str, object], answered: bool, tmp_path: Path
+) -> None:
+    rows = (row(1, input_tokens=1), row(2, input_tokens=1, **told), row(3, input_tokens=None))
+    place = capture(tmp_path / "c.parquet", *rows)
+    assert load_trace(place, places=True).answered is answered

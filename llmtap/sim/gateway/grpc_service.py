@@ -165,7 +165,7 @@ class GrpcService:
             while (message := await pipe.next()) is not None:
                 await context.write(message)
         finally:
-            sender.abandon()
+            sender.abandon("client_left")
         if broken := _BROKEN.get(job.truth.outcome):
             await context.abort(*broken)
 

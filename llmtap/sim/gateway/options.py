@@ -96,9 +96,10 @@ class FaultOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     fault_after: Annotated[int, Meta(ge=0, description="Tokens before a fault in the stream.")] = 5
     stall: Annotated[Duration, Meta(description="How long a stall lasts.")] = Duration(2_000 * MS)
-    slow: Annotated[Duration, Meta(description="How long a slow first byte takes, head and all.")] = Duration(
-        2_000 * MS
-    )
+    slow: Annotated[
+        Duration,
+        Meta(description="How long a slow first byte takes, head and all; what was due is sent with it."),
+    ] = Duration(2_000 * MS)
     retry_after: Annotated[Duration, Meta(description="Retry-After of 429 and 503, in whole seconds.")] = (
         Duration(1_000 * MS)
     )

@@ -205,9 +205,9 @@ class Session:
                 self._turn_away(job, 503, about)
             elif self._transport is not None:
                 sender.start(self._transport, framed=False)
-                await sender.done
+                await asyncio.shield(sender.done)
         finally:
-            sender.abandon()
+            sender.abandon("cancelled" if self._cancelled else None)
             self._sender = None
 
     def _turn_away(self, job: Job, status: int, about: str | None) -> None:

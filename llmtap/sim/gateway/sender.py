@@ -77,10 +77,11 @@ class Sender:
         self._framed = framed
         self.wake()
 
-    def abandon(self) -> None:
-        """Whoever waited for it has gone."""
+    def abandon(self, outcome: str | None = None) -> None:
+        """Nobody waits for it any longer: the client has gone, or we end it while its connection is open."""
         if not self.done.done():
-            self._end("client_left")
+            is_open = self._transport is not None and not self._transport.is_closing()
+            self._end(outcome or ("cut" if is_open else "client_left"))
 
     def _next_ns(self) -> int:
         due_ns, made_ns = self._delivery.next_ns(), self._source.next_ns

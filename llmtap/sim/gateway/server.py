@@ -177,7 +177,7 @@ class SimServer:
                 return response  # the client has gone
             await response.prepare(request)
             sender.start(transport, framed=request.version >= HttpVersion11)
-            await sender.done
+            await asyncio.shield(sender.done)
         finally:
             sender.abandon()
         return response

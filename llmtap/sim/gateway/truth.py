@@ -65,8 +65,8 @@ class Truth(msgspec.Struct, kw_only=True):
     ended_ns: int = 0
     outcome: str = "client_left"
     """complete, refused (by a guardrail or the model), blocked, turned_away (the scheduler had no room for it
-    when it came), given_up (the scheduler had taken it), the name of the fault; client_left until the end is
-    reached."""
+    when it came), given_up (the scheduler had taken it), cancelled (by the client, on a connection that
+    stays), cut (the server was stopped), the name of the fault; client_left until the end is reached."""
     status: int = 200
     """Of HTTP; what another protocol says of it, as HTTP would."""
     finish: list[str | None] = []

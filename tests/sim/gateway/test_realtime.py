@@ -200,7 +200,7 @@ async def test_one_response_at_a_time_and_it_can_be_cancelled() -> None:
         await client.ask(response={"max_output_tokens": 3})
         await client.hear_until("response.done")
         truths = await ended(e, 2)
-    assert [truth["outcome"] for truth in truths] == ["client_left", "complete"]
+    assert [truth["outcome"] for truth in truths] == ["cancelled", "complete"]
     assert len(truths[0]["sent_ns"][0]) == done["usage"]["output_tokens"]
 
 
