@@ -10,7 +10,7 @@ import typer
 
 from llmtap.cli.main import app
 from llmtap.errors import ConfigError
-from llmtap.units import Duration, parse_duration_ns
+from llmtap.units import NS_PER_S, Duration, parse_duration_ns
 
 __all__ = ["replay"]
 
@@ -28,9 +28,13 @@ Examples:
 
   llmtap replay synthetic-uniform --target http://127.0.0.1:8000 --closed 32 --tokenizer models/mine
 
+Exit codes: 0 ok; 1 the figures are not to be believed, or some requests failed (the report says which); 2 a
+wrong option; 130 stopped by Ctrl-C, with the report so far.
+
 Keys come from the environment (OPENAI_API_KEY, or --api-key-env) or a file (--header-file), and are in no
 result."""
 
+RETRY_WAIT: Final = "30s"
 _FAILED: Final = 1
 _INTERRUPTED: Final = 130
 _ENDPOINTS: Final = {
@@ -42,7 +46,10 @@ _ENDPOINTS: Final = {
 @app.command(epilog=EPILOG)
 def replay(
     trace: Annotated[str, typer.Argument(metavar="TRACE", help="What to send.")] = "",
-    target: Annotated[str, typer.Option(metavar="URL", help="Where to: http://host:port[/prefix].")] = "",
+    target: Annotated[
+        str,
+        typer.Option(metavar="URL", help="Where to: http://host:port[/prefix], ws:// (Realtime) or grpc://."),
+    ] = "",
     source_format: Annotated[
         str | None,
         typer.Option("--from", metavar="NAME", help="Format of TRACE, where its content does not tell."),
@@ -67,7 +74,8 @@ def replay(
         float | None, typer.Option(metavar="X", help="X times as fast: bursts stay bursts.")
     ] = None,
     rate: Annotated[
-        float | None, typer.Option(metavar="RPS", help="The same, by the mean rate that comes of it.")
+        float | None,
+        typer.Option(metavar="RPS", help="The same, by the mean rate; of conversations, their first turns'."),
     ] = None,
     arrivals: Annotated[
         str | None,
@@ -135,13 +143,22 @@ def replay(
         str,
         typer.Option(
             metavar="auto|none|N",
-            help="Before measuring: 100 requests or 10,000 tokens until latency is stable (IETF 4.5), none (a"
+            help="Before measuring: 100 requests and 10,000 tokens, then until latency is stable (IETF 4.5);"
+            " none (a"
             " cold start), or N requests.",
         ),
     ] = "none",
     processes: Annotated[
         int, typer.Option(metavar="N", min=1, max=256, help="Sending processes; one schedule.")
     ] = 1,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Run them on that Ray cluster: auto, HOST:6379, ray://HOST:10001, or local. Prompts and keys"
+            " travel over it.",
+        ),
+    ] = None,
     realtime: Annotated[
         bool, typer.Option("--realtime", help="Ask for real-time priority for them (root).")
     ] = False,
@@ -155,7 +172,7 @@ def replay(
     ] = 0,
     retry_wait: Annotated[
         str, typer.Option(metavar="TIME", help="A Retry-After above it is not waited for.")
-    ] = "30s",
+    ] = RETRY_WAIT,
     stop_errors: Annotated[
         str | None,
         typer.Option(metavar="SHARE[/N]", help="Stop when so many of the latest N (100) failed: 50%."),
@@ -218,28 +235,38 @@ def replay(
     from llmtap.load.stopping import parse_stop_errors
     from llmtap.metrics.objectives import Objectives
     from llmtap.replay.options import ReplayOptions, read_headers
-    from llmtap.replay.perform import Replay
+    from llmtap.replay.perform import Replay, Stopped
     from llmtap.replay.plan import Asked, make_plan
 
     if slo is not None:
         Objectives.parse(slo, "--slo")
+    from llmtap.replay.protocols import protocol_of, refuse_meaningless
+
+    refuse_meaningless(
+        target,
+        {
+            "--endpoint": endpoint != "chat", "--body-field": bool(body_field), "--no-stream": no_stream,
+            "--fresh": fresh, "--retries": retries > 0, "--retry-wait": retry_wait != RETRY_WAIT,
+            "--server": server != "auto", "--ca": ca is not None, "--insecure": insecure,
+        },
+    )  # fmt: skip
     named = _ENDPOINTS[endpoint]
     timeout_ns = _duration("--timeout", timeout)
     from_ns, for_ns = _window(window)
     options = ReplayOptions(
         target=target, endpoint=named, model=model,
         headers=read_headers(header or [], header_file, api_key_env), tenant_header=tenant_header, ca=ca,
-        insecure=insecure, closed=closed, processes=processes, realtime=realtime, fresh=fresh,
+        insecure=insecure, closed=closed, processes=processes, ray=ray, realtime=realtime, fresh=fresh,
         timeout=timeout_ns, connect_timeout=_duration("--connect-timeout", connect_timeout),
         duration=None if duration is None else _duration("--duration", duration),
-        drain=timeout_ns if drain is None else _duration("--drain", drain),
+        drain=Duration(timeout_ns + NS_PER_S) if drain is None else _duration("--drain", drain),
         retries=retries, retry_wait=_duration("--retry-wait", retry_wait), warmup=warmup,
         limit_in_flight=limit_in_flight, request_ids="" if no_request_ids else "llmtap",
         stop_errors=None if stop_errors is None else parse_stop_errors(stop_errors),
         slo=slo, capture=capture, scrape=metrics,
     )  # fmt: skip
     body = BodyOptions(
-        endpoint=named, server=server, model=model, stream=not no_stream, seed=seed,  # type: ignore[arg-type]
+        endpoint=named, server=server, model=model, stream=not no_stream,  # type: ignore[arg-type]
         temperature=0.0, fields=parse_body_fields(body_field or []),
     )  # fmt: skip
     with watching() as audience:
@@ -248,12 +275,16 @@ def replay(
                 source=trace, source_format=source_format, requests=requests, rate_rps=rate, speed=speed,
                 arrivals=arrivals, window_from_ns=from_ns, window_for_ns=for_ns, share=share,
                 closed=closed is not None, as_recorded=as_recorded, tokenizer=tokenizer,
-                chat=named == "chat.completions", seed=seed,
+                chat=named == "chat.completions" and protocol_of(target) == "http", seed=seed,
             ),
             audience.reading,
         )  # fmt: skip
         one = Replay(plan, options, body, audience)
-        result = asyncio.run(_run(one))
+        try:
+            result = asyncio.run(_run(one))
+        except Stopped as exc:
+            print(f"llmtap: {exc}", file=sys.stderr)
+            raise typer.Exit(_INTERRUPTED) from None
     _tell(result, json, html)
     if result["load"]["stopped"] == "somebody stopped it":
         raise typer.Exit(_INTERRUPTED)

@@ -26,7 +26,8 @@ class Lines:
         pass
 
     def warming(self, how: str) -> None:
-        pass
+        if how != "none":
+            print("llmtap: warming the server up", file=sys.stderr)
 
     def sending(self, progress: Progress, planned: int) -> None:
         now_ns = SystemClock.mono_ns()

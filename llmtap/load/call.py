@@ -48,6 +48,7 @@ class Call:
     __slots__ = (
         "_again", "_answer_began", "_attempt", "_done", "_head_bytes", "_head_part", "_held", "_keep",
         "_observer", "_quiet_ns", "_request", "_scanner", "_sender", "_seq", "_stream", "_submit_ns",
+        "_submit_width_ns",
         "_timer", "_verdict", "began_ns", "connect_ns", "first_ns", "last_ns", "over", "request_bytes",
         "response_bytes", "retries", "row", "scheduled_ns",
     )  # fmt: skip
@@ -91,7 +92,7 @@ class Call:
         self._head_bytes = 0
         self._answer_began = False
         self._keep = False
-        self._submit_ns = 0
+        self._submit_ns = self._submit_width_ns = 0
         self._quiet_ns = QUIET_NS
         self.began_ns = 0
         """Dispatch of this attempt."""
@@ -115,8 +116,9 @@ class Call:
         self.request_bytes = len(request)
         while (stream := sender.pool.take(self, now_ns)) is not None:
             try:
+                before_ns = mono_ns()
                 if stream.write(request):
-                    self._submitted()
+                    self._submitted(before_ns)
             except OSError:
                 stream.close()  # it was closed, and nothing of the request has left: that is no attempt yet
                 continue
@@ -141,10 +143,17 @@ class Call:
         if self._submit_ns:
             observer.submitted(self._submit_ns, self._submit_ns - now_ns)
 
-    def _submitted(self) -> None:
-        t_ns = self._submit_ns = self.last_ns = mono_ns()
+    def _submitted(self, before_ns: int) -> None:
+        """The kernel took the last byte between `before_ns` and now.
+
+        The earlier end counts: a server on this host may answer before we have the CPU back. So a latency may
+        be too long, by no more than the exchange says that it is uncertain.
+        """
+        self.last_ns = mono_ns()
+        self._submit_ns = before_ns
+        self._submit_width_ns = self.last_ns - before_ns
         if self._observer is not None:
-            self._observer.submitted(t_ns, t_ns - self.began_ns)
+            self._observer.submitted(before_ns, before_ns - self.began_ns)
 
     # The waiter.
 
@@ -157,8 +166,9 @@ class Call:
         self.connect_ns = took_ns
         request, self._held = self._held, b""
         try:
+            before_ns = mono_ns()
             if stream.write(request):
-                self._submitted()
+                self._submitted(before_ns)
         except OSError as exc:
             stream.close()
             self._stream = None
@@ -284,7 +294,7 @@ class Call:
             self._fail(Outcome.UPSTREAM_RESET, said, "closed")
 
     def on_drained(self) -> None:
-        self._submitted()
+        self._submitted(mono_ns())
 
     # Retries: see load/retries.py.
 
@@ -378,9 +388,10 @@ class Call:
             self._timer = None
         sender.calls.pop(self, None)
         x = observer.finish(
-            None, outcome.value, None, error, 0, sender.uncertainty_ns(self.began_ns), self.request_bytes,
-            self.response_bytes,
+            None, outcome.value, None, error, 0, sender.lateness.worst_since(self.began_ns),
+            self.request_bytes, self.response_bytes,
         )  # fmt: skip
+        x.uncertainty_ns = max(x.uncertainty_ns, self._submit_width_ns)
         x.anchor = sender.timebase.steps
         if self.scheduled_ns is not None:
             x.scheduled_ns = self.scheduled_ns

@@ -1,44 +1,40 @@
 """The parent's side of a run: as many sending processes as wanted, one schedule, one start.
 
 Rows are dealt to the processes by conversation, in turn: a row's time depends on the plan alone, so that any
-number of processes sends the same schedule. All open their connections first and start at one moment of the
-clock that they share.
+number of processes sends the same schedule. All open their connections first and start at one moment: of the
+clock that processes of one host share, and of several as well as these compare (`host_clock.py`). What comes
+back is in our time.
 """
 
 import asyncio
-import contextlib
 import pickle
-import sys
 import tempfile
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import BinaryIO, Final
 
 import msgspec
 
-from llmtap.clock import SystemClock
+from llmtap.clock import Clock, SystemClock
 from llmtap.errors import ConfigError, LlmtapError
+from llmtap.load.asking import check_target
+from llmtap.load.host_clock import HostClock
+from llmtap.load.member import LocalMember, Member
 from llmtap.load.messages import Done, Frames, Progress, Ready, Script, Setup
 from llmtap.load.tally import Tally
-from llmtap.load.target import parse_target
 from llmtap.metrics.objectives import Objectives
 from llmtap.net.tls import client_context
 from llmtap.record.exchange import Exchange
-from llmtap.units import encode_special
 from llmtap.workload.requests import Requests
 
 __all__ = ["Crew", "Outcome", "dealt"]
 
-START_NS: Final = 100_000_000
-"""From the word to the start: time for all to hear it."""
 STOPPED: Final = "somebody stopped it"
-_READ_BYTES: Final = 1 << 18
 _COUNTS: Final = ("sent", "under_way", "ended", "failed", "left", "tokens", "skipped", "retries")
 _WORST: Final = tuple(name for name in Progress.__struct_fields__ if name.endswith("_ns"))
-
-mono_ns = SystemClock.mono_ns
 
 
 @dataclass(slots=True)
@@ -50,8 +46,10 @@ class Outcome:
     ended_ns: int
     done: list[Done] = field(default_factory=list)
     """Of each process that reported."""
-    lost: list[int] = field(default_factory=list)
-    """Of each that did not: its exit status (a signal's number below 0)."""
+    clocks: list[HostClock] = field(default_factory=list)
+    """Of the same: its host's."""
+    lost: list[int | None] = field(default_factory=list)
+    """Of each that did not: its exit status (a signal's number below 0), None where its host was lost."""
     lost_rows: int = 0
     """Rows those had: which of them were sent is not known, but for the exchanges they had put aside."""
     stopped: str | None = None
@@ -77,7 +75,7 @@ def dealt(requests: Requests, hands: int) -> list[list[int]]:
 
 
 class Crew:
-    """Sending processes, and the files they share with us. Use as a context manager."""
+    """Sending processes, and the files they leave with us. Use as a context manager."""
 
     def __init__(
         self,
@@ -88,10 +86,13 @@ class Crew:
         *,
         processes: int = 1,
         keep: bool = False,
+        hire: Callable[[], Member] = LocalMember,
+        clock: Clock | None = None,
     ) -> None:
         """`setup` names the file of bodies; slots and connections in it are those of all processes together.
 
-        `keep`: exchanges are wanted, not only their counts.
+        `keep`: exchanges are wanted, not only their counts. `hire`: where a process runs. `clock`: whose time
+        all is told in.
         """
         self._setup = setup
         self._requests = requests
@@ -99,12 +100,17 @@ class Crew:
         # A process without a slot would never send.
         hands = min(processes, setup.slots or processes, setup.limit_in_flight or processes)
         self._hands = [rows for rows in dealt(requests, hands) if rows]
+        self._members = [hire() for _ in self._hands]
+        self._clock = SystemClock() if clock is None else clock
         self._files = ExitStack()
-        self._spills: list[BinaryIO] = []
         self._keep = keep
-        self._procs: list[asyncio.subprocess.Process] = []
+        self._spills = [self._spill() for _ in self._hands] if keep else []
+        self._told: list[Member] = []
+        """Those that were started, and so hear what is said."""
         self._said: list[str] = []
-        self._stopping = False
+        self._stopping: str | None = None
+        """Why, once somebody said so."""
+        self._cutting = asyncio.Event()
         self._why: str | None = None
         """Why one of them stopped by itself, and with it all."""
 
@@ -118,43 +124,68 @@ class Crew:
         """Start them, wait for all to be over. `progress` is told the sums of all.
 
         Raises ConfigError for a target, a header or a certificate that cannot be used, LlmtapError when a
-        process ended before it was ready.
+        process could not be started, or ended before it was ready.
         """
         _check(self._setup)
-        told: list[Progress | None] = [None] * len(self._hands)
-        ready: list[asyncio.Future[int]] = [
+        sums: list[Progress | None] = [None] * len(self._hands)
+
+        def heard(i: int, part: Progress) -> None:
+            sums[i] = part
+            if part.gave_up is not None and self._stopping is None:
+                self._why = part.gave_up  # where one gives up, all do
+                self.stop(part.gave_up)
+            if progress is not None:
+                progress(_sum([p for p in sums if p is not None]))
+
+        ready: list[asyncio.Future[None]] = [
             asyncio.get_running_loop().create_future() for _ in self._hands
         ]  # fmt: skip
-        listening: list[asyncio.Task[Done | None]] = []
+        serving = [
+            asyncio.ensure_future(self._serve(i, ready[i], partial(heard, i))) for i in range(len(ready))
+        ]
         try:
-            for i, rows in enumerate(self._hands):
-                proc = await self._spawn(self._setup_of(i), self._requests, rows)
-                listener = self._listen(i, proc, ready[i], told, progress)
-                listening.append(asyncio.ensure_future(listener))
             await asyncio.gather(*ready)
-            began_ns = mono_ns() + START_NS
-            self._say(f"go {began_ns}")
-            reports = await asyncio.gather(*listening)
+            began_ns = self._clock.mono_ns() + max((m.lead_ns for m in self._members), default=0)
+            for member in self._told:
+                member.tell(f"go {member.clock.theirs(began_ns)}")
+            reports = await asyncio.gather(*serving)
         finally:
-            for proc in self._procs:
-                if proc.returncode is None:
-                    with contextlib.suppress(ProcessLookupError):
-                        proc.kill()
-                await proc.wait()
-            await asyncio.gather(*listening, return_exceptions=True)
+            for task in serving:
+                task.cancel()
+            await asyncio.gather(*serving, return_exceptions=True)
+            await asyncio.gather(*(member.kill() for member in self._members))
             for future in ready:
                 future.cancel()
         return self._outcome(began_ns, reports)
 
     @property
     def pids(self) -> list[int]:
-        """Of the sending processes, once they were started."""
-        return [proc.pid for proc in self._procs]
+        """Of the sending processes, once they were started; each on its own host."""
+        return [member.pid for member in self._members if member.pid is not None]
 
     def stop(self, why: str = STOPPED) -> None:
         """Send no more, and let answers end; the second time, don't wait for them."""
-        self._say(f"{'cut' if self._stopping else 'stop'} {why}")
-        self._stopping = True
+        words = f"{'stop' if self._stopping is None else 'cut'} {why}"
+        if self._stopping is not None:
+            self._cutting.set()
+        self._stopping = self._stopping or why
+        self._said.append(words)
+        for member in self._told:
+            member.tell(words)
+
+    def exchanges(self) -> Iterator[tuple[int, Exchange]]:
+        """Row and exchange of all that ended, by process, in the order of their ends; after the run.
+
+        Of a process that was lost, those that it had put aside.
+        """
+        for member, spill in zip(self._members, self._spills, strict=self._keep):
+            spill.seek(0)
+            while True:
+                try:
+                    row, x = pickle.load(spill)
+                except (EOFError, pickle.UnpicklingError):
+                    break  # the end, or what was being written when the process was lost
+                yield row, member.clock.place(x)
 
     def _setup_of(self, i: int) -> Setup:
         """The share of process `i`."""
@@ -169,115 +200,108 @@ class Crew:
             open=_share(setup.open, i, hands),
         )
 
-    def _outcome(self, began_ns: int, reports: Sequence[Done | None]) -> Outcome:
-        setup = self._setup
-        tally = Tally(Objectives.parse(setup.slo) if setup.slo else None)
-        out = Outcome(tally, began_ns, began_ns, stopped=self._why)
-        for proc, rows, done in zip(self._procs, self._hands, reports, strict=True):
-            if done is None:
-                out.lost.append(proc.returncode or 0)
-                out.lost_rows += len(rows)
-                tally.planned += len(rows)
-                continue
-            tally.merge_bytes(done.tally)
-            out.done.append(done)
-            out.ended_ns = max(out.ended_ns, done.ended_ns)
-            out.stopped = out.stopped or done.stopped
-        return out
+    def _spill(self) -> BinaryIO:
+        file: BinaryIO = self._files.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 (`__exit__` closes it)
+        return file
 
-    def exchanges(self) -> Iterator[tuple[int, Exchange]]:
-        """Row and exchange of all that ended, by process, in the order of their ends; after the run.
+    async def _serve(
+        self, i: int, ready: "asyncio.Future[None]", heard: Callable[[Progress], None]
+    ) -> "Done | Lost | None":
+        """Process `i` from its start to its end; None where it was called off before it had started."""
+        member = self._members[i]
+        try:
+            if not await self._start(i, member):
+                ready.set_result(None)
+                return None
+            done: Done | None = None
+            frames = Frames()
+            while data := await member.read():
+                for message in frames.feed(data):
+                    match message:
+                        case Ready():
+                            ready.set_result(None)
+                        case Progress():
+                            heard(message)
+                        case Done():
+                            done = message
+            status = await member.ended()
+        except Exception as exc:
+            if ready.done():
+                raise
+            ready.set_exception(exc)
+            return None
+        if not ready.done():
+            if done is not None:
+                ready.set_result(None)  # it was called off before
+            else:
+                ready.set_exception(LlmtapError(f"a sending process ended at once, {_by(status)}"))
+        return Lost(status) if done is None else done
 
-        Of a process that was lost, those that it had put aside.
-        """
-        for spill in self._spills:
-            spill.seek(0)
-            while True:
-                try:
-                    yield pickle.load(spill)
-                except (EOFError, pickle.UnpicklingError):
-                    break  # the end, or what was being written when the process was lost
-
-    def _say(self, words: str) -> None:
-        self._said.append(words)
-        for proc in self._procs:
-            _tell(proc, words)
-
-    async def _spawn(
-        self, setup: Setup, requests: Requests, rows: Sequence[int]
-    ) -> asyncio.subprocess.Process:
+    async def _start(self, i: int, member: Member) -> bool:
+        """False: it was called off meanwhile."""
+        requests, rows = self._requests, self._hands[i]
         script = Script(
             array("q", rows).tobytes(), requests.arrival_ns.tobytes(), requests.after.tobytes(),
             requests.think_ns.tobytes(), requests.tenants, *self._bodies,
         )  # fmt: skip
-        spill: BinaryIO | None = None
-        if self._keep:
-            spill = self._files.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 (`__exit__` closes it)
-            self._spills.append(spill)
-        with tempfile.TemporaryFile() as file:
-            file.write(msgspec.msgpack.encode(script))
-            file.flush()
-            own = msgspec.structs.replace(
-                setup, script_fd=file.fileno(), spill_fd=None if spill is None else spill.fileno()
-            )
-            fds = [file.fileno(), setup.bodies_fd, *([] if spill is None else [spill.fileno()])]
-            proc = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "llmtap.load", stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE, pass_fds=fds,
-            )  # fmt: skip
-        self._procs.append(proc)
-        _tell(proc, msgspec.json.encode(own, enc_hook=encode_special).decode())
-        for words in self._said:
-            _tell(proc, words)
-        return proc
-
-    async def _listen(
-        self,
-        i: int,
-        proc: asyncio.subprocess.Process,
-        ready: "asyncio.Future[int]",
-        told: list[Progress | None],
-        progress: Callable[[Progress], None] | None,
-    ) -> Done | None:
-        frames = Frames()
-        done: Done | None = None
-        assert proc.stdout is not None
+        spill = self._spills[i] if self._keep else None
+        starting = asyncio.ensure_future(member.start(self._setup_of(i), script, spill))
+        cutting = asyncio.ensure_future(self._cutting.wait())
         try:
-            while data := await proc.stdout.read(_READ_BYTES):
-                for message in frames.feed(data):
-                    match message:
-                        case Ready():
-                            ready.set_result(message.connections)
-                        case Progress():
-                            told[i] = message
-                            self._heed(message)
-                            if progress is not None:
-                                progress(_sum([p for p in told if p is not None]))
-                        case Done():
-                            done = message
-            await proc.wait()
+            await asyncio.wait((starting, cutting), return_when=asyncio.FIRST_COMPLETED)
+            if not starting.done():
+                return False
+            starting.result()
         finally:
-            if not ready.done():
-                if done is not None:
-                    ready.set_result(0)  # it was called off before
-                else:
-                    ready.set_exception(
-                        LlmtapError(f"a sending process ended at once, with status {proc.returncode}")
-                    )
-        return done
+            for task in (starting, cutting):
+                task.cancel()
+            await asyncio.gather(starting, cutting, return_exceptions=True)
+        for words in self._said:
+            member.tell(words)
+        self._told.append(member)
+        return True
 
-    def _heed(self, message: Progress) -> None:
-        """Where one gives up, all do."""
-        if message.gave_up is not None and not self._stopping:
-            self._why = message.gave_up
-            self.stop(message.gave_up)
+    def _outcome(self, began_ns: int, reports: "Sequence[Done | Lost | None]") -> Outcome:
+        setup = self._setup
+        tally = Tally(Objectives.parse(setup.slo) if setup.slo else None)
+        out = Outcome(tally, began_ns, began_ns, stopped=self._why)
+        for member, rows, report in zip(self._members, self._hands, reports, strict=True):
+            match report:
+                case None:
+                    tally.planned += len(rows)
+                    out.stopped = out.stopped or self._stopping
+                case Lost():
+                    out.lost.append(report.status)
+                    out.lost_rows += len(rows)
+                    tally.planned += len(rows)
+                case Done():
+                    clock = member.clock
+                    done = msgspec.structs.replace(
+                        report, began_ns=clock.ours(report.began_ns), ended_ns=clock.ours(report.ended_ns),
+                        spill_error=report.spill_error or member.spill_error,
+                    )  # fmt: skip
+                    tally.merge_bytes(done.tally, None if clock.shared else clock.ours)
+                    out.done.append(done)
+                    out.clocks.append(clock)
+                    out.ended_ns = max(out.ended_ns, done.ended_ns)
+                    out.stopped = out.stopped or done.stopped
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A process that never reported."""
+
+    status: int | None
+
+
+def _by(status: int | None) -> str:
+    return "with its host" if status is None else f"with status {status}"
 
 
 def _check(setup: Setup) -> None:
     """Raises the ConfigErrors that every sending process would raise."""
-    headers = [(name.encode(), value.encode()) for name, value in setup.headers]
-    target = parse_target(setup.url, setup.endpoint, headers)
-    if target.origin.tls:
+    if check_target(setup):
         try:
             client_context(setup.ca, setup.verify)
         except ConfigError as exc:
@@ -287,11 +311,6 @@ def _check(setup: Setup) -> None:
     limit = setup.limit_in_flight
     if limit is not None and (limit < 1 or setup.slots is not None):
         raise ConfigError("--limit-in-flight", "it is at least 1, and only an open loop has one")
-
-
-def _tell(proc: asyncio.subprocess.Process, words: str) -> None:
-    if proc.stdin is not None and not proc.stdin.is_closing():
-        proc.stdin.write(words.encode() + b"\n")
 
 
 def _share(whole: int, i: int, shares: int) -> int:

@@ -27,7 +27,7 @@ from llmtap.wire.verdicts import INPUT, of_finish_reason
 from llmtap.workload.counter import as_text
 from llmtap.workload.prompt import Prompt
 
-__all__ = ["GrpcTarget"]
+__all__ = ["GrpcTarget", "metadata_of", "parse_grpc"]
 
 TIMEOUT_NS: Final = 600 * NS_PER_S
 """From dispatch to the end of the answer, as for HTTP."""
@@ -56,27 +56,17 @@ class GrpcTarget:
 
         Raises ConfigError that names `place`, or `--header`.
         """
-        parts = urlsplit(url)
-        try:
-            port = parts.port
-        except ValueError as exc:
-            raise ConfigError(place, f"{url!r} is no URL: {exc}") from None
-        if parts.scheme != "grpc" or not parts.hostname or port is None or parts.path.strip("/"):
-            raise ConfigError(place, f"{url!r} is no address of gRPC", "write it like grpc://127.0.0.1:8001")
-        try:
-            # RFC 9113 8.2: names are in lower case.
-            self._metadata = [(key.decode("ascii").lower(), value.decode("ascii")) for key, value in headers]
-        except UnicodeDecodeError:
-            raise ConfigError("--header", "metadata of gRPC is ASCII") from None
+        address = parse_grpc(url, place)
+        self._metadata = metadata_of(headers)
         self.model = model
         self._tenant_header = None if tenant_header is None else tenant_header.lower()
         self._exact = exact_output
         self._timeout_ns = timeout_ns
         self._name = name
         self._seq = 0
-        self._lateness = Lateness(asyncio.get_running_loop(), kernel=False)
+        self.lateness = Lateness(asyncio.get_running_loop(), kernel=False)
         self._channel = grpc.aio.insecure_channel(
-            parts.netloc,
+            address,
             options=(
                 ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX), ("grpc.enable_retries", 0),
                 ("grpc.use_local_subchannel_pool", 1),
@@ -85,14 +75,25 @@ class GrpcTarget:
         # On the wire a call that sends one message is the same whether it might have sent more, and of one
         # that might, gRPC says when it took the message.
         self._call = self._channel.stream_stream(METHOD)
-        self._calls: set[Any] = set()
+        self._calls: dict[str, tuple[Any, _Answer]] = {}
+        self.connects = 0
+        """One, once it was asked for; how often gRPC had to connect again nobody hears."""
+        self.reuses = 0
 
     async def ask(
-        self, *, scheduled_ns: int | None, prompt: Prompt, output_tokens: int, tenant: str | None
+        self,
+        *,
+        scheduled_ns: int | None,
+        prompt: Prompt,
+        output_tokens: int,
+        tenant: str | None,
+        request_id: str | None = None,
     ) -> Exchange:
         """One request now, and its Exchange when it is over."""
         self._seq += 1
-        request_id = f"{self._name}-{self._seq}"
+        self.reuses += self.connects
+        self.connects = 1
+        request_id = request_id or f"{self._name}-{self._seq}"
         output = max(1, output_tokens)
         request = write_request(
             Request(
@@ -106,38 +107,69 @@ class GrpcTarget:
         began_ns = mono_ns()
         answer = _Answer(
             Exchange(
-                self._name, self._seq, self._lateness.timebase.anchor.to_wall_ns(began_ns),
+                self._name, self._seq, self.lateness.timebase.anchor.to_wall_ns(began_ns),
                 Timeline(began_ns, request_end_ns=began_ns), method="POST", path=METHOD,
                 endpoint="inference.generate", dialect="grpc", model=self.model, tenant=tenant or "default",
                 request_id=request_id, stream=True, scheduled_ns=scheduled_ns, request_bytes=len(request),
             )
         )  # fmt: skip
         call = self._call(metadata=metadata)
-        self._calls.add(call)
+        self._calls[request_id] = call, answer
         try:
             async with asyncio.timeout(self._timeout_ns / NS_PER_S):
                 await answer.hear(call, request)
         except TimeoutError:
             answer.outcome, answer.error = Outcome.UPSTREAM_TIMEOUT, "no end of the answer in time"
         finally:
-            self._calls.discard(call)
+            del self._calls[request_id]
             call.cancel()  # does nothing to one that is over
-        x = answer.finished(self._lateness.worst_since(began_ns))
+        x = answer.finished(self.lateness.worst_since(began_ns))
         if scheduled_ns is not None:
             x.dispatch_late_ns = began_ns - scheduled_ns
-        x.anchor = self._lateness.timebase.steps
+        x.anchor = self.lateness.timebase.steps
         return x
 
-    async def open(self) -> None:
-        """Connect beforehand. Returns when it stands; a server that is not there is waited for."""
+    async def open(self, connections: int = 1) -> int:
+        """Connect beforehand: once, for all calls. Returns when it stands; a server that is not there is
+        waited for."""
         await self._channel.channel_ready()
+        self.connects = 1
+        return 1
+
+    def cancel(self, request_id: str) -> None:
+        """It ends in a moment, as cancelled; nothing where it has ended."""
+        if request_id in self._calls:
+            call, answer = self._calls[request_id]
+            call.cancel()
+            answer.call_off()
 
     async def close(self) -> None:
         """Close the connection; what is under way ends as cancelled."""
-        for call in list(self._calls):
-            call.cancel()
+        for request_id in list(self._calls):
+            self.cancel(request_id)
         await self._channel.close(None)
-        self._lateness.close()
+        self.lateness.close()
+
+
+def parse_grpc(url: str, place: str = "--target") -> str:
+    """The address in `grpc://host:port`. Raises ConfigError that names `place`."""
+    parts = urlsplit(url)
+    try:
+        port = parts.port
+    except ValueError as exc:
+        raise ConfigError(place, f"{url!r} is no URL: {exc}") from None
+    if parts.scheme != "grpc" or not parts.hostname or port is None or parts.path.strip("/"):
+        raise ConfigError(place, f"{url!r} is no address of gRPC", "write it like grpc://127.0.0.1:8001")
+    return parts.netloc
+
+
+def metadata_of(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
+    """Fields as metadata. Raises ConfigError that names `--header`."""
+    try:
+        # RFC 9113 8.2: names are in lower case.
+        return [(key.decode("ascii").lower(), value.decode("ascii")) for key, value in headers]
+    except UnicodeDecodeError:
+        raise ConfigError("--header", "metadata of gRPC is ASCII") from None
 
 
 class _Answer:
@@ -149,14 +181,28 @@ class _Answer:
         self.error: str | None = None
         self._counts: Counts | None = None
         self._declared = 0
+        self._writing: asyncio.Task[Any] | None = None
+        self._called_off = False
+        self._submit_width_ns = 0
+        """How much earlier than `submit` gRPC may have taken it."""
         self._interventions = Interventions()
+
+    def call_off(self) -> None:
+        """Its call is cancelled. A write that waits for a connection would not hear of it."""
+        if self._writing is not None:
+            self._writing.cancel()
+            self._called_off = True
 
     async def hear(self, call: Any, request: bytes) -> None:
         """The whole call. Nothing that the world does to it is raised."""
         t = self._x.timeline
         try:
+            self._writing = asyncio.current_task()
+            before_ns = mono_ns()
             await call.write(request)
             t.submit_ns = mono_ns()
+            self._writing = None
+            self._submit_width_ns = t.submit_ns - before_ns
             await call.done_writing()
             while (message := await call.read()) is not grpc.aio.EOF:
                 t_ns = mono_ns()
@@ -173,6 +219,8 @@ class _Answer:
             code, details = await call.code(), await call.details()
         except asyncio.CancelledError:
             task = asyncio.current_task()
+            if self._called_off and task is not None:
+                task.uncancel()
             if task is None or task.cancelling():
                 raise  # we were, and not the call
             code, details = grpc.StatusCode.CANCELLED, None
@@ -241,7 +289,7 @@ class _Answer:
     def finished(self, lag_ns: int) -> Exchange:
         """The Exchange, as an observer of HTTP would have it."""
         x = self._x
-        x.uncertainty_ns = lag_ns
+        x.uncertainty_ns = max(lag_ns, self._submit_width_ns)
         counts = self._counts
         if counts is not None:
             x.tokens = Tokens(

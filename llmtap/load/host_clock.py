@@ -1,4 +1,4 @@
-"""The clocks of another host against ours: how a load that several hosts send has one start and one time axis.
+"""The clocks of another host against ours, so that a load sent by several has one start and one time axis.
 
 Monotonic clocks count from each host's own boot. A reading of the other's clock, asked for and heard, is
 right within half of the round trip (Cristian's algorithm: it was taken somewhere in between), so the quickest

@@ -28,6 +28,8 @@ class Setup(msgspec.Struct, kw_only=True):
     endpoint: str
     headers: list[tuple[str, str]] = []
     tenant_header: str | None = None
+    exact_output: bool = False
+    """Realtime, gRPC: answers are to have as many tokens as asked for. Bodies of HTTP say so themselves."""
     request_ids: str = ""
     """What each X-Request-Id begins with, before a hyphen and the row; empty: none is sent."""
     ca: str | None = None

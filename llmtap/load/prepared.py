@@ -12,20 +12,31 @@ from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import IO, Final, Self
+from typing import IO, Final, Protocol, Self
 
 from llmtap.errors import ConfigError
-from llmtap.load.bodies import BodyMaker
 from llmtap.workload.fitted_prompts import FittedSource
 from llmtap.workload.fitting import Fitted, in_batches
 from llmtap.workload.prompt import Prompt, PromptSource
 from llmtap.workload.requests import Requests
 
-__all__ = ["Prepared", "PromptLengths", "prepare"]
+__all__ = ["Maker", "Prepared", "PromptLengths", "prepare"]
 
 WRITE_BYTES: Final = 1 << 20
 KNOWN_MAX: Final = 1 << 18
 """Distinct bodies that are remembered, in some 40 MB; beyond them identical ones are written again."""
+
+
+class Maker(Protocol):
+    """Makes bodies."""
+
+    def body(self, prompt: Prompt, output: int) -> bytes:
+        """Of a request for `output` tokens."""
+        ...
+
+    def captured(self, body: bytes) -> bytes:
+        """Of a row that has one of its own."""
+        ...
 
 
 @dataclass(slots=True)
@@ -100,7 +111,7 @@ class Prepared:
 def prepare(
     requests: Requests,
     prompts: PromptSource | None,
-    maker: BodyMaker,
+    maker: Maker,
     progress: Callable[[int, int], None] | None = None,
 ) -> Prepared:
     """The bodies of all rows: the row's own where the trace has it, else made of its prompt.
@@ -141,7 +152,7 @@ def prepare(
 def _bodies(
     requests: Requests,
     prompts: PromptSource | None,
-    maker: BodyMaker,
+    maker: Maker,
     rows: list[int],
     lengths: PromptLengths,
 ) -> Iterable[tuple[int, bytes, int]]:

@@ -70,13 +70,15 @@ class Answer:
         """The kind of the error that came in place of a response."""
         self.status: int | None = 101
         self.submit_ns: int | None = None
+        self.submit_width_ns = 0
+        """How much later than that it may have been."""
         self.created = False
         """The server has begun a response."""
         self.response_bytes = 0
 
-    def submitted(self, t_ns: int, began_ns: int) -> None:
-        """The kernel has all of the request since then."""
-        self.submit_ns = t_ns
+    def submitted(self, t_ns: int, began_ns: int, width_ns: int = 0) -> None:
+        """The kernel took the last of the request then, or up to `width_ns` later."""
+        self.submit_ns, self.submit_width_ns = t_ns, width_ns
         self.observer.submitted(t_ns, t_ns - began_ns)
 
     def end(self, t_ns: int) -> None:
@@ -160,9 +162,14 @@ class RealtimeSession:
         self._answer = answer
         answer.observer.upgraded(self._began_ns)
         if self._submit_ns is not None:
-            answer.submitted(self._submit_ns, self._began_ns)
+            # The earlier end, as over HTTP: a server on this host may answer before we have the CPU back.
+            answer.submitted(self._began_ns, self._began_ns, self._submit_ns - self._began_ns)
         if self._broken is not None:
             self._end(Outcome.UPSTREAM_RESET, self._broken)
+
+    def call_off(self) -> None:
+        """Whoever waits for it to be open has gone."""
+        self._fail_opening(Outcome.CLIENT_CANCELLED, "the run was over")
 
     def look_again(self, now_ns: int) -> None:
         """The loop may have stopped watching a socket that was reset: see `net/stream.py`."""

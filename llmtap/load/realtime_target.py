@@ -23,7 +23,8 @@ from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError
 from llmtap.load.lateness import Lateness
 from llmtap.load.realtime_session import Answer, OpeningFailed, RealtimeSession
-from llmtap.net.pool import Pool, parse_origin
+from llmtap.net.pool import Origin, Pool, parse_origin
+from llmtap.net.stream import keep_stamps_on
 from llmtap.record.exchange import OUTPUT, Exchange
 from llmtap.record.observer import Observer
 from llmtap.record.outcome import Outcome, TokenSource
@@ -31,11 +32,12 @@ from llmtap.units import NS_PER_S
 from llmtap.wire.websocket_frame import frame
 from llmtap.workload.prompt import Prompt
 
-__all__ = ["RealtimeTarget"]
+__all__ = ["RealtimeTarget", "parse_realtime"]
 
 PATH: Final = "/v1/realtime"
 TIMEOUT_NS: Final = 600 * NS_PER_S
 """From dispatch to the end of the answer, as for HTTP."""
+CONNECT_TIMEOUT_NS: Final = 10 * NS_PER_S
 SWEEP_S: Final = 0.1
 
 mono_ns = SystemClock.mono_ns
@@ -55,6 +57,7 @@ class RealtimeTarget:
         exact_output: bool = False,
         clock: str = "kernel",
         timeout_ns: int = TIMEOUT_NS,
+        connect_timeout_ns: int = CONNECT_TIMEOUT_NS,
         tls: ssl.SSLContext | None = None,
         name: str = "load",
         place: str = "--target",
@@ -64,18 +67,14 @@ class RealtimeTarget:
         `headers` go with the upgrade and nowhere else: they may be secret. `exact_output` also sends
         `ignore_eos` and `min_tokens`, which only some servers know. Raises ConfigError that names `place`.
         """
-        parts = urlsplit(url)
-        if parts.scheme not in ("ws", "wss"):
-            raise ConfigError(place, f"{url!r} is no URL of a WebSocket", "write it like ws://127.0.0.1:8000")
-        self.model = model or next(iter(parse_qs(parts.query).get("model", ())), None)
-        scheme = "https" if parts.scheme == "wss" else "http"
-        origin = parse_origin(urlunsplit((scheme, parts.netloc, "", "", "")), place)
+        origin, path, named = parse_realtime(url, place)
+        self.model = model or named
         if origin.tls and tls is None:
             raise ConfigError(place, "wss needs a TLS context")
         kernel = clock == "kernel" and not origin.tls
         self.clock = "kernel" if kernel else "mono"
         query = f"?{urlencode({'model': self.model})}" if self.model else ""
-        self._path = ((parts.path.rstrip("/") or PATH) + query).encode()
+        self._path = (path + query).encode()
         self._authority = origin.authority
         self._headers = list(headers)
         self._tenant_header = None if tenant_header is None else tenant_header.encode()
@@ -84,13 +83,19 @@ class RealtimeTarget:
         self._name = name
         self._seq = 0
         loop = asyncio.get_running_loop()
-        self._lateness = Lateness(loop, kernel=kernel)
+        self.lateness = Lateness(loop, kernel=kernel)
+        self._stamped = keep_stamps_on() if kernel else None
         self._pool = Pool(
-            loop, origin, self._lateness.timebase, clock=self.clock, idle_max=0, idle_ns=0,
-            connect_ns=timeout_ns, tls=tls, server_name=None,
+            loop, origin, self.lateness.timebase, clock=self.clock, idle_max=0, idle_ns=0,
+            connect_ns=connect_timeout_ns, tls=tls, server_name=None,
         )  # fmt: skip
         self._idle: dict[str | None, list[RealtimeSession]] = {}
         self._sessions: set[RealtimeSession] = set()
+        self._under_way: dict[str, tuple[RealtimeSession, Answer]] = {}
+        self.connects = 0
+        """Sessions that were begun."""
+        self.reuses = 0
+        """Requests on one that was there."""
         self._timer = loop.call_later(SWEEP_S, self._sweep)
 
     async def open(self, sessions: int, tenant: str | None = None) -> int:
@@ -106,14 +111,20 @@ class RealtimeTarget:
         return len(idle)
 
     async def ask(
-        self, *, scheduled_ns: int | None, prompt: Prompt, output_tokens: int, tenant: str | None
+        self,
+        *,
+        scheduled_ns: int | None,
+        prompt: Prompt,
+        output_tokens: int,
+        tenant: str | None,
+        request_id: str | None = None,
     ) -> Exchange:
         """One request now, and its Exchange when it is over.
 
         Raises ConfigError for a prompt that is no text.
         """
         self._seq += 1
-        seq, request_id = self._seq, f"{self._name}-{self._seq}"
+        seq, request_id = self._seq, request_id or f"{self._name}-{self._seq}"
         message = self._message(prompt, output_tokens, request_id)
         data = frame(message, key=os.urandom(4))
         began_ns = mono_ns()
@@ -122,13 +133,15 @@ class RealtimeTarget:
         if session is None:
             session = self._new(tenant)
         else:
+            self.reuses += 1
             session.send(data)
         observer = Observer(
-            self._name, seq, began_ns, self._lateness.timebase.anchor.to_wall_ns(began_ns),
+            self._name, seq, began_ns, self.lateness.timebase.anchor.to_wall_ns(began_ns),
             session.upgrade, self.clock,
         )  # fmt: skip
         observer.request_end(began_ns)
         answer = Answer(observer, request_id)
+        self._under_way[request_id] = (session, answer)
         try:
             async with asyncio.timeout(self._timeout_ns / NS_PER_S):
                 if fresh:
@@ -143,6 +156,7 @@ class RealtimeTarget:
             what = "connection" if answer.submit_ns is None else "end of the answer"
             answer.fail(Outcome.UPSTREAM_TIMEOUT, f"no {what} in time")
         finally:
+            del self._under_way[request_id]
             if session.reusable:
                 self._give_back(session)
             else:
@@ -152,13 +166,22 @@ class RealtimeTarget:
             x.scheduled_ns, x.dispatch_late_ns = scheduled_ns, began_ns - scheduled_ns
         return x
 
+    def cancel(self, request_id: str) -> None:
+        """It ends in a moment, as cancelled; nothing where it has ended."""
+        if request_id in self._under_way:
+            session, answer = self._under_way[request_id]
+            answer.fail(Outcome.CLIENT_CANCELLED, "the run was over")
+            session.call_off()
+
     async def close(self) -> None:
         """Leave every session; what is under way ends as cancelled."""
         for session in list(self._sessions):
             session.leave()
         self._timer.cancel()
         self._pool.close()
-        self._lateness.close()
+        self.lateness.close()
+        if self._stamped is not None:
+            self._stamped.close()
 
     def _sweep(self) -> None:
         now_ns = mono_ns()
@@ -168,13 +191,14 @@ class RealtimeTarget:
 
     def _finished(self, answer: Answer, began_ns: int, tenant: str | None, request_bytes: int) -> Exchange:
         x = answer.observer.finish(
-            None, answer.outcome.value, answer.status, answer.error, 0, self._lateness.worst_since(began_ns),
+            None, answer.outcome.value, answer.status, answer.error, 0, self.lateness.worst_since(began_ns),
             request_bytes, answer.response_bytes,
         )  # fmt: skip
         if answer.refused is not None and x.outcome is Outcome.COMPLETE:
             x.outcome = Outcome.UPSTREAM_ERROR
             x.error = f"upstream sent an error in its answer ({answer.refused})"
-        x.request_id, x.anchor = answer.request_id, self._lateness.timebase.steps
+        x.uncertainty_ns = max(x.uncertainty_ns, answer.submit_width_ns)
+        x.request_id, x.anchor = answer.request_id, self.lateness.timebase.steps
         x.model = self.model or x.response_model
         x.tenant = tenant or x.tenant
         # The tunnel is no answer to the request that opened it; this exchange is the answer to our message.
@@ -207,6 +231,7 @@ class RealtimeTarget:
         lines += [name + b": " + value for name, value in self._headers]
         if self._tenant_header is not None and tenant is not None:
             lines.append(self._tenant_header + b": " + tenant.encode())
+        self.connects += 1
         session = RealtimeSession(self._pool, b"\r\n".join((*lines, b"", b"")), key, tenant, self._sessions)
         self._sessions.add(session)
         return session
@@ -224,6 +249,19 @@ class RealtimeTarget:
         if self._exact:
             response |= {"ignore_eos": True, "min_tokens": max(1, output_tokens)}
         return _encode({"type": "response.create", "event_id": request_id, "response": response})
+
+
+def parse_realtime(url: str, place: str = "--target") -> tuple[Origin, str, str | None]:
+    """Where a server of `ws://host:port[/path][?model=NAME]` is, the path, and the model that is named.
+
+    Raises ConfigError that names `place`.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("ws", "wss"):
+        raise ConfigError(place, f"{url!r} is no URL of a WebSocket", "write it like ws://127.0.0.1:8000")
+    scheme = "https" if parts.scheme == "wss" else "http"
+    origin = parse_origin(urlunsplit((scheme, parts.netloc, "", "", "")), place)
+    return origin, parts.path.rstrip("/") or PATH, next(iter(parse_qs(parts.query).get("model", ())), None)
 
 
 def _items(said: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:

@@ -5,9 +5,8 @@ from collections.abc import Callable
 from typing import Final
 
 from llmtap.clock import SystemClock
-from llmtap.load.call import Call
 from llmtap.load.schedule import Schedule
-from llmtap.load.sender import Sender
+from llmtap.load.sending import Sending, Underway
 from llmtap.load.stopping import ErrorWatch, StopErrors
 from llmtap.net.pacing import Pacer, Waker
 from llmtap.record.exchange import Exchange
@@ -42,7 +41,7 @@ class Run:
 
     def __init__(
         self,
-        sender: Sender,
+        sender: Sending,
         schedule: Schedule,
         body: Callable[[int], bytes],
         keep: Callable[[int, Exchange], None],
@@ -129,7 +128,7 @@ class Run:
         self._settle()
         return self._due_ns()
 
-    def _done(self, call: Call, x: Exchange) -> None:
+    def _done(self, call: Underway, x: Exchange) -> None:
         now_ns = mono_ns()
         # A reader begins to think when the answer is there, not when we have got round to it.
         end_ns = min(now_ns, x.timeline.response_end_ns or now_ns)

@@ -17,10 +17,10 @@ import msgspec
 
 from llmtap.clock import SystemClock
 from llmtap.load.call import Call
+from llmtap.load.lateness import Lateness
 from llmtap.load.target import Target
-from llmtap.net.lag import LagMeter
 from llmtap.net.pool import Pool
-from llmtap.net.stream import Stream, Timebase, keep_stamps_on
+from llmtap.net.stream import Stream, keep_stamps_on
 from llmtap.record.exchange import Exchange
 from llmtap.units import NS_PER_S, Duration
 
@@ -30,10 +30,6 @@ SWEEP_S: Final = 0.05
 """How often time-outs are looked for, and streams that fell silent; with thousands under way, less often."""
 LOOKS_MAX: Final = 128
 """Calls looked at in one go: together some 50 us, in which nothing is sent."""
-PROBE_S: Final = 0.01
-PROBE_GRAIN_NS: Final = 1_100_000
-"""The loop's timers have a grain of 1 ms: only what exceeds it is known to be lateness."""
-KERNEL_FLOOR_NS: Final = 50_000
 OPENED_AT_ONCE: Final = 128
 """Connections asked for at a time before a run: the queue of a listener has room for so many."""
 
@@ -78,13 +74,9 @@ class Sender:
         self.options = options
         kernel = options.clock == "kernel" and tls is None
         self.clock = "kernel" if kernel else "mono"
-        probe_ns = int(PROBE_S * 1e9) + PROBE_GRAIN_NS
-        self.lag = (
-            LagMeter(KERNEL_FLOOR_NS, blind_ns=probe_ns, blind_from_ns=probe_ns)
-            if kernel
-            else LagMeter(PROBE_GRAIN_NS, blind_ns=probe_ns)
-        )
-        self.timebase = Timebase(SystemClock(), self.lag)
+        self._unseen: list[Call] = []
+        self.lateness = Lateness(loop, kernel=kernel, each=self._look)
+        self.timebase = self.lateness.timebase
         self.pool = Pool(
             loop, target.origin, self.timebase, clock=self.clock,
             idle_max=0 if options.fresh else 1 << 20, idle_ns=60 * NS_PER_S,
@@ -92,7 +84,6 @@ class Sender:
         )  # fmt: skip
         self.calls: dict[Call, None] = {}
         """Under way, in the order of their dispatch."""
-        self._unseen: list[Call] = []
         self.sent = 0
         """Requests begun; a retry is no other request."""
         self.retries: Counter[str] = Counter()
@@ -103,10 +94,7 @@ class Sender:
         if options.model is not None:
             self.told = msgspec.json.encode({"model": options.model, "stream": options.stream})
         self._stamped = keep_stamps_on() if kernel else None
-        self._timer: asyncio.TimerHandle | None = loop.call_later(SWEEP_S, self._sweep)
-        self._probe: asyncio.TimerHandle | None = None
-        self._probe_due_ns = 0
-        self._start_probe()
+        self._timer = loop.call_later(SWEEP_S, self._sweep)
 
     def send(
         self,
@@ -136,6 +124,16 @@ class Sender:
                 await opening.settled
         return self.pool.idle
 
+    @property
+    def connects(self) -> int:
+        """Connections that were opened."""
+        return self.pool.connects
+
+    @property
+    def reuses(self) -> int:
+        """Requests on one that was there."""
+        return self.pool.reuses
+
     def stop_retrying(self) -> None:
         """Nothing is sent again from now on; what waits for it ends as its last attempt did."""
         self.retrying = False
@@ -146,35 +144,13 @@ class Sender:
         """Cut what is under way, each with its Exchange, and give all connections back."""
         for call in list(self.calls):
             call.cancel("the run was over")
-        for timer in (self._timer, self._probe):
-            if timer is not None:
-                timer.cancel()
+        self._timer.cancel()
+        self.lateness.close()
         self.pool.close()
         if self._stamped is not None:
             self._stamped.close()
 
-    # ---------------------------------------------------------------- our own lateness, and time-outs
-
-    def uncertainty_ns(self, since_ns: int) -> int:
-        """The worst time that a byte may have waited unread since then."""
-        now_ns = mono_ns()
-        # The loop reads its sockets before it looks at its timers: after a stall the probe is still to come.
-        late_ns = now_ns - self._probe_due_ns - PROBE_GRAIN_NS
-        if late_ns > 0:
-            self.lag.note(now_ns, late_ns)
-        return self.lag.worst_since(since_ns)
-
-    def _start_probe(self) -> None:
-        self._probe_due_ns = mono_ns() + int(PROBE_S * 1e9)
-        self._probe = self.loop.call_later(PROBE_S, self._on_probe)
-
-    def _on_probe(self) -> None:
-        now_ns = mono_ns()
-        late_ns = now_ns - self._probe_due_ns
-        if self.clock == "mono" or late_ns > PROBE_GRAIN_NS:
-            self.lag.note(now_ns, max(0, late_ns - PROBE_GRAIN_NS))
-        self._look(now_ns)
-        self._start_probe()
+    # ---------------------------------------------------------------- time-outs
 
     def _look(self, now_ns: int) -> None:
         """Looks for time-outs and silent streams among some of those that the last sweep found."""
@@ -192,9 +168,8 @@ class Sender:
         now_ns = mono_ns()
         self._timer = self.loop.call_later(SWEEP_S, self._sweep)
         self.pool.sweep(now_ns)
-        self.timebase.resample()
         oldest = next(iter(self.calls), None)
-        self.lag.forget_before(now_ns if oldest is None else oldest.first_ns)
+        self.lateness.meter.forget_before(now_ns if oldest is None else oldest.first_ns)
         if not self._unseen:
             self._unseen = list(self.calls)
 

@@ -8,6 +8,7 @@ latency from submit moves by the same time, so each needs no second measuring.
 
 from array import array
 from collections import Counter
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -89,14 +90,16 @@ class Tally:
             )
         )  # fmt: skip
 
-    def merge_bytes(self, packed: bytes) -> None:
-        """Adds what `to_bytes` gave."""
+    def merge_bytes(self, packed: bytes, ours: Callable[[int], int] | None = None) -> None:
+        """Adds what `to_bytes` gave; `ours` makes times of another host's clock ours."""
         p = _decode(packed)
         self.summary.merge_bytes(p.summary)
         self.lateness.merge_bytes(p.lateness)
         for name, histogram in p.corrected.items():
             self.corrected[name].merge_bytes(histogram)
-        self.sent_ns.frombytes(p.sent_ns)
+        sent_ns = array("q")
+        sent_ns.frombytes(p.sent_ns)
+        self.sent_ns.extend(sent_ns if ours is None else map(ours, sent_ns))
         self.planned += p.planned
         self.dropped += p.dropped
         self.skipped += p.skipped

@@ -8,7 +8,7 @@ from llmtap.errors import ConfigError
 from llmtap.net.pool import Origin, parse_origin
 from llmtap.wire.http1 import Headers
 
-__all__ = ["PATHS", "Target", "parse_target"]
+__all__ = ["PATHS", "Target", "check_fields", "parse_target"]
 
 PATHS: Final = {
     "chat.completions": "/v1/chat/completions",
@@ -55,6 +55,12 @@ def parse_target(url: str, endpoint: str, headers: Headers, place: str = "--targ
     path = PATHS[endpoint]
     if origin.prefix.endswith(b"/v1"):
         path = path.removeprefix("/v1")
+    check_fields(headers)
+    return Target(origin, path.encode(), headers)
+
+
+def check_fields(headers: Headers) -> None:
+    """Raises ConfigError that names `--header` for a field that cannot be sent."""
     for name, value in headers:
         if not name or not _TOKEN.issuperset(name):
             raise ConfigError("--header", "a field's name has letters, digits and hyphens")
@@ -62,4 +68,3 @@ def parse_target(url: str, endpoint: str, headers: Headers, place: str = "--targ
             raise ConfigError("--header", f"{name.decode()} is set by llmtap")
         if any((byte < 0x20 and byte != 0x09) or byte == 0x7F for byte in value):
             raise ConfigError("--header", f"the value of {name.decode()} has control characters")
-    return Target(origin, path.encode(), headers)

@@ -27,6 +27,7 @@ class Watch:
         server: Iterable[int] = (),
         period_ns: int = NS_PER_S,
         metrics: str | None = None,
+        scrape: bool = True,
         headers: Mapping[str, str] | None = None,
         nvml: Any = None,
     ) -> None:
@@ -35,7 +36,7 @@ class Watch:
         `sender` are its processes, by default this one, and `server` those of the server; descendants count
         with both. Without `server` it is who listens at the target, where that is on loopback. `metrics` is
         the URL of the server's metrics, by default `/metrics` of the target's host and port; `headers` go
-        there.
+        there; without `scrape` nobody is asked.
         """
         url = urlsplit(target)
         port = url.port or (443 if url.scheme == "https" else 80)
@@ -43,6 +44,7 @@ class Watch:
             clock, sender=[os.getpid()] if sender is None else sender, server=server,
             target=(url.hostname or "", port), period_ns=period_ns, nvml=nvml,
         )  # fmt: skip
+        self._scrape = scrape
         self._scraper = ServerScraper(
             metrics or metrics_url(target), clock, period_ns=period_ns, headers=headers
         )
@@ -50,7 +52,8 @@ class Watch:
     def start(self) -> None:
         """On the running loop; the first samples are taken at once."""
         self._system.start()
-        self._scraper.start()
+        if self._scrape:
+            self._scraper.start()
 
     def latest(self) -> dict[str, float]:
         """The last sample of each kind, for a display; a series that is not known is left out."""

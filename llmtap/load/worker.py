@@ -20,10 +20,12 @@ import msgspec
 import uvloop
 
 from llmtap.clock import SystemClock
+from llmtap.load.asking import Asking, check_target, make_asking, protocol_of
 from llmtap.load.messages import Done, Progress, Ready, Script, Setup, frame
 from llmtap.load.run import Run
 from llmtap.load.schedule import ClosedSchedule, OpenSchedule, Schedule
 from llmtap.load.sender import Sender
+from llmtap.load.sending import Sending
 from llmtap.load.tally import Tally
 from llmtap.load.target import parse_target
 from llmtap.metrics.objectives import Objectives
@@ -52,6 +54,7 @@ def main() -> int:
     """Run one load."""
     # A terminal's Ctrl-C reaches the whole group; the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     line, rest = _first_line(sys.stdin.fileno())
     if not line:
         return 0
@@ -70,10 +73,7 @@ async def work(setup: Setup, commands_fd: int, reports_fd: int, said: bytes = b"
     """One load, by what `commands_fd` says (and has `said` already), told on `reports_fd`."""
     loop = asyncio.get_running_loop()
     script = msgspec.msgpack.decode(_read_all(setup.script_fd), type=Script)
-    headers = [(name.encode(), value.encode()) for name, value in setup.headers]
-    target = parse_target(setup.url, setup.endpoint, headers)
-    tls = client_context(setup.ca, setup.verify) if target.origin.tls else None
-    sender = Sender(loop, target, setup.sender, tls=tls)
+    sender = _sender(loop, setup)
     requests = Requests(
         _column(script.arrival_ns), after=_column(script.after), think_ns=_column(script.think_ns),
         tenants=script.tenants,
@@ -116,16 +116,28 @@ async def work(setup: Setup, commands_fd: int, reports_fd: int, said: bytes = b"
     usage = resource.getrusage(resource.RUSAGE_SELF)
     stopped = commands.ended if run is None else run.stopped
     done = Done(
-        tally.to_bytes(), stopped, sender.pool.connects, sender.pool.reuses,
-        int((usage.ru_utime + usage.ru_stime) * 1e9), usage.ru_maxrss * 1024, sender.lag.take_max(),
-        ended_ns if start_ns is None else start_ns, ended_ns, realtime, keeper.spill_error,
+        tally.to_bytes(), stopped, sender.connects, sender.reuses,
+        int((usage.ru_utime + usage.ru_stime) * 1e9), usage.ru_maxrss * 1024,
+        sender.lateness.meter.take_max(), ended_ns if start_ns is None else start_ns, ended_ns, realtime,
+        keeper.spill_error,
     )  # fmt: skip
-    sender.close()
+    if isinstance(sender, Asking):
+        await sender.aclose()
+    else:
+        sender.close()
     _tell(reports_fd, frame(keeper.progress(sender, schedule, run)), wait=True)
     _tell(reports_fd, frame(done), wait=True)
 
 
-async def _get_ready(sender: Sender, connections: int, commands: "_Commands", reports_fd: int) -> int | None:
+def _sender(loop: asyncio.AbstractEventLoop, setup: Setup) -> Sender | Asking:
+    tls = client_context(setup.ca, setup.verify) if check_target(setup) else None
+    if protocol_of(setup.url) != "http":
+        return make_asking(loop, setup, tls)
+    headers = [(name.encode(), value.encode()) for name, value in setup.headers]
+    return Sender(loop, parse_target(setup.url, setup.endpoint, headers), setup.sender, tls=tls)
+
+
+async def _get_ready(sender: Sending, connections: int, commands: "_Commands", reports_fd: int) -> int | None:
     """Open connections and say so; the start that we are told, or None when it was called off."""
     opening = asyncio.ensure_future(sender.open(connections))
     await asyncio.wait((opening, commands.start), return_when=asyncio.FIRST_COMPLETED)
@@ -219,7 +231,7 @@ class _Keeper:
             self.spill_error = exc.strerror
             self._aside.clear()
 
-    def progress(self, sender: Sender, schedule: Schedule, run: Run | None) -> Progress:
+    def progress(self, sender: Sending, schedule: Schedule, run: Run | None) -> Progress:
         tally = self._tally
         late, ttft, tbc = map(sorted, self._latest.values())
         return Progress(

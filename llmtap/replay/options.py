@@ -31,6 +31,8 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
     closed: int | None = None
     """Slots of a closed loop; None: open loop."""
     processes: int = 1
+    ray: str | None = None
+    """Of the cluster where they run; None: here."""
     realtime: bool = False
     fresh: bool = False
     connections: int | None = None

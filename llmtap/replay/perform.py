@@ -4,9 +4,13 @@ The order is that of seed 000, 4.5 and 5: nothing is made or read while requests
 warm up is in no figure.
 """
 
+import asyncio
 import secrets
 from array import array
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
@@ -16,26 +20,29 @@ from llmtap.capture.run_writer import RunWriter, check_place
 from llmtap.capture.schema import CaptureInfo
 from llmtap.clock import SystemClock, WallAnchor
 from llmtap.errors import ConfigError, LlmtapError
-from llmtap.load.bodies import BodyMaker, BodyOptions, server_of
+from llmtap.load.asking import check_target, protocol_of
+from llmtap.load.bodies import BodyOptions, server_of
 from llmtap.load.crew import Crew, Outcome
+from llmtap.load.member import LocalMember, Member
 from llmtap.load.messages import Progress, Setup
 from llmtap.load.prepared import Prepared, prepare
 from llmtap.load.sender import SenderOptions
-from llmtap.load.target import parse_target
 from llmtap.load.warmup import WarmUpOptions, warm_up
 from llmtap.load.watch import Watch
 from llmtap.metrics.objectives import Objectives
+from llmtap.net.cluster import ray_cluster
 from llmtap.record.asked import Asked, Turn
 from llmtap.record.exchange import Exchange
 from llmtap.replay.baseline import Baseline, read_then
 from llmtap.replay.options import ReplayOptions
 from llmtap.replay.plan import Plan
+from llmtap.replay.protocols import http_beside, maker_for, reach
 from llmtap.replay.result import QUANTILES, result_of
 from llmtap.replay.seen import Lengths, Seen
 from llmtap.units import NEVER
 from llmtap.workload.requests import Requests
 
-__all__ = ["Audience", "Replay"]
+__all__ = ["Audience", "Replay", "Stopped"]
 
 CONNECTIONS_MAX: Final = 1_000
 """Opened beforehand; more are opened when they are needed."""
@@ -57,6 +64,10 @@ class Audience(Protocol):
     def comparing(self, done: int, of: int | None) -> None: ...
 
 
+class Stopped(LlmtapError):
+    """Somebody stopped it before there was anything to tell."""
+
+
 @dataclass(slots=True)
 class Replay:
     """One replay. `stop` may be called from a signal handler at any time."""
@@ -67,11 +78,14 @@ class Replay:
     audience: Audience
     notes: list[str] = field(default_factory=list)
     _crew: Crew | None = None
+    _warming: asyncio.Task[dict[str, object]] | None = None
     _stopped: bool = False
 
     def stop(self) -> None:
         """Send no more and let answers end; the second time, don't wait for them."""
         self._stopped = True
+        if self._warming is not None:
+            self._warming.cancel()  # which does nothing once it is over
         if self._crew is not None:
             self._crew.stop()
 
@@ -79,33 +93,44 @@ class Replay:
         """The result, as public JSON. Raises ConfigError before anything is sent."""
         options = self.options
         writer_place = options.capture
-        headers = [(name.encode(), value.encode()) for name, value in options.headers]
-        parse_target(options.target, options.endpoint, headers)
+        check_target(self._setup(-1, self.body))
         if writer_place is not None:
             try:
                 check_place(writer_place)
             except ConfigError as exc:
                 raise ConfigError("--capture", f"{exc.place} {exc.problem}", exc.hint) from None
         body = await self._served(self.body)
-        maker = BodyMaker(body, decode=self.plan.decode)
+        maker = maker_for(options.target, body, self.plan.decode)
         requests = self.plan.requests
-        with prepare(requests, self.plan.prompts, maker, self.audience.preparing) as prepared:
-            warmed = await self._warm_up(prepared, body)
+        with (
+            self._hiring() as hire,
+            prepare(requests, self.plan.prompts, maker, self.audience.preparing) as prepared,
+        ):
+            setup = self._setup(prepared.fd, body, exact_output=maker.output_exact)
+            self._warming = asyncio.ensure_future(self._warm_up(prepared, setup))
+            try:
+                warmed = await self._warming
+            except asyncio.CancelledError:
+                raise Stopped("stopped while the server was warmed up: nothing was measured") from None
+            beside_http = http_beside(options.target)
+            scraped = options.scrape != "none" and (options.scrape or beside_http) is not None
             watch = Watch(
-                SystemClock(), options.target, metrics=options.scrape if options.scrape != "none" else None
+                SystemClock(), beside_http or options.target, metrics=options.scrape, scrape=scraped
             )
             watch.start()
             anchor = WallAnchor.sample(SystemClock())
             with Crew(
-                self._setup(prepared, body), requests, prepared.begins, prepared.ends,
-                processes=options.processes, keep=True,
+                setup, requests, prepared.begins, prepared.ends,
+                processes=options.processes, keep=True, hire=hire,
             ) as crew:  # fmt: skip
                 self._crew = crew
+                if self._stopped:
+                    crew.stop()
                 outcome = await crew.run(lambda p: self.audience.sending(p, len(requests)))
                 series = await watch.close(outcome.began_ns)
                 beside: dict[str, object] = {"warmup": warmed}
                 tokens = _tokens(outcome)
-                told = series.summary(from_ns=outcome.began_ns, to_ns=outcome.ended_ns, tokens=tokens)
+                told = series.summary(tokens=tokens)
                 beside["system"] = {"summary": told, "series": series.to_dict()}
                 seen = Seen(requests, prepared.tokens, Lengths(output_wanted=maker.output_exact))
                 baseline = self._baseline()
@@ -115,23 +140,43 @@ class Replay:
                         baseline.add_now(row, x)
                 if writer_place is not None:
                     beside["capture"] = {"to": writer_place, "rows": self._write(crew, seen, writer_place)}
+        self.notes += _clock_notes(outcome)
         beside["baseline"] = None if baseline is None else self._compared(baseline)
         plan = {
             **self.plan.describe(), "body": maker.describe(), "prompts": prepared.lengths.describe(),
             "target": _shown(options.target), "connections": "fresh" if options.fresh else "kept",
+            "ray": options.ray,
             "notes": [*self.plan.notes, *self.notes],
         }  # fmt: skip
-        tls = urlsplit(options.target).scheme == "https"
+        unstamped = urlsplit(options.target).scheme in ("https", "wss", "grpc")
         return result_of(
             outcome, seen, plan=plan, closed=options.closed is not None,
-            clock="mono" if tls else options.clock, anchor=anchor, beside=beside,
+            clock="mono" if unstamped else options.clock, anchor=anchor, beside=beside,
         )  # fmt: skip
+
+    @contextmanager
+    def _hiring(self) -> Iterator[Callable[[], Member]]:
+        """Where sending processes run."""
+        address = self.options.ray
+        if address is None:
+            yield LocalMember
+            return
+        from llmtap.load.ray_member import RayMember
+
+        with ray_cluster(address, self.options.processes) as ray:
+            yield partial(RayMember, ray)
 
     async def _served(self, body: BodyOptions) -> BodyOptions:
         """The model, and whose fields the server knows, as it says itself."""
         if body.model is not None and body.server != "auto":
             return body
-        url = self.options.target.rstrip("/")
+        spoken = protocol_of(self.options.target)
+        if spoken != "http":
+            await reach(self.options.target)
+        beside = http_beside(self.options.target)
+        if beside is None:
+            return body
+        url = beside.rstrip("/")
         url += "/models" if url.endswith("/v1") else "/v1/models"
         try:
             async with (
@@ -140,6 +185,8 @@ class Replay:
             ):
                 raw = await response.read() if response.status == 200 else b""
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
+            if spoken != "http":
+                return body  # nobody promised that HTTP is spoken there, too
             raise ConfigError(
                 "--target", f"{_shown(self.options.target)} cannot be reached: {type(exc).__name__}"
             ) from None
@@ -150,13 +197,15 @@ class Replay:
         if body.server == "auto" and found != "auto":
             body = msgspec.structs.replace(body, server=found)
         if body.model is None and self.plan.needs_model:
+            if len(models) != 1 and spoken != "http":
+                return body  # the URL may name it
             if len(models) != 1:
                 offered = f"the server offers {', '.join(models[:8])}" if models else "the server lists none"
                 raise ConfigError("--model", f"is needed: {offered}")
             body = msgspec.structs.replace(body, model=models[0])
         return body
 
-    def _setup(self, prepared: Prepared, body: BodyOptions) -> Setup:
+    def _setup(self, bodies_fd: int, body: BodyOptions, *, exact_output: bool = False) -> Setup:
         options = self.options
         sender = SenderOptions(
             clock=options.clock, fresh=options.fresh, timeout=options.timeout,
@@ -165,9 +214,9 @@ class Replay:
         )  # fmt: skip
         return Setup(
             sender=sender, url=options.target, endpoint=options.endpoint, headers=options.headers,
-            tenant_header=options.tenant_header, ca=options.ca, verify=not options.insecure,
-            script_fd=-1, bodies_fd=prepared.fd, spill_fd=None, slots=options.closed,
-            open=self._connections(), duration_ns=_or_never(options.duration),
+            tenant_header=options.tenant_header, exact_output=exact_output, ca=options.ca,
+            verify=not options.insecure, script_fd=-1, bodies_fd=bodies_fd, spill_fd=None,
+            slots=options.closed, open=self._connections(), duration_ns=_or_never(options.duration),
             drain_ns=_or_never(options.drain), slo=options.slo, priority=options.realtime,
             limit_in_flight=options.limit_in_flight, stop_errors=options.stop_errors,
             request_ids=f"{options.request_ids}-{secrets.token_hex(4)}" if options.request_ids else "",
@@ -189,7 +238,7 @@ class Replay:
             most = max(most, last - first + 1)
         return min(most, CONNECTIONS_MAX)
 
-    async def _warm_up(self, prepared: Prepared, body: BodyOptions) -> dict[str, object]:
+    async def _warm_up(self, prepared: Prepared, setup: Setup) -> dict[str, object]:
         kind = self.options.warmup
         if kind == "none":
             chosen = WarmUpOptions(cold=True)
@@ -198,7 +247,6 @@ class Replay:
         else:
             chosen = WarmUpOptions(requests=int(kind), tokens=0)
         self.audience.warming(kind)
-        setup = self._setup(prepared, body)
         found = await warm_up(setup, self.plan.requests, prepared.begins, prepared.ends, chosen)
         return found.to_dict()
 
@@ -218,7 +266,11 @@ class Replay:
             why = exc.problem if isinstance(exc, ConfigError) else exc
             self.notes.append(f"no comparison with what was captured: {why}")
             return None
-        return baseline.to_dict(dated=dated)
+        told = baseline.to_dict(dated=dated)
+        if told is None:
+            why = "tells when its answer came" if baseline.found else "was found again"
+            self.notes.append(f"no comparison with what was captured: no row that was sent {why}")
+        return told
 
     def _write(self, crew: Crew, seen: Seen, place: str) -> int:
         """The capture; how many rows it has."""
@@ -269,6 +321,20 @@ def model_ids(raw: bytes) -> list[str]:
         return [model.id for model in msgspec.json.decode(raw, type=Models).data if model.id]
     except (ValueError, RecursionError):
         return []
+
+
+def _clock_notes(outcome: Outcome) -> list[str]:
+    """How well the clocks of several hosts were compared (seed 000, 4.7)."""
+    others = [clock for clock in outcome.clocks if not clock.shared]
+    if not others:
+        return []
+    rtt_ms = max(max(c.before.rtt_ns, 0 if c.after is None else c.after.rtt_ns) for c in others) / 1e6
+    hosts = len({clock.host for clock in others})
+    said = (
+        f"{hosts} other hosts sent; their clocks were compared with ours by round trips, right within"
+        f" {rtt_ms / 2:,.2f} ms: of times of day and of the common start, not of latencies"
+    )
+    return [said]
 
 
 def _tokens(outcome: Outcome) -> int | None:

@@ -7,6 +7,7 @@ is drawn from), `timeline` (second by second), `sender`, `verdict`, and where th
 """
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -64,12 +65,13 @@ def result_of(
     planned_ns = array("q") if closed else seen.planned_ns()
     kept = tally.plan_dict()
     result["load"] = {
-        **_load(outcome, seen, planned_ns), **_dict(result["load"]), **{name: kept[name] for name in _KEPT},
+        **_dict(result["load"]), **_load(outcome, seen, planned_ns), **{name: kept[name] for name in _KEPT},
     }  # fmt: skip
     # A sender has nobody whose request it could delay, or to whom it would pass an answer on.
     result["added"] = {}
     result["lengths"] = seen.lengths.describe()
     result["uncertainties"] = seen.uncertainties()
+    result["errors"] = dict(seen.errors.most_common(ERRORS_MAX))
     result["arrivals"] = None if closed else seen.arrivals(outcome.began_ns)
     result["dispatch_lateness"] = summarise_ns(tally.lateness)
     result["corrected"] = tally.corrected_dict()
@@ -100,16 +102,21 @@ def _load(outcome: Outcome, seen: Seen, planned_ns: Sequence[int]) -> dict[str, 
         "sent_rps": None,
         "sent_share": None,
     }
+    if outcome.stopped is not None:
+        # What was planned until somebody stopped it.
+        last_ns = seen.last_sent_ns(outcome.began_ns)
+        planned_ns = planned_ns[: bisect_right(planned_ns, last_ns)]
     span_ns = planned_ns[-1] if len(planned_ns) > 1 else 0
-    if span_ns and outcome.stopped is None:
+    if span_ns:
         in_time = seen.in_time(outcome.began_ns, span_ns + GRACE_NS)
         told["asked_rps"] = len(planned_ns) / span_ns * NS_PER_S
-        told["sent_rps"] = in_time / span_ns * NS_PER_S
-        told["sent_share"] = in_time / len(planned_ns)
+        told["sent_rps"] = told["offered_rps"] = in_time / span_ns * NS_PER_S
+        told["sent_share"] = min(1.0, in_time / len(planned_ns))
     return told
 
 
-GRACE_NS = 10_000_000
+ERRORS_MAX: Final = 20
+GRACE_NS: Final = 10_000_000
 """The last one may be late as any."""
 
 
@@ -145,6 +152,7 @@ def _sender(outcome: Outcome, clock: str, seconds: float) -> dict[str, object]:
         ],
         "cpu_seconds_per_1000_tokens": cpu_s / output * 1_000 if output else None,
         "lost": outcome.lost,
+        "clocks": [clock.to_dict() for clock in outcome.clocks],
     }  # fmt: skip
 
 

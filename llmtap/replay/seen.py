@@ -62,19 +62,27 @@ class Seen:
     ended_ns: "array[int]" = field(default_factory=lambda: array("q"))
     """Of the same exchanges: their last byte, or the last thing that was seen of them."""
     uncertainty: Histogram = field(default_factory=Histogram)
+    errors: "Counter[str]" = field(default_factory=Counter)
+    """By the sentence that says what went wrong."""
     _first_sent_ns: dict[int, int] = field(default_factory=dict)
 
     def add(self, row: int, x: Exchange) -> None:
         t = x.timeline
         self.opened[x.relay] += 1
-        self.sent_ns.append(t.arrival_ns)
+        # A request that was sent again was dispatched when it was sent first.
+        sent_ns = t.arrival_ns
+        if x.scheduled_ns is not None and x.dispatch_late_ns is not None:
+            sent_ns = x.scheduled_ns + x.dispatch_late_ns
+        self.sent_ns.append(sent_ns)
+        if x.error is not None:
+            self.errors[x.error] += 1
         log = t.events.t_ns
         self.ended_ns.append(t.response_end_ns or (log[-1] if log else 0) or t.submit_ns or t.arrival_ns)
         self.uncertainty.record(x.uncertainty_ns)
         requests = self.requests
         self.lengths.add(x, requests.input[row], self.counted[row], requests.output[row])
         if not requests.after or requests.after[row] < 0:
-            self._first_sent_ns[row] = t.arrival_ns
+            self._first_sent_ns[row] = sent_ns
 
     def planned_ns(self) -> "array[int]":
         """When requests were to be sent that wait for no answer, from the run's start."""
@@ -96,6 +104,10 @@ class Seen:
     def in_time(self, began_ns: int, until_ns: int) -> int:
         """How many of those had been sent by then."""
         return sum(t - began_ns <= until_ns for t in self._first_sent_ns.values())
+
+    def last_sent_ns(self, began_ns: int) -> int:
+        """When the last of those was sent, from the run's start."""
+        return max(self._first_sent_ns.values(), default=began_ns) - began_ns
 
     def uncertainties(self) -> dict[str, object]:
         """Of the exchanges: how long a byte of each may have waited before it was read."""

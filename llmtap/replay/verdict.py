@@ -27,6 +27,10 @@ a kernel's are taken before the wait, but one for all that is read at once, so t
 chunks."""
 
 
+CPU_SECONDS_MIN: Final = 5.0
+"""A shorter run is mostly its sender's start."""
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """What speaks against the figures."""
@@ -44,6 +48,7 @@ def findings(result: Mapping[str, Any]) -> list[Finding]:
     """What there is to say against a result, the gravest first."""
     return [
         *_lost(result),
+        *_silent(result),
         *_late(result),
         *_slow(result),
         *_busy(result),
@@ -56,6 +61,16 @@ def _lost(result: Mapping[str, Any]) -> Iterator[Finding]:
     lost = len(result["sender"]["lost"])
     if lost:
         yield Finding("lost", lost, 0, f"{lost} sending processes died: what they sent is in no figure")
+
+
+def _silent(result: Mapping[str, Any]) -> Iterator[Finding]:
+    body = (result.get("plan") or {}).get("body") or {}
+    complete = (result.get("outcomes") or {}).get("complete", 0)
+    if complete and body.get("stream") and not result["metrics"]["ttft"].get("n", 1):
+        yield Finding(
+            "no_tokens", complete, 0,
+            f"{complete:,} answers ended well and none brought a token: is it an LLM server that answers?",
+        )  # fmt: skip
 
 
 def _late(result: Mapping[str, Any]) -> Iterator[Finding]:
@@ -74,15 +89,18 @@ def _late(result: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _slow(result: Mapping[str, Any]) -> Iterator[Finding]:
-    share = result["load"].get("sent_share")
+    share, skipped = result["load"].get("sent_share"), result["load"].get("skipped")
     if share is not None and share < LIMITS["rate_share"]:
         yield Finding(
             "rate", share, LIMITS["rate_share"],
-            f"{share:.1%} of the requests that were planned until then had been sent when the plan ended",
+            f"{share:.1%} of the requests that were planned until then had been sent when the plan ended"
+            + (f"; {skipped:,} were skipped by --limit-in-flight" if skipped else ""),
         )  # fmt: skip
 
 
 def _busy(result: Mapping[str, Any]) -> Iterator[Finding]:
+    if result["window"]["seconds"] < CPU_SECONDS_MIN:
+        return
     busiest = max((p["cpu_share"] for p in result["sender"]["processes"]), default=0.0)
     if busiest > LIMITS["cpu_share"]:
         yield Finding(
@@ -118,7 +136,8 @@ def _failed(result: Mapping[str, Any]) -> Iterator[Finding]:
         )
         yield Finding(
             "failed", failed / n, LIMITS["failed_share"],
-            f"{failed:,} of {n:,} requests did not end well ({why}): latencies are those of the others",
+            f"{failed:,} of {n:,} requests did not end well ({why}): E2E is of the others, TTFT and gaps"
+            " are of whatever came",
         )  # fmt: skip
 
 

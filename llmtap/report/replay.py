@@ -47,7 +47,12 @@ def _heading(result: Mapping[str, Any]) -> Iterator[str]:
     how = f"arrivals {arrivals['arrivals']}" if arrivals else "closed loop"
     said = [f"{name} to {plan.get('target', '?')}", how, f"{load['sent']:,} of {load['planned']:,} sent"]
     if load.get("asked_rps") is not None:
-        said.append(f"{load['sent_rps']:.4g} of {load['asked_rps']:.4g} req/s asked")
+        of = " (first turns)" if plan.get("conversations") else ""
+        said.append(f"{load['sent_rps']:.4g} of the plan's {load['asked_rps']:.4g} req/s{of}")
+    if load.get("skipped"):
+        said.append(f"{load['skipped']:,} skipped: too many in flight")
+    if (load.get("retries") or {}).get("n"):
+        said.append(f"{load['retries']['n']:,} retries")
     if load.get("stopped"):
         said.append(f"stopped: {load['stopped']}")
     yield " · ".join(said)
@@ -77,9 +82,16 @@ def _lines(result: Mapping[str, Any]) -> Iterator[str]:
         said.append(f"{sender['cpu_seconds_per_1000_tokens'] * 1e3:.3g} ms per 1,000 tokens")
     said.append(f"stamps by {sender['clock']}")
     opened = sum(p["connections_opened"] for p in sender["processes"])
-    reused = sum(p["connections_reused"] for p in sender["processes"])
-    said.append(f"connections {opened:,} opened, {reused:,} times reused")
-    yield "sender     " + " · ".join(said)
+    said.append(f"{opened:,} connections")
+    yield "sending    " + " · ".join(said)
+    for error, n in list((result.get("errors") or {}).items())[:5]:
+        yield f"failed     {n:,}: {harmless(error)}"
+    warm = result.get("warmup") or {}
+    if warm.get("requests"):
+        stable = "latency stable" if warm.get("stable") else "latency NOT stable"
+        yield f"warm-up    {warm['requests']:,} requests, {warm['tokens']:,} tokens, {stable}"
+    elif warm.get("skipped"):
+        yield f"warm-up    none: {warm['skipped']}"
     lengths = (result.get("plan") or {}).get("prompts") or {}
     if lengths.get("n"):
         ways = ", ".join(lengths["ways"])

@@ -6,7 +6,6 @@ import os
 import pickle
 import signal
 import sys
-import tempfile
 from array import array
 from collections import Counter
 from collections.abc import Sequence
@@ -295,11 +294,9 @@ def test_a_torn_record_ends_what_a_lost_process_had_put_aside(torn: int) -> None
     whole = b"".join(pickle.dumps((row, x), pickle.HIGHEST_PROTOCOL) for row in (3, 1))
     with (
         bodies("http://127.0.0.1:1", 1) as (setup, begins, ends),
-        Crew(setup, requests([0]), begins, ends) as crew,
-        tempfile.TemporaryFile() as spill,
+        Crew(setup, requests([0]), begins, ends, keep=True) as crew,
     ):
-        spill.write(whole + whole[:torn])
-        crew._spills.append(spill)
+        crew._spills[0].write(whole + whole[:torn])
         assert [row for row, _ in crew.exchanges()] == [3, 1]
 
 

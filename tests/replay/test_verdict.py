@@ -11,7 +11,9 @@ def result(**changes: Any) -> dict[str, Any]:
     """One that nothing speaks against, with changes by a path of keys joined with a dot."""
     told: dict[str, Any] = {
         "load": {"sent_share": 1.0},
-        "metrics": {"ttft": {"p50": 0.1}, "tbc": {"p50": 0.02}},
+        "metrics": {"ttft": {"n": 100, "p50": 0.1}, "tbc": {"p50": 0.02}},
+        "window": {"seconds": 60.0},
+        "plan": {"body": {"stream": True}},
         "dispatch_lateness": {"p99": 0.0005},
         "outcomes": {"complete": 90, "refused": 10},
         "uncertainties": {"p99": 0.005},
@@ -41,6 +43,7 @@ def test_nothing_is_said_of_a_good_run() -> None:
         ({"uncertainties__p99": 0.021, "sender__clock": "kernel"}, "uncertainty"),
         ({"dispatch_lateness__p99": 0.021, "metrics__ttft__p50": 60.0}, "dispatch_lateness"),
         ({"outcomes": {"complete": 9, "upstream_error": 1}}, "failed"),
+        ({"metrics__ttft": {"n": 0, "p50": None}}, "no_tokens"),
     ],
 )
 def test_each_rule_alone(changes: dict[str, Any], what: str) -> None:
@@ -55,6 +58,8 @@ def test_each_rule_alone(changes: dict[str, Any], what: str) -> None:
         {"dispatch_lateness__p99": 0.005},  # 5 % of the TTFT p50
         {"load__sent_share": LIMITS["rate_share"]},
         {"load__sent_share": None},
+        {"sender__processes": [{"cpu_share": 0.9}], "window__seconds": 4.9},  # which is its start
+        {"metrics__ttft": {"n": 0, "p50": None}, "plan__body__stream": False},
         {"dispatch_lateness": None},
         {"sender__clock": "kernel", "uncertainties__p99": 0.02},  # which is not in a kernel's stamps
         {"metrics__ttft__p50": None, "dispatch_lateness__p99": 0.002},

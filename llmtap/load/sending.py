@@ -1,0 +1,69 @@
+"""What a run needs of whoever sends for it: `sender.py` over HTTP, `asking.py` over anything else."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from llmtap.load.lateness import Lateness
+from llmtap.record.exchange import Exchange
+
+__all__ = ["Done", "Sending", "Underway"]
+
+
+class Underway(Protocol):
+    """A request on its way."""
+
+    row: int
+
+    def cancel(self, why: str) -> None:
+        """We want no more of it; its Exchange comes, now or in a moment."""
+        ...
+
+
+Done = Callable[[Underway, Exchange], None]
+
+
+class _Calls(Protocol):
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Underway]: ...
+
+
+class Sending(Protocol):
+    """Sends to one target from one loop."""
+
+    loop: asyncio.AbstractEventLoop
+    sent: int
+    """Requests begun."""
+    retries: Counter[str]
+    lateness: Lateness
+
+    @property
+    def calls(self) -> _Calls:
+        """Those under way."""
+        ...
+
+    @property
+    def connects(self) -> int: ...
+
+    @property
+    def reuses(self) -> int: ...
+
+    def send(
+        self,
+        body: bytes,
+        done: Done,
+        *,
+        row: int = 0,
+        scheduled_ns: int | None = None,
+        headers: Sequence[tuple[bytes, bytes]] = (),
+    ) -> Underway:
+        """Begin a request now. `done` is called with its Exchange, once, and never before this returns."""
+        ...
+
+    async def open(self, connections: int) -> int:
+        """Open so many connections beforehand; how many there are now."""
+        ...
+
+    def stop_retrying(self) -> None: ...

@@ -1,0 +1,50 @@
+"""Which Ray is meant; what it does when there is one is in tests/sim/tunnel/test_workers.py."""
+
+import os
+import socket
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import llmtap
+from llmtap.errors import ConfigError
+from llmtap.net import cluster
+from llmtap.net.cluster import ray_cluster
+
+needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
+
+
+@needs_ray
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "[::1]:1"])
+@pytest.mark.filterwarnings("default")
+def test_nobody_there(address: str) -> None:
+    with pytest.raises(ConfigError, match="--ray: no Ray at "), ray_cluster(address, 1):
+        pass
+
+
+@needs_ray
+@pytest.mark.parametrize("address", ["somewhere", "host:", "host:port", "ray://host", ""])
+@pytest.mark.filterwarnings("default")
+def test_no_address(address: str) -> None:
+    with pytest.raises(ConfigError, match="--ray: expected auto, local"), ray_cluster(address, 1):
+        pass
+
+
+def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"--ray: needs Ray\nhint: pip install"), ray_cluster("auto", 1):
+        pass
+
+
+def test_an_address_where_somebody_listens_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        cluster._reach(f"127.0.0.1:{server.getsockname()[1]}")
+    cluster._reach("auto")
+
+
+def test_its_processes_import_this_llmtap_first() -> None:
+    first, *rest = cluster._import_path().split(os.pathsep)
+    assert Path(first, "llmtap", "__init__.py").samefile(llmtap.__file__ or "")
+    assert first not in rest
