@@ -21,7 +21,8 @@ _LENGTH: Final = struct.Struct("<I")
 
 
 class Setup(msgspec.Struct, kw_only=True):
-    """What a sending process needs to know. Headers may hold keys: they travel by pipe, and nowhere else."""
+    """What a sending process needs to know. Headers may hold keys: they travel by pipe, by Ray to the nodes
+    of its cluster, and nowhere else."""
 
     sender: SenderOptions
     url: str

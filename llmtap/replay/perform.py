@@ -247,6 +247,7 @@ class Replay:
         else:
             chosen = WarmUpOptions(requests=int(kind), tokens=0)
         self.audience.warming(kind)
+        # By one process of this host: what is warmed up is the server.
         found = await warm_up(setup, self.plan.requests, prepared.begins, prepared.ends, chosen)
         return found.to_dict()
 
