@@ -1,7 +1,27 @@
 """What holds for all tests."""
 
+import fcntl
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
 from hypothesis import settings
 
 # How long an example takes says something about the machine, and here nobody asks.
 settings.register_profile("llmtap", deadline=None)
 settings.load_profile("llmtap")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_ray_at_a_time(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Two Rays that start beside each other on two CPUs give up waiting for their own processes.
+
+    Tests run in several processes, so a module that says STARTS_RAY has the machine's only one.
+    """
+    if not getattr(request.module, "STARTS_RAY", False):
+        yield
+        return
+    with (Path(tempfile.gettempdir()) / "llmtap-tests-ray.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -16,7 +16,7 @@ from llmtap.relay.options import RelayOptions
 from llmtap.supervisor.supervisor import check_settings
 
 HOUSE = Path(__file__).parents[1]
-EXAMPLES = sorted((HOUSE / "config").glob("*.toml"))
+EXAMPLES = sorted(file for file in (HOUSE / "config").glob("*.toml") if file.name != "workload.toml")
 S = 1_000_000_000
 
 

@@ -17,6 +17,7 @@ from llmtap.units import Duration
 from tests.support.peer import play, wait_until
 from tests.support.sim_engine import engine
 
+STARTS_RAY = True
 MS = 1_000_000
 
 

@@ -39,6 +39,7 @@ pytestmark = [
     pytest.mark.timeout(300),  # Ray takes 6 s to start here, and a minute where others are busy
     pytest.mark.filterwarnings("default"),
 ]
+STARTS_RAY = True
 MS = 1_000_000
 HOUR_NS = 3_600_000_000_000
 BOUND_S = 60

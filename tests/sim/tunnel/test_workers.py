@@ -17,6 +17,7 @@ from llmtap.sim.tunnel.workers import in_processes, in_turn, on_ray
 from tests.support.sweeps import DEADLY, ENDLESS, Deadly, Endless, children, deadly_job, job, trace
 
 SHORT, LONG = trace(30), trace(60)
+STARTS_RAY = True
 JOBS: list[Job] = [
     job(of, scheduler=scheduler, servers=servers, seed=7)
     for of in (LONG, SHORT)
