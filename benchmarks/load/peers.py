@@ -153,7 +153,7 @@ def _schedule(case: Case, seed: int, load: dict[str, Any]) -> list[int] | None:
 
     endless = parse_arrivals("poisson", rate_rps=case.rate_rps, seed=seed)
     planned = list(itertools.islice(endless, case.requests))
-    same = load["asked_rps"] and math.isclose(load["asked_rps"], case.requests / planned[-1] * 1e9)
+    same = load["planned_rps"] and math.isclose(load["planned_rps"], case.requests / planned[-1] * 1e9)
     return planned if same else None
 
 

@@ -38,7 +38,10 @@ def _root(
 
 def main() -> None:
     """Run a command. Exit 0: ok. 1: a check failed. 2: usage or configuration, the key named on stderr."""
-    for command in ("proxy", "sim", "sim_run", "replay", "inspect", "demo", "convert", "report"):
+    commands = (
+        "proxy", "sim", "sim_run", "replay", "inspect", "demo", "convert", "report", "bench", "bench_exo",
+    )  # fmt: skip
+    for command in commands:
         importlib.import_module(f"llmtap.cli.{command}")
     try:
         app()

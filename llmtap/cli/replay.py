@@ -4,13 +4,18 @@ import asyncio
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from llmtap.cli.main import app
+from llmtap.cli.outputs import STDOUT, need_capture, need_outputs, write_output
 from llmtap.errors import ConfigError
-from llmtap.units import NS_PER_S, Duration, parse_duration_ns
+from llmtap.units import NEVER, NS_PER_S, Duration, parse_duration_ns
+
+if TYPE_CHECKING:
+    from llmtap.cli.replay_progress import Lines
+    from llmtap.replay.perform import Replay
 
 __all__ = ["replay"]
 
@@ -35,6 +40,8 @@ Keys come from the environment (OPENAI_API_KEY, or --api-key-env) or a file (--h
 result."""
 
 RETRY_WAIT: Final = "30s"
+_LONGEST_NS: Final = 1_000 * 86_400 * NS_PER_S
+"""Of a duration: longer than any run, and short of what stamps can hold."""
 _FAILED: Final = 1
 _INTERRUPTED: Final = 130
 _ENDPOINTS: Final = {
@@ -195,7 +202,11 @@ def replay(
     ] = None,
     metrics: Annotated[
         str | None,
-        typer.Option(metavar="URL|none", help="The server's metrics. Default: its /metrics, if there."),
+        typer.Option(
+            metavar="URL|none",
+            help="The server's metrics. Default: its /metrics, asked for once where it has none. What is"
+            " asked beside the load has the User-Agent llmtap-replay/VERSION.",
+        ),
     ] = None,
     capture: Annotated[
         str | None, typer.Option(metavar="DIR", help="Write the exchanges as a capture.")
@@ -203,7 +214,8 @@ def replay(
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of all that is drawn.")] = 42,
     json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the result; - is stdout.")] = None,
     html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a page with figures and charts.")
+        str | None,
+        typer.Option(metavar="FILE", help="Write a page with figures and charts; - is stdout."),
     ] = None,
     list_workloads: Annotated[bool, typer.Option("--workloads", help="List the workloads.")] = False,
 ) -> None:
@@ -219,10 +231,7 @@ def replay(
         raise ConfigError("--endpoint", f"{endpoint!r} is none of chat, completions, responses")
     if server not in ("auto", "openai", "vllm", "sglang"):
         raise ConfigError("--server", f"{server!r} is none of auto, openai, vllm, sglang")
-    if json not in (None, "-") and not Path(json).parent.is_dir():
-        raise ConfigError("--json", f"there is no folder {Path(json).parent}")
-    if html is not None:
-        _need_page(html)
+    places = need_outputs(json=json, html=html)
     for option, number in (("--speed", speed), ("--rate", rate)):
         if number is not None and not 0 < number <= 1e6:
             raise ConfigError(option, f"expected a number above 0, at most 1e6, got {number:g}")
@@ -237,11 +246,10 @@ def replay(
     from llmtap.replay.options import ReplayOptions, read_headers
     from llmtap.replay.perform import Replay, Stopped
     from llmtap.replay.plan import Asked, make_plan
+    from llmtap.replay.protocols import protocol_of, refuse_meaningless
 
     if slo is not None:
         Objectives.parse(slo, "--slo")
-    from llmtap.replay.protocols import protocol_of, refuse_meaningless
-
     refuse_meaningless(
         target,
         {
@@ -269,6 +277,8 @@ def replay(
         endpoint=named, server=server, model=model, stream=not no_stream,  # type: ignore[arg-type]
         temperature=0.0, fields=parse_body_fields(body_field or []),
     )  # fmt: skip
+    if capture is not None:
+        need_capture(capture)
     with watching() as audience:
         plan = make_plan(
             Asked(
@@ -281,59 +291,46 @@ def replay(
         )  # fmt: skip
         one = Replay(plan, options, body, audience)
         try:
-            result = asyncio.run(_run(one))
+            result = asyncio.run(_run(one, audience))
         except Stopped as exc:
             print(f"llmtap: {exc}", file=sys.stderr)
             raise typer.Exit(_INTERRUPTED) from None
-    _tell(result, json, html)
+    for option, place in places.items():
+        write_output(option, place, _json(result) if option == "--json" else _page(result))
+    _show(result, stdout="json" if json == STDOUT else "html" if html == STDOUT else "table")
     if result["load"]["stopped"] == "somebody stopped it":
         raise typer.Exit(_INTERRUPTED)
     if not result["verdict"]["valid"]:
         raise typer.Exit(_FAILED)
 
 
-async def _run(one: Any) -> Any:
+async def _run(one: "Replay", audience: "Lines") -> dict[str, Any]:
     loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        audience.stopping()
+        one.stop()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, one.stop)
+        loop.add_signal_handler(number, stop)
     return await one.run()
 
 
-def _need_page(place: Path) -> None:
-    """Raises before the load, not after."""
-    from importlib.util import find_spec
-
-    if find_spec("plotly") is None:
-        raise ConfigError("--html", "needs plotly", "pip install llmtap[report]")
-    if not place.parent.is_dir():
-        raise ConfigError("--html", f"there is no folder {place.parent}")
-    known = place.exists()
-    try:
-        place.open("ab").close()
-        if not known:
-            place.unlink()
-    except OSError as exc:
-        raise ConfigError("--html", f"cannot write {place}: {exc.strerror}") from None
-
-
-def _tell(result: dict[str, Any], place: str | None, page: Path | None) -> None:
+def _json(result: dict[str, Any]) -> str:
     import msgspec
 
-    text = msgspec.json.format(msgspec.json.encode(result)) + b"\n"
-    if place not in (None, "-"):
-        try:
-            Path(place).write_bytes(text)
-        except OSError as exc:
-            raise ConfigError("--json", f"cannot write {place}: {exc.strerror}") from None
-    if page is not None:
-        from llmtap.report.replay_page import replay_html
+    return msgspec.json.format(msgspec.json.encode(result)).decode()
 
-        try:
-            page.write_text(replay_html(result), encoding="utf-8")
-        except OSError as exc:
-            raise ConfigError("--html", f"cannot write {page}: {exc.strerror}") from None
-    if place == "-":
-        sys.stdout.buffer.write(text)
+
+def _page(result: dict[str, Any]) -> str:
+    from llmtap.report.replay_page import replay_html
+
+    return replay_html(result)
+
+
+def _show(result: dict[str, Any], *, stdout: str) -> None:
+    if stdout != "table":
+        print(_json(result) if stdout == "json" else _page(result))
         return
     from rich.console import Console
 
@@ -354,9 +351,14 @@ def _window(text: str | None) -> tuple[int, int | None]:
 
 def _duration(option: str, text: str) -> Duration:
     try:
-        return Duration(parse_duration_ns(text))
+        ns = parse_duration_ns(text)
+    except OverflowError:
+        ns = NEVER
     except ValueError as exc:
         raise ConfigError(option, str(exc)) from None
+    if ns > _LONGEST_NS:
+        raise ConfigError(option, f"{text!r} is longer than 1,000 days")
+    return Duration(ns)
 
 
 def _show_workloads() -> None:

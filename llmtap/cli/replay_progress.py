@@ -18,6 +18,8 @@ class Lines:
 
     def __init__(self) -> None:
         self._told_ns = SystemClock.mono_ns()
+        self._under_way = 0
+        self._stops = 0
 
     def reading(self, done: int, of: int | None) -> None:
         pass
@@ -30,6 +32,7 @@ class Lines:
             print("llmtap: warming the server up", file=sys.stderr)
 
     def sending(self, progress: Progress, planned: int) -> None:
+        self._under_way = progress.under_way
         now_ns = SystemClock.mono_ns()
         if now_ns - self._told_ns >= EVERY_NS or not (progress.left or progress.under_way):
             self._told_ns = now_ns
@@ -40,6 +43,20 @@ class Lines:
 
     def comparing(self, done: int, of: int | None) -> None:
         pass
+
+    def stopping(self) -> None:
+        """Somebody wants it to stop; the second time, at once."""
+        self._stops += 1
+        answers = f"{self._under_way:,} answer{'' if self._under_way == 1 else 's'}"
+        if self._stops == 1 and self._under_way:
+            self._say(f"stopping: {answers} under way, again to cut them")
+        elif self._stops == 1:
+            self._say("stopping")
+        elif self._stops == 2 and self._under_way:
+            self._say(f"cutting {answers}")
+
+    def _say(self, words: str) -> None:
+        print(f"llmtap: {words}", file=sys.stderr, flush=True)
 
 
 class _Bar(Lines):
@@ -68,6 +85,7 @@ class _Bar(Lines):
             self._show("warming up", 0, None)
 
     def sending(self, progress: Progress, planned: int) -> None:
+        self._under_way = progress.under_way
         self._show("sending", progress.ended, planned, figures(progress, None))
 
     def writing(self, done: int, of: int) -> None:
@@ -75,6 +93,9 @@ class _Bar(Lines):
 
     def comparing(self, done: int, of: int | None) -> None:
         self._show("reading what was captured", done, of)
+
+    def _say(self, words: str) -> None:
+        self._bar.console.print(f"llmtap: {words}", markup=False, highlight=False)
 
 
 def figures(p: Progress, planned: int | None) -> str:

@@ -1,20 +1,23 @@
-"""`llmtap report`: what a capture or a trace is, in numbers."""
+"""`llmtap report`: what a capture, a trace or a benchmark is, in numbers."""
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from llmtap.cli.main import app
+from llmtap.cli.outputs import STDOUT, need_outputs, write_output
 from llmtap.errors import ConfigError, LlmtapError
 
 __all__ = ["report"]
 
 EPILOG = """CAPTURE is a file, a folder, a pattern of files or a URL (s3://bucket/prefix) of captures,
 also of one that is running (of a URL only what is uploaded; name the spool's folder beside it for the rest);
-or one trace file of another tool, in any format that `llmtap convert --list` shows.
+or one trace file of another tool, in any format that `llmtap convert --list` shows; or a results folder of
+llmtap bench.
 
 Examples:
 
@@ -22,7 +25,9 @@ Examples:
 
   llmtap report s3://bucket/captures --json > summary.json
 
-  llmtap report captures/ --integrity || echo "something is missing" """
+  llmtap report captures/ --integrity || echo "something is missing"
+
+  llmtap report bench-results/today --html page.html"""
 
 
 @app.command(epilog=EPILOG)
@@ -45,8 +50,16 @@ def report(
     skip_broken: Annotated[
         bool, typer.Option("--skip-broken", help="Pass over files that cannot be read, and name them.")
     ] = False,
+    html: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Of a benchmark's results: write their page.")
+    ] = None,
 ) -> None:
-    """Sum up a capture: latencies, workload, conversations, and what is missing."""
+    """Sum up a capture: latencies, workload, conversations, and what is missing; or a benchmark's results."""
+    if len(places) == 1 and (Path(places[0]) / "bench.json").is_file():
+        _show_bench(Path(places[0]), html, as_json=as_json)
+        return
+    if html is not None:
+        raise ConfigError("--html", "is of a results folder of llmtap bench")
     from llmtap.capture.describe import BY, describe
     from llmtap.capture.reader import read
     from llmtap.metrics.objectives import Objectives
@@ -80,6 +93,26 @@ def report(
     }  # fmt: skip
     told["integrity"] = capture.integrity().to_dict()
     _show(told, as_json=as_json)
+
+
+def _show_bench(folder: Path, html: str | None, *, as_json: bool) -> None:
+    from llmtap.bench.report import load_document
+    from llmtap.report.bench import render_bench
+
+    outputs = need_outputs(json=None, html=html)
+    document = load_document(folder)
+    if html is not None:
+        from llmtap.report.bench_page import bench_html
+
+        page = bench_html(document)
+        if html == STDOUT:
+            print(page)
+            return
+        write_output("--html", outputs["--html"], page)
+    if as_json:
+        _print_json(document)
+    else:
+        _print(render_bench(document))
 
 
 def _is_trace(places: list[str]) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from llmtap.cli.outputs import STDOUT, need_capture, need_outputs, write_output
 from llmtap.cli.sim import sim
 from llmtap.cli.sim_axes import (
     AxesRead,
@@ -177,18 +178,9 @@ def run(
         raise ConfigError("--no-measure", f"{what} of exchanges, and it makes none")
     if ray is not None and ray != "local" and jobs is not None:
         raise ConfigError("--jobs", f"how many run at a time is up to the cluster at {ray}")
-    if json == html == "-":
-        raise ConfigError("--html", "is written to stdout, and --json is, too")
-    places = {
-        option: Path(name)
-        for option, name in (("--json", json), ("--html", html))
-        if name is not None and name != "-"
-    }
-    _need_places(places)
-    if html is not None:
-        _need_plotly()
+    places = need_outputs(json=json, html=html)
     if capture is not None and ray in (None, "local"):
-        _need_capture(capture)
+        need_capture(capture)
     swept = any(len(values) > 1 for name, values in axes.items() if name != "scheduler")
     loud = swept or named is not None or results is not None
     sweepers: list[Sweeper] = []
@@ -199,7 +191,7 @@ def run(
                 sweepers=sweepers,
             )  # fmt: skip
             _write(told, places)
-            _show(told, notes, stdout="json" if json == "-" else "html" if html == "-" else "table")
+            _show(told, notes, stdout="json" if json == STDOUT else "html" if html == STDOUT else "table")
     except Stopped as exc:
         done = sum(len(sweeper.attempts) for sweeper in sweepers)
         print(f"llmtap: {_stopped(done, results)}", file=sys.stderr)
@@ -250,48 +242,12 @@ def _stopped(done: int, results: Path | None) -> str:
     return f"stopped; what is done is in {results} ({done:,}): the same command goes on from there"
 
 
-def _need_places(places: dict[str, Path]) -> None:
-    """Raises before hours of running, not after."""
-    for option, place in places.items():
-        if not place.parent.is_dir():
-            raise ConfigError(option, f"there is no folder {place.parent}")
-        known = place.exists()
-        try:
-            place.open("ab").close()
-            if not known:
-                place.unlink()
-        except OSError as exc:
-            raise ConfigError(option, f"cannot write {place}: {exc.strerror}") from None
-
-
-def _need_capture(to: str) -> None:
-    """The same."""
-    from llmtap.capture.run_writer import check_place
-
-    if not to:
-        raise ConfigError("--capture", "names no folder")
-    try:
-        check_place(to)
-    except ConfigError as exc:
-        raise ConfigError("--capture", f"{exc.place}: {exc.problem}", exc.hint) from None
-
-
-def _need_plotly() -> None:
-    """The same."""
-    from importlib.util import find_spec
-
-    if find_spec("plotly") is None:
-        raise ConfigError("--html", "needs plotly", "pip install llmtap[report]")
-
-
 def _write(told: list[dict[str, Any]], places: dict[str, Path]) -> None:
     for option, place in places.items():
-        if option == "--html" and not told:
-            continue
-        try:
-            place.write_text((_json(told) if option == "--json" else _page(told)) + "\n", encoding="utf-8")
-        except OSError as exc:
-            raise ConfigError(option, f"cannot write {place}: {exc.strerror}") from None
+        if option == "--json":
+            write_output(option, place, _json(told))
+        elif told:
+            write_output(option, place, _page(told))
 
 
 def _json(told: list[dict[str, Any]]) -> str:

@@ -17,8 +17,9 @@ import msgspec
 from llmtap.errors import ConfigError
 from llmtap.load.bodies import Decode
 from llmtap.load.lateness import Lateness
+from llmtap.load.later import Later
 from llmtap.load.messages import Setup
-from llmtap.load.sending import Done
+from llmtap.load.sending import Done, OnAnswer
 from llmtap.load.target import check_fields, parse_target
 from llmtap.record.exchange import Exchange
 from llmtap.units import NS_PER_S
@@ -146,6 +147,7 @@ class Asking:
     ) -> None:
         self.loop = loop
         self.lateness = target.lateness
+        self.later = Later(loop)
         self._target = target
         self._name = name
         self._tenant_header = None if tenant_header is None else tenant_header.encode()
@@ -171,8 +173,10 @@ class Asking:
         row: int = 0,
         scheduled_ns: int | None = None,
         headers: Sequence[tuple[bytes, bytes]] = (),
+        on_answer: OnAnswer | None = None,
     ) -> _Request:
-        """As a Sender's; of `headers` those that say the request's id, and whose it is."""
+        """As a Sender's; of `headers` those that say the request's id, and whose it is. `on_answer` is not
+        called: who asks like this reads as it goes."""
         self.sent += 1
         fields = dict(headers)
         given = fields.get(_ID)

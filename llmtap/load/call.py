@@ -21,6 +21,7 @@ from llmtap.wire.http1 import (
     BodyScanner,
     CloseScanner,
     Framing,
+    RequestHead,
     ResponseHead,
     header_value,
     parse_response_head,
@@ -43,13 +44,14 @@ mono_ns = SystemClock.mono_ns
 
 
 class Call:
-    """One request. `done` is called once, with its Exchange."""
+    """One request. `done` is called once, with its Exchange; `on_answer` before, with the time, as soon as
+    all of an answer is there."""
 
     __slots__ = (
-        "_again", "_answer_began", "_attempt", "_done", "_head_bytes", "_head_part", "_held", "_keep",
-        "_observer", "_quiet_ns", "_request", "_scanner", "_sender", "_seq", "_stream", "_submit_ns",
-        "_submit_width_ns",
-        "_timer", "_verdict", "began_ns", "connect_ns", "first_ns", "last_ns", "over", "request_bytes",
+        "_accepted", "_again", "_answer_began", "_attempt", "_done", "_early", "_head_bytes", "_head_part",
+        "_held", "_keep", "_lag_ns", "_observer", "_on_answer", "_quiet_ns", "_request", "_rest",
+        "_scanner", "_sender", "_seq", "_stream", "_submit_ns", "_submit_width_ns", "_timer", "_unobserved",
+        "_verdict", "began_ns", "connect_ns", "first_ns", "last_ns", "over", "request_bytes",
         "response_bytes", "retries", "row", "scheduled_ns",
     )  # fmt: skip
 
@@ -60,14 +62,20 @@ class Call:
         row: int,
         scheduled_ns: int | None,
         done: "Callable[[Call, Exchange], None]",
+        on_answer: "Callable[[Call, int], None] | None" = None,
     ) -> None:
         self._sender = sender
+        self._on_answer = on_answer
         self._seq = seq
         self._done = done
         self._request = b""
         """All of it, where it may be sent again."""
         self._held = b""
         """The same, while there is no connection to write it to."""
+        self._rest = b""
+        """The last of the answer, until there is time to read it."""
+        self._lag_ns = 0
+        """The worst that a byte of the answer may have waited."""
         self._verdict: tuple[Outcome, str | None] | None = None
         """What the last attempt came to, while the next one is waited for."""
         self._again: tuple[str, int] | None = None
@@ -85,12 +93,16 @@ class Call:
         """As before the first attempt."""
         self._again = self._verdict = None
         self._observer: Observer | None = None
+        self._unobserved = b""
+        """The request, until there is an observer."""
+        self._early: list[tuple[bytes, int]] = []
+        """What was read until then, and when."""
         self._stream: Stream | None = None
         self._attempt: Attempt | None = None
         self._scanner: BodyScanner | None = None
         self._head_part = b""
         self._head_bytes = 0
-        self._answer_began = False
+        self._accepted = self._answer_began = False
         self._keep = False
         self._submit_ns = self._submit_width_ns = 0
         self._quiet_ns = QUIET_NS
@@ -123,25 +135,37 @@ class Call:
                 stream.close()  # it was closed, and nothing of the request has left: that is no attempt yet
                 continue
             self._stream = stream
-            self._observe(request)
+            self._observe_soon(request)
             return
         self._held = request
         attempt = sender.pool.connect(self)
         if self._held:
             self._attempt = attempt
-        self._observe(request)
+        self._observe_soon(request)
 
-    def _observe(self, request: bytes) -> None:
+    def _observe_soon(self, request: bytes) -> None:
+        """Not now: the next request may be due, and this one's answer is not here yet."""
+        self._unobserved = request
+        self._sender.later.add(self._observe, urgent=True)
+
+    def _observe(self) -> None:
+        request, self._unobserved = self._unobserved, b""
+        if not request:
+            return
         sender, now_ns = self._sender, self.began_ns
         end = request.index(b"\r\n\r\n") + 4
         observer = self._observer = Observer(
             sender.options.name, self._seq, now_ns, sender.timebase.anchor.to_wall_ns(now_ns), request[:end],
-            sender.clock,
+            sender.clock, hear=_wants_text if sender.options.texts else None,
         )  # fmt: skip
         observer.request_data(sender.told or request[end:], now_ns)
         observer.request_end(now_ns)
         if self._submit_ns:
             observer.submitted(self._submit_ns, self._submit_ns - now_ns)
+        early, self._early = self._early, []
+        for data, t_ns in early:
+            if not self.over:
+                self._take(data, t_ns)
 
     def _submitted(self, before_ns: int) -> None:
         """The kernel took the last byte between `before_ns` and now.
@@ -188,6 +212,14 @@ class Call:
     # The handler.
 
     def on_data(self, data: bytes, t_ns: int) -> None:
+        if self._observer is None:
+            # With many requests at once there is time to read what comes, and not yet to understand it.
+            self._early.append((data, t_ns))
+        else:
+            self._take(data, t_ns)
+        self._sender.later.after_read(t_ns)
+
+    def _take(self, data: bytes, t_ns: int) -> None:
         self.last_ns = t_ns
         self.response_bytes += len(data)
         scanner = self._scanner
@@ -240,6 +272,7 @@ class Call:
                 return
         self._head_part = b""
         self._keep = head.keep_alive and not self._sender.options.fresh
+        self._accepted = head.status < 400
         if head.status in STATUSES:
             self._again = self._asks_again(head)
         if head.framing is Framing.NONE:
@@ -270,6 +303,9 @@ class Call:
             self._sender.pool.give_back(stream, t_ns, emptied=read_bytes < READ_BYTES_MAX)
         else:
             stream.close()
+        if self._accepted:
+            self._answered(data, t_ns)
+            return
         if data:
             self._observer.response_data(data, t_ns, 0)
         self._observer.response_end(t_ns)
@@ -278,13 +314,39 @@ class Call:
         else:
             self._wait(*self._again, Outcome.COMPLETE, None)
 
+    def _answered(self, data: bytes, t_ns: int) -> None:
+        """All of it is there, and the server took the request; what it says is read when there is time."""
+        self.over = True
+        self.last_ns, self._rest = t_ns, data
+        sender = self._sender
+        self._lag_ns = sender.lateness.worst_since(self.began_ns)
+        sender.calls.pop(self, None)
+        if self._on_answer is not None:
+            self._on_answer(self, t_ns)
+        sender.later.add(self._finish_answer)
+
+    def _finish_answer(self) -> None:
+        observer, data = self._observer, self._rest
+        assert observer is not None
+        self._rest = b""
+        if data:
+            observer.response_data(data, self.last_ns, 0)
+        observer.response_end(self.last_ns)
+        self._finish(Outcome.COMPLETE, None)
+
     def on_eof(self) -> None:
+        self._observe()
+        if self.over:
+            return
         if isinstance(self._scanner, CloseScanner):
             self._complete(b"", mono_ns(), 0)
         else:
             self.on_lost(None)
 
     def on_lost(self, error: OSError | None) -> None:
+        self._observe()
+        if self.over:
+            return
         how = "reset" if error is not None else "closed"
         if self._answer_began:
             outcome = Outcome.UPSTREAM_RESET if error is not None else Outcome.TRUNCATED
@@ -377,20 +439,24 @@ class Call:
             self._stream = None
 
     def _end(self, outcome: Outcome, error: str | None) -> None:
+        self._observe()
         if self.over:
             return
         self.over = True
-        sender, observer = self._sender, self._observer
-        assert observer is not None
         self._let_go()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        sender.calls.pop(self, None)
+        self._lag_ns = self._sender.lateness.worst_since(self.began_ns)
+        self._sender.calls.pop(self, None)
+        self._finish(outcome, error)
+
+    def _finish(self, outcome: Outcome, error: str | None) -> None:
+        sender, observer = self._sender, self._observer
+        assert observer is not None
         x = observer.finish(
-            None, outcome.value, None, error, 0, sender.lateness.worst_since(self.began_ns),
-            self.request_bytes, self.response_bytes,
-        )  # fmt: skip
+            None, outcome.value, None, error, 0, self._lag_ns, self.request_bytes, self.response_bytes
+        )
         x.uncertainty_ns = max(x.uncertainty_ns, self._submit_width_ns)
         x.anchor = sender.timebase.steps
         if self.scheduled_ns is not None:
@@ -399,3 +465,8 @@ class Call:
         self._observer = None
         self._request = self._held = b""
         self._done(self, x)
+
+
+def _wants_text(x: Exchange, head: RequestHead, body: bytes) -> bool:
+    """As `record/request.py` `Hear`: of every answer."""
+    return True

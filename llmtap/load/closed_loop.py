@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import aiohttp
 
 from llmtap.clock import SystemClock
+from llmtap.net.failures import failure_said
 
 __all__ = ["ClosedLoop", "stream_all"]
 
@@ -48,7 +49,7 @@ async def stream_all(
                     await _one(session, url, number, headers(number), seen)
                 except (aiohttp.ClientError, TimeoutError, ValueError) as exc:
                     seen.failed += 1
-                    seen.first_error = seen.first_error or f"{type(exc).__name__}: {exc}"
+                    seen.first_error = seen.first_error or failure_said(exc)
                 done()
 
         await asyncio.gather(*(client() for _ in range(concurrency)))

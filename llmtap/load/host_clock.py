@@ -140,16 +140,17 @@ class HostClock:
         return x
 
     def to_dict(self) -> dict[str, Any]:
-        """As public JSON, in seconds. `offset`: how far its wall clock was ahead, which is what NTP is to
-        keep below 10 ms; it is allowed for. `drift`: how much further its monotonic clock was ahead at the
-        end; None where nobody looked."""
+        """As public JSON, in seconds. `rtt`: the round trip by which it was compared, of the worse of both
+        comparisons; they may be off by half of it. `offset`: how far its wall clock was ahead, which is what
+        NTP is to keep below 10 ms; it is allowed for. `drift`: how much further its monotonic clock was ahead
+        at the end; None where nobody looked."""
         after = self.after
         drift_ns = None if after is None else after.mono_ahead_ns - self.before.mono_ahead_ns
         return {
             "host": self.host,
             "shared": self.shared,
             "offset": to_seconds(self.before.wall_ahead_ns),
-            "rtt": to_seconds(self.before.rtt_ns),
+            "rtt": to_seconds(max(self.before.rtt_ns, 0 if after is None else after.rtt_ns)),
             "drift": None if drift_ns is None else 0.0 if self.shared else to_seconds(drift_ns),
         }
 

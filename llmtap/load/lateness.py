@@ -44,7 +44,7 @@ class Lateness:
         self.meter = (
             LagMeter(KERNEL_FLOOR_NS, blind_ns=blind_ns, blind_from_ns=blind_ns)
             if kernel
-            else LagMeter(GRAIN_NS, blind_ns=blind_ns)
+            else LagMeter(GRAIN_NS, blind_ns=blind_ns, turns=2)
         )
         self.timebase = Timebase(SystemClock(), self.meter)
         self._count = 0

@@ -12,6 +12,7 @@ import msgspec
 
 from llmtap.clock import SystemClock
 from llmtap.errors import PeerProtocolError
+from llmtap.net.failures import failure_said
 from llmtap.net.pool import Attempt, Pool
 from llmtap.net.stream import Stream
 from llmtap.record.observer import Observer
@@ -155,7 +156,7 @@ class RealtimeSession:
             if self._stream.write(data):
                 self._submit_ns = mono_ns()
         except OSError as exc:
-            self._broken = f"the session broke as we wrote ({type(exc).__name__})"
+            self._broken = f"the session broke as we wrote ({failure_said(exc)})"
 
     def listen(self, answer: Answer) -> None:
         """What comes from now on is the answer."""
@@ -209,9 +210,7 @@ class RealtimeSession:
 
     def on_connect_failed(self, error: OSError) -> None:
         self._attempt = None
-        self._fail_opening(
-            Outcome.UPSTREAM_ERROR, f"cannot connect ({error.strerror or type(error).__name__})"
-        )
+        self._fail_opening(Outcome.UPSTREAM_ERROR, f"cannot connect ({failure_said(error)})")
 
     def _fail_opening(self, outcome: Outcome, problem: str, status: int | None = None) -> None:
         if not self._opened.done():

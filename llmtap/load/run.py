@@ -17,6 +17,9 @@ __all__ = ["Run"]
 
 TURN_NS_MAX: Final = 1_000_000
 """After so long of sending what is due, the loop gets to read its sockets; the rest follows at once."""
+SPIN_NS: Final = 150_000
+"""What is due so soon is waited for here: going to sleep and waking up would take about as long, and an
+exponential's shortest gaps would become equal."""
 _SERVED: Final = frozenset({Outcome.COMPLETE, Outcome.REFUSED})
 """A conversation goes on after these."""
 
@@ -63,11 +66,13 @@ class Run:
         self._drain_ns = drain_ns
         self._limit = NEVER if limit_in_flight is None else limit_in_flight
         self._watch = None if stop_errors is None else ErrorWatch(stop_errors)
-        self._pacer = Pacer(SystemClock())
+        self._pacer = Pacer(SystemClock(), pause_ns=0)
         self._waker = Waker(self._pacer, self._send_due)
         self._over = sender.loop.create_future()
         self._drain: asyncio.TimerHandle | None = None
         self._drain_end_ns = NEVER
+        self._free: set[int] = set()
+        """Rows whose answers are there and not yet read: the schedule knows that they have ended."""
         self.skipped = 0
         """Rows that were not sent because too many were under way."""
         self.gave_up: str | None = None
@@ -78,6 +83,7 @@ class Run:
     async def go(self) -> None:
         """Returns when nothing is left to send and nothing under way."""
         self._waker.sooner(self._due_ns())
+        self._sender.later.pacer = self._pacer
         ending: asyncio.TimerHandle | None = None
         if self._last_ns != NEVER:
             delay_s = max(0, self._last_ns - mono_ns()) / NS_PER_S
@@ -85,7 +91,9 @@ class Run:
         self._settle()
         try:
             await self._over
+            self._sender.later.finish()
         finally:
+            self._sender.later.pacer = None
             self._pacer.close()
             for timer in (ending, self._drain):
                 if timer is not None:
@@ -113,7 +121,10 @@ class Run:
                 return NEVER
             item = schedule.take(now_ns - start_ns)
             if item is None:
-                break
+                if self._due_ns() - now_ns > SPIN_NS:
+                    break
+                now_ns = mono_ns()
+                continue
             row, due_ns = item
             if len(sender.calls) >= self._limit:
                 self.skipped += 1
@@ -123,16 +134,29 @@ class Run:
                     self._body(row), self._done, row=row,
                     scheduled_ns=None if due_ns is None else start_ns + due_ns,
                     headers=() if self._headers is None else self._headers(row),
+                    on_answer=self._answered,
                 )  # fmt: skip
             now_ns = mono_ns()
         self._settle()
         return self._due_ns()
 
+    def _answered(self, call: Underway, end_ns: int) -> None:
+        """The place of a request that nobody follows is free at once; others wait for what it came to."""
+        row = call.row
+        if not self._schedule.followed(row):
+            self._free.add(row)
+            self._schedule.ended(row, end_ns - self.start_ns, served=True)
+            self._waker.sooner(self._due_ns())
+            self._settle()
+
     def _done(self, call: Underway, x: Exchange) -> None:
-        now_ns = mono_ns()
-        # A reader begins to think when the answer is there, not when we have got round to it.
-        end_ns = min(now_ns, x.timeline.response_end_ns or now_ns)
-        self._schedule.ended(call.row, end_ns - self.start_ns, served=x.outcome in _SERVED)
+        if call.row in self._free:
+            self._free.remove(call.row)
+        else:
+            now_ns = mono_ns()
+            # A reader begins to think when the answer is there, not when we have got round to it.
+            end_ns = min(now_ns, x.timeline.response_end_ns or now_ns)
+            self._schedule.ended(call.row, end_ns - self.start_ns, served=x.outcome in _SERVED)
         self._keep(call.row, x)
         if self._over.done():
             return

@@ -39,6 +39,10 @@ class Schedule(Protocol):
         """A row that is due, and when it was to be sent (None: nobody planned that). None: none is due."""
         ...
 
+    def followed(self, row: int) -> bool:
+        """What comes of it decides whether others are sent."""
+        ...
+
     def ended(self, row: int, end_ns: int, *, served: bool) -> None:
         """The answer to a row was over at `end_ns`; `served`: its conversation goes on."""
         ...
@@ -60,6 +64,9 @@ class _Turns:
                 if before >= 0:
                     assert ours[before], "a turn is of the same sender as the one before it"
                     self._followers.setdefault(before, []).append(row)
+
+    def followed(self, row: int) -> bool:
+        return row in self._followers
 
     def ended(self, row: int, end_ns: int, *, served: bool) -> int:
         """How many follow."""
@@ -108,6 +115,9 @@ class OpenSchedule:
             return heapq.heappop(heap)[1], due_ns
         return self._firsts.popleft(), due_ns
 
+    def followed(self, row: int) -> bool:
+        return self._turns.followed(row)
+
     def ended(self, row: int, end_ns: int, *, served: bool) -> None:
         self._turns.ended(row, end_ns, served=served)
 
@@ -150,6 +160,9 @@ class ClosedSchedule:
             self._free -= 1
             return self._firsts.popleft(), None
         return None
+
+    def followed(self, row: int) -> bool:
+        return self._turns.followed(row)
 
     def ended(self, row: int, end_ns: int, *, served: bool) -> None:
         self._free += 1 - self._turns.ended(row, end_ns, served=served)

@@ -18,6 +18,7 @@ import msgspec
 from llmtap.clock import SystemClock
 from llmtap.load.call import Call
 from llmtap.load.lateness import Lateness
+from llmtap.load.later import Later
 from llmtap.load.target import Target
 from llmtap.net.pool import Pool
 from llmtap.net.stream import Stream, keep_stamps_on
@@ -56,6 +57,8 @@ class SenderOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The model that every body names, where that is known, with `stream`: bodies are then not read again to
     find out, which takes 0.5 ms a MB."""
     stream: bool = True
+    texts: bool = False
+    """Keep what the answers say, in `Exchange.said`."""
 
 
 class Sender:
@@ -82,6 +85,8 @@ class Sender:
             idle_max=0 if options.fresh else 1 << 20, idle_ns=60 * NS_PER_S,
             connect_ns=options.connect_timeout, tls=tls, server_name=None,
         )  # fmt: skip
+        self.later = Later(loop, gathers=kernel)
+        """What need not be done between two requests."""
         self.calls: dict[Call, None] = {}
         """Under way, in the order of their dispatch."""
         self.sent = 0
@@ -104,10 +109,11 @@ class Sender:
         row: int = 0,
         scheduled_ns: int | None = None,
         headers: Sequence[tuple[bytes, bytes]] = (),
+        on_answer: "Callable[[Call, int], None] | None" = None,
     ) -> "Call":
-        """Begin a request now. `done` is called with its Exchange, once, and never before this returns."""
+        """Begin a request now. See `Sending.send`."""
         self.sent += 1
-        call = Call(self, self.sent, row, scheduled_ns, done)
+        call = Call(self, self.sent, row, scheduled_ns, done, on_answer)
         self.calls[call] = None
         call.start(self.target.head(len(body), headers, close=self.options.fresh) + body)
         return call
@@ -144,6 +150,7 @@ class Sender:
         """Cut what is under way, each with its Exchange, and give all connections back."""
         for call in list(self.calls):
             call.cancel("the run was over")
+        self.later.finish()
         self._timer.cancel()
         self.lateness.close()
         self.pool.close()
@@ -157,7 +164,7 @@ class Sender:
         unseen, timeout_ns = self._unseen, self.options.timeout
         for _ in range(min(LOOKS_MAX, len(unseen))):
             call = unseen.pop()
-            if call.waiting:
+            if call.waiting or call.over:
                 continue
             if now_ns - call.began_ns > timeout_ns:
                 call.time_out()
@@ -168,6 +175,7 @@ class Sender:
         now_ns = mono_ns()
         self._timer = self.loop.call_later(SWEEP_S, self._sweep)
         self.pool.sweep(now_ns)
+        self.later.judge(len(self.calls))
         oldest = next(iter(self.calls), None)
         self.lateness.meter.forget_before(now_ns if oldest is None else oldest.first_ns)
         if not self._unseen:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from llmtap.load.lateness import Lateness
+from llmtap.load.later import Later
 from llmtap.record.exchange import Exchange
 
-__all__ = ["Done", "Sending", "Underway"]
+__all__ = ["Done", "OnAnswer", "Sending", "Underway"]
 
 
 class Underway(Protocol):
@@ -22,6 +23,7 @@ class Underway(Protocol):
 
 
 Done = Callable[[Underway, Exchange], None]
+OnAnswer = Callable[[Underway, int], None]
 
 
 class _Calls(Protocol):
@@ -38,6 +40,8 @@ class Sending(Protocol):
     """Requests begun."""
     retries: Counter[str]
     lateness: Lateness
+    later: Later
+    """Where work is put that can wait, and who sees to it that no request does."""
 
     @property
     def calls(self) -> _Calls:
@@ -58,8 +62,13 @@ class Sending(Protocol):
         row: int = 0,
         scheduled_ns: int | None = None,
         headers: Sequence[tuple[bytes, bytes]] = (),
+        on_answer: OnAnswer | None = None,
     ) -> Underway:
-        """Begin a request now. `done` is called with its Exchange, once, and never before this returns."""
+        """Begin a request now.
+
+        `done` is called with its Exchange, once, and never before this returns. `on_answer` may be called
+        before, with the time (mono), when all of an answer is there and nobody has read what it says.
+        """
         ...
 
     async def open(self, connections: int) -> int:

@@ -3,7 +3,8 @@
 The names of vLLM, SGLang and TGI are mapped to ours; what else stands there is passed over unparsed, so
 that a scrape costs little however much a server says. A sample is stamped with the middle of its request:
 when the server worked it out lies within half of `took` of that. A scrape that fails is counted and told,
-and never ends a run.
+and never ends a run. Who only guesses that there are metrics (`optional`) asks once: a target that answers
+with none may be a relay, and what asks it each second would be traffic in somebody's capture.
 
 The same name may differ in meaning: vLLM counts generated tokens as it makes them, SGLang and `llmtap sim`
 when an answer has ended, so that their rates come in steps.
@@ -13,6 +14,7 @@ Metrics"; TGI, "Metrics" of its reference.
 """
 
 import asyncio
+import ssl
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -25,7 +27,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from llmtap.clock import Clock
+from llmtap.load.target import shown_url
 from llmtap.load.timeseries import Columns, Series
+from llmtap.net.failures import failure_said
 from llmtap.units import NS_PER_S, to_seconds
 
 __all__ = ["SERIES", "ServerScraper", "metrics_url", "read_metrics"]
@@ -136,14 +140,22 @@ class ServerScraper:
         period_ns: int = NS_PER_S,
         timeout_ns: int = TIMEOUT_NS,
         headers: Mapping[str, str] | None = None,
+        tls: ssl.SSLContext | None = None,
+        optional: bool = False,
     ) -> None:
-        """`headers` may hold a key: they are sent and told nowhere."""
+        """`headers` may hold a key: they are sent and told nowhere. `tls` verifies an https server in place
+        of the system's trust. `optional`: after an answer without metrics that are known, no more."""
         assert period_ns > 0
         self._url = url
         self._clock = clock
         self._period_ns = period_ns
         self._timeout_ns = timeout_ns
         self._headers = {"Accept": "text/plain;version=0.0.4", **(headers or {})}
+        self._tls: ssl.SSLContext | bool = True if tls is None else tls
+        self._optional = optional
+        self._answered = False
+        """The latest scrape was, with metrics or without."""
+        self._gave_up = False
         self._skipped = 0
         self._failures: Counter[str] = Counter()
         self._task: asyncio.Task[None] | None = None
@@ -167,14 +179,17 @@ class ServerScraper:
         try:
             await asyncio.gather(task, return_exceptions=True)
             # The end of a run does not wait for a server that hangs.
-            await self._scrape(min(self._timeout_ns, self._period_ns))
+            if not self._gave_up:
+                await self._scrape(min(self._timeout_ns, self._period_ns))
         finally:
             await self._session.close()
         self.columns.close()
 
     def about(self) -> dict[str, Any]:
-        """How the scraping went; for the JSON of a run."""
+        """How the scraping went; for the JSON of a run. `gave_up`: an `optional` one found no metrics."""
         return {
+            "url": None if self._session is None else shown_url(self._url),
+            "gave_up": self._gave_up,
             "period": to_seconds(self._period_ns),
             "scrapes": len(self.columns) + self.columns.dropped + self._failures.total(),
             "skipped": self._skipped,
@@ -186,6 +201,9 @@ class ServerScraper:
         start_ns, number = self._clock.mono_ns(), 0
         while True:
             await self._scrape(self._timeout_ns)
+            if self._optional and self._answered and not len(self.columns):
+                self._gave_up = True
+                return
             now_ns = self._clock.mono_ns()
             # The next multiple that is not over: a scrape that took over a period costs those in between.
             due = max(number + 1, -(-(now_ns - start_ns) // self._period_ns))
@@ -194,6 +212,7 @@ class ServerScraper:
             await asyncio.sleep(to_seconds(start_ns + number * self._period_ns - now_ns))
 
     async def _scrape(self, timeout_ns: int) -> None:
+        self._answered = False
         before_ns = self._clock.mono_ns()
         try:
             async with asyncio.timeout(to_seconds(timeout_ns)):
@@ -210,7 +229,8 @@ class ServerScraper:
 
     async def _ask(self) -> bytes:
         assert self._session is not None
-        async with self._session.get(self._url, headers=self._headers) as response:
+        async with self._session.get(self._url, headers=self._headers, ssl=self._tls) as response:
+            self._answered = True
             if response.status != 200:
                 raise ValueError(f"status {response.status}")
             body = bytearray()
@@ -242,11 +262,11 @@ def _reason(exc: Exception) -> str:
     """What went wrong, in words that come again when it does."""
     if isinstance(exc, TimeoutError):
         return "no answer in time"
+    if isinstance(exc, aiohttp.InvalidURL):
+        return "no URL"
     if isinstance(exc, aiohttp.ClientError):
-        return type(exc).__name__
+        return failure_said(exc)
     if isinstance(exc, UnicodeDecodeError):
         return "not text"
     text = str(exc)
-    return (
-        text if text.startswith(("status ", "more than ")) else f"not Prometheus' text ({type(exc).__name__})"
-    )
+    return text if text.startswith(("status ", "more than ")) else "not Prometheus' text"

@@ -24,6 +24,7 @@ from llmtap.clock import Clock
 from llmtap.load.gpu import GpuReading, Gpus, open_gpus
 from llmtap.load.processes import Group, Host, groups_of, listeners, read_host, read_processes
 from llmtap.load.timeseries import Columns, Series
+from llmtap.net.failures import failure_said
 from llmtap.units import NS_PER_S, to_seconds
 
 __all__ = ["SENDER", "SERVER", "SystemSampler"]
@@ -154,7 +155,7 @@ class SystemSampler:
         try:
             return read_host()
         except (OSError, ValueError) as exc:
-            self._why.setdefault("host", f"{type(exc).__name__}: {exc}")
+            self._why.setdefault("host", failure_said(exc))
             return None
 
     def _read_groups(self) -> dict[str, Group]:

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
+from urllib.parse import urlsplit
 
 from llmtap.errors import ConfigError
 from llmtap.net.pool import Origin, parse_origin
 from llmtap.wire.http1 import Headers
 
-__all__ = ["PATHS", "Target", "check_fields", "parse_target"]
+__all__ = ["PATHS", "Target", "check_fields", "parse_target", "shown_url"]
 
 PATHS: Final = {
     "chat.completions": "/v1/chat/completions",
@@ -48,23 +49,33 @@ class Target:
 
 def parse_target(url: str, endpoint: str, headers: Headers, place: str = "--target") -> Target:
     """The target of `http://host:port[/prefix]`; a prefix that ends in /v1 is taken as the API's own.
+    `endpoint` is one of PATHS, or a path.
 
     Raises ConfigError that names `place`, or `--header` for a field that cannot be sent.
     """
     origin = parse_origin(url, place)
-    path = PATHS[endpoint]
+    path = endpoint if endpoint.startswith("/") else PATHS[endpoint]
     if origin.prefix.endswith(b"/v1"):
         path = path.removeprefix("/v1")
     check_fields(headers)
     return Target(origin, path.encode(), headers)
 
 
-def check_fields(headers: Headers) -> None:
-    """Raises ConfigError that names `--header` for a field that cannot be sent."""
+def check_fields(headers: Headers, place: str = "--header") -> None:
+    """Raises ConfigError that names `place` for a field that cannot be sent; it has no value in it."""
     for name, value in headers:
         if not name or not _TOKEN.issuperset(name):
-            raise ConfigError("--header", "a field's name has letters, digits and hyphens")
+            raise ConfigError(place, "a field's name has letters, digits and hyphens")
         if name.lower() in _OURS:
-            raise ConfigError("--header", f"{name.decode()} is set by llmtap")
+            raise ConfigError(place, f"{name.decode()} is set by llmtap")
         if any((byte < 0x20 and byte != 0x09) or byte == 0x7F for byte in value):
-            raise ConfigError("--header", f"the value of {name.decode()} has control characters")
+            raise ConfigError(place, f"the value of {name.decode()} has control characters")
+
+
+def shown_url(url: str) -> str:
+    """A URL without what may be a secret: user, password, query."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}" + (
+        f":{parts.port}{parts.path}" if parts.port else parts.path
+    )

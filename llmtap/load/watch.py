@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import ssl
 from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -29,14 +30,16 @@ class Watch:
         metrics: str | None = None,
         scrape: bool = True,
         headers: Mapping[str, str] | None = None,
+        tls: ssl.SSLContext | None = None,
         nvml: Any = None,
     ) -> None:
         """Of a load on the URL `target`. Opens NVML, which may take a second.
 
         `sender` are its processes, by default this one, and `server` those of the server; descendants count
         with both. Without `server` it is who listens at the target, where that is on loopback. `metrics` is
-        the URL of the server's metrics, by default `/metrics` of the target's host and port; `headers` go
-        there; without `scrape` nobody is asked.
+        the URL of the server's metrics, by default `/metrics` of the target's host and port, which is asked
+        only once where it has none; `headers` go there, and `tls` verifies https; without `scrape`
+        nobody is asked.
         """
         url = urlsplit(target)
         port = url.port or (443 if url.scheme == "https" else 80)
@@ -46,8 +49,9 @@ class Watch:
         )  # fmt: skip
         self._scrape = scrape
         self._scraper = ServerScraper(
-            metrics or metrics_url(target), clock, period_ns=period_ns, headers=headers
-        )
+            metrics or metrics_url(target), clock, period_ns=period_ns, headers=headers, tls=tls,
+            optional=metrics is None,
+        )  # fmt: skip
 
     def start(self) -> None:
         """On the running loop; the first samples are taken at once."""

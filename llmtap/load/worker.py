@@ -14,6 +14,7 @@ import sys
 from array import array
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -91,11 +92,13 @@ async def work(setup: Setup, commands_fd: int, reports_fd: int, said: bytes = b"
     loop.add_reader(commands_fd, commands.read)
     commands.feed(said)
     keeper = _Keeper(tally, requests.tenants, setup.spill_fd)
+    later = sender.later
     run: Run | None = None
     start_ns = await _get_ready(sender, setup.open, commands, reports_fd)
     if start_ns is not None:
         run = Run(
-            sender, schedule, _bodies(setup.bodies_fd, script), keeper.keep, start_ns=start_ns,
+            sender, schedule, _bodies(setup.bodies_fd, script),
+            lambda row, x: later.add(partial(keeper.keep, row, x)), start_ns=start_ns,
             duration_ns=setup.duration_ns, drain_ns=setup.drain_ns,
             headers=_row_headers(setup, requests.tenants),
             limit_in_flight=setup.limit_in_flight, stop_errors=setup.stop_errors,

@@ -22,11 +22,13 @@ PEAKS_MAX: Final = 4_096
 class LagMeter:
     """Lags of one process, in ns of the monotonic clock."""
 
-    __slots__ = ("_blind_from_ns", "_blind_ns", "_peaks", "buckets", "floor_ns", "max_ns", "sum_ns")
+    __slots__ = ("_blind_from_ns", "_blind_ns", "_peaks", "_turns", "buckets", "floor_ns", "max_ns", "sum_ns")
 
-    def __init__(self, floor_ns: int, *, blind_ns: int = 0, blind_from_ns: int = 0) -> None:
+    def __init__(self, floor_ns: int, *, blind_ns: int = 0, blind_from_ns: int = 0, turns: int = 1) -> None:
         """`blind_ns` is how much of a stall can go unseen between two looks; it is added to every worst lag
-        from `blind_from_ns` on."""
+        from `blind_from_ns` on. `turns`: a timer is late by one turn of the loop at most; a byte that comes as
+        a turn begins and is the last to be read in the next has waited for two."""
+        self._turns = turns
         self._blind_ns = blind_ns
         self._blind_from_ns = blind_from_ns
         self.floor_ns = floor_ns
@@ -68,7 +70,7 @@ class LagMeter:
                 lo = mid + 1
             else:
                 hi = mid
-        worst = peaks[lo][1] if lo < len(peaks) else self.floor_ns
+        worst = peaks[lo][1] * self._turns if lo < len(peaks) else self.floor_ns
         return worst + self._blind_ns if worst >= self._blind_from_ns else worst
 
     def forget_before(self, t_ns: int) -> None:

@@ -22,14 +22,16 @@ __all__ = ["Pacer", "Waker"]
 TURN_NS_MAX: Final = 2_000_000
 """After so long in one turn the loop gets to read its sockets; what is still due follows at once."""
 PAUSE_NS: Final = 200_000
-"""Between two turns at least: under load, what falls due meanwhile shares a turn and its system calls."""
+"""Between two turns at least: under load, what falls due meanwhile shares a turn and its system calls.
+0 where the moments themselves matter more."""
 
 
 class Pacer:
     """Calls whoever is due (`Waker`). `close()` ends it; nobody is called afterwards."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, *, pause_ns: int = PAUSE_NS) -> None:
         self._mono_ns = clock.mono_ns
+        self._pause_ns = pause_ns
         self._heap: list[tuple[int, int, Waker]] = []
         self._order = count()
         self._alarm: _Alarm | None = None
@@ -50,6 +52,16 @@ class Pacer:
 
         Waker(self, act).sooner(due_ns)
         await done
+
+    @property
+    def next_ns(self) -> int:
+        """When somebody is due next; `NEVER` when nobody is."""
+        return self._armed_ns or NEVER
+
+    def catch_up(self) -> None:
+        """Between two pieces of other work: who is due need not wait until the loop sees the alarm."""
+        if 0 < self._armed_ns <= self._mono_ns() and not self._turning:
+            self._turn()
 
     def close(self) -> None:
         self._closed = True
@@ -82,7 +94,7 @@ class Pacer:
             self._turning = False
         if heap:
             # What is due already waits for the sockets only, not for the pause.
-            self._arm(now_ns if heap[0][0] <= now_ns else max(heap[0][0], now_ns + PAUSE_NS))
+            self._arm(now_ns if heap[0][0] <= now_ns else max(heap[0][0], now_ns + self._pause_ns))
 
     def _call_due(self) -> int:
         """Calls those who are due until none is, or the turn is over; what time it is then."""

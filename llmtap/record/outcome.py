@@ -14,6 +14,9 @@ class Outcome(StrEnum):
     REFUSED = "refused"
     CLIENT_CANCELLED = "client_cancelled"
     UPSTREAM_ERROR = "upstream_error"
+    """It answered with a status of 400 or above or an error in its answer, broke its protocol, or could not
+    be reached. So a 4xx is one, too: the outcome says that no answer to the question came, and `status`
+    who is to blame (RFC 9110 15.5: the request). `rejected` is the relay's own word alone."""
     UPSTREAM_RESET = "upstream_reset"
     UPSTREAM_TIMEOUT = "upstream_timeout"
     TRUNCATED = "truncated"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from llmtap.clock import SystemClock
 from llmtap.errors import PeerProtocolError
+from llmtap.net.failures import failure_said
 from llmtap.net.pool import Attempt
 from llmtap.net.stream import READ_BYTES_MAX, Stream
 from llmtap.record.outcome import Outcome
@@ -302,7 +303,7 @@ class Flow:
             self.fail(504, "upstream_connect_timeout", what, Outcome.UPSTREAM_TIMEOUT)
         else:
             self._relay.warn("upstream_connect", str(error))
-            what = f"the upstream cannot be reached ({type(error).__name__})"
+            what = f"the upstream cannot be reached: {failure_said(error)}"
             self.fail(502, "upstream_connect", what, Outcome.UPSTREAM_ERROR)
 
     def _retry(self, request: bytes) -> None:

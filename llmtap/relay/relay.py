@@ -68,7 +68,7 @@ class Relay:
         if options.clock == "kernel":
             self.lag = LagMeter(KERNEL_FLOOR_NS, blind_ns=probe_ns, blind_from_ns=probe_ns)
         else:
-            self.lag = LagMeter(PROBE_GRAIN_NS, blind_ns=probe_ns)
+            self.lag = LagMeter(PROBE_GRAIN_NS, blind_ns=probe_ns, turns=2)
         self._stamped = keep_stamps_on() if options.clock == "kernel" else None
         self._timebase = Timebase(clock, self.lag)
         self._told_anchor = self._timebase.anchor

@@ -27,14 +27,16 @@ from llmtap.load.member import LocalMember, Member
 from llmtap.load.messages import Progress, Setup
 from llmtap.load.prepared import Prepared, prepare
 from llmtap.load.sender import SenderOptions
+from llmtap.load.target import shown_url
 from llmtap.load.warmup import WarmUpOptions, warm_up
 from llmtap.load.watch import Watch
 from llmtap.metrics.objectives import Objectives
 from llmtap.net.cluster import ray_cluster
+from llmtap.net.failures import failure_said
 from llmtap.record.asked import Asked, Turn
 from llmtap.record.exchange import Exchange
 from llmtap.replay.baseline import Baseline, read_then
-from llmtap.replay.options import ReplayOptions
+from llmtap.replay.options import USER_AGENT, ReplayOptions
 from llmtap.replay.plan import Plan
 from llmtap.replay.protocols import http_beside, maker_for, reach
 from llmtap.replay.result import QUANTILES, result_of
@@ -77,6 +79,10 @@ class Replay:
     body: BodyOptions
     audience: Audience
     notes: list[str] = field(default_factory=list)
+    asking: Callable[[Prepared], None] | None = None
+    """Handed all bodies, row by row as they will be sent, before anything is."""
+    keeping: Callable[[Outcome], Callable[[int, Exchange], None]] | None = None
+    """Asked once the load is over; what it answers is handed each exchange with its row."""
     _crew: Crew | None = None
     _warming: asyncio.Task[dict[str, object]] | None = None
     _stopped: bool = False
@@ -94,11 +100,12 @@ class Replay:
         options = self.options
         writer_place = options.capture
         check_target(self._setup(-1, self.body))
+        options.check_tenants(self.plan.requests.tenants)
         if writer_place is not None:
             try:
                 check_place(writer_place)
             except ConfigError as exc:
-                raise ConfigError("--capture", f"{exc.place} {exc.problem}", exc.hint) from None
+                raise ConfigError("--capture", f"{exc.place}: {exc.problem}", exc.hint) from None
         body = await self._served(self.body)
         maker = maker_for(options.target, body, self.plan.decode)
         requests = self.plan.requests
@@ -106,6 +113,8 @@ class Replay:
             self._hiring() as hire,
             prepare(requests, self.plan.prompts, maker, self.audience.preparing) as prepared,
         ):
+            if self.asking is not None:
+                self.asking(prepared)
             setup = self._setup(prepared.fd, body, exact_output=maker.output_exact)
             self._warming = asyncio.ensure_future(self._warm_up(prepared, setup))
             try:
@@ -115,8 +124,9 @@ class Replay:
             beside_http = http_beside(options.target)
             scraped = options.scrape != "none" and (options.scrape or beside_http) is not None
             watch = Watch(
-                SystemClock(), beside_http or options.target, metrics=options.scrape, scrape=scraped
-            )
+                SystemClock(), beside_http or options.target, metrics=options.scrape, scrape=scraped,
+                headers={"User-Agent": USER_AGENT}, tls=options.tls(),
+            )  # fmt: skip
             watch.start()
             anchor = WallAnchor.sample(SystemClock())
             with Crew(
@@ -134,17 +144,19 @@ class Replay:
                 beside["system"] = {"summary": told, "series": series.to_dict()}
                 seen = Seen(requests, prepared.tokens, Lengths(output_wanted=maker.output_exact))
                 baseline = self._baseline()
+                keep = None if self.keeping is None else self.keeping(outcome)
                 for row, x in crew.exchanges():
                     seen.add(row, x)
+                    if keep is not None:
+                        keep(row, x)
                     if baseline is not None:
                         baseline.add_now(row, x)
                 if writer_place is not None:
                     beside["capture"] = {"to": writer_place, "rows": self._write(crew, seen, writer_place)}
-        self.notes += _clock_notes(outcome)
         beside["baseline"] = None if baseline is None else self._compared(baseline)
         plan = {
             **self.plan.describe(), "body": maker.describe(), "prompts": prepared.lengths.describe(),
-            "target": _shown(options.target), "connections": "fresh" if options.fresh else "kept",
+            "target": shown_url(options.target), "connections": "fresh" if options.fresh else "kept",
             "ray": options.ray,
             "notes": [*self.plan.notes, *self.notes],
         }  # fmt: skip
@@ -178,18 +190,24 @@ class Replay:
             return body
         url = beside.rstrip("/")
         url += "/models" if url.endswith("/v1") else "/v1/models"
+        given = {name: value for name, value in self.options.headers if name.lower() != "user-agent"}
+        headers = {**given, "User-Agent": USER_AGENT}
+        tls = self.options.tls() or True
         try:
             async with (
                 aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session,
-                session.get(url, headers=dict(self.options.headers)) as response,
+                session.get(url, headers=headers, ssl=tls) as response,
             ):
-                raw = await response.read() if response.status == 200 else b""
+                status = response.status
+                raw = await response.read() if status == 200 else b""
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
             if spoken != "http":
                 return body  # nobody promised that HTTP is spoken there, too
-            raise ConfigError(
-                "--target", f"{_shown(self.options.target)} cannot be reached: {type(exc).__name__}"
-            ) from None
+            said = failure_said(exc)
+            trust = "--ca FILE names whom to trust, --insecure trusts anybody"
+            hint = trust if said.startswith("TLS: certificate") else None
+            place = shown_url(self.options.target)
+            raise ConfigError("--target", f"{place} cannot be reached: {said}", hint) from None
         found = server_of(raw)
         models = model_ids(raw)
         import msgspec
@@ -200,8 +218,9 @@ class Replay:
             if len(models) != 1 and spoken != "http":
                 return body  # the URL may name it
             if len(models) != 1:
-                offered = f"the server offers {', '.join(models[:8])}" if models else "the server lists none"
-                raise ConfigError("--model", f"is needed: {offered}")
+                none = "lists none" if status == 200 else f"answered {status} when it was asked which it has"
+                offered = f"offers {', '.join(models[:8])}" if models else none
+                raise ConfigError("--model", f"is needed: the server {offered}")
             body = msgspec.structs.replace(body, model=models[0])
         return body
 
@@ -210,7 +229,7 @@ class Replay:
         sender = SenderOptions(
             clock=options.clock, fresh=options.fresh, timeout=options.timeout,
             connect_timeout=options.connect_timeout, retries=options.retries, retry_wait=options.retry_wait,
-            model=body.model, stream=body.stream,
+            model=body.model, stream=body.stream, texts=options.texts,
         )  # fmt: skip
         return Setup(
             sender=sender, url=options.target, endpoint=options.endpoint, headers=options.headers,
@@ -324,20 +343,6 @@ def model_ids(raw: bytes) -> list[str]:
         return []
 
 
-def _clock_notes(outcome: Outcome) -> list[str]:
-    """How well the clocks of several hosts were compared (seed 000, 4.7)."""
-    others = [clock for clock in outcome.clocks if not clock.shared]
-    if not others:
-        return []
-    rtt_ms = max(max(c.before.rtt_ns, 0 if c.after is None else c.after.rtt_ns) for c in others) / 1e6
-    hosts = len({clock.host for clock in others})
-    said = (
-        f"{hosts} other hosts sent; their clocks were compared with ours by round trips, right within"
-        f" {rtt_ms / 2:,.2f} ms: of times of day and of the common start, not of latencies"
-    )
-    return [said]
-
-
 def _tokens(outcome: Outcome) -> int | None:
     tokens: Any = outcome.tally.summary.to_dict({}, 0)["tokens"]
     output: int | None = tokens["output"]
@@ -346,9 +351,3 @@ def _tokens(outcome: Outcome) -> int | None:
 
 def _or_never(ns: int | None) -> int:
     return NEVER if ns is None else ns
-
-
-def _shown(url: str) -> str:
-    """The target without what may be a secret."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.hostname}" + (f":{parts.port}" if parts.port else "") + parts.path

@@ -16,7 +16,7 @@ from llmtap.errors import ConfigError
 from llmtap.load.bodies import Decode
 from llmtap.replay.baseline import Recorded, recorded_of
 from llmtap.units import NS_PER_S
-from llmtap.workload.arrivals import parse_arrivals
+from llmtap.workload.arrivals import FORMS, OWN_RATES, parse_arrivals
 from llmtap.workload.counter import TokenCounter, load_counter
 from llmtap.workload.fitted_prompts import ElasticPrompts, RowPrompts
 from llmtap.workload.prompt import PromptSource
@@ -24,6 +24,7 @@ from llmtap.workload.registry import is_workload, report_of, workload_named, wor
 from llmtap.workload.requests import Requests
 from llmtap.workload.tokenizer import OWN
 from llmtap.workload.trace import load_trace
+from llmtap.workload.trace_rows import NO_TIMES
 
 __all__ = ["REQUESTS", "Asked", "Plan", "make_plan"]
 
@@ -130,6 +131,9 @@ def _of_trace(
     except ConfigError as exc:
         if exc.hint is None and not Path(place).exists() and "://" not in place:
             raise ConfigError(place, exc.problem, f"or a workload: {', '.join(workloads())}") from None
+        if exc.problem == NO_TIMES and own_times:
+            hint = "say how they arrive: --arrivals poisson --rate R, or --closed N"
+            raise ConfigError(place, exc.problem, hint) from None
         raise
     try:
         if asked.window_from_ns or asked.window_for_ns is not None:
@@ -181,7 +185,8 @@ def _arrange(requests: Requests, process: str, asked: Asked) -> dict[str, Any]:
         if asked.rate_rps is not None:
             raise ConfigError("--rate", "all are to arrive at once")
         requests.arrival_ns = array("q", bytes(8 * len(requests)))
-        return {"arrivals": AT_ONCE, "rate_rps": None, "seed": asked.seed}
+        return {"arrivals": AT_ONCE, "given": asked.arrivals, "rate_rps": None, "seed": asked.seed}
+    _check_rate(process, asked)
     arrivals = parse_arrivals(process, rate_rps=asked.rate_rps, seed=asked.seed)
     firsts = sum(row < 0 for row in after) if after else len(requests)
     offsets = islice(arrivals, firsts)
@@ -192,7 +197,19 @@ def _arrange(requests: Requests, process: str, asked: Asked) -> dict[str, Any]:
         for row in after:
             column.append(next(offsets) if row < 0 else column[row])
         requests.arrival_ns = column
-    return arrivals.describe()
+    return {**arrivals.describe(), "given": asked.arrivals}
+
+
+def _check_rate(process: str, asked: Asked) -> None:
+    """Raises ConfigError of `--rate` where the process needs one and has none, or the other way round."""
+    name = process.partition(":")[0].strip()
+    if name in OWN_RATES and asked.rate_rps is not None:
+        raise ConfigError("--rate", f"{name} arrivals name their rates themselves", "leave it out")
+    if name in FORMS and name not in OWN_RATES and asked.rate_rps is None:
+        why = f"{asked.source} is a workload, which has no times of its own"
+        if asked.arrivals is not None:
+            why = f"{name} arrivals need a mean rate"
+        raise ConfigError("--rate", f"is missing: {why}", "such as --rate 4; or --closed 8, which needs none")
 
 
 def _refuse_arrivals(asked: Asked) -> None:

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit, urlunsplit
 from llmtap.errors import ConfigError
 from llmtap.load.asking import PromptMaker, Spoken, protocol_of
 from llmtap.load.bodies import BodyMaker, BodyOptions, Decode
+from llmtap.net.failures import failure_said
 
 __all__ = ["http_beside", "maker_for", "protocol_of", "reach", "refuse_meaningless"]
 
@@ -81,5 +82,5 @@ async def reach(target: str) -> None:
         writer.close()
     except (OSError, TimeoutError) as exc:
         raise ConfigError(
-            "--target", f"{parts.scheme}://{parts.hostname}:{port} cannot be reached: {type(exc).__name__}"
+            "--target", f"{parts.scheme}://{parts.hostname}:{port} cannot be reached: {failure_said(exc)}"
         ) from None

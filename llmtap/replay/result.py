@@ -2,8 +2,22 @@
 
 Names that a Summary has are its own (design: "Public contract"). Beside them: `plan` (all that makes the load
 again), `dispatch_lateness`, `corrected` (latencies from the scheduled time), `quantiles` (what a distribution
-is drawn from), `timeline` (second by second), `sender`, `verdict`, and where they are known `warmup`,
+is drawn from), `timeline` (second by second), `lengths` (prompts and answers by the server's own count),
+`error_statuses` (of upstream errors, by HTTP status), `sender`, `verdict`, and where they are known `warmup`,
 `system`, `server`, `baseline`.
+
+Rates are in requests per second. Those of `arrivals`, and in an open loop `planned_rps` and `offered_rps`,
+are of requests that wait for no answer: when the others come depends on the server.
+
+| name | what it is of |
+| --- | --- |
+| `plan.arrivals.rate_rps` | the process: the mean that was asked for, around which arrivals are drawn |
+| `arrivals.planned.rate_rps` | the whole plan, as it was drawn: gaps / span |
+| `arrivals.sent.rate_rps` | what was sent: gaps / span; `punctuality.rate_ratio` is sent / planned |
+| `load.planned_rps` | what of the plan was due before the run was stopped: requests / time of the last |
+| `load.offered_rps` | of these, sent by then: what latencies are told at; `sent_share` is offered / planned |
+| | closed loop: what was sent / the window |
+| `load.achieved_rps` | exchanges that ended / the window, which is over with the last answer |
 """
 
 from array import array
@@ -72,6 +86,7 @@ def result_of(
     result["lengths"] = seen.lengths.describe()
     result["uncertainties"] = seen.uncertainties()
     result["errors"] = dict(seen.errors.most_common(ERRORS_MAX))
+    result["error_statuses"] = {str(status): n for status, n in sorted(seen.error_statuses.items())}
     result["arrivals"] = None if closed else seen.arrivals(outcome.began_ns)
     result["dispatch_lateness"] = summarise_ns(tally.lateness)
     result["corrected"] = tally.corrected_dict()
@@ -87,19 +102,19 @@ def result_of(
     result["sender"] = _sender(outcome, clock, seconds)
     result.update(beside)
     found = findings(result)
-    result["verdict"] = {"valid": not found, "findings": [finding.to_dict() for finding in found]}
+    valid = not any(finding.invalidates for finding in found)
+    result["verdict"] = {"valid": valid, "findings": [finding.to_dict() for finding in found]}
     return result
 
 
 def _load(outcome: Outcome, seen: Seen, planned_ns: Sequence[int]) -> dict[str, object]:
-    """What was asked for, and how much of it was sent in the time that was planned for it.
+    """What was planned, and how much of it was sent in its time.
 
     Rates and the share are of requests that wait for no answer: how the others come depends on the server.
     """
     told: dict[str, object] = {
         "stopped": outcome.stopped,
-        "asked_rps": None,
-        "sent_rps": None,
+        "planned_rps": None,
         "sent_share": None,
     }
     if outcome.stopped is not None:
@@ -109,8 +124,8 @@ def _load(outcome: Outcome, seen: Seen, planned_ns: Sequence[int]) -> dict[str, 
     span_ns = planned_ns[-1] if len(planned_ns) > 1 else 0
     if span_ns:
         in_time = seen.in_time(outcome.began_ns, span_ns + GRACE_NS)
-        told["asked_rps"] = len(planned_ns) / span_ns * NS_PER_S
-        told["sent_rps"] = told["offered_rps"] = in_time / span_ns * NS_PER_S
+        told["planned_rps"] = len(planned_ns) / span_ns * NS_PER_S
+        told["offered_rps"] = in_time / span_ns * NS_PER_S
         told["sent_share"] = min(1.0, in_time / len(planned_ns))
     return told
 

@@ -12,7 +12,7 @@ from llmtap.metrics.arrivals import compare, figures
 from llmtap.metrics.histogram import Histogram
 from llmtap.metrics.statistics import summarise_ns
 from llmtap.record.exchange import Exchange
-from llmtap.record.outcome import TokenSource
+from llmtap.record.outcome import Outcome, TokenSource
 from llmtap.workload.requests import Requests
 
 __all__ = ["Lengths", "Seen"]
@@ -28,6 +28,12 @@ class Lengths:
     """Tokens between the two, of the worst."""
     input_as_counted: int = 0
     """As long as we had counted them beforehand: a row may ask for less than a chat template takes."""
+    input_counted: int = 0
+    """Tokens of those prompts as we had counted them; of a row that nobody counted, as its trace says."""
+    input_usage: int = 0
+    """The same by the server's usage."""
+    input_apart: int = 0
+    """Sum of the differences of the two, prompt by prompt, without their signs."""
     output_told: int = 0
     output_exact: int = 0
     output_wanted: bool = False
@@ -41,6 +47,10 @@ class Lengths:
             self.input_exact += told.input == given
             self.input_as_counted += told.input == counted
             self.input_off_max = max(self.input_off_max, abs(told.input - given))
+            expected = given if counted < 0 else counted
+            self.input_counted += expected
+            self.input_usage += told.input
+            self.input_apart += abs(told.input - expected)
         if told.output is not None and told.source is TokenSource.USAGE and made:
             self.output_told += 1
             self.output_exact += told.output == made
@@ -64,6 +74,8 @@ class Seen:
     uncertainty: Histogram = field(default_factory=Histogram)
     errors: "Counter[str]" = field(default_factory=Counter)
     """By the sentence that says what went wrong."""
+    error_statuses: "Counter[int]" = field(default_factory=Counter)
+    """Of answers that are upstream errors, where HTTP said so: 4xx is about the request (RFC 9110 15.5)."""
     _first_sent_ns: dict[int, int] = field(default_factory=dict)
 
     def add(self, row: int, x: Exchange) -> None:
@@ -76,6 +88,8 @@ class Seen:
         self.sent_ns.append(sent_ns)
         if x.error is not None:
             self.errors[x.error] += 1
+        if x.outcome is Outcome.UPSTREAM_ERROR and x.status is not None and x.status >= 400:
+            self.error_statuses[x.status] += 1
         log = t.events.t_ns
         self.ended_ns.append(t.response_end_ns or (log[-1] if log else 0) or t.submit_ns or t.arrival_ns)
         self.uncertainty.record(x.uncertainty_ns)
@@ -90,15 +104,18 @@ class Seen:
         return array("q", (requests.arrival_ns[row] for row in self._firsts()))
 
     def arrivals(self, began_ns: int) -> dict[str, object]:
-        """What was sent, row by row, beside what was planned; of those that wait for no answer."""
+        """What was sent, row by row, beside what was planned; of those that wait for no answer. `rate_ratio`:
+        that of what was sent / that of the plan."""
         planned = self.planned_ns()
         sent = [
             None if (t := self._first_sent_ns.get(row)) is None else t - began_ns for row in self._firsts()
         ]
         times = sorted(t for t in sent if t is not None)
+        kept = compare(planned, sent).to_dict()
+        punctuality = {"rate_ratio": kept["ratio"], "early": kept["early"], "lateness": kept["lateness"]}
         return {
             "planned": figures(planned).to_dict(), "sent": figures(times).to_dict(),
-            "punctuality": compare(planned, sent).to_dict(),
+            "punctuality": punctuality,
         }  # fmt: skip
 
     def in_time(self, began_ns: int, until_ns: int) -> int:

@@ -1,7 +1,9 @@
 """Whether a run's figures may be believed, said before they are read.
 
-A load generator that cannot keep up measures itself. Each finding names the figure, the limit and what to do.
-Pure: takes the result as public JSON. The limits are ours; where a document sets one, it is named.
+A load generator that cannot keep up measures itself. Each finding names the figure, the limit and what to do;
+one that `invalidates` says that the figures are not those of the load that was asked for, the others what a
+reader should know of them. Pure: takes the result as public JSON. The limits are ours; where a document sets
+one, it is named.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,33 +21,44 @@ LIMITS: Final = {
     "uncertainty_of_ttft": 0.1,
     "uncertainty_of_tbc": 1.0,
     "failed_share": 0.0,
+    "clocks": 0.010,
+    "prompt_tokens": 0.01,
+    "prompt_tokens_most": 0.10,
 }
 """Lateness: p99 of dispatch, in seconds, or as a share of the TTFT p50, whichever allows more, but never
 above the most. Rate: what was sent of what was asked, in the time of the plan. CPU: of one CPU, by a sending
 process. Uncertainty: p99 over the exchanges of a byte's worst wait, by the TTFT p50 where stamps are our own;
 a kernel's are taken before the wait, but one for all that is read at once, so there it is by the time between
-chunks."""
+chunks. Clocks: how far those of sending hosts may be apart, in seconds (seed 000, 4.7.2). Prompt tokens: how
+far the server's count of a prompt is from ours, summed over all without signs, by the sum of ours. Up to the
+first limit it is a token at the begin of a prompt, or the template's; from there it is told, since lengths in
+the report are the server's and the plan is ours; beyond the most the server had another load to prefill than
+was planned, and the figures are not of the load that the report names."""
 
 
 CPU_SECONDS_MIN: Final = 5.0
 """A shorter run is mostly its sender's start."""
+_SERVERS_OWN: Final = frozenset({408, 425, 429})
+"""Of 4xx those that blame no request: it came too slowly, too early, or was one too many."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What speaks against the figures."""
+    """What speaks against the figures, or is to be known of them."""
 
     what: str
     figure: float
     limit: float
     says: str
+    invalidates: bool = True
+    """The figures are not those of the load that was asked for."""
 
     def to_dict(self) -> dict[str, object]:
         return asdict(self)
 
 
 def findings(result: Mapping[str, Any]) -> list[Finding]:
-    """What there is to say against a result, the gravest first."""
+    """What there is to say of a result, the gravest first."""
     return [
         *_lost(result),
         *_silent(result),
@@ -54,6 +67,8 @@ def findings(result: Mapping[str, Any]) -> list[Finding]:
         *_busy(result),
         *_unsure(result),
         *_failed(result),
+        *_apart(result),
+        *_miscounted(result),
     ]
 
 
@@ -137,7 +152,52 @@ def _failed(result: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding(
             "failed", failed / n, LIMITS["failed_share"],
             f"{failed:,} of {n:,} requests did not end well ({why}): E2E is of the others, TTFT and gaps"
-            " are of whatever came",
+            f" are of whatever came{_of_requests(result)}",
+        )  # fmt: skip
+
+
+def _of_requests(result: Mapping[str, Any]) -> str:
+    """That some answers blamed the request: an upstream error all the same, and no fault of the server."""
+    blamed = {
+        status: n
+        for status, n in (result.get("error_statuses") or {}).items()
+        if 400 <= int(status) < 500 and int(status) not in _SERVERS_OWN
+    }
+    if not blamed:
+        return ""
+    statuses = ", ".join(f"{status} ({n:,})" for status, n in blamed.items())
+    return f"; {sum(blamed.values()):,} of them by answers that blame the request: status {statuses}"
+
+
+def _apart(result: Mapping[str, Any]) -> Iterator[Finding]:
+    """A clock is compared by a round trip, and is right within half of it."""
+    others = [clock for clock in result["sender"].get("clocks") or () if not clock["shared"]]
+    hosts = len({clock["host"] for clock in others})
+    apart = max((clock["rtt"] / 2 for clock in others), default=0.0)
+    if apart > LIMITS["clocks"]:
+        yield Finding(
+            "clocks", apart, LIMITS["clocks"],
+            f"the clocks of other hosts ({hosts}) are known within {_ms(apart)},"
+            " and IETF 4.7.2 asks for 10 ms: when they sent is no surer than that (latencies are: each is of"
+            " one clock)",
+        )  # fmt: skip
+
+
+def _miscounted(result: Mapping[str, Any]) -> Iterator[Finding]:
+    """Two tokenizers, or two templates."""
+    told = result.get("lengths") or {}
+    counted, usage = told.get("input_counted") or 0, told.get("input_usage") or 0
+    if not counted:
+        return
+    share = told["input_apart"] / counted
+    if share > LIMITS["prompt_tokens"]:
+        grave = share > LIMITS["prompt_tokens_most"]
+        limit = LIMITS["prompt_tokens_most" if grave else "prompt_tokens"]
+        yield Finding(
+            "prompt_tokens", share, limit,
+            f"the server counted {usage:,} prompt tokens, we {counted:,}: prompt by prompt {share:.1%} apart;"
+            " --tokenizer takes the folder of the server's model",
+            invalidates=grave,
         )  # fmt: skip
 
 

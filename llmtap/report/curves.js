@@ -30,11 +30,13 @@
 
   function painted(plot, colour) {
     const data = plot.data.map((trace) => {
-      if (trace.type !== "scatter") return trace;
+      if (trace.meta?.line === undefined) return trace; // a heat map has colours of its own
       const i = trace.meta.line; // null: not a run's
       const color = colour(i === null ? "--soft" : `--c${lines[i].colour}`);
+      const error_y = trace.error_y && { ...trace.error_y, color: trace.type === "bar" ? colour("--ink") : color };
+      if (trace.type === "bar") return { ...trace, error_y, marker: { ...trace.marker, color } };
       return {
-        ...trace, visible: i === null || isShown(i),
+        ...trace, error_y, visible: i === null || isShown(i),
         line: { ...trace.line, color }, marker: { ...trace.marker, color },
       };
     });

@@ -36,11 +36,12 @@ def page_html(
         title: text; the rest is HTML.
         plots: what plotly draws, by the id of its element; a trace's `meta.line` is its place in `lines`.
         lines: with their `colour`, and `of`, by which a choice of them is made.
-        style, script: files of this room that a page has beside those that all have.
+        style, script: files of this room that a page has beside those that all have; of styles several, apart by
+            spaces.
     """
     return Template(_part("curves.html")).substitute(
         title=escape(title),
-        style=_part("curves.css") + (_part(style) if style else ""),
+        style=_part("curves.css") + "".join(map(_part, style.split())),
         summary=summary,
         settings=settings,
         contents=contents,

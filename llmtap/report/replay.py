@@ -12,6 +12,7 @@ from rich.text import Text
 
 from llmtap.report.baseline import baseline_lines, baseline_table
 from llmtap.report.capture import harmless
+from llmtap.report.replay_terms import clocks_said, process_said
 from llmtap.report.system import render_system
 from llmtap.report.terminal import milliseconds, render_summary
 
@@ -36,19 +37,24 @@ def render_replay(result: Mapping[str, Any]) -> RenderableType:
     if system and system.get("summary"):
         parts.append(render_system(system["summary"]))
     parts += [Text(f"note: {note}") for note in (result.get("plan") or {}).get("notes") or ()]
-    parts += [Text(f"NOT VALID: {one['says']}", style="red") for one in result["verdict"]["findings"]]
+    parts += [_finding(one) for one in result["verdict"]["findings"]]
     return Group(*parts)
+
+
+def _finding(one: Mapping[str, Any]) -> Text:
+    grave = one.get("invalidates", True)
+    return Text(f"{'NOT VALID' if grave else 'mind'}: {one['says']}", style="red" if grave else "yellow")
 
 
 def _heading(result: Mapping[str, Any]) -> Iterator[str]:
     plan, load = result.get("plan") or {}, result["load"]
     name = plan.get("trace") or (plan.get("workload") or {}).get("name") or "?"
     arrivals = plan.get("arrivals") or {}
-    how = f"arrivals {arrivals['arrivals']}" if arrivals else "closed loop"
+    how = f"arrivals {process_said(arrivals)}" if arrivals else "closed loop"
     said = [f"{name} to {plan.get('target', '?')}", how, f"{load['sent']:,} of {load['planned']:,} sent"]
-    if load.get("asked_rps") is not None:
+    if load.get("planned_rps") is not None:
         of = " (first turns)" if plan.get("conversations") else ""
-        said.append(f"{load['sent_rps']:.4g} of the plan's {load['asked_rps']:.4g} req/s{of}")
+        said.append(f"{load['offered_rps']:.4g} of {load['planned_rps']:.4g} req/s planned{of}")
     if load.get("skipped"):
         said.append(f"{load['skipped']:,} skipped: too many in flight")
     if (load.get("retries") or {}).get("n"):
@@ -84,6 +90,8 @@ def _lines(result: Mapping[str, Any]) -> Iterator[str]:
     opened = sum(p["connections_opened"] for p in sender["processes"])
     said.append(f"{opened:,} connections")
     yield "sending    " + " · ".join(said)
+    if clocks := clocks_said(sender):
+        yield f"clocks     {harmless(clocks)}"
     for error, n in list((result.get("errors") or {}).items())[:5]:
         yield f"failed     {n:,}: {harmless(error)}"
     warm = result.get("warmup") or {}

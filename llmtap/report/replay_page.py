@@ -14,7 +14,7 @@ from llmtap.report.baseline import ABOUT, HEADS, baseline_distributions, baselin
 from llmtap.report.distributions import Distribution, distributions_of, panels_of, table_of
 from llmtap.report.figures import COLOURS, MARK, Panel
 from llmtap.report.page import contents_html, page_html, table_html
-from llmtap.report.replay_terms import all_of, heading_of, plan_rows, rests_on
+from llmtap.report.replay_terms import RATES, all_of, heading_of, plan_rows, rests_on
 from llmtap.report.sweep import number
 from llmtap.report.system import system_warnings
 from llmtap.report.terminal import milliseconds
@@ -47,8 +47,8 @@ _SHARES: Final = {
     "fluidity_index_doc": "fluidity index, document", "fluidity_index_code": "fluidity index, code",
     "qoe_area_step": "area ratio", "smooth_benefit": "smooth benefit, tokens",
 }  # fmt: skip
-_IN_MS: Final = frozenset({"dispatch_lateness", "uncertainty"})
-_IN_SHARES: Final = frozenset({"rate", "sender_cpu", "failed"})
+_IN_MS: Final = frozenset({"clocks", "dispatch_lateness", "uncertainty"})
+_IN_SHARES: Final = frozenset({"rate", "sender_cpu", "failed", "prompt_tokens"})
 _DASH_ARRAYS: Final = {
     "solid": "", "dash": "7 4", "dot": "2 3", "dashdot": "7 3 2 3", "longdash": "11 4",
     "longdashdot": "11 3 2 3",
@@ -102,16 +102,18 @@ def replay_html(result: Mapping[str, Any]) -> str:
 def _verdict(verdict: Mapping[str, Any] | None) -> str:
     if verdict is None:
         return "<p>Nobody has judged whether these figures may be believed.</p>"
-    if verdict["valid"]:
-        return (
-            "<div class=verdict><p><strong>Valid.</strong> Nothing that is checked speaks against the"
-            " figures: the load was sent as asked and on time, the sender had room, requests ended well."
-            "</p></div>"
-        )
     said = "".join(
         f"<li>{escape(str(one['says']))}{escape(_limit(one))}</li>" for one in verdict.get("findings") or ()
     )
-    return f'<div class="verdict bad"><p><strong>Not valid.</strong></p><ul>{said}</ul></div>'
+    if not verdict["valid"]:
+        return f'<div class="verdict bad"><p><strong>Not valid.</strong></p><ul>{said}</ul></div>'
+    if said:
+        return f"<div class=verdict><p><strong>Valid.</strong> But mind:</p><ul>{said}</ul></div>"
+    return (
+        "<div class=verdict><p><strong>Valid.</strong> Nothing that is checked speaks against the"
+        " figures: the load was sent as asked and on time, the sender had room, requests ended well."
+        "</p></div>"
+    )
 
 
 def _limit(finding: Mapping[str, Any]) -> str:
@@ -139,9 +141,9 @@ def _tiles(result: Mapping[str, Any]) -> str:
 
 def _tile_texts(result: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     load = result.get("load") or {}
-    if load.get("asked_rps") is not None:
-        asked = f"of {number(load['asked_rps'])} asked, {number(load['sent_share'] * 100)} % in time"
-        yield "Requests sent", f"{number(load['sent_rps'])}/s", asked
+    if load.get("planned_rps") is not None:
+        planned = f"of {number(load['planned_rps'])} planned, {number(load['sent_share'] * 100)} % in time"
+        yield "Requests sent", f"{number(load['offered_rps'])}/s", planned
     elif load.get("offered_rps") is not None:
         yield "Requests sent", f"{number(load['offered_rps'])}/s", f"{load.get('sent', 0):,} in all"
     for title, place in _TILES:
@@ -177,7 +179,8 @@ def _settings(result: Mapping[str, Any]) -> str:
         if rows
         else ""
     )
-    return _terms(plan_rows(result)) + whole
+    rates = f"<p>{escape(RATES)}</p>" if result.get("load") else ""
+    return _terms(plan_rows(result)) + rates + whole
 
 
 def _terms(rows: Sequence[tuple[str, str]]) -> str:

@@ -8,11 +8,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from llmtap.report.sweep import number
+from llmtap.report.system import scraped_said
 from llmtap.report.terminal import milliseconds
 from llmtap.units import format_bytes
 
-__all__ = ["all_of", "heading_of", "plan_rows", "rests_on"]
+__all__ = ["RATES", "all_of", "clocks_said", "heading_of", "plan_rows", "process_said", "rests_on"]
 
+RATES: Final = (
+    "Rates of requests: asked is the mean that the arrival process was given; planned is what it came to when"
+    " it was drawn, as far as there was time for it; sent is how much of that left in time: what latencies"
+    " are told at; ended counts answers over the whole window, its drain included."
+)
+"""How the words of `arrivals` and `load` differ. The JSON's names for them: `llmtap/replay/result.py`."""
 _MODES: Final = {"open": "open loop", "closed": "closed loop"}
 _DEPTH_MAX: Final = 8
 _ALWAYS: Final = ("load", "window", "arrivals", "sent to", "uncertainty")
@@ -44,6 +51,8 @@ def plan_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("smooth goodput", _smooth(result)),
         ("objectives", _text((result.get("goodput") or {}).get("objectives"))),
         ("sender", _sender(result)),
+        ("clocks", clocks_said(result.get("sender") or {})),
+        ("server metrics", scraped_said((result.get("system") or {}).get("summary") or {})),
         ("uncertainty", _uncertainty(result)),
     ]
     return [(term, text) for term, text in rows if text]
@@ -126,22 +135,28 @@ def _arrivals(plan: Mapping[str, Any]) -> str:
     arrivals = plan["arrivals"]
     if not arrivals:
         return "whenever an answer has ended"
-    said = [str(arrivals.get("arrivals", "?"))]
+    said = [process_said(arrivals)]
     said += [
         f"{name} {_text(value)}"
         for name, value in arrivals.items()
-        if name not in ("arrivals", "rate_rps") and value is not None
+        if name not in ("arrivals", "given", "rate_rps") and value is not None
     ]
     if arrivals.get("rate_rps") is not None:
-        said.insert(1, f"{number(arrivals['rate_rps'])} req/s")
+        said.insert(1, f"{number(arrivals['rate_rps'])} req/s asked")
     return ", ".join(said)
+
+
+def process_said(arrivals: Mapping[str, Any]) -> str:
+    """A process as somebody wrote it, and with its own parameters where those are other ones."""
+    process, given = str(arrivals.get("arrivals", "?")), arrivals.get("given")
+    return process if given in (None, process) else f"{given} ({process})"
 
 
 def _load(result: Mapping[str, Any]) -> str:
     load = result.get("load") or {}
     said = [_MODES[load["mode"]]] if load.get("mode") in _MODES else []
-    if load.get("asked_rps") is not None:
-        said.append(f"{number(load['sent_rps'])} of {number(load['asked_rps'])} req/s asked were sent")
+    if load.get("planned_rps") is not None:
+        said.append(f"{number(load['offered_rps'])} of {number(load['planned_rps'])} req/s planned were sent")
     elif load.get("offered_rps") is not None:
         said.append(f"{number(load['offered_rps'])} req/s sent")
     if load.get("achieved_rps") is not None:
@@ -253,6 +268,21 @@ def _sender(result: Mapping[str, Any]) -> str:
     if any(p.get("realtime") for p in processes):
         said.append("real-time priority")
     return ", ".join(said)
+
+
+def clocks_said(sender: Mapping[str, Any]) -> str:
+    """How well the clocks of sending hosts agree with that of this one; empty where none has another."""
+    hosts: dict[str, Mapping[str, Any]] = {}
+    for clock in sender.get("clocks") or ():
+        known = hosts.get(clock["host"])
+        if not clock["shared"] and (known is None or known["rtt"] < clock["rtt"]):
+            hosts[clock["host"]] = clock
+    said = [
+        f"{host} within {milliseconds(clock['rtt'] / 2)} ms, {milliseconds(abs(clock['offset']))} ms"
+        f" {'ahead' if clock['offset'] >= 0 else 'behind'}"
+        for host, clock in hosts.items()
+    ]
+    return f"{'; '.join(said)} (allowed for)" if said else ""
 
 
 def _uncertainty(result: Mapping[str, Any]) -> str:

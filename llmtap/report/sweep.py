@@ -30,7 +30,7 @@ _RANKED: Final = (_LOAD, "servers", "bins", "requests")
 _OPTIONS: Final = ("readings", "serving", "model")
 _SAME_RATE: Final = 0.01
 _TIMES: Final = frozenset((
-    "eps", "token_sla", "request_sla", "swap_token", "output_delay", "ttft", "tbt",
+    "eps", "token_sla", "request_sla", "swap_token", "attention", "output_delay", "ttft", "tbt",
 ))  # fmt: skip
 """Options that are seconds."""
 _NAMED: Final = "output_delay"

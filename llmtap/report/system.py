@@ -13,7 +13,9 @@ from rich.text import Text
 from llmtap.report.capture import harmless
 from llmtap.units import format_bytes, format_ns
 
-__all__ = ["render_system", "series_title", "series_value", "system_text", "system_warnings"]
+__all__ = [
+    "render_system", "scraped_said", "series_title", "series_value", "system_text", "system_warnings",
+]  # fmt: skip
 
 _FIGURES: Final = ("mean", "p50", "p95", "max")
 _TITLES: Final = {
@@ -88,6 +90,8 @@ def _lines(told: Mapping[str, Any]) -> Iterator[str]:
             yield f"{side:<11}{len(processes)} process{'' if len(processes) == 1 else 'es'}: {names}"
     if (told.get("gpu") or {}).get("devices"):
         yield "GPUs       " + ", ".join(told["gpu"]["devices"])
+    if scraped := scraped_said(told):
+        yield f"scraped    {scraped}"
     for what, why in (told.get("why_not") or {}).items():
         yield f"{what:<11}not sampled: {why}"
 
@@ -110,9 +114,19 @@ def system_warnings(told: Mapping[str, Any]) -> Iterator[str]:
     if stolen > _STOLEN_SHARE_MAX:
         yield f"the hypervisor gave {stolen:.1%} of this host's CPU time to others, which shows in latencies"
     scrape = told.get("scrape") or {}
-    if scrape.get("failed"):
+    if scrape.get("failed") and not scrape.get("gave_up"):
         reasons = ", ".join(f"{reason} {n:,}" for reason, n in scrape["failures"].items())
         yield f"{scrape['failed']:,} of {scrape['scrapes']:,} scrapes of the server failed: {reasons}"
+
+
+def scraped_said(told: Mapping[str, Any]) -> str:
+    """Where the server's own metrics come from; empty where nobody was asked."""
+    scrape = told.get("scrape") or {}
+    if not scrape.get("url") or not scrape.get("scrapes"):
+        return ""
+    if scrape.get("gave_up"):
+        return f"nothing: {scrape['url']} was asked once ({', '.join(scrape['failures'])})"
+    return f"{scrape['url']}, {scrape['scrapes']:,} times"
 
 
 def series_title(name: str) -> str:

@@ -12,7 +12,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from llmtap.sim.settings import explained, read_options
+from llmtap.settings import explained, read_options
 from llmtap.units import Duration
 
 __all__ = ["Readings", "explain", "read_settings"]

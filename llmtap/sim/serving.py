@@ -11,9 +11,9 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from llmtap.settings import explained, read_options
 from llmtap.sim.latency import SEED_ITERATIONS, SEED_MODEL, IterationModel, LatencyModel
 from llmtap.sim.readings import Readings
-from llmtap.sim.settings import explained, read_options
 from llmtap.units import Duration, format_ns
 
 __all__ = ["OUTPUT_DELAYS", "Serving", "Setup", "explain_serving", "read_serving", "settled"]
@@ -48,6 +48,12 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     prefix_cache: Annotated[
         bool, Meta(description="blocks that prompts share are kept and not taken in again")
     ] = False
+    attention: Annotated[
+        Duration,
+        Meta(
+            description="what a prompt of 1,000 tokens takes more, and others as the square of their length"
+        ),
+    ] = Duration(0)
     prepone: Annotated[
         int, Meta(ge=1, description="tokens that decode_prepone makes ahead of a prefill (seed 001, 3.3)")
     ] = 2

@@ -95,7 +95,7 @@ class ServerTime(msgspec.Struct, gc=False):
     """The object, or `header:NAME`, `trailer:NAME`, that held it."""
     path: str | None = None
     unit: str = "ms"
-    """As on the wire: `s`, `ms` or `ns`."""
+    """As on the wire: `s`, `ms`, `ns`, or `tokens/s` where a rate was told."""
 
 
 class Delta(msgspec.Struct, gc=False):

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from llmtap.wire.delta import ServerTime
 
-__all__ = ["SERVER_TIMES", "clock_ns", "header_times", "object_times", "trailer_times"]
+__all__ = ["SERVER_TIMES", "clock_ns", "header_times", "object_times", "rate_times", "trailer_times"]
 
 SERVER_TIMES: Final = (
     "queue", "prefill", "ttft", "ttft_from_schedule", "decode", "mean_itl", "inference", "load", "total",
@@ -24,6 +24,8 @@ in a header means: until the head."""
 _MS_PER: Final = {"ms": 1.0, "s": 1e3, "ns": 1e-6}
 _DURATION_MS_MAX: Final = 1e10
 """Four months: what is longer is no duration."""
+_RATE_MAX: Final = 1e12
+"""Tokens, or tokens a second: what is more is neither."""
 _WIRE_MAX: Final = {unit: _DURATION_MS_MAX / ms for unit, ms in _MS_PER.items()}
 _ENTRIES_MAX: Final = 32
 """Of one Server-Timing field."""
@@ -125,6 +127,30 @@ def object_times(place: str, value: Any) -> tuple[ServerTime, ...]:
     return tuple(out)
 
 
+def rate_times(stats: Any, cached: int | None) -> tuple[ServerTime, ...]:
+    """The durations behind exo's `generation_stats`, which tells rates and the tokens that they count.
+
+    `cached` are the prompt's tokens that were not prefilled, as the answer's usage says: without them nothing
+    is known of a partial hit. An exact one has the rate of an earlier request, and no prefill of its own.
+
+    Source: seed 003, "Timing", "Prefix Cache Mode".
+    """
+    if not isinstance(stats, dict):
+        return ()
+    hit = stats.get("prefix_cache_hit", "none")
+    left_out = 0 if hit == "none" else cached if hit == "partial" else None
+    out = []
+    for name, tokens, without, rate in (
+        ("prefill", "prompt_tokens", left_out, "prompt_tps"),
+        # The first token has no gap before it.
+        ("decode", "generation_tokens", 1, "generation_tps"),
+    ):
+        ms = None if without is None else _span_ms(stats.get(tokens), without, stats.get(rate))
+        if ms is not None:
+            out.append(ServerTime(name, ms, "generation_stats", f"generation_stats.{rate}", "tokens/s"))
+    return tuple(out)
+
+
 def clock_ns(timings: Any) -> int:
     """llama.cpp's own clock at a token, from its `timings`: ns since decoding began; -1 where not told."""
     ms = _ms(timings.get("predicted_ms"), "ms") if isinstance(timings, dict) else None
@@ -164,6 +190,15 @@ def _server_timing(value: str, where: str) -> list[ServerTime]:
         if ms is not None:
             out.append(ServerTime(name if name in SERVER_TIMES else "unnamed", ms, where))
     return out
+
+
+def _span_ms(tokens: Any, without: int, rate: Any) -> float | None:
+    """How long so many tokens but `without` took at that rate, in milliseconds; None where that is none."""
+    if type(tokens) is not int or (type(rate) is not float and type(rate) is not int):
+        return None
+    if not 0 < rate <= _RATE_MAX or not without < tokens <= _RATE_MAX:
+        return None
+    return _ms((tokens - without) / rate, "s")
 
 
 def _ms(value: Any, unit: str) -> float | None:

@@ -23,7 +23,7 @@ from llmtap.errors import ConfigError
 from llmtap.units import parse_duration_ns
 from llmtap.workload.processes import Diurnal, Gamma, OnOff, Poisson, Process, Ramp, Steps, Uniform
 
-__all__ = ["FORMS", "Arrivals", "parse_arrivals"]
+__all__ = ["FORMS", "OWN_RATES", "Arrivals", "parse_arrivals"]
 
 FORMS: Final = {
     "poisson": "poisson",
@@ -35,6 +35,8 @@ FORMS: Final = {
     "diurnal": "diurnal:amplitude=0.8,period=24h[,spacing=even]",
 }
 """How each is written, for help and hints."""
+OWN_RATES: Final = frozenset({"ramp", "steps"})
+"""Processes that name their rates themselves; all others need a mean rate beside them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ def parse_arrivals(text: str, *, rate_rps: float | None, seed: int, place: str =
         process = _READERS[name](fields, rate_rps)
         fields.check_all_read()
     except ValueError as exc:
-        beside = "" if name in ("ramp", "steps") else ", with a mean rate beside it"
+        beside = "" if name in OWN_RATES else ", with a mean rate beside it"
         raise ConfigError(place, f"{name}: {exc}", f"it is written {FORMS[name]}{beside}") from None
     return Arrivals(process, seed)
 

@@ -17,7 +17,7 @@ import msgspec
 
 from llmtap.errors import ConfigError
 from llmtap.units import read_special
-from llmtap.workload.arrivals import parse_arrivals
+from llmtap.workload.arrivals import OWN_RATES, parse_arrivals
 from llmtap.workload.composed import REQUEST, Composed, RandomIds
 from llmtap.workload.conversations import Conversations, ThinkExponential, ThinkFixed, ThinkLogNormal
 from llmtap.workload.lengths import Empirical, Fixed, Lengths, LogNormal, Normal, Percentiles, Uniform
@@ -109,7 +109,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _check_arrivals(text: str, path: Path) -> None:
-    named = text.partition(":")[0].strip() in ("ramp", "steps")
+    named = text.partition(":")[0].strip() in OWN_RATES
     parse_arrivals(text, rate_rps=None if named else 1.0, seed=0, place=f"arrivals in {path}")
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from llmtap.errors import ConfigError
-from llmtap.workload.arrivals import parse_arrivals
+from llmtap.workload.arrivals import OWN_RATES, parse_arrivals
 from llmtap.workload.composed import Composed
 from llmtap.workload.custom import load_workload
 from llmtap.workload.datasets import sharegpt, stack
@@ -120,7 +120,7 @@ def drawn_requests(text: str, count: int, seed: int, place: str) -> Requests:
         )
     told = workload.describe()
     process = str(told.get("arrivals") or "poisson")
-    own_rate = process.partition(":")[0] in ("ramp", "steps")
+    own_rate = process.partition(":")[0] in OWN_RATES
     rate = None if own_rate else float(str(told.get("rate_rps") or 1))
     arrivals = parse_arrivals(process, rate_rps=rate, seed=seed, place=place)
     requests.arrival_ns = array("q", islice(arrivals, len(requests)))

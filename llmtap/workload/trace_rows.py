@@ -4,6 +4,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from itertools import compress, islice, takewhile
 from operator import eq
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,7 +16,9 @@ from llmtap.workload import trace_turns
 from llmtap.workload.requests import Requests
 from llmtap.workload.trace_turns import Links, Turns
 
-__all__ = ["Rows", "tie_note", "ties"]
+__all__ = ["NO_TIMES", "Rows", "tie_note", "ties"]
+
+NO_TIMES: Final = "none of its rows has an arrival time"
 
 _COLUMNS = ("arrival_ns", "input_tokens", "output_tokens")
 _BLOCKS = ("blocks", "block_size", "block_unit", "prompt_bytes")
@@ -123,7 +126,7 @@ class Rows:
 
     def why_none(self) -> str:
         if self._without["arrival_ns"]:
-            return "none of its rows has an arrival time"
+            return NO_TIMES
         if self._without["input_tokens"]:
             return "none of its rows has a count of input tokens"
         return "has no rows"

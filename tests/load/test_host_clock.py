@@ -130,3 +130,9 @@ def test_what_is_told() -> None:
     assert clock.to_dict() == told | {"drift": 4e-05}
     clock.shared = True
     assert clock.to_dict()["drift"] == 0.0
+
+
+def test_the_worse_of_both_comparisons_is_told() -> None:
+    clock = HostClock("n1", Compared(0, 0, 0, 900_000), shared=False)
+    clock.after = Compared(HOUR_NS, 0, 0, 25_000_000)
+    assert clock.to_dict()["rtt"] == 0.025

@@ -3,7 +3,7 @@
 import pytest
 
 from llmtap.errors import ConfigError
-from llmtap.load.target import PATHS, parse_target
+from llmtap.load.target import PATHS, check_fields, parse_target, shown_url
 from llmtap.wire.http1 import Framing, parse_request_head
 
 
@@ -64,3 +64,27 @@ def test_no_target_names_the_option(url: str) -> None:
 
 def test_every_endpoint_has_a_path() -> None:
     assert all(path.startswith("/v1/") for path in PATHS.values())
+
+
+def test_a_field_that_cannot_be_sent_names_its_own_place() -> None:
+    with pytest.raises(ConfigError) as refused:
+        check_fields([(b"X Y", b"")], "--tenant-header")
+    assert refused.value.place == "--tenant-header"
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("http://h:1/v1", "http://h:1/v1"),
+        ("https://me:secret@gw.test/a?key=secret#secret", "https://gw.test/a"),
+        ("http://[::1]:80/metrics", "http://[::1]:80/metrics"),
+        ("ws://h/v1/realtime?model=m", "ws://h/v1/realtime"),
+    ],
+)
+def test_a_url_is_shown_without_what_may_be_secret(url: str, shown: str) -> None:
+    assert shown_url(url) == shown
+
+
+def test_a_path_of_its_own_is_taken_as_it_is() -> None:
+    target = parse_target("http://h:1/p", "/bench/chat/completions", [])
+    assert target.head(0).startswith(b"POST /p/bench/chat/completions HTTP/1.1\r\n")

@@ -99,7 +99,9 @@ async def test_a_target_that_is_away_is_told_and_no_more() -> None:
     assert told["server"] == {}
     assert told["gpu"] is None and told["energy"] is None
     assert told["why_not"] == {"server": "nobody listens on port 1", "gpu": "no NVML: Driver Not Loaded"}
-    assert told["scrape"]["failures"] == {"ClientConnectorError": told["scrape"]["failed"]}
+    assert told["scrape"]["failures"] == {"connection refused": told["scrape"]["failed"]}
+    assert told["scrape"]["url"] == "http://127.0.0.1:1/metrics"
+    assert not told["scrape"]["gave_up"], "who is not there may come yet"
 
 
 @scene

@@ -78,3 +78,11 @@ def test_memory_is_bounded_and_what_is_forgotten_never_makes_an_exchange_look_be
     assert len(meter._peaks) <= PEAKS_MAX
     for since in (0, 1, 2, 3, 400, 501, 502, 700, count - 1, count, count + 1):
         assert meter.worst_since(since) >= brute_force(notes, since), f"since {since}"
+
+
+def test_a_byte_may_wait_for_two_turns_of_which_a_timer_sees_one() -> None:
+    meter = LagMeter(FLOOR_NS, blind_ns=7, turns=2)
+    assert meter.worst_since(0) == FLOOR_NS + 7
+    meter.note(10, 3 * FLOOR_NS)
+    assert meter.worst_since(0) == 6 * FLOOR_NS + 7
+    assert meter.max_ns == 3 * FLOOR_NS, "what was seen stays what it was"

@@ -54,7 +54,9 @@ def test_a_window_begins_at_its_first_row(trace: str) -> None:
 def test_arrivals_replace_the_trace_s_own(trace: str) -> None:
     plan = plan_of(trace, arrivals="uniform", rate_rps=10.0)
     assert list(plan.requests.arrival_ns) == [0, 100 * MS, 200 * MS, 300 * MS]
-    assert plan.describe()["arrivals"] == {"arrivals": "uniform", "rate_rps": 10.0, "seed": 42}
+    assert plan.describe()["arrivals"] == {
+        "arrivals": "uniform", "given": "uniform", "rate_rps": 10.0, "seed": 42,
+    }  # fmt: skip
 
 
 def test_all_at_once(trace: str) -> None:
@@ -71,7 +73,7 @@ def test_a_workload_is_poisson_unless_told() -> None:
     assert len(plan.requests) == 50
     assert len(set(gaps)) == 49
     told = plan.describe()
-    assert told["arrivals"] == {"arrivals": "poisson", "rate_rps": 100.0, "seed": 42}
+    assert told["arrivals"] == {"arrivals": "poisson", "given": None, "rate_rps": 100.0, "seed": 42}
     workload = told["workload"]
     assert isinstance(workload, dict)
     assert (workload["name"], workload["seed"], workload["requests"]) == ("synthetic-skewed", 42, 50)
@@ -101,7 +103,12 @@ def test_the_same_seed_gives_the_same_plan_and_another_one_does_not() -> None:
         ("TRACE", {"arrivals": "poison", "rate_rps": 1.0}, "--arrivals"),
         ("conversation", {"speed": 2.0}, "--speed"),
         ("conversation", {"share": 0.5}, "--share"),
-        ("conversation", {}, "--arrivals"),
+        ("conversation", {}, "--rate"),
+        ("conversation", {"arrivals": "gamma:cv=2"}, "--rate"),
+        ("conversation", {"arrivals": "gamma:cv=two", "rate_rps": 1.0}, "--arrivals"),
+        ("conversation", {"arrivals": "steps:10x30s", "rate_rps": 1.0}, "--rate"),
+        ("conversation", {"arrivals": "poison"}, "--arrivals"),
+        ("TRACE", {"arrivals": "poisson"}, "--rate"),
         ("conversation", {"rate_rps": 1.0, "tokenizer": "nowhere/at/all"}, "--tokenizer"),
         ("nothing-like-it", {}, "nothing-like-it"),
     ],
@@ -110,3 +117,50 @@ def test_what_does_not_fit_is_refused(trace: str, source: str, more: dict[str, A
     with pytest.raises(ConfigError) as caught:
         plan_of(trace if source == "TRACE" else source, **more)
     assert caught.value.place == place
+
+
+def test_a_process_is_told_as_it_was_given_and_by_its_own_parameters() -> None:
+    plan = plan_of("synthetic-skewed", arrivals="gamma:cv=2", rate_rps=10.0, requests=5)
+    told = plan.describe()["arrivals"]
+    assert told == {
+        "arrivals": "gamma:burstiness=0.25", "given": "gamma:cv=2", "rate_rps": 10.0, "seed": 42,
+    }  # fmt: skip
+
+
+def test_processes_that_name_their_rates_need_none_beside_them() -> None:
+    plan = plan_of("synthetic-skewed", arrivals="steps:10x30s", requests=5)
+    told = plan.describe()["arrivals"]
+    assert isinstance(told, dict)
+    assert (told["given"], told["rate_rps"]) == ("steps:10x30s", None)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({}, "--rate: is missing: conversation is a workload, which has no times of its own"),
+        ({"arrivals": "onoff:on=2s,off=8s"}, "--rate: is missing: onoff arrivals need a mean rate"),
+    ],
+)
+def test_a_missing_rate_is_said_with_what_to_write(more: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan_of("conversation", **more)
+    assert str(caught.value) == f"{said}\nhint: such as --rate 4; or --closed 8, which needs none"
+
+
+SHAREGPT = (
+    '[{"id": "a", "conversations": [{"from": "human", "value": "What is a tap?"}, {"from": "gpt", "value":'
+    ' "It watches."}]}, {"id": "b", "conversations": [{"from": "human", "value": "And a relay?"}, {"from":'
+    ' "gpt", "value": "It forwards."}]}]'
+)
+
+
+def test_a_trace_without_times_is_told_how_to_give_it_some(tmp_path: Path) -> None:
+    file = tmp_path / "sharegpt.json"
+    file.write_text(SHAREGPT)
+    with pytest.raises(ConfigError) as caught:
+        plan_of(str(file))
+    assert caught.value.place == str(file)
+    assert caught.value.hint == "say how they arrive: --arrivals poisson --rate R, or --closed N"
+    # And that works.
+    assert len(plan_of(str(file), arrivals="poisson", rate_rps=5.0).requests) == 2
+    assert len(plan_of(str(file), closed=True).requests) == 2

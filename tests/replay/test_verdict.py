@@ -17,7 +17,8 @@ def result(**changes: Any) -> dict[str, Any]:
         "dispatch_lateness": {"p99": 0.0005},
         "outcomes": {"complete": 90, "refused": 10},
         "uncertainties": {"p99": 0.005},
-        "sender": {"clock": "mono", "lost": [], "processes": [{"cpu_share": 0.5}]},
+        "sender": {"clock": "mono", "lost": [], "processes": [{"cpu_share": 0.5}], "clocks": []},
+        "lengths": {"input_counted": 1_000, "input_usage": 1_000, "input_apart": 0},
     }
     for path, value in changes.items():
         *way, last = path.split("__")
@@ -26,6 +27,10 @@ def result(**changes: Any) -> dict[str, Any]:
             at = at[key]
         at[last] = value
     return told
+
+
+def clock(rtt: float, *, shared: bool = False) -> dict[str, Any]:
+    return {"host": f"n{rtt}", "shared": shared, "rtt": rtt, "offset": 0.5, "drift": 0.0}
 
 
 def test_nothing_is_said_of_a_good_run() -> None:
@@ -44,12 +49,15 @@ def test_nothing_is_said_of_a_good_run() -> None:
         ({"dispatch_lateness__p99": 0.021, "metrics__ttft__p50": 60.0}, "dispatch_lateness"),
         ({"outcomes": {"complete": 9, "upstream_error": 1}}, "failed"),
         ({"metrics__ttft": {"n": 0, "p50": None}}, "no_tokens"),
+        ({"sender__clocks": [clock(0.003), clock(0.0201)]}, "clocks"),
+        ({"lengths__input_apart": 101}, "prompt_tokens"),
     ],
 )
 def test_each_rule_alone(changes: dict[str, Any], what: str) -> None:
     [found] = findings(result(**changes))
     assert found.what == what
     assert found.limit in found.to_dict().values()
+    assert found.invalidates
 
 
 @pytest.mark.parametrize(
@@ -63,6 +71,9 @@ def test_each_rule_alone(changes: dict[str, Any], what: str) -> None:
         {"dispatch_lateness": None},
         {"sender__clock": "kernel", "uncertainties__p99": 0.02},  # which is not in a kernel's stamps
         {"metrics__ttft__p50": None, "dispatch_lateness__p99": 0.002},
+        {"sender__clocks": [clock(0.02), clock(0.5, shared=True)]},  # half of a round trip
+        {"lengths__input_apart": 10},
+        {"lengths": {"input_counted": 0, "input_usage": 0, "input_apart": 0}},
     ],
 )
 def test_at_the_limit_nothing_is_said(changes: dict[str, Any]) -> None:
@@ -75,3 +86,31 @@ def test_a_fast_server_is_measured_by_the_absolute_limit() -> None:
     )
     assert found.limit == LIMITS["lateness_p99"]
     assert "2.1 ms" in found.says
+
+
+def test_another_tokenizer_is_told_and_invalidates_only_where_the_load_was_another() -> None:
+    told = {"input_counted": 1_000, "input_usage": 1_080, "input_apart": 80}
+    [found] = findings(result(lengths=told))
+    assert (found.what, found.figure, found.limit) == ("prompt_tokens", 0.08, LIMITS["prompt_tokens"])
+    assert not found.invalidates
+    assert "the server counted 1,080 prompt tokens, we 1,000: prompt by prompt 8.0% apart" in found.says
+    # What is too long here and too short there does not cancel.
+    [found] = findings(result(lengths={"input_counted": 1_000, "input_usage": 1_000, "input_apart": 120}))
+    assert found.invalidates
+    assert found.limit == LIMITS["prompt_tokens_most"]
+    [found] = findings(result(lengths__input_apart=100))
+    assert not found.invalidates, "at the limit"
+
+
+def test_how_well_clocks_agree_is_asked_of_other_hosts_alone() -> None:
+    [found] = findings(result(sender__clocks=[clock(9.0, shared=True), clock(0.03), clock(0.025)]))
+    assert (found.figure, found.limit) == (0.015, 0.01)
+    assert "other hosts (2) are known within 15.0 ms, and IETF 4.7.2 asks for 10 ms" in found.says
+
+
+def test_answers_that_blame_the_request_are_told_from_the_server_s_own_errors() -> None:
+    failed = {"outcomes": {"complete": 9, "upstream_error": 7}}
+    [found] = findings(result(**failed, error_statuses={"401": 2, "404": 1, "429": 3, "500": 1}))
+    assert found.says.endswith("; 3 of them by answers that blame the request: status 401 (2), 404 (1)")
+    [found] = findings(result(**failed, error_statuses={"429": 3, "500": 4}))
+    assert "blame" not in found.says

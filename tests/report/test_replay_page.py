@@ -13,6 +13,7 @@ from plotly.offline import get_plotlyjs
 from llmtap.errors import ConfigError
 from llmtap.replay.timeline import timeline_of
 from llmtap.report.replay_page import replay_html
+from llmtap.report.replay_terms import RATES
 from llmtap.report.terminal import milliseconds
 from llmtap.units import NS_PER_S
 from tests.support.pages import Page, contrast
@@ -296,3 +297,14 @@ def test_without_plotly_one_sentence_says_how_to_get_it(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     with pytest.raises(ConfigError, match="plotly is not installed"):
         replay_html(GOOD)
+
+
+def test_a_remark_stands_beside_valid_figures() -> None:
+    remark = {"what": "prompt_tokens", "figure": 0.05, "limit": 0.01, "says": "apart", "invalidates": False}
+    made = page(GOOD | {"verdict": {"valid": True, "findings": [remark]}})
+    assert "Valid. But mind:apart (limit 1 %)" in made.words
+    assert not [given for _, given in made.elements if given.get("class") == "verdict bad"]
+
+
+def test_the_words_of_rates_are_explained_where_the_plan_is_told() -> None:
+    assert RATES in page(GOOD).words

@@ -10,6 +10,8 @@ from tests.support.replay_results import replay_result
 GOOD = replay_result()
 
 
+CLOCK = {"host": "n1", "shared": False, "rtt": 0.001, "offset": -0.0025, "drift": None}
+HERE = CLOCK | {"host": "here", "shared": True}
 KEPT = (
     "7 of 9 prompts as long as planned (at most 3 tokens off), 2 of 9 answers (which the server was not told"
     " to keep to), by the server's own count"
@@ -39,7 +41,20 @@ def term(name: str, **parts: Any) -> str | None:
          "5 of 9 sent, 3 skipped, 1 dropped, 2 retries, stopped: the time was up"),
         ("arrivals", {"plan": {"arrivals": None}}, "whenever an answer has ended"),
         ("arrivals", {"plan": {"arrivals": {"arrivals": "gamma", "rate_rps": 4.0, "cv": 2.0, "seed": 1}}},
-         "gamma, 4 req/s, cv 2, seed 1"),
+         "gamma, 4 req/s asked, cv 2, seed 1"),
+        ("arrivals", {"plan": {"arrivals": {"arrivals": "gamma:burstiness=0.25", "given": "gamma:cv=2",
+                                            "rate_rps": 4.0}}},
+         "gamma:cv=2 (gamma:burstiness=0.25), 4 req/s asked"),
+        ("load", {"load": {"mode": "open", "offered_rps": 3.0, "planned_rps": 4.0, "achieved_rps": 2.5}},
+         "open loop, 3 of 4 req/s planned were sent, 2.5 req/s ended over the window"),
+        ("clocks", {"sender": {"clocks": [CLOCK, CLOCK | {"rtt": 0.003}, HERE]}},
+         "n1 within 1.50 ms, 2.50 ms behind (allowed for)"),
+        ("server metrics", {"system": {"summary": {"scrape": {"url": "http://h/metrics", "scrapes": 31}}}},
+         "http://h/metrics, 31 times"),
+        ("server metrics", {"system": {"summary": {"scrape": {
+            "url": "http://h/metrics", "scrapes": 1, "gave_up": True, "failures": {"status 404": 1}}}}},
+         "nothing: http://h/metrics was asked once (status 404)"),
+        ("server metrics", {"system": {"summary": {"scrape": {"url": None, "scrapes": 0}}}}, None),
         ("arrivals", {"plan": {}}, None),
         ("answers", {"plan": {"body": {"stream": False, "output_limit": "max_tokens", "ignore_eos": False}}},
          "in one piece, at most max_tokens"),

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from msgspec import Meta
 
-from llmtap.sim.settings import explained, read_options
+from llmtap.settings import explained, read_options
 from llmtap.units import Duration
 
 

@@ -80,7 +80,7 @@ class Sending:
         return await self.end_of(self.send(body, row=row, scheduled_ns=scheduled_ns))
 
     async def end_of(self, call: Call) -> Exchange:
-        await wait_until(lambda: call.over, 15)
+        await wait_until(lambda: any(of is call for of, _ in self.ended), 15)
         return self.of(call)
 
     def of(self, call: Call) -> Exchange:

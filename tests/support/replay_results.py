@@ -28,7 +28,8 @@ def replay_result(n: int = 120, *, late_ms: int = 0, failed: int = 0, closed: bo
     tally = Tally(Objectives.parse("ttft:200ms tpot:50ms", "here"))
     offsets = array("q", (i * 50 * MS for i in range(n)))
     lengths = array("q", [3] * n)
-    seen = Seen(Requests(offsets, lengths, lengths), lengths)
+    prompts = array("q", [100] * n)  # as the usage of `streamed` says
+    seen = Seen(Requests(offsets, prompts, lengths), prompts)
     for i, offset_ns in enumerate(offsets):
         at_ms = offset_ns // MS + late_ms
         x = streamed(i + 1, 3 + i % 7, at_ms=at_ms, gap_ms=10 + i % 5)

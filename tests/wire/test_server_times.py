@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 
 from llmtap.wire import server_times
 from llmtap.wire.delta import ServerTime
-from llmtap.wire.server_times import SERVER_TIMES, clock_ns, header_times, object_times, trailer_times
+from llmtap.wire.server_times import (
+    SERVER_TIMES,
+    clock_ns,
+    header_times,
+    object_times,
+    rate_times,
+    trailer_times,
+)
 
 UNTIMED = settings(deadline=None)  # a busy machine is no failure
 
@@ -132,3 +139,35 @@ def test_nothing_in_an_object_raises(place: str, data: st.DataObject) -> None:
 def test_nothing_in_a_header_raises(headers: list[tuple[bytes, bytes]]) -> None:
     assert all(time.ms >= 0 for time in header_times(headers))
     trailer_times([name + b":" + value for name, value in headers])
+
+
+STATS = {"prompt_tps": 200.0, "generation_tps": 40.0, "prompt_tokens": 60, "generation_tokens": 9}
+
+
+@pytest.mark.parametrize(
+    ("more", "cached", "expected"),
+    [
+        ({}, None, {"prefill": 300.0, "decode": 200.0}),
+        ({"prefix_cache_hit": "none"}, 0, {"prefill": 300.0, "decode": 200.0}),
+        ({"prefix_cache_hit": "partial"}, 20, {"prefill": 200.0, "decode": 200.0}),
+        ({"prefix_cache_hit": "partial"}, None, {"decode": 200.0}),
+        ({"prefix_cache_hit": "exact"}, 60, {"decode": 200.0}),
+        ({"prefix_cache_hit": ["none"]}, 0, {"decode": 200.0}),
+        ({"generation_tokens": 1}, 0, {"prefill": 300.0}),
+        ({"prompt_tps": 0, "generation_tps": float("nan")}, 0, {}),
+        ({"prompt_tps": True, "generation_tokens": "9"}, 0, {}),
+        ({"prompt_tokens": 10**400, "generation_tps": 1e-300}, 0, {}),
+    ],
+)
+def test_rates_are_told_as_the_times_behind_them(
+    more: dict[str, Any], cached: int | None, expected: dict[str, float]
+) -> None:
+    assert {t.name: t.ms for t in rate_times({**STATS, **more}, cached)} == expected
+
+
+def test_of_a_rate_it_is_said_where_it_stood() -> None:
+    prefill, _ = rate_times(STATS, 0)
+    assert prefill == ServerTime(
+        "prefill", 300.0, "generation_stats", "generation_stats.prompt_tps", "tokens/s"
+    )
+    assert rate_times("none", 0) == rate_times(None, 0) == ()

@@ -60,6 +60,7 @@ class Roster:
         self._queue_max = serving.queue_max
         self._swaps = serving.preemption == "swap"
         self._swap_token_ns = serving.swap_token
+        self._attention_ns = serving.attention / 1_000**2
         self._named = serving.prefix_cache and requests.block_tokens > 0
         self.memory = Memory(serving.kv_tokens, serving.block, requests.block_tokens if self._named else 0)
         self.state = State()
@@ -192,7 +193,7 @@ class Roster:
         size = len(decode)
         tokens = sum([n for _, n in prefill]) if prefill else 0
         duration_ns = self._model.duration_ns(tokens, size, self._context - size if size else 0)
-        duration_ns += self._swap_ns
+        duration_ns += self._swap_ns + self._attending_ns(prefill)
         self._swap_ns = 0
         return Iteration(duration_ns, prefill, decode)
 
@@ -212,7 +213,7 @@ class Roster:
             for request in self._ending.get(step, ()):
                 size -= 1
                 context -= self._held(self._seats[request], step)
-        total_ns += duration_ns(sum([n for _, n in prefill]), 0)
+        total_ns += duration_ns(sum([n for _, n in prefill]), 0) + self._attending_ns(prefill)
         whole_ns = total_ns
         for request, _ in prefill:
             if self._made.get(request, 0) + 1 < self._requests.output[request]:
@@ -286,6 +287,18 @@ class Roster:
                 ended.append(request)
         self._unseat(ended)
         return first, ended, cached
+
+    def _attending_ns(self, prefill: Sequence[tuple[int, int]]) -> int:
+        """What attention takes for these parts of prompts: it goes with the square of a prompt's length,
+        however that is cut."""
+        if not self._attention_ns:
+            return 0
+        squares = 0
+        for request, tokens in prefill:
+            seat = self._seats[request]
+            before = seat.tokens - seat.rest
+            squares += (before + tokens) ** 2 - before**2
+        return round(self._attention_ns * squares)
 
     def _prompt(self, request: int) -> int:
         """Tokens of its prompt. An empty one is taken in as one token: something has to begin."""

@@ -17,10 +17,11 @@ from llmtap.wire.dialects.openai_shapes import (
     Findings,
     read_error,
     read_json,
+    read_usage,
     to_raw,
     unknown,
 )
-from llmtap.wire.server_times import object_times
+from llmtap.wire.server_times import object_times, rate_times
 from llmtap.wire.verdicts import (
     OUTPUT,
     of_block_reason,
@@ -67,6 +68,7 @@ class Beside(msgspec.Struct, gc=False):
     prompt_feedback: Any = msgspec.field(default=None, name="promptFeedback")
     guardrail_action: Any = msgspec.field(default=None, name="amazon-bedrock-guardrailAction")
     invocation: Any = msgspec.field(default=None, name="amazon-bedrock-invocationMetrics")
+    generation_stats: Any = None
     # An error may lie flat: with `object` "error" (older vLLM), or with nothing but a code (DashScope, WSO2).
     object: Any = None
     message: Any = None
@@ -119,6 +121,9 @@ class Beside(msgspec.Struct, gc=False):
             out += object_times("nvext.timing", self.nvext.get("timing"))
         if self.invocation is not None:
             out += object_times("amazon-bedrock-invocationMetrics", self.invocation)
+        if self.generation_stats is not None:
+            counts = read_usage(usage)
+            out += rate_times(self.generation_stats, None if counts is None else counts.cached)
         return out
 
 

@@ -26,6 +26,7 @@ OTHER = {
     "static_batch": "3", "b_max": "2", "memory_gb": "5.5", "model_gb": "10.5", "margin_gb": "3",
     "kv_gb_per_token": "3e-3", "seqs_max": "2", "tokens_max": "40", "chunk": "16", "kv_tokens": "150",
     "block": "4", "preemption": "swap", "swap_token": "1ms", "prefix_cache": "true", "prepone": "5",
+    "attention": "5s",
     "output_delay": "31ms", "queue_max": "1", "give_up": "late", "ttft": "30ms", "tbt": "11ms",
 }  # fmt: skip
 BASES: tuple[dict[str, str], ...] = (

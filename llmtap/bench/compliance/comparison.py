@@ -1,0 +1,310 @@
+"""6: whether systems were compared fairly.
+
+The report is that of a comparison: `reports` of one test on several systems, some of them repeated, and what
+a comparison made of them (`comparison`, as `bench/compare.py` has it), if there is one.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from itertools import accumulate, pairwise
+from typing import Any, Final
+
+import msgspec
+
+from llmtap.bench.compliance.conduct import noted
+from llmtap.bench.compliance.evidence import Step, at, count, measured, text, workload
+from llmtap.bench.compliance.requirement import (
+    Report,
+    Requirement,
+    Verdict,
+    cannot_tell,
+    met,
+    not_applicable,
+    not_met,
+    row,
+)
+
+__all__ = ["ROWS", "RUNS_MIN"]
+
+RUNS_MIN: Final = 3
+APART_MAX_S: Final = 3_600.0
+"""Between the end of one run and the start of the next: an hour, in which a shared machine is taken to be the
+same. The draft says "at the same time", which two tests of one load generator cannot be."""
+_DIGITS: Final = 12
+
+
+def _reports(report: Report) -> Sequence[Report]:
+    return report.get("reports") or ()
+
+
+def _systems(report: Report) -> list[list[Report]]:
+    """Runs by system: the comparison tells how many each has, one system after the other; else by what was
+    measured, which is the same where SUT and target are."""
+    reports = list(_reports(report))
+    told = [one.get("runs") for one in at(report, "comparison.systems") or ()]
+    if told and all(isinstance(runs, int) for runs in told) and sum(told) == len(reports):
+        ends = list(accumulate(told))
+        return [reports[end - runs : end] for runs, end in zip(told, ends, strict=True)]
+    found: dict[bytes, list[Report]] = {}
+    for one in reports:
+        key = msgspec.json.encode([one.get("sut"), one.get("target"), one.get("arms")], order="sorted")
+        found.setdefault(key, []).append(one)
+    return list(found.values())
+
+
+def _sequence(step: Step) -> str:
+    """What tells the requests of a load, and their times, from others."""
+    told = workload(step)
+    what = (
+        f"{told['name']} {str(told.get('sha256'))[:_DIGITS]}"
+        if told
+        else f"{at(step, 'result.plan.trace')} of {at(step, 'result.plan.rows')} rows"
+    )
+    arrivals = msgspec.json.encode(at(step, "result.plan.arrivals"), order="sorted").decode()
+    n, seed, texts = (at(step, f"result.plan.{name}") for name in ("requests", "seed", "texts"))
+    words = "" if texts is None else f", texts {texts}"
+    return f"{what}, {n} requests, seed {seed}{words}, {arrivals}"
+
+
+def _loads(runs: Sequence[Report]) -> dict[str, set[str]]:
+    """By name of a load: the sequences that the runs of a system had there."""
+    found: dict[str, set[str]] = {}
+    for one in runs:
+        for step in measured(one):
+            found.setdefault(str(step.get("name")), set()).add(_sequence(step))
+    return found
+
+
+def _same_requests(report: Report) -> Verdict:
+    first, *others = [_loads(runs) for runs in _systems(report)] or [{}]
+    if not others:
+        return cannot_tell("there is one system, or none")
+    if not any((first, *others)):
+        return cannot_tell("the reports have no loads")
+    shared = [name for name in first if all(name in other for other in others)]
+    differing = [name for name in shared if any(other[name] != first[name] for other in others)]
+    if differing:
+        return not_met(f"other requests in {', '.join(differing)}")
+    if not shared:
+        return not_met("the systems have no load in common")
+    names = {name for loads in (first, *others) for name in loads}
+    sample = next(iter(first[shared[0]]))
+    return met(f"{len(shared)} of {len(names)} loads in common, with equal requests: {sample}")
+
+
+def _all_equal(report: Report, path: str, what: str, *, needed: bool = True) -> Verdict:
+    """Whether all reports say the same at a path."""
+    told = [at(one, path) for one in _reports(report)]
+    if not told:
+        return cannot_tell("there are no reports")
+    if needed and not all(text(value) for value in told):
+        return cannot_tell(f"{what} is not stated by all ({path})")
+    kinds = sorted({_shown(value) for value in told})
+    return met(f"{what}: {kinds[0]}") if len(kinds) == 1 else not_met(f"{what}: {' / '.join(kinds)}")
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, Mapping):
+        return (
+            ", ".join(f"{name} {_shown(held)}" for name, held in value.items() if held is not None) or "none"
+        )
+    return text(value) or "none"
+
+
+def _boundary(report: Report) -> Verdict:
+    return _all_equal(report, "sut.boundary", "boundary")
+
+
+def _hardware(report: Report) -> Verdict:
+    found = _all_equal(report, "sut.hardware.accelerator", "accelerator")
+    if found.status == "met":
+        found = _all_equal(report, "sut.hardware.count", "accelerators", needed=False)
+    if found.status == "not met" and _per_gpu(report).status == "met":
+        return met(f"{found.evidence}; normalised by accelerators")
+    return found
+
+
+def _differs(report: Report) -> Verdict | None:
+    """None where hardware differs; else the verdict on normalising."""
+    same = [
+        _all_equal(report, f"sut.hardware.{name}", name, needed=False) for name in ("accelerator", "count")
+    ]
+    if all(one.status == "met" for one in same):
+        return not_applicable(f"equal hardware: {', '.join(one.evidence for one in same)}")
+    return None
+
+
+def _normalised(report: Report, name: str, what: str) -> Verdict:
+    same = _differs(report)
+    if same is not None:
+        return same
+    told = at(report, "comparison.normalised") or ()
+    values = [(one.get("label"), one.get(name)) for one in told]
+    if not values or any(value is None for _, value in values):
+        return not_met(f"hardware differs, and {what} is not told of every system")
+    return met(", ".join(f"{label} {_shown(value)} {what}" for label, value in values))
+
+
+def _per_gpu(report: Report) -> Verdict:
+    return _normalised(report, "tokens_per_gpu_second", "tokens per GPU-second")
+
+
+def _per_price(report: Report) -> Verdict:
+    return _normalised(report, "tokens_per_currency", "tokens per unit of money")
+
+
+def _method(report: Report) -> Verdict:
+    return _normalised(report, "method", "is how")
+
+
+def _load_model(report: Report) -> Verdict:
+    return _all_equal(report, "params", "parameters")
+
+
+def _runs(report: Report) -> Verdict:
+    runs = [len(one) for one in _systems(report)]
+    if not runs:
+        return cannot_tell("there are no reports")
+    evidence = f"{' and '.join(map(count, runs))} runs, {RUNS_MIN} of each system wanted"
+    return met(evidence) if min(runs) >= RUNS_MIN else not_met(evidence)
+
+
+def _intervals(report: Report) -> Verdict:
+    told = [one for one in at(report, "comparison.comparisons") or () if one.get("low") is not None]
+    if told:
+        return met(f"{len(told)} differences with intervals")
+    within = [one for one in _reports(report) if any(_with_interval(one.get("measurements")))]
+    if within and len(within) == len(_reports(report)):
+        return met("the figures of each report have intervals")
+    return not_met("figures without confidence intervals")
+
+
+def _with_interval(tree: object) -> Iterator[bool]:
+    if isinstance(tree, Mapping):
+        if tree.get("low") is not None and tree.get("high") is not None:
+            yield True
+        for held in tree.values():
+            yield from _with_interval(held)
+    elif isinstance(tree, list | tuple):
+        for held in tree:
+            yield from _with_interval(held)
+
+
+def _tested(report: Report) -> Verdict:
+    told = [one for one in at(report, "comparison.comparisons") or () if one.get("p") is not None]
+    methods = sorted({str(one["method"]) for one in told if one.get("method")})
+    if not told:
+        return not_met("no difference was tested")
+    return met(f"{len(told)} differences tested" + (f" by {', '.join(methods)}" if methods else ""))
+
+
+def _specification(report: Report) -> Verdict:
+    def described(one: Report) -> set[str]:
+        own = ("sha256", "seed", "requests")
+        return {
+            msgspec.json.encode(
+                {k: v for k, v in workload(step).items() if k not in own}, order="sorted"
+            ).decode()
+            for step in measured(one)
+        }
+
+    told = [described(one) for one in _reports(report)]
+    if not told or not all(told):
+        return cannot_tell("the reports have no loads")
+    names = sorted({str(workload(step).get("name")) for one in _reports(report) for step in measured(one)})
+    if any(one != told[0] for one in told):
+        return not_met(f"workloads that are described differently: {', '.join(names)}")
+    return met(f"one description: {', '.join(names)}")
+
+
+def _duration(report: Report) -> Verdict:
+    asked = _all_equal(report, "params.duration", "duration (s)", needed=False)
+    if asked.status != "met" or at(_reports(report)[0], "params.duration") is None:
+        planned = _all_equal(report, "params.requests", "requests", needed=False)
+        return planned if asked.status == "met" else asked
+    return asked
+
+
+def _warmed(report: Report) -> Verdict:
+    return _all_equal(report, "warmup", "warm-up")
+
+
+def _criteria(report: Report) -> Verdict:
+    return _all_equal(report, "params", "parameters, criteria among them")
+
+
+def _together(report: Report) -> Verdict:
+    spans = sorted(span for one in _reports(report) if (span := _span(one)) is not None)
+    if len(spans) < max(2, len(_reports(report))):
+        return cannot_tell("the reports do not tell when they were made")
+    apart_s = max((b[0] - a[1]).total_seconds() for a, b in pairwise(spans))
+    evidence = f"at most {max(0.0, apart_s) / 60:.0f} min between two runs, from {spans[0][0]:%Y-%m-%d %H:%M}"
+    return met(evidence) if apart_s <= APART_MAX_S else not_met(evidence)
+
+
+def _span(report: Report) -> tuple[datetime, datetime] | None:
+    windows = [at(step, "result.window") or {} for step in measured(report)]
+    try:
+        begins = [datetime.fromisoformat(one["start"]) for one in windows]
+        ends = [datetime.fromisoformat(one["end"]) for one in windows]
+    except (KeyError, ValueError):
+        return None
+    return (min(begins), max(ends)) if begins else None
+
+
+def _production(report: Report) -> Verdict:
+    notes = [noted(runs[0], "production") for runs in _systems(report)]
+    if not notes or None in notes:
+        return cannot_tell("not of every system it is noted that it is as in production (sut.notes)")
+    return met("; ".join(map(str, notes)))
+
+
+def _differences(report: Report) -> Verdict:
+    systems = _systems(report)
+    if not systems:
+        return cannot_tell("there are no reports")
+    leaves = [dict(_leaves({"sut": runs[0].get("sut"), "target": runs[0].get("target")})) for runs in systems]
+    paths = {path for one in leaves for path in one}
+    differing = sorted(path for path in paths if len({one.get(path) for one in leaves}) > 1)
+    if not differing:
+        return met("no difference in what was declared")
+    return met(
+        "; ".join(f"{path}: {' / '.join(one.get(path, 'none') for one in leaves)}" for path in differing)
+    )
+
+
+def _leaves(tree: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
+    for name, held in tree.items():
+        if isinstance(held, Mapping):
+            yield from _leaves(held, f"{before}{name}.")
+        else:
+            yield f"{before}{name}", _shown(held)
+
+
+ROWS: Final[tuple[Requirement, ...]] = (
+    row(
+        "6.1-1a", "MUST", "comparison", "All systems get the same requests in the same order.",
+        _same_requests,
+    ),
+    row("6.1-1b", "MUST", "comparison", "All have the same boundary.", _boundary),
+    row("6.1-1c", "MUST", "comparison", "All have comparable hardware, or figures by hardware.", _hardware),
+    row("6.1-1d", "MUST", "comparison", "All have the same load model and parameters.", _load_model),
+    row(
+        "6.2-p1", "procedure", "comparison", "Where hardware differs: tokens per GPU-second.", _per_gpu,
+    ),
+    row("6.2-p2", "procedure", "comparison", "Where hardware differs: tokens by their price.", _per_price),
+    row("6.2-p3", "procedure", "comparison", "Where hardware differs: how it was normalised.", _method),
+    row("6.3-p1", "procedure", "comparison", "Key figures have confidence intervals.", _intervals),
+    row("6.3-p2", "procedure", "comparison", "Each system has three independent runs or more.", _runs),
+    row("6.3-p3", "procedure", "comparison", "Differences are tested statistically.", _tested),
+    row("6.4-p1", "procedure", "comparison", "The workload is specified alike.", _specification),
+    row("6.4-p2", "procedure", "comparison", "The tests last equally long.", _duration),
+    row("6.4-p3", "procedure", "comparison", "Warm-ups are alike.", _warmed),
+    row("6.4-p4", "procedure", "comparison", "Criteria of success are alike.", _criteria),
+    row(
+        "6.4-p5", "procedure", "comparison", "Systems that share resources are tested at the same time.",
+        _together,
+    ),
+    row("6.4-p6", "procedure", "comparison", "All are configured as in production.", _production),
+    row("6.4-p7", "procedure", "comparison", "Differences in configuration are named.", _differences),
+)  # fmt: skip

@@ -1,0 +1,284 @@
+"""Where in a report the evidence lies: its loads, what it states, its tables.
+
+A report may lack anything: what is not there is None, and no reason to raise.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from llmtap.bench.compliance.requirement import (
+    Check,
+    Report,
+    Verdict,
+    cannot_tell,
+    met,
+    not_applicable,
+    not_met,
+    worst,
+)
+
+__all__ = [
+    "STANDARD_WORKLOADS", "Step", "arrivals_of", "at", "boundary", "cell", "count", "counted", "declared",
+    "is_closed", "is_measured", "is_open", "lasted", "lasts", "level_of", "measured", "name_of", "over",
+    "protocol", "seconds", "slots_of", "steps", "table", "table_has", "text", "workload", "workload_is",
+]  # fmt: skip
+
+Step = Mapping[str, Any]
+"""One load: name, arm, load, cached, and its result as `llmtap replay --json` has it."""
+STANDARD_WORKLOADS: Final = (
+    "synthetic-uniform", "synthetic-skewed", "conversation", "code-completion", "long-context",
+    "long-context-uniform",
+)  # fmt: skip
+"""Those of 4.3.2; the last is the fifth as 4.3.2.5 has it, the one before as appendix A.5 has it."""
+NO_LOADS: Final = "the report has no loads"
+PILOTS: Final = ("capacity/",)
+"""How the names of loads begin by which a test finds out what shares of load are of."""
+NEARLY: Final = 0.99
+"""Of a time: the last arrival of a Poisson stream, and its answer, may come a little before its end."""
+_PROTOCOLS: Final = {"http": "SSE", "https": "SSE", "ws": "WebSocket", "wss": "WebSocket", "grpc": "gRPC"}
+
+
+def at(tree: object, path: str) -> Any:
+    """What lies at `metrics.ttft.n`; None where the way ends before."""
+    for name in path.split("."):
+        if not isinstance(tree, Mapping):
+            return None
+        tree = tree.get(name)
+    return tree
+
+
+def steps(report: Report) -> Sequence[Step]:
+    """Its loads, in the order measured."""
+    return report.get("steps") or ()
+
+
+def name_of(step: Step) -> str:
+    """Of the load: `search/16rps`."""
+    return str(step.get("name") or "")
+
+
+def is_measured(step: Step) -> bool:
+    """Its figures are the test's, and not only those of a search for the SUT's capacity."""
+    return not name_of(step).startswith(PILOTS)
+
+
+def measured(report: Report) -> Sequence[Step]:
+    """The loads that its figures are of."""
+    return [step for step in steps(report) if is_measured(step)]
+
+
+def counted(report: Report) -> Callable[[Step], bool]:
+    """Whether a load is one of the test's levels: one that was sent again, for longer, is none any more. All
+    that are measured, where a test has no list of levels."""
+    levels = at(report, "measurements.levels")
+    names = {at(one, "step") for one in levels} - {None} if isinstance(levels, list | tuple) else set()
+    return lambda step: is_measured(step) and (not names or step.get("name") in names)
+
+
+def is_open(step: Step) -> bool:
+    """Its requests came at planned times."""
+    return bool(at(step, "result.load.mode") == "open")
+
+
+def is_closed(step: Step) -> bool:
+    return bool(at(step, "result.load.mode") == "closed")
+
+
+def over(
+    report: Report,
+    judge: Callable[[Step], Verdict],
+    among: Callable[[Step], bool] = lambda step: True,
+    none: str = NO_LOADS,
+) -> Verdict:
+    """The gravest verdict over loads, with the load's name where there are several.
+
+    Not applicable, for the reason `none`, where there are loads and none is `among` those it speaks of.
+    """
+    loads = steps(report)
+    chosen = [step for step in loads if among(step)]
+    if loads and not chosen:
+        return not_applicable(none)
+    verdicts = []
+    for step in chosen:
+        verdict = judge(step)
+        name = step.get("name") if len(chosen) > 1 else None
+        verdicts.append(Verdict(verdict.status, f"{name}: {verdict.evidence}" if name else verdict.evidence))
+    return worst(verdicts, NO_LOADS)
+
+
+def level_of(report: Report, step: Step) -> Mapping[str, Any]:
+    """What the test tells of this load among its `levels`; empty where it tells nothing."""
+    levels = at(report, "measurements.levels")
+    if not isinstance(levels, list | tuple):
+        return {}
+    return next((one for one in levels if at(one, "step") == step.get("name")), {})
+
+
+def lasted(report: Report, step: Step) -> float | None:
+    """Seconds for which a load was sent and answered; where its time was up, at least that time."""
+    seconds = at(step, "result.window.seconds")
+    asked = at(report, "params.duration")
+    if seconds is not None and asked and at(step, "result.load.stopped") is not None:
+        return max(float(seconds), float(asked))
+    return None if seconds is None else float(seconds)
+
+
+def lasts(report: Report, needed: float, among: Callable[[Step], bool] | None = None) -> Verdict:
+    """Whether every load that counts lasted so many seconds."""
+
+    def judge(step: Step) -> Verdict:
+        found = lasted(report, step)
+        if found is None:
+            return cannot_tell("how long it lasted is not told")
+        evidence = f"{found:.1f} s, {needed:g} s needed"
+        return met(evidence) if found >= needed * NEARLY else not_met(evidence)
+
+    return over(report, judge, among or counted(report))
+
+
+def slots_of(report: Report, step: Step) -> int | None:
+    """How many requests a closed loop kept at a time."""
+    for told in (
+        level_of(report, step).get("concurrency"),
+        at(step, "load.slots"),
+        at(step, "load.concurrency"),
+    ):
+        if isinstance(told, int):
+            return told
+    named = re.search(r"(\d+)-?(?:slots|at-a-time)", name_of(step))
+    if named is not None:
+        return int(named[1])
+    told = at(report, "params.concurrency")
+    return told if isinstance(told, int) else None
+
+
+def declared(path: str, what: str) -> Check:
+    """Whether the report states what `what` names, at `path`."""
+
+    def check(report: Report) -> Verdict:
+        value = at(report, path)
+        said = text(value)
+        return met(f"{what}: {said}") if said else not_met(f"{what} is not stated ({path})")
+
+    return check
+
+
+def text(value: object) -> str:
+    """A statement as words; empty where nothing is said."""
+    match value:
+        case None | "" | "unknown":
+            return ""
+        case bool():
+            return "yes" if value else "no"
+        case int():
+            return count(value)
+        case float():
+            return f"{value:g}"
+        case list() | tuple():
+            return ", ".join(text(item) for item in value)
+    return str(value)
+
+
+def count(n: float | None) -> str:
+    """`1,000`; `?` where it is not known."""
+    return "?" if n is None else f"{n:,.0f}"
+
+
+def seconds(value: float) -> str:
+    """`31 us`, `4.9 ms`, `120 s`"""
+    for unit, scale in (("s", 1.0), ("ms", 1e3)):
+        if abs(value) * scale >= 1:
+            return f"{value * scale:.4g} {unit}"
+    return f"{value * 1e6:.3g} us"
+
+
+def boundary(report: Report, of: str) -> Verdict | None:
+    """None where the SUT has this boundary; else the verdict on a demand that is of it alone."""
+    told = at(report, "sut.boundary")
+    if told is None:
+        return cannot_tell("it depends on the SUT's boundary, which is not declared (sut.boundary)")
+    return None if told == of else not_applicable(f"the SUT's boundary is {told}")
+
+
+def protocol(report: Report) -> str | None:
+    """SSE, WebSocket or gRPC: as the target's address says."""
+    url = at(report, "target.url")
+    if not isinstance(url, str):
+        url = next((at(step, "result.plan.target") for step in steps(report)), None)
+    return _PROTOCOLS.get(urlsplit(url).scheme) if isinstance(url, str) else None
+
+
+def workload(step: Step) -> Mapping[str, Any]:
+    """As the load's plan describes it; empty where it replays a trace."""
+    return at(step, "result.plan.workload") or {}
+
+
+def workload_is(*names: str) -> Check:
+    """Whether every load is of one of these workloads."""
+    wanted = " or ".join(names)
+
+    def judge(step: Step) -> Verdict:
+        told = workload(step)
+        name = told.get("name") or at(step, "result.plan.trace")
+        if name is None:
+            return cannot_tell(f"what the requests were is not told; {wanted} is wanted")
+        if name not in names:
+            return not_met(f"workload {name}, not {wanted}")
+        parted = [str(at(one, "section")) for one in told.get("deviations") or ()]
+        return met(f"workload {name}" + (f", which parts from {', '.join(parted)}" if parted else ""))
+
+    return lambda report: over(report, judge, is_measured)
+
+
+def arrivals_of(step: Step) -> str | None:
+    """The arrival process of a load's plan: `poisson`."""
+    told = at(step, "result.plan.arrivals.arrivals")
+    return told if isinstance(told, str) else None
+
+
+def table(report: Report, number: int) -> Mapping[str, Any] | None:
+    """The report's version of one of the draft's tables, by its caption: `heads` and `rows`."""
+    for found in report.get("tables") or ():
+        if re.match(rf"\s*Table {number}\b", str(at(found, "caption"))):
+            rows = [list(map(str, cells)) for cells in at(found, "rows") or () if cells]
+            return {"heads": list(map(str, at(found, "heads") or ())), "rows": rows}
+    return None
+
+
+def cell(found: Mapping[str, Any], label: str) -> str | None:
+    """The value beside a label, in a table of two columns; None where there is no such row or no value."""
+    for cells in found["rows"]:
+        if len(cells) > 1 and _same(label, cells[0]):
+            return None if cells[1].strip() in ("", "-") else cells[1]
+    return None
+
+
+def table_has(number: int, heads: Iterable[str] = (), labels: Iterable[str] = ()) -> Check:
+    """Whether one of the draft's tables is there, with its columns and its rows' labels."""
+    heads, labels = tuple(heads), tuple(labels)
+
+    def check(report: Report) -> Verdict:
+        found = table(report, number)
+        if found is None:
+            return not_met(f"the report has no Table {number}")
+        firsts = [cells[0] for cells in found["rows"]]
+        lacking = [head for head in heads if not any(_same(head, own) for own in found["heads"])]
+        lacking += [label for label in labels if not any(_same(label, own) for own in firsts)]
+        if lacking:
+            return not_met(f"Table {number} lacks {', '.join(lacking)}")
+        if not firsts:
+            return not_met(f"Table {number} has no rows")
+        return met(f"Table {number} with {len(found['rows'])} rows")
+
+    return check
+
+
+def _same(wanted: str, own: str) -> bool:
+    """Whether a cell has this label, whatever its unit: `P50` and `P50 (ms)`."""
+
+    def plain(label: str) -> str:
+        return label.replace("\u2019", "'").strip().lower()
+
+    return plain(own) == plain(wanted) or re.sub(r"\s*\([^)]*\)$", "", plain(own)) == plain(wanted)

@@ -1,0 +1,73 @@
+"""The results folder of a benchmark: each step as it was measured, so that an interrupted run goes on.
+
+    RESULTS/
+      bench.json            what was asked: SUT, target, parameters, seeds, versions (no keys)
+      TEST/result.json      what the test found
+      TEST/steps/NAME/      one load: step.json, requests.parquet, capture/ (the raw exchanges)
+
+A step is only there when it is whole: it is written beside its place and moved there.
+"""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from llmtap.errors import ConfigError
+
+__all__ = ["Folder"]
+
+
+class Folder:
+    """A folder of results, or of one test in it (`within`)."""
+
+    def __init__(self, path: Path) -> None:
+        """Makes it. Raises ConfigError where that is not possible."""
+        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise ConfigError("--results", f"cannot make {path}: {exc.strerror}") from None
+
+    def within(self, name: str) -> "Folder":
+        """Of a test."""
+        return Folder(self.path / name)
+
+    def write_json(self, name: str, value: Any) -> Path:
+        """Whole or not at all."""
+        place = self.path / name
+        beside = place.with_name(place.name + ".new")
+        beside.write_bytes(msgspec.json.format(msgspec.json.encode(value)) + b"\n")
+        os.replace(beside, place)
+        return place
+
+    def read_json(self, name: str) -> Any:
+        """None where there is none."""
+        try:
+            return msgspec.json.decode((self.path / name).read_bytes())
+        except FileNotFoundError:
+            return None
+        except msgspec.DecodeError as exc:
+            raise ConfigError(str(self.path / name), f"is no JSON: {exc}") from None
+
+    def step(self, name: str, fingerprint: str) -> Path | None:
+        """The folder of a step that is whole and asked the same; None where it is to be measured."""
+        folder = self.path / "steps" / name
+        told = Folder(folder).read_json("step.json") if folder.is_dir() else None
+        return folder if told is not None and told.get("fingerprint") == fingerprint else None
+
+    def begin(self, name: str) -> Path:
+        """An empty folder to measure a step into."""
+        beside = self.path / "steps" / f"{name}.unfinished"
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir(parents=True)
+        return beside
+
+    def finish(self, name: str) -> Path:
+        """It is whole: it takes its place."""
+        place = self.path / "steps" / name
+        shutil.rmtree(place, ignore_errors=True)
+        os.replace(place.with_name(f"{place.name}.unfinished"), place)
+        return place

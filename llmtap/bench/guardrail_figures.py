@@ -1,0 +1,187 @@
+"""What guardrails cost, from blocks of the same requests in several configurations (seed 000, 5.10.4).
+
+A cell is a configuration at a load, with a block for each repeat. All figures are public JSON.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+import pyarrow.compute as pc
+
+from llmtap.bench.figures import latency_row
+from llmtap.bench.load_level import Capacity, overload
+from llmtap.bench.measurement import Measurement
+from llmtap.bench.paired import pairs, values_by_row
+from llmtap.bench.steady import steady_of
+from llmtap.metrics.comparison import reduction
+from llmtap.metrics.significance import adjusted, compare_paired, compare_quantile, compare_runs
+from llmtap.metrics.statistics import percentile
+from llmtap.record.outcome import Outcome
+
+__all__ = [
+    "AGAIN",
+    "ARMS",
+    "BASELINE",
+    "METRICS",
+    "NAMES",
+    "SHARES",
+    "Cell",
+    "Cells",
+    "cached_share",
+    "figures",
+]
+
+BASELINE: Final = "baseline"
+AGAIN: Final = "baseline_again"
+"""The baseline's second set of blocks."""
+ARMS: Final = {
+    BASELINE: "Baseline", "input_filter": "Input Filter", "output_filter": "Output Filter",
+    "full": "Full Filter",
+}  # fmt: skip
+"""By name, as the draft's tables call them."""
+NAMES: Final = {**ARMS, AGAIN: "Baseline again (A/A)"}
+METRICS: Final = {"ttft": "TTFT", "e2e": "E2E"}
+SHARES: Final = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
+
+
+@dataclass(slots=True)
+class Cell:
+    """A configuration at a load: a block for each repeat."""
+
+    runs: dict[int, Measurement] = field(default_factory=dict)
+
+    def values(self, column: str) -> list[float]:
+        """Of complete answers, all repeats."""
+        return [value for one in self.runs.values() for value in values_by_row(one, column).values()]
+
+    def tps(self) -> list[float]:
+        """Output tokens per second, by repeat; requests where tokens are not known."""
+        steadies = [steady_of(one) for one in self.runs.values()]
+        known = all(one.output_tps is not None for one in steadies)
+        return [(one.output_tps if known else one.completed_rps) or 0.0 for one in steadies]
+
+
+Cells = Mapping[tuple[str, float], Cell]
+
+
+def figures(
+    cells: Cells,
+    arms: Sequence[str],
+    levels: Sequence[float],
+    capacity: Capacity,
+    peaks: Mapping[str, Capacity] | None,
+) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "capacity": msgspec.to_builtins(capacity),
+        "levels": [
+            {
+                "level": level,
+                "rate_rps": capacity.rps * level / 100,
+                "arms": {arm: _arm(cells, arm, level) for arm in arms},
+            }
+            for level in levels
+        ],
+        "max_throughput": None if peaks is None else {
+            arm: {
+                **msgspec.to_builtins(peak),
+                "reduction": None if arm == BASELINE else reduction(_made(peaks[BASELINE]), _made(peak)),
+            }
+            for arm, peak in peaks.items()
+        },
+    }  # fmt: skip
+    for metric in METRICS:
+        compared = [
+            one["overhead"][metric]["shift"]
+            for told_level in told["levels"]
+            for arm, one in told_level["arms"].items()
+            if arm not in (BASELINE, AGAIN) and one["overhead"][metric]["shift"] is not None
+        ]
+        for one, p in zip(compared, adjusted([one["p"] for one in compared]), strict=True):
+            one["p_adjusted"] = p
+    return told
+
+
+def _made(peak: Capacity) -> float:
+    return peak.rps if peak.tps is None else peak.tps
+
+
+def _arm(cells: Cells, arm: str, level: float) -> dict[str, Any]:
+    cell = cells[arm, level]
+    counted = _outcomes(cell)
+    base = cells[BASELINE, level]
+    return {
+        "sent": sum(one.n for one in cell.runs.values()),
+        "complete": counted.get(Outcome.COMPLETE.value, 0),
+        "refused": counted.get(Outcome.REFUSED.value, 0),
+        "outcomes": counted,
+        **{metric: latency_row(cell.values(f"{metric}_ns"), SHARES) for metric in METRICS},
+        "overhead": None if arm == BASELINE else {
+            metric: _overhead(base, cell, f"{metric}_ns") for metric in METRICS
+        },
+        "throughput": _throughput(base, cell, arm),
+        "overload": [kept for one in cell.runs.values() if (kept := overload(one)) is not None],
+    }  # fmt: skip
+
+
+def _outcomes(cell: Cell) -> dict[str, int]:
+    counted: dict[str, int] = {}
+    for one in cell.runs.values():
+        for entry in pc.value_counts(one.table["outcome"]).to_pylist():
+            counted[entry["values"]] = counted.get(entry["values"], 0) + entry["counts"]
+    return counted
+
+
+def _overhead(base: Cell, other: Cell, column: str) -> dict[str, Any]:
+    """other - base: the shift of pairs, percentile by percentile, and by repeats."""
+    ours, theirs = pairs(((base.runs[i], other.runs[i]) for i in sorted(base.runs)), column)
+    shift = compare_paired(ours, theirs)
+    quantiles: dict[str, Any] = {}
+    for name, p in SHARES.items():
+        compared = compare_quantile(ours, theirs, p, paired=True) if ours else None
+        first, second = percentile(sorted(ours), p), percentile(sorted(theirs), p)
+        quantiles[name] = None if first is None or second is None else {
+            "value": second - first,
+            "low": None if compared is None else compared.low,
+            "high": None if compared is None else compared.high,
+            "n": len(ours), "level": 0.95,
+        }  # fmt: skip
+    runs = compare_runs(*(_medians(cell, column) for cell in (base, other)))
+    return {
+        "pairs": len(ours),
+        "shift": None if shift is None else shift.to_dict(),
+        **quantiles,
+        "runs": None if runs is None else runs.to_dict(),
+    }
+
+
+def _medians(cell: Cell, column: str) -> list[float]:
+    """Of each repeat."""
+    ordered = (sorted(values_by_row(one, column).values()) for one in cell.runs.values())
+    return [median for values in ordered if (median := percentile(values, 0.5)) is not None]
+
+
+def _throughput(base: Cell, other: Cell, arm: str) -> dict[str, Any]:
+    ours, theirs = base.tps(), other.tps()
+    means = [sum(values) / len(values) for values in (ours, theirs)]
+    told: dict[str, Any] = {"value": means[1], "runs": theirs, "reduction": None}
+    if arm != BASELINE:
+        compared = compare_runs(ours, theirs)
+        scale = means[0] or None
+        told["reduction"] = {
+            "value": reduction(*means),
+            "low": None if compared is None or scale is None else -compared.high / scale,
+            "high": None if compared is None or scale is None else -compared.low / scale,
+            "n": len(theirs), "level": 0.95, "p": None if compared is None else compared.p,
+        }  # fmt: skip
+    return told
+
+
+def cached_share(cells: Cells) -> float | None:
+    """Of all input tokens; None where no answer tells."""
+    columns = [one.table for cell in cells.values() for one in cell.runs.values()]
+    cached = [pc.sum(table["cached_tokens"]).as_py() for table in columns]
+    known = [count for count in cached if count is not None]
+    total = sum(pc.sum(table["input_tokens"]).as_py() or 0 for table in columns)
+    return sum(known) / total if known and total else None

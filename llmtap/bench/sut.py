@@ -1,0 +1,78 @@
+"""What is under test, as its report has to declare it (IETF 4.1, 4.4, 4.6.2, 4.7, 4.8, 5.1.2.3)."""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+__all__ = ["Clock", "Guardrails", "Hardware", "Sut", "Tokenizer"]
+
+UNKNOWN = "unknown"
+Boundary = Literal["model engine", "application gateway", "compound system"]
+
+
+class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Accelerators, and what they cost (`[sut.hardware]`)."""
+
+    accelerator: Annotated[str | None, Meta(description="type, such as H100 SXM; `none` without one")] = None
+    count: Annotated[Annotated[int, Meta(ge=0)] | None, Meta(description="how many")] = None
+    memory: Annotated[str | None, Meta(description="of each, such as 80 GB")] = None
+    cpu: Annotated[str | None, Meta(description="of the host")] = None
+    price_per_hour: Annotated[
+        Annotated[float, Meta(gt=0)] | None, Meta(description="of all of it together")
+    ] = None
+    currency: Annotated[str, Meta(description="of the price")] = "USD"
+
+
+class Tokenizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How tokens are counted (IETF 4.4)."""
+
+    name: Annotated[str | None, Meta(description="name and version")] = None
+    vocabulary: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="size")] = None
+    source: Annotated[str | None, Meta(description="where it comes from: a model id, a tiktoken name")] = None
+    counting: Annotated[
+        Literal["native", "reference"], Meta(description="4.4.2: option A (native) or B (reference)")
+    ] = "native"
+    special: Annotated[str | None, Meta(description="BOS/EOS: included in counts or excluded")] = None
+    system_prompt: Annotated[str | None, Meta(description="its tokens: counted apart or included")] = None
+    tools: Annotated[str | None, Meta(description="tokens that tool calls are formatted with")] = None
+
+
+class Guardrails(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Safety systems (IETF 4.8.1)."""
+
+    input_filter: Annotated[bool | None, Meta(description="prompts are filtered")] = None
+    output_filter: Annotated[bool | None, Meta(description="answers are filtered")] = None
+    names: Annotated[list[str], Meta(description="of the systems, where known")] = []
+
+
+class Clock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the load generator stands (IETF 4.7)."""
+
+    placement: Annotated[
+        Literal["same machine", "remote"] | None, Meta(description="load generator and SUT")
+    ] = None
+    synchronization: Annotated[str | None, Meta(description="method, when remote: NTP, PTP")] = None
+    accuracy: Annotated[str | None, Meta(description="estimated, when remote: 2ms")] = None
+
+
+class Sut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The system under test (`[sut]`). None is what nobody has said yet."""
+
+    boundary: Annotated[Boundary | None, Meta(description="what is measured (4.1)")] = None
+    model: Annotated[str | None, Meta(description="name, version, quantization")] = None
+    software: Annotated[str | None, Meta(description="engine or gateway, and version")] = None
+    protocol: Annotated[str | None, Meta(description="SSE, WebSocket or gRPC (4.6.1)")] = None
+    chunking: Annotated[
+        Literal["one token per chunk", "several tokens per chunk"] | None,
+        Meta(description="as it is known; what was seen is reported beside it (4.6.2)"),
+    ] = None
+    prefix_cache: Annotated[bool | None, Meta(description="on or off")] = None
+    max_batch: Annotated[
+        Annotated[int, Meta(ge=1)] | None, Meta(description="requests that run at a time, where known")
+    ] = None
+    hardware: Hardware = Hardware()
+    tokenizer: Tokenizer = Tokenizer()
+    guardrails: Guardrails = Guardrails()
+    clock: Clock = Clock()
+    notes: Annotated[list[str], Meta(description="anything else a reader should know")] = []

@@ -1,0 +1,265 @@
+"""`llmtap bench`: the ten tests of IETF seed 000, a file of what is tested, and the list of demands."""
+
+import asyncio
+import shlex
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from llmtap.bench.registry import TESTS
+from llmtap.cli.main import app
+from llmtap.cli.outputs import STDOUT, need_outputs, write_output
+from llmtap.errors import ConfigError
+
+if TYPE_CHECKING:
+    from llmtap.bench.perform import Bench
+    from llmtap.cli.bench_progress import BenchLines
+
+__all__ = ["bench"]
+
+_FAILED: Final = 1
+_INTERRUPTED: Final = 130
+_ALL: Final = "all"
+
+GROUP_EPILOG = """Examples:
+
+  llmtap bench init --target http://127.0.0.1:8000
+
+  llmtap bench ttft --config bench.toml --set rate=10 --html ttft.html
+
+  llmtap bench all --target http://127.0.0.1:8000 --quick --results results/today
+
+  llmtap report results/today
+
+What a test needs stands in a file (`llmtap bench init` writes one, config/bench.toml explains it) or comes by
+--set; `llmtap bench list` has the parameters of every test."""
+
+TEST_EPILOG = """The results folder keeps every load: what was sent, each exchange, and what came of it. The
+same command with --results goes on where it was stopped; loads that were measured are not sent again.
+
+Exit codes: 0 ok; 1 figures are not to be believed (the report says which), or a test failed; 2 a wrong option
+or a missing parameter, which is named; 130 stopped by Ctrl-C, what is done kept."""
+
+bench = typer.Typer(
+    name="bench", no_args_is_help=True, rich_markup_mode=None, epilog=GROUP_EPILOG,
+    help="Measure a server by the IETF draft's ten tests, and say which of its demands were met.",
+)  # fmt: skip
+app.add_typer(bench)
+
+
+def _run(
+    context: typer.Context,
+    target: Annotated[
+        str | None, typer.Option(metavar="URL", help="Where to: http://host:port[/prefix], ws:// or grpc://.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What is tested, and parameters (config/bench.toml).")
+    ] = None,
+    results: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where results go; one that is there is gone on with."),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Shorten it; the report says which demands that gives up.")
+    ] = False,
+    assign: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="A parameter (rate=10, ttft.requests=10000) or a key of the file (target.model=NAME).",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of all that is drawn.")] = 42,
+    warmup: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|none|N",
+            help="100 requests and 10,000 tokens, then until latency is stable (IETF 4.5); none (a cold"
+            " start), or N requests.",
+        ),
+    ] = "auto",
+    json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the report; - is stdout.")] = None,
+    html: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write a page with charts and the compliance matrix.")
+    ] = None,
+    markdown: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write the full report (C.2) as Markdown.")
+    ] = None,
+) -> None:
+    _need_bench()
+    places = need_outputs(json=json, html=html, markdown=markdown)
+    _need_warmup(warmup)
+    from llmtap.bench.file import load_bench
+    from llmtap.bench.folder import Folder
+    from llmtap.bench.minimum import minimum_text
+    from llmtap.bench.perform import Bench
+    from llmtap.bench.session import Interrupted
+    from llmtap.cli.bench_progress import watching
+
+    name = context.info_name or ""
+    names = list(TESTS) if name == _ALL else [name]
+    file = load_bench(config, target=target, sets=assign or (), tests=names)
+    place = results if results is not None else _fresh_folder(name)
+    again = _command(place)
+    with watching() as watcher:
+        one = Bench(
+            file, Folder(place), watcher, seed=seed, quick=quick, warmup=warmup, command=again
+        )  # fmt: skip
+        try:
+            document = asyncio.run(_performed(one, watcher, names))
+        except Interrupted:
+            print(f"llmtap: stopped; what is done is in {place}. To go on:\n  {again}", file=sys.stderr)
+            raise typer.Exit(_INTERRUPTED) from None
+    write_output("--results", place / "report.md", _told("--markdown", document))
+    write_output("--results", place / "minimum.txt", minimum_text(document).rstrip("\n"))
+    for option, written in places.items():
+        write_output(option, written, _told(option, document))
+    stdout = {"--json": json, "--html": html, "--markdown": markdown}
+    to_stdout = [option for option, given in stdout.items() if given == STDOUT]
+    if to_stdout:
+        print(_told(to_stdout[0], document))
+    else:
+        _show(document, place)
+    if not document["verdict"]["valid"] or any(one["begun"] for one in document["not_run"]):
+        raise typer.Exit(_FAILED)
+
+
+for _name, (_section, _title) in TESTS.items():
+    bench.command(
+        _name, help=f"{_title} (IETF {_section}).", short_help=f"{_section} {_title}", epilog=TEST_EPILOG
+    )(_run)
+bench.command(
+    _ALL, help="All ten, each after those whose results it uses; what cannot run is told at the end.",
+    epilog=TEST_EPILOG,
+)(_run)  # fmt: skip
+
+
+@bench.command("list")
+def show_tests(
+    test: Annotated[str | None, typer.Argument(metavar="TEST", help="One of them; default: all.")] = None,
+) -> None:
+    """The tests, their sections, and their parameters with defaults and meanings."""
+    _need_bench()
+    from llmtap.bench.listing import tests_said
+
+    for line in tests_said(None if test is None else [test]):
+        print(line)
+
+
+@bench.command(epilog="Example:\n\n  llmtap bench init --target http://127.0.0.1:8000 bench.toml")
+def init(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it; - is stdout.")] = Path(
+        "bench.toml"
+    ),
+    target: Annotated[str, typer.Option(metavar="URL", help="The server that is asked.")] = "",
+    api_key_env: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Variable with the key. Default: OPENAI_API_KEY.")
+    ] = None,
+    ca: Annotated[str | None, typer.Option(metavar="FILE", help="Trust this CA (PEM).")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
+) -> None:
+    """Ask a server what it is, and write a bench file: what it said, and what a person has to fill in."""
+    if not target:
+        raise ConfigError("--target", "is missing", "such as --target http://127.0.0.1:8000")
+    to_stdout = str(file) == "-"
+    if not to_stdout and file.exists() and not force:
+        raise ConfigError(str(file), "is there", "--force writes over it")
+    from llmtap.bench.detect import detect
+    from llmtap.bench.starter import starter_text
+    from llmtap.bench.target import Target
+
+    found = asyncio.run(detect(Target(url=target, key_env=api_key_env, ca=ca)))
+    text = starter_text(found)
+    if to_stdout:
+        print(text, end="")
+        return
+    write_output("FILE", file, text.rstrip("\n"))
+    known = ", ".join(key for key in found.facts if key.startswith("sut."))
+    print(f"llmtap: wrote {file}; the server told {known or 'nothing'}: the comments say what is to be added")
+
+
+@bench.command()
+def compliance() -> None:
+    """The demands of the draft: every MUST, SHOULD and RECOMMENDED, and the tests that each binds."""
+    from llmtap.bench.compliance.judge import listing
+
+    table = listing()
+    widths = [max(len(row[i]) for row in (table.heads, *table.rows)) for i in range(len(table.heads) - 1)]
+    for row in (table.heads, *table.rows):
+        print("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]))
+
+
+async def _performed(one: "Bench", watcher: "BenchLines", names: list[str]) -> dict[str, Any]:
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        watcher.stopping()
+        one.stop()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
+    return await one.run(names)
+
+
+def _need_bench() -> None:
+    from importlib.util import find_spec
+
+    if find_spec("scipy") is None:
+        raise ConfigError("llmtap bench", "needs SciPy", "pip install 'llmtap[bench]'")
+
+
+def _need_warmup(warmup: str) -> None:
+    number = warmup.isascii() and warmup.isdigit() and 0 < int(warmup) < 10**6
+    if warmup not in ("auto", "none") and not number:
+        raise ConfigError("--warmup", f"{warmup!r} is neither auto, none nor a number of requests")
+
+
+def _fresh_folder(name: str) -> Path:
+    from datetime import UTC, datetime
+
+    from llmtap.clock import SystemClock
+    from llmtap.units import NS_PER_S
+
+    at = datetime.fromtimestamp(SystemClock.wall_ns() / NS_PER_S, UTC)
+    return Path("bench-results") / f"{at:%Y%m%dT%H%M%SZ}-{name}"
+
+
+def _command(place: Path) -> str:
+    """As it was typed, with the results folder, so that it goes on."""
+    given = sys.argv[1:]
+    if not any(arg == "--results" or arg.startswith("--results=") for arg in given):
+        given = [*given, "--results", str(place)]
+    return shlex.join(["llmtap", *given])
+
+
+def _told(option: str, document: dict[str, Any]) -> str:
+    """What an option asks to be written."""
+    if option == "--html":
+        from llmtap.report.bench_page import bench_html
+
+        return bench_html(document)
+    if option == "--markdown":
+        from llmtap.bench.full import full_markdown
+
+        return full_markdown(document).rstrip("\n")
+    import msgspec
+
+    return msgspec.json.format(msgspec.json.encode(document)).decode()
+
+
+def _show(document: dict[str, Any], folder: Path) -> None:
+    from rich.console import Console
+
+    from llmtap.bench.minimum import minimum_text
+    from llmtap.report.bench import render_bench
+
+    if sys.stdout.isatty():
+        Console(highlight=False).print(render_bench(document))
+    else:  # for grep: a line is a line
+        Console(highlight=False, width=200).print(render_bench(document), soft_wrap=True)
+    print(minimum_text(document), end="")
+    print(f"results: {folder}")

@@ -1,0 +1,260 @@
+"""`llmtap bench exo`: prefill and generation rates over a grid, as exo-bench measures them."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from llmtap.cli.bench import bench
+from llmtap.cli.outputs import STDOUT, need_outputs, write_output
+from llmtap.errors import ConfigError
+from llmtap.units import Duration, parse_duration_ns
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from llmtap.bench.exo import ExoBench
+    from llmtap.bench.exo_result import ExoResult, Row, Spread
+
+__all__ = ["exo", "render_exo"]
+
+EPILOG = """Each point of the grid --pp x --tg x --concurrency is measured --repeat times, with its requests
+sent at the same instant. Rates are by the server's own clock where it tells one (exo, llama.cpp), else by
+ours, and each run says which.
+
+Examples:
+
+  llmtap bench exo --target http://127.0.0.1:8000 --pp 512,4096 --tg 128 --repeat 3 --warmup 1
+
+  llmtap bench exo --target http://127.0.0.1:52415 --model NAME --tokenizer models/mine --pp 1000,5000
+  --tg 128 --concurrency 1,4 --use-prefix-cache --json result.json
+
+Exit codes: 0 ok; 1 some requests failed (the table says how many); 2 a wrong option; 130 stopped by Ctrl-C,
+with what was measured until then."""
+
+_FAILED: Final = 1
+_INTERRUPTED: Final = 130
+
+
+@bench.command(epilog=EPILOG)
+def exo(
+    target: Annotated[str, typer.Option(metavar="URL", help="Where to: http://host:port[/prefix].")] = "",
+    pp: Annotated[
+        str, typer.Option(metavar="N,..", help="Tokens of the prompt, the chat template's included.")
+    ] = "",
+    tg: Annotated[str, typer.Option(metavar="N,..", help="Tokens of the answer, 2 or more.")] = "",
+    concurrency: Annotated[str, typer.Option(metavar="N,..", help="Requests sent at once.")] = "1",
+    repeat: Annotated[
+        int, typer.Option(metavar="N", min=1, max=10_000, help="How often each point is measured.")
+    ] = 1,
+    warmup: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=0, max=10_000, help="Requests of the first pp and tg that count nowhere."
+        ),
+    ] = 0,
+    use_prefix_cache: Annotated[
+        bool,
+        typer.Option(
+            "--use-prefix-cache",
+            help="Prompts may be found in the server's prefix cache, which saves time; prefill rates of hits"
+            " are approximate. Without it every prompt is computed.",
+        ),
+    ] = False,
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Default: the one the server lists, if it is one.")
+    ] = None,
+    server: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|openai|vllm|sglang|llamacpp|exo",
+            help="Whose fields may be sent. Default: as it says.",
+        ),
+    ] = "auto",
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER|FILE|tiktoken:NAME",
+            help="Prompts get their exact length by it: the model's folder (through its chat template)."
+            " Default: llmtap's own, which only `llmtap sim serve` has.",
+        ),
+    ] = None,
+    header: Annotated[
+        list[str] | None, typer.Option(metavar="'NAME: VALUE'", help="Of each request; may be repeated.")
+    ] = None,
+    api_key_env: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Variable with the key. Default: OPENAI_API_KEY.")
+    ] = None,
+    body_field: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=JSON", help="Into each body; may be repeated: top_p=0.9"),
+    ] = None,
+    ca: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Trust this CA (PEM) instead of the system's.")
+    ] = None,
+    timeout: Annotated[str, typer.Option(metavar="TIME", help="For a whole answer.")] = "10m",
+    metrics: Annotated[
+        str | None,
+        typer.Option(metavar="URL|none", help="The server's metrics. Default: its /metrics, if there."),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=0, help="Of the words that prompts begin with. Default: another one each time."
+        ),
+    ] = None,
+    json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the result; - is stdout.")] = None,
+) -> None:
+    """Prefill and generation rates over a grid of lengths and concurrency, as exo-bench has them."""
+    if not target:
+        raise ConfigError("--target", "is missing", "such as --target http://127.0.0.1:52415")
+    places = need_outputs(json=json, html=None)
+    from llmtap.bench.exo import ExoBench, ExoOptions, Grid
+    from llmtap.bench.exo_server import KINDS
+    from llmtap.cli.bench_progress import watching
+    from llmtap.load.bodies import parse_body_fields
+    from llmtap.replay.options import read_headers
+
+    if server not in KINDS:
+        raise ConfigError("--server", f"{server!r} is none of {', '.join(KINDS)}")
+    grid = Grid(
+        pp=_numbers("--pp", pp), tg=_numbers("--tg", tg), concurrency=_numbers("--concurrency", concurrency),
+        repeat=repeat, warmup=warmup, use_prefix_cache=use_prefix_cache,
+    )  # fmt: skip
+    grid.check()
+    options = ExoOptions(
+        target=target, model=model, server=server, tokenizer=tokenizer,  # type: ignore[arg-type]
+        headers=read_headers(header or [], None, api_key_env), fields=parse_body_fields(body_field or []),
+        ca=ca, timeout=_duration("--timeout", timeout), metrics=metrics, seed=seed,
+    )  # fmt: skip
+    with watching() as watcher:
+        one = ExoBench(options, grid, watcher)
+        result = asyncio.run(_run(one))
+    _tell(result, json, places)
+    if one.stopped:
+        raise typer.Exit(_INTERRUPTED)
+    if any(row.failed for row in _rows(result)):
+        raise typer.Exit(_FAILED)
+
+
+def render_exo(result: "ExoResult") -> "RenderableType":
+    """A row for each point of the grid, with the median of its repeats, their range, and all notes."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = _rows(result)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    shown = [(head, cell) for head, cell in _COLUMNS if any(cell(row) for row in rows)]
+    for head, _ in shown:
+        table.add_column(head, justify="right")
+    for row in rows:
+        table.add_row(*(cell(row) or "-" for _, cell in shown))
+    parts: list[RenderableType] = [table]
+    said = "rates in tokens/s, wall in s, energy in J; of several repeats the median and the range"
+    if any(row.concurrency > 1 for row in rows):
+        said += "; agg: the fastest one's rate x concurrency; all/wall: all tokens by wall time"
+    parts.append(Text(said, style="dim"))
+    energy = result.system_metrics["energy"]
+    if energy is not None:
+        watts = f"{energy['average_power_w']:,.1f} W"
+        parts.append(
+            Text(f"energy  {energy['joules']:,.1f} J in {energy['inference_seconds']:,.1f} s: {watts}")
+        )
+    parts += [Text(f"note: {note}") for note in result.cluster["bench"]["notes"]]
+    parts += [Text(f"beware: {line}", style="yellow") for line in _findings(result)]
+    return Group(*parts)
+
+
+def _findings(result: "ExoResult") -> Iterator[str]:
+    """A line for each kind of what speaks against the figures: the worst case, and in how many batches."""
+    batches = [run.batch for run in result.runs if run.concurrent_index == 0]
+    by_kind: dict[str, list[dict[str, Any]]] = {}
+    for batch in batches:
+        for finding in batch.findings:
+            by_kind.setdefault(finding["what"], []).append(finding)
+    for found in by_kind.values():
+        worst = max(found, key=lambda finding: abs(finding["figure"] - finding["limit"]))
+        yield f"in {len(found):,} of {len(batches):,} batches, at worst: {worst['says']}"
+
+
+def _spread(spread: "Spread | None", digits: int = 4) -> str:
+    if spread is None:
+        return ""
+    middle = _short(spread.median, digits)
+    if spread.n < 2:
+        return middle
+    return f"{middle} ({_short(spread.low, digits)} - {_short(spread.high, digits)})"
+
+
+def _short(value: float, digits: int) -> str:
+    return f"{value:,.0f}" if abs(value) >= 10**digits else f"{value:.{digits}g}"
+
+
+def _hits(row: "Row") -> str:
+    return ", ".join(f"{n:,} {hit}" for hit, n in row.hits.items())
+
+
+_COLUMNS: Final[Sequence[tuple[str, Callable[["Row"], str]]]] = (
+    ("pp", lambda row: f"{row.pp_tokens:,}"),
+    ("tg", lambda row: f"{row.tg:,}"),
+    ("x", lambda row: f"{row.concurrency:,}"),
+    ("n", lambda row: f"{row.repeats:,}"),
+    ("prefill", lambda row: _spread(row.prompt_tps)),
+    ("generation", lambda row: _spread(row.per_req_tps)),
+    ("agg", lambda row: _spread(row.agg_gen_tps) if row.concurrency > 1 else ""),
+    ("all/wall", lambda row: _spread(row.wall_gen_tps)),
+    ("wall", lambda row: _spread(row.wall_s)),
+    ("energy", lambda row: _spread(row.joules)),
+    ("cache hits", _hits),
+    ("clock", lambda row: row.timing),
+    ("failed", lambda row: f"{row.failed:,}" if row.failed else ""),
+)
+"""Heads, and what stands below; a column without a single figure is left out."""
+
+
+async def _run(one: "ExoBench") -> "ExoResult":
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, one.stop)
+    return await one.run()
+
+
+def _tell(result: "ExoResult", json: str | None, places: dict[str, Path]) -> None:
+    if json == STDOUT:
+        print(result.to_json())
+        return
+    for option, place in places.items():
+        write_output(option, place, result.to_json())
+    from rich.console import Console
+
+    if sys.stdout.isatty():
+        Console(highlight=False).print(render_exo(result))
+    else:  # for grep: a line is a line
+        Console(highlight=False, width=200).print(render_exo(result), soft_wrap=True)
+
+
+def _rows(result: "ExoResult") -> "list[Row]":
+    from llmtap.bench.exo_result import rows_of
+
+    return rows_of(result.runs)
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    """`512,4096`, each once. Raises ConfigError that names the option."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    for word in words:
+        if not (word.isascii() and word.isdigit()):
+            raise ConfigError(option, f"{word!r} is no number", f"such as {option} 512,4096")
+    return list(dict.fromkeys(map(int, words)))
+
+
+def _duration(option: str, text: str) -> Duration:
+    try:
+        return Duration(parse_duration_ns(text))
+    except ValueError as exc:
+        raise ConfigError(option, str(exc)) from None

@@ -1,0 +1,267 @@
+"""Intervals around what one run measured: where the true figure lies, as far as the sample can tell.
+
+What they cover is the luck of the draw: had other requests of the same kind been sent, the figure would have
+come out differently. They take values for independent. Gaps of one request are not, and
+`clustered_quantile_interval` draws whole requests. Requests of one run are not quite, either: a queue
+remembers, so that the next request waits when this one did. No interval here knows of that, nor of what makes
+tomorrow's run another one; for claims there are several runs (`significance.compare_runs`).
+`benchmarks/statistics/` shows how much each of this matters.
+
+Source: IETF seed 000, 5.1.4.3 and 6.3; Hahn and Meeker 1991 (order statistics); Wilson 1927; Efron 1987
+(BCa).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from math import ceil, isfinite
+from typing import Final
+from warnings import catch_warnings, simplefilter
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from llmtap.metrics.statistics import percentile
+
+__all__ = [
+    "Interval",
+    "bootstrap_interval",
+    "clustered_quantile_interval",
+    "is_enough",
+    "mean_interval",
+    "quantile_interval",
+    "samples_needed",
+    "share_interval",
+]
+
+Values = NDArray[np.float64]
+
+BEYOND_MIN: Final = 10
+"""Samples that must lie beyond a percentile: 1,000 in all for P99, 10,000 for P99.9, as the draft wants them,
+and by the same rule 20 for P50 and 100 for P90, of which it says nothing."""
+RANKS_ABOUT: Final = 3
+"""Ranks to either side of those of equal tails among which the interval's ends are chosen."""
+TAIL_MAX: Final = 0.8
+"""The part of 1 - level that may be on one side: 4 % and 1 % at most, where 95 % are to be covered."""
+ROUNDING: Final = 1e-12
+BCA_VALUES_MAX: Final = 5_000
+"""BCa leaves out each value once, so its cost grows with the square of their number, and what it corrects
+shrinks with it: beyond, intervals are of plain percentiles."""
+BATCH_VALUES_MAX: Final = 1 << 20
+"""Values resampled at a time: 8 MB."""
+CHECKPOINTS: Final = 128
+"""Places in the sorted pool at which each request's values are counted in advance."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A figure and where the truth lies, in the unit of the values."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+    """Values it rests on."""
+    level: float
+    """In so many of all runs the interval encloses the truth."""
+    method: str
+
+    def to_dict(self) -> dict[str, float | int | str]:
+        """As public JSON."""
+        return {
+            "value": self.value, "low": self.low, "high": self.high, "n": self.n, "level": self.level,
+            "method": self.method,
+        }  # fmt: skip
+
+
+def quantile_interval(ordered: Sequence[float], p: float, level: float = 0.95) -> Interval | None:
+    """Around the p-th quantile (p in (0, 1)) of values in ascending order; None without values.
+
+    Its ends are order statistics, and it holds whatever the distribution: however many values lie below the
+    quantile, their number is binomial. It never covers less than `level` of independent values, and more by
+    what a rank weighs. Where so few values tell nothing of one end, that end is the least or greatest value,
+    and the method says "open below" or "open above": the truth may well lie beyond. P99 has both ends from
+    368 values on, P99.9 from 3,688.
+
+    Source: Hahn and Meeker 1991, 5.2.
+    """
+    value = percentile(ordered, p)
+    if value is None:
+        return None
+    n = len(ordered)
+    low, high = _ranks(n, p, level)
+    missing = [side for side, gone in (("below", low == 0), ("above", high > n)) if gone]
+    method = "order statistics" + (f", open {' and '.join(missing)}" if missing else "")
+    # Of two or three values the interpolated quantile may lie beyond an end.
+    least, most = min(ordered[max(low, 1) - 1], value), max(ordered[min(high, n) - 1], value)
+    return Interval(float(value), float(least), float(most), n, level, method)
+
+
+@lru_cache(4_096)
+def _ranks(n: int, p: float, level: float) -> tuple[int, int]:
+    """The ranks, from 1, of the order statistics that enclose the quantile; 0 and n + 1 are no bound at all.
+
+    With B ~ Bin(n, p) values below the quantile it is enclosed when low <= B < high. Of the ranks about those
+    of equal tails it is those that cover least and still `level`, with at most `TAIL_MAX` of what is left
+    over on one side; of equals the higher: what is said of a latency may rather be too high.
+    """
+    spare = 1 - level
+    low, high = int(stats.binom.ppf(spare / 2, n, p)), int(stats.binom.ppf(1 - spare / 2, n, p)) + 1
+    about = np.arange(-RANKS_ABOUT, RANKS_ABOUT + 1)
+    lows = np.array([0]) if low == 0 else np.clip(low + about, 1, n)
+    highs = np.array([n + 1]) if high > n else np.clip(high + about, 1, n)
+    below, above = stats.binom.cdf(lows - 1, n, p), stats.binom.sf(highs - 1, n, p)
+    most = TAIL_MAX * spare if low and high <= n else spare
+    left = below[:, None] + above[None, :]
+    left[below > most, :] = left[:, above > most] = np.inf
+    left[left > spare + ROUNDING] = -1
+    i, j = divmod(int(np.round(left, 12)[::-1, ::-1].argmax()), len(highs))
+    return int(lows[::-1][i]), int(highs[::-1][j])
+
+
+def mean_interval(values: Sequence[float], level: float = 0.95) -> Interval | None:
+    """Around the mean, by Student's t; None below two values.
+
+    Exact for normal values. The more skewed they are, the more it takes before it covers what it says.
+    """
+    n = len(values)
+    if n < 2:
+        return None
+    data = np.asarray(values, dtype=float)
+    mean = float(data.mean())
+    reach = float(stats.t.ppf((1 + level) / 2, n - 1)) * float(data.std(ddof=1)) / n**0.5
+    return Interval(mean, mean - reach, mean + reach, n, level, "Student's t")
+
+
+def share_interval(k: int, n: int, level: float = 0.95) -> Interval | None:
+    """Around a share of k in n, by Wilson's score; None for n = 0.
+
+    Wilson's, and not Clopper and Pearson's: that one always covers at least `level`, and mostly 97 to 99 %
+    where 95 were asked for; this one covers `level` on the average over shares.
+    """
+    if not n:
+        return None
+    assert 0 <= k <= n
+    ends = stats.binomtest(k, n).proportion_ci(level, method="wilson")
+    return Interval(k / n, float(ends.low), float(ends.high), n, level, "Wilson's score")
+
+
+def bootstrap_interval(
+    samples: Sequence[float],
+    statistic: Callable[[Values], float],
+    *,
+    level: float = 0.95,
+    resamples: int = 2_000,
+    seed: int = 0,
+) -> Interval | None:
+    """Around any figure of independent values, by drawing from them again; None below two values.
+
+    BCa, which corrects for bias and skewness; plain percentiles of the resamples where BCa is not defined
+    (values all alike, say) or there are more than `BCA_VALUES_MAX` values. The method says which. Quantiles
+    have `quantile_interval`, which needs no luck.
+
+    Args:
+        statistic: of an array of values, a number.
+    """
+    n = len(samples)
+    if n < 2:
+        return None
+    data = np.asarray(samples, dtype=float)
+
+    def drawn(method: str, **more: object) -> tuple[object, float, float]:
+        result = stats.bootstrap(
+            (data,), statistic, vectorized=False, confidence_level=level, method=method,
+            batch=max(1, BATCH_VALUES_MAX // n), **more,
+        )  # fmt: skip
+        ends = result.confidence_interval
+        return result, float(ends.low), float(ends.high)
+
+    with catch_warnings():
+        simplefilter("ignore")  # SciPy warns where BCa is not defined; we look
+        result, low, high = drawn("percentile", n_resamples=resamples, rng=np.random.default_rng(seed))
+        method = "bootstrap, percentiles"
+        if n <= BCA_VALUES_MAX:
+            _, low_bca, high_bca = drawn("BCa", n_resamples=0, bootstrap_result=result)
+            if isfinite(low_bca) and isfinite(high_bca):
+                low, high, method = low_bca, high_bca, "bootstrap, BCa"
+    return Interval(float(statistic(data)), low, high, n, level, method)
+
+
+def clustered_quantile_interval(
+    groups: Sequence[Sequence[float]],
+    p: float,
+    level: float = 0.95,
+    resamples: int = 1_000,
+    seed: int = 0,
+) -> Interval | None:
+    """Around the p-th quantile of all values, which are alike within a group; None below two groups.
+
+    The gaps of a request share its batch and its length, so what was drawn independently are requests. Whole
+    groups are drawn again, and the interval is between percentiles of the quantiles that result. `n` counts
+    values. Groups may as well be stretches of time, to respect that neighbouring requests are alike.
+
+    Source: Davison and Hinkley 1997, 3.8 (resampling of whole clusters).
+    """
+    parts = [np.asarray(group, dtype=float) for group in groups if len(group)]
+    k = len(parts)
+    if k < 2:
+        return None
+    pool = _Pool(parts)
+    drawn = np.random.default_rng(seed).multinomial(k, np.full(k, 1 / k), size=resamples)
+    found = [pool.quantile(times, p) for times in drawn]
+    low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2])
+    value = pool.quantile(np.ones(k, dtype=int), p)
+    return Interval(value, float(low), float(high), len(pool.values), level, "bootstrap of whole requests")
+
+
+class _Pool:
+    """The values of all groups, ascending, ready to say their quantiles when each group counts so many times.
+
+    Counts per group are kept at some checkpoints, so that a quantile is looked for between two of them only.
+    """
+
+    def __init__(self, parts: Sequence[Values]) -> None:
+        k = len(parts)
+        values = np.concatenate(parts)
+        order = np.argsort(values, kind="stable")
+        self.values: Values = values[order]
+        self._owner = np.repeat(np.arange(k), [len(part) for part in parts])[order]
+        self._edges = np.linspace(0, len(values), CHECKPOINTS + 1).astype(int)
+        counts = [np.bincount(self._owner[a:b], minlength=k) for a, b in pairwise(self._edges)]
+        self._below: Values = np.cumsum([np.zeros(k), *counts], axis=0)
+
+    def quantile(self, times: NDArray[np.int_], p: float) -> float:
+        """By the rule of `percentile`, of the pool in which group i is `times[i]` times."""
+        reached: Values = self._below @ times
+        last = int(reached[-1]) - 1
+        rank = last * p
+        low, high = (self._at(i, times, reached) for i in (int(rank), min(int(rank) + 1, last)))
+        return low + (high - low) * (rank - int(rank))
+
+    def _at(self, rank: int, times: NDArray[np.int_], reached: Values) -> float:
+        piece = int(np.searchsorted(reached, rank, side="right")) - 1
+        start, end = self._edges[piece], self._edges[piece + 1]
+        inside = np.cumsum(times[self._owner[start:end]])
+        place = np.searchsorted(inside, rank - reached[piece], side="right")
+        return float(self.values[start + place])
+
+
+def samples_needed(p: float) -> int:
+    """How many samples a report of the p-th percentile needs: 1,000 for P99, 10,000 for P99.9 (see
+    `BEYOND_MIN`).
+
+    The draft gives the two for an error of 10 % at 95 % confidence. How wrong a percentile may be depends on
+    the distribution, so that is true of some and not of others; its interval says how it is here.
+
+    Source: IETF seed 000, 5.1.4.3.
+    """
+    assert 0 < p < 1
+    # 1 - 0.99 is a little less than 0.01 in binary.
+    return ceil(round(BEYOND_MIN / (1 - p), 6))
+
+
+def is_enough(n: int, p: float) -> bool:
+    """Whether n samples are as many as the p-th percentile needs."""
+    return n >= samples_needed(p)

@@ -1,0 +1,159 @@
+"""A simulated gateway of known behaviour, a session that measures it, and a test run as by the command."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import msgspec
+import pyarrow as pa
+
+from llmtap.bench.folder import Folder
+from llmtap.bench.loads import Load
+from llmtap.bench.measurement import Measurement
+from llmtap.bench.session import Session
+from llmtap.bench.sut import Sut
+from llmtap.bench.target import Arm, Target
+from llmtap.bench.test import BenchTest, Found
+from llmtap.load.messages import Progress
+from tests.support.peer import play
+
+__all__ = ["SERVE", "Planted", "Silent", "measured", "perform", "session_to", "sim", "truths"]
+
+SERVE = [sys.executable, "-P", "-m", "llmtap.cli", "sim", "serve", "--listen", "127.0.0.1:0"]
+SECONDS_MAX = 120.0
+
+
+class Silent:
+    """A watcher that shows nobody anything, and keeps what it was told of steps."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[str, str]] = []
+        """Names, and what was said of each."""
+
+    def step(self, name: str, said: str) -> None:
+        self.steps.append((name, said))
+
+    def left(self, said: str) -> None: ...
+
+    def preparing(self, done: int, of: int) -> None: ...
+
+    def warming(self, how: str) -> None: ...
+
+    def sending(self, progress: Progress, planned: int) -> None: ...
+
+    def writing(self, done: int, of: int) -> None: ...
+
+    def comparing(self, done: int, of: int | None) -> None: ...
+
+
+@contextmanager
+def sim(*args: str) -> Iterator[str]:
+    """The URL of a server with these options (`sim("--ttft", "50ms") as url`)."""
+    with subprocess.Popen(
+        [*SERVE, *args], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert "http://" in line, line
+            yield line[line.index("http://") :].split("/v1")[0]
+        finally:
+            process.terminate()
+
+
+def session_to(
+    url: str,
+    results: Path,
+    name: str = "test",
+    *,
+    target: Mapping[str, Any] | None = None,
+    arms: Mapping[str, Arm] | None = None,
+    warmup: str = "3",
+    seed: int = 42,
+    sut: Sut | None = None,
+) -> Session:
+    """A session of the test `name` with its results in `results/name`; a warm-up of three requests unless
+    told. `target` has more fields of the Target, and `session.watcher` is a `Silent`."""
+    return Session(
+        name=name, folder=Folder(results).within(name),
+        target=Target(url=url, server="vllm", metrics="none", **(target or {})),
+        watcher=Silent(), arms=arms or {}, warmup=warmup, seed=seed, sut=sut or Sut(),
+    )  # fmt: skip
+
+
+def perform(test: BenchTest[Any], session: Session, **params: Any) -> Found:
+    """The test, checked and run, with these parameters and else its defaults. Within two minutes."""
+    given = msgspec.convert(params, test.params)
+    if test.check is not None:
+        test.check(session, given)
+
+    async def run() -> Found:
+        return await test.run(session, given)
+
+    found: Found = play(run(), limit_s=SECONDS_MAX)
+    # All that a report is made of can be written as JSON.
+    msgspec.json.encode([found.measurements, found.tables, found.charts])
+    return found
+
+
+def truths(url: str) -> list[dict[str, Any]]:
+    """What the server itself says of all requests so far (`sim/gateway/truth.py`), warm-ups first."""
+    found: list[dict[str, Any]] = []
+    since = 0
+    while True:
+        with urlopen(f"{url}/sim/truth?since={since}", timeout=10) as response:
+            page = msgspec.json.decode(response.read())
+        if not page["truths"]:
+            return found
+        found += page["truths"]
+        since = page["next"]
+
+
+# ---------------------------------------------------------------- without a server
+
+
+class Planted(Session):
+    """A session whose loads come out as somebody says, and at once."""
+
+    def __init__(self, results: Path, answer: Callable[[str, Load], Measurement], name: str = "test") -> None:
+        super().__init__(
+            name=name, folder=Folder(results).within(name), watcher=Silent(),
+            target=Target(url="http://127.0.0.1:9", endpoint="completions"),
+        )  # fmt: skip
+        self.answer = answer
+        self.asked: list[tuple[str, Load]] = []
+
+    async def measure(self, name: str, load: Load, **how: Any) -> Measurement:
+        self.asked.append((name, load))
+        found = self.answer(name, load)
+        self.steps.append(found)
+        return found
+
+
+_COLUMNS = {
+    **dict.fromkeys((
+        "row", "sent_ns", "scheduled_ns", "end_ns", "ttft_ns", "ttft_any_ns", "e2e_ns", "input_tokens",
+        "output_tokens", "cached_tokens", "uncertainty_ns",
+    ), pa.int64()),
+    **dict.fromkeys(("tpot_ns", "jitter_ns", "server_queue_ns", "server_prefill_ns"), pa.float64()),
+    **dict.fromkeys(("outcome", "request_class", "token_source", "itl_policy"), pa.string()),
+    **dict.fromkeys(("gaps_ns", "server_gaps_ns"), pa.list_(pa.int64())),
+}  # fmt: skip
+
+
+def measured(
+    name: str, rows: Sequence[Mapping[str, Any]], *, seconds: float = 10.0, **result: Any
+) -> Measurement:
+    """A measurement of these requests; columns that a row lacks are unknown, and it is complete."""
+    columns = {
+        column: pa.array(
+            [row.get(column, {"outcome": "complete", "row": i}.get(column)) for i, row in enumerate(rows)],
+            kind,
+        )
+        for column, kind in _COLUMNS.items()
+    }
+    return Measurement(name, "", {"window": {"seconds": seconds}, **result}, pa.table(columns))

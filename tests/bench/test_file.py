@@ -1,0 +1,197 @@
+"""Defaults < quick < file < flags; and whoever mistypes is told which key, where, and what was meant."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmtap.bench import registry
+from llmtap.bench.file import BenchFile, load_bench, params_told, without_keys
+from llmtap.bench.registry import TESTS
+from llmtap.bench.target import Arm, Target
+from llmtap.errors import ConfigError
+
+HOUSE = Path(__file__).parents[2]
+URL = "http://127.0.0.1:9"
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "bench.toml"
+    file.write_text(text)
+    return file
+
+
+def refused(file: Path | None = None, *sets: str, tests: tuple[str, ...] = ("ttft",)) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        load_bench(file, target=URL, sets=sets, tests=tests)
+    return caught.value
+
+
+def flags(*sets: str, tests: tuple[str, ...] = ("ttft",)) -> BenchFile:
+    return load_bench(None, target=URL, sets=sets, tests=tests)
+
+
+def params(file: BenchFile, name: str = "ttft", *, quick: bool = False) -> Any:
+    return file.params_of(registry.test_named(name), quick=quick)
+
+
+def test_the_example_loads_and_says_what_the_comments_beside_it_say() -> None:
+    file = load_bench(HOUSE / "config/bench.toml")
+    assert file.sut.hardware.accelerator == "H100 SXM"
+    assert file.arms.keys() == {"cache_off", "cache_on", "baseline", "input", "output", "full"}
+    assert params(file).requests == 10_000
+    assert [one.name for one in params(file, "fairness").classes] == ["short", "long"]
+
+
+def test_each_place_gives_way_to_the_next(tmp_path: Path) -> None:
+    usual = registry.test_named("ttft").params()
+    assert params(flags()) == usual
+    quick = params(flags(), quick=True).requests
+    assert quick < usual.requests
+    file = written(tmp_path, "[tests.ttft]\nrequests = 7\n")
+    assert params(load_bench(file, target=URL), quick=True).requests == 7
+    over = load_bench(file, target=URL, sets=["requests=8"], tests=["ttft"])
+    assert params(over, quick=True).requests == 8
+
+
+def test_a_flag_names_the_target_over_the_file(tmp_path: Path) -> None:
+    file = written(tmp_path, '[target]\nurl = "http://there:1"\n')
+    assert load_bench(file).target.url == "http://there:1"
+    assert load_bench(file, target=URL).target.url == URL
+
+
+def test_without_an_address_nothing_runs() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_bench(None)
+    assert caught.value.place == "--target"
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "hint"),
+    [
+        ("[targets]\n", "[targets]", "'target'"),
+        ("sut = 3\n", "sut", "[sut]"),
+        ('[target]\nmodle = "x"\n', "target.modle", "'model'"),
+        ("[sut.hardware]\ncounts = 1\n", "sut.hardware.counts", "'count'"),
+        ("[arms.a]\nheader = {}\n", "arms.a.header", "'headers'"),
+        ("[arms]\na = 1\n", "arms.a", "[arms.NAME]"),
+        ("[tests.tttf]\n", "[tests.tttf]", "'ttft'"),
+        ("[tests.ttft]\nrequest = 1\n", "tests.ttft.request", "'requests'"),
+        (
+            '[[tests.fairness.classes]]\nnam = "x"\n',
+            "tests.fairness.classes[0].nam",
+            "'name'",
+        ),
+    ],
+)
+def test_a_key_that_nobody_knows_is_named_with_the_nearest(
+    tmp_path: Path, text: str, place: str, hint: str
+) -> None:
+    found = refused(written(tmp_path, text))
+    assert found.place == f"{place} (bench.toml)"
+    assert hint in (found.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "problem"),
+    [
+        ("[tests.ttft]\nrequests = 0\n", "tests.ttft.requests", ">= 1"),
+        ('[tests.ttft]\nrequests = "7"\n', "tests.ttft.requests", "`int`"),
+        ("[tests.ttft]\nrate = -1.0\n", "tests.ttft.rate", "> 0"),
+        ('[tests.throughput]\nduration = "soon"\n', "tests.throughput.duration", "a duration"),
+        ("[target]\nheaders = { a = 1 }\n", "target.headers[...]", "`str`"),
+        ('[sut]\nboundary = "gateway"\n', "sut.boundary", "gateway"),
+        ("[sut.hardware]\ncount = -1\n", "sut.hardware.count", ">= 0"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_named_with_its_key(
+    tmp_path: Path, text: str, place: str, problem: str
+) -> None:
+    found = refused(written(tmp_path, text))
+    assert found.place == f"{place} (bench.toml)"
+    assert problem in found.problem
+
+
+def test_what_is_no_file_or_no_toml_is_named(tmp_path: Path) -> None:
+    assert refused(tmp_path / "none.toml").place == "--config"
+    assert "is not TOML" in refused(written(tmp_path, "[target\n")).problem
+
+
+def test_a_flag_sets_a_parameter_of_each_test_that_has_it() -> None:
+    file = flags("workload=conversation", "ttft.requests=5", tests=("ttft", "throughput"))
+    assert params(file).workload == params(file, "throughput").workload == "conversation"
+    assert params(file).requests == 5
+    assert params(flags("duration=90s", tests=("ttft", "throughput")), "throughput").duration == 90 * 10**9
+
+
+def test_a_flag_sets_any_key_of_other_tables() -> None:
+    file = flags(
+        "target.model=tiny", "sut.hardware.count=8", "sut.prefix_cache=off", "target.body.top_p=0.5",
+        "sut.guardrails.names=a, b", "arms.cache_off.url=http://x:1", "arms.cache_off.headers.x-cache=off",
+    )  # fmt: skip
+    assert file.target.model == "tiny"
+    assert file.sut.hardware.count == 8
+    assert file.sut.prefix_cache is False
+    assert msgspec.json.decode(file.target.body["top_p"]) == 0.5
+    assert file.sut.guardrails.names == ["a", "b"]
+    assert file.arms["cache_off"] == Arm(url="http://x:1", headers={"x-cache": "off"})
+
+
+def test_a_flag_reads_numbers_lists_and_none_by_the_type_of_its_parameter(tmp_path: Path) -> None:
+    assert params(flags("rate=2.5")).rate == 2.5
+    file = written(tmp_path, "[tests.ttft]\nrate = 1.0\n")
+    assert params(load_bench(file, target=URL, sets=["rate=none"], tests=["ttft"])).rate is None
+    for text in ("10,50", "[10, 50]"):
+        assert params(flags(f"levels={text}", tests=("tradeoff",)), "tradeoff").levels == (10, 50)
+    one = '{"name":"%s","share":0.5,"input":[1,2],"output":[3,4]}'
+    classes = f"[{one % 'a'},{one % 'b'}]"
+    found = params(flags(f"classes={classes}", tests=("fairness",)), "fairness").classes
+    assert [one.input for one in found] == [(1, 2), (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("given", "place", "problem"),
+    [
+        ("requests", "--set", "expected NAME=VALUE"),
+        ("reqests=1", "--set reqests", "there is no such parameter"),
+        ("throughput.reqests=1", "--set throughput.reqests", "there is no such parameter"),
+        ("requests=many", "--set requests", "got 'many'"),
+        ("requests=0", "--set requests", ">= 1"),
+        ("target.modle=x", "--set target.modle", "there is no such parameter"),
+        ("workload.x=1", "--set workload.x", "is no table"),
+        ("duration=90s", "--set duration", "there is no such parameter"),
+    ],
+)
+def test_a_flag_that_does_not_fit_is_named(given: str, place: str, problem: str) -> None:
+    found = refused(None, given)
+    assert found.place == place
+    assert problem in found.problem
+
+
+@given(st.floats(min_value=1e-6, max_value=1e6))
+def test_a_number_is_the_same_by_flag_and_by_file(rate: float) -> None:
+    assert params(flags(f"rate={rate!r}")).rate == rate
+
+
+def test_results_have_no_keys_in_them() -> None:
+    target = Target(
+        url="http://me:secret1@host:1/v1?key=secret2", metrics="http://host/metrics?token=secret3",
+        headers={"Authorization": "Bearer secret4", "X-Api-Key": "secret5", "x-team": "perf"},
+        body={"api_key": msgspec.Raw(b'"secret6"'), "max_tokens": msgspec.Raw(b"7")},
+    )  # fmt: skip
+    told = without_keys(target)
+    assert "secret" not in str(told)
+    assert told["url"] == "http://host:1/v1"
+    assert told["headers"]["x-team"] == "perf"
+    assert told["body"]["max_tokens"] == 7
+    assert "secret" not in str(without_keys(Arm(headers={"cookie": "secret"})))
+
+
+@pytest.mark.parametrize("name", TESTS)
+def test_parameters_of_every_test_can_be_told_as_json(name: str) -> None:
+    for quick in (False, True):
+        told = params_told(params(flags(), name, quick=quick))
+        assert msgspec.json.decode(msgspec.json.encode(told)).keys() == told.keys()

@@ -1,0 +1,169 @@
+"""Tests are checked before anything is sent, run in their order, kept, judged, and gone on with."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmtap.bench.file import load_bench
+from llmtap.bench.folder import Folder
+from llmtap.bench.perform import ORDER, Bench
+from llmtap.bench.registry import TESTS
+from llmtap.bench.report import load_document
+from llmtap.bench.session import Interrupted
+from llmtap.errors import ConfigError
+from tests.bench.support import Silent, sim
+from tests.support.peer import play
+
+NOBODY = "http://127.0.0.1:9"
+QUICK = ("target.endpoint=completions", "target.metrics=none", "ttft.requests=12", "ttft.concurrency=4")
+SLOW = ("--ttft", "20ms", "--itl", "1ms")
+
+
+def bench(results: Path, url: str, *sets: str, tests: Sequence[str] = ("ttft",), **more: Any) -> Bench:
+    file = load_bench(None, target=url, sets=[*QUICK, *sets], tests=tests)
+    return Bench(file, Folder(results), Silent(), **({"warmup": "3"} | more))
+
+
+def run(one: Bench, *names: str) -> dict[str, Any]:
+    told: dict[str, Any] = play(one.run(names or ("ttft",)), limit_s=60)
+    return told
+
+
+def steps(one: Bench) -> list[tuple[str, str]]:
+    assert isinstance(one.watcher, Silent)
+    return one.watcher.steps
+
+
+def test_the_order_has_every_test_and_what_others_need_first() -> None:
+    assert sorted(ORDER) == sorted(TESTS)
+    assert ORDER[0] == "throughput"
+    assert ORDER.index("capacity") < ORDER.index("memory-pressure")
+
+
+def test_a_test_leaves_its_report_judged_and_a_second_run_measures_nothing(tmp_path: Path) -> None:
+    with sim(*SLOW) as url:
+        told = run(bench(tmp_path, url, command="llmtap bench ttft"))
+        asked = json.loads((tmp_path / "bench.json").read_text())
+        again = bench(tmp_path, url)
+        cached = run(again)
+    (report,) = told["tests"]
+    assert (asked["command"], asked["asked"]) == ("llmtap bench ttft", ["ttft"])
+    assert [(step["name"], step["load"]["closed"], step["cached"]) for step in report["steps"]] == [
+        ("load", 4, False)
+    ]
+    assert report["steps"][0]["requests"]["rows"] == 12
+    assert "12 requests byte for byte" in report["exact_requests"]
+    assert report["compliance"]["level"] == "not compliant"
+    assert "timeline" not in report["steps"][0]["result"]
+    assert report["warmups"][0]["requests"] == 3
+    assert report["itl_option"] == "B-even"
+    assert report["versions"]["llmtap"]
+    assert json.loads((tmp_path / "ttft/result.json").read_text())["measurements"] == report["measurements"]
+    assert steps(again) == [("load", "measured before")]
+    assert cached["tests"][0]["measurements"] == report["measurements"]
+    assert cached["tests"][0]["warmups"] == report["warmups"]
+    assert load_document(tmp_path)["tests"][0]["measurements"] == report["measurements"]
+
+
+def test_a_missing_parameter_is_named_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    place = tmp_path / "results"
+    one = bench(place, NOBODY, "ttft.concurrency=none")
+    with pytest.raises(ConfigError) as caught:
+        run(one)
+    assert caught.value.place == "tests.ttft.rate"
+    assert "--set ttft.rate=VALUE" in (caught.value.hint or "")
+    assert not place.exists()
+
+
+def test_a_missing_arm_is_named(tmp_path: Path) -> None:
+    one = bench(tmp_path / "r", NOBODY, tests=("prefix-cache",))
+    with pytest.raises(ConfigError) as caught:
+        run(one, "prefix-cache")
+    assert caught.value.place == "[arms.cache_off]"
+
+
+def test_several_go_on_without_the_one_that_cannot_run(tmp_path: Path) -> None:
+    with sim(*SLOW) as url:
+        one = bench(tmp_path, url, tests=("ttft", "prefix-cache"))
+        told = run(one, "prefix-cache", "ttft")
+    assert [report["test"] for report in told["tests"]] == ["ttft"]
+    (left,) = told["not_run"]
+    assert (left["test"], left["begun"]) == ("prefix-cache", False)
+    assert "[arms.cache_off]" in left["why"]
+    assert steps(one)[0][0] == "prefix-cache"
+
+
+def test_what_a_load_refuses_is_a_key_of_the_file(tmp_path: Path) -> None:
+    with sim(*SLOW) as url:
+        one = bench(tmp_path, url, "target.endpoint=chat.completions")
+        with pytest.raises(ConfigError) as caught:
+            run(one)
+    assert caught.value.place == "target.endpoint"
+    assert "--" not in (caught.value.hint or "")
+
+
+class Impatient(Silent):
+    """Stops a benchmark as soon as a step of that name begins."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.stop: Any = None
+
+    def step(self, name: str, said: str) -> None:
+        super().step(name, said)
+        if name == self.name:
+            self.stop()
+
+
+def test_an_interruption_keeps_what_was_whole(tmp_path: Path) -> None:
+    levels = ("tradeoff.max_rate=20", "tradeoff.levels=50,100", "tradeoff.duration=1s")
+    with sim(*SLOW) as url:
+        one = bench(tmp_path, url, *levels, tests=("tradeoff",), quick=True)
+        watcher = Impatient("levels/100.0")
+        watcher.stop, one.watcher = one.stop, watcher
+        with pytest.raises(Interrupted):
+            run(one, "tradeoff")
+        assert not (tmp_path / "tradeoff/result.json").exists()
+        again = bench(tmp_path, url, *levels, tests=("tradeoff",), quick=True)
+        told = run(again, "tradeoff")
+    assert [name for name, _ in watcher.steps] == ["levels/050.0", "levels/100.0"]
+    assert [said == "measured before" for _, said in steps(again)] == [True, False]
+    assert [step["cached"] for step in told["tests"][0]["steps"]] == [True, False]
+
+
+def test_once_it_was_stopped_nothing_is_sent(tmp_path: Path) -> None:
+    one = bench(tmp_path, NOBODY)
+    one.stop()
+    with pytest.raises(Interrupted):
+        run(one)
+
+
+def test_files_of_others_are_not_written_among(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(ConfigError) as caught:
+        run(bench(tmp_path, NOBODY))
+    assert caught.value.place == "--results"
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_folder_without_results_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no results folder"):
+        load_document(tmp_path)
+
+
+def test_keys_are_in_no_file(tmp_path: Path) -> None:
+    with sim(*SLOW) as url:
+        run(bench(tmp_path, url, "target.headers.authorization=Bearer hunter2"))
+    for path in tmp_path.rglob("*"):
+        assert path.is_dir() or b"hunter2" not in path.read_bytes(), path
+
+
+def test_answers_that_all_fail_are_not_to_be_believed(tmp_path: Path) -> None:
+    with sim("--set", "faults.reset_rate=1") as url:
+        told = run(bench(tmp_path, url, warmup="none"))
+    assert not told["verdict"]["valid"]
+    assert "no_answers" in [finding["what"] for finding in told["verdict"]["findings"]]

@@ -1,0 +1,156 @@
+"""`llmtap bench`, as one types it."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import llmtap.cli.bench  # noqa: F401  it adds the commands
+from llmtap.bench.registry import TESTS
+from llmtap.cli.main import app
+from llmtap.errors import ConfigError
+from tests.bench.support import sim
+
+BENCH = [sys.executable, "-P", "-m", "llmtap.cli", "bench"]
+NOBODY = "http://127.0.0.1:9"
+SMALL = (
+    "--set", "target.endpoint=completions", "--set", "target.metrics=none", "--set", "ttft.requests=10",
+    "--set", "ttft.concurrency=4", "--warmup", "2",
+)  # fmt: skip
+
+
+def run(*args: str, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
+    where = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    return subprocess.run([*BENCH, *args], capture_output=True, text=True, timeout=100, cwd=cwd, env=where)
+
+
+def test_the_tests_are_commands_with_their_sections_and_parameters() -> None:
+    said = run("--help").stdout
+    for name, (section, title) in TESTS.items():
+        assert re.search(rf"^  {name} +{section} {title}$", said, re.MULTILINE)
+    for command in ("all", "list", "init", "compliance"):
+        assert re.search(rf"^  {command} ", said, re.MULTILINE)
+    listed = run("list").stdout
+    for section, title in TESTS.values():
+        assert f"{title} (IETF {section})" in listed
+    assert "[arms.cache_off]" in listed
+    assert re.search(r"^  requests +1000 +.*\(--quick: \d+\)$", run("list", "ttft").stdout, re.MULTILINE)
+
+
+def test_help_is_quick_to_come_and_loads_no_room_of_a_benchmark() -> None:
+    code = (
+        "import sys, llmtap.cli.bench;"
+        " print([m for m in sys.modules if m in ('scipy', 'pyarrow', 'aiohttp', 'llmtap.bench.session')])"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_the_demands_are_listed() -> None:
+    lines = run("compliance").stdout.splitlines()
+    assert lines[0].split()[:2] == ["Demand", "Level"]
+    assert any(line.startswith("4.2.5-1 ") and "MUST NOT" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("ttft",), "--target: is missing"),
+        (("ttft", "--target", NOBODY), "tests.ttft.rate: is not given"),
+        (("ttft", "--target", NOBODY, "--set", "reqests=1"), "--set reqests: there is no such parameter"),
+        (("ttft", "--target", NOBODY, "--set", "requests=x"), "--set requests: expected `int`"),
+        (("ttft", "--target", NOBODY, "--warmup", "some"), "--warmup: 'some' is neither"),
+        (("ttft", "--target", NOBODY, "--config", "none.toml"), "--config: none.toml cannot be read"),
+        (("ttft", "--target", NOBODY, "--html", "no/where.html"), "--html: there is no folder no"),
+        (("ttft", "--target", NOBODY, "--json", "-", "--markdown", "-"), "is written to stdout"),
+        (("list", "tttf"), "no test is called 'tttf'"),
+        (("init",), "--target: is missing"),
+        (("init", "--target", NOBODY, "-"), "--target: http://127.0.0.1:9 cannot be reached"),
+        (("prefix-cache", "--target", NOBODY), "[arms.cache_off]: is missing"),
+    ],
+)
+def test_what_does_not_fit_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...], says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["bench", *args])
+    assert isinstance(done.exception, ConfigError), done.output
+    assert says in str(done.exception)
+    assert not list(tmp_path.rglob("*.*")), "nothing is left behind"
+
+
+def test_what_does_not_fit_is_exit_2(tmp_path: Path) -> None:
+    done = run("ttft", cwd=tmp_path)
+    assert (done.returncode, done.stderr.splitlines()[0]) == (2, "llmtap: --target: is missing")
+
+
+def test_a_file_is_written_once_and_is_what_a_test_runs_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with sim("--ttft", "20ms") as url:
+        init = ["bench", "init", "--target", url]
+        assert "the server told sut.software" in CliRunner().invoke(app, init).output
+        assert "--force" in str(CliRunner().invoke(app, init).exception)
+        assert CliRunner().invoke(app, [*init, "--force"]).exit_code == 0
+        done = run("ttft", "--config", "bench.toml", *SMALL, "--json", "-", cwd=tmp_path)
+    assert done.returncode in (0, 1), done.stderr
+    told = json.loads(done.stdout)
+    assert told["sut"]["software"] == "llmtap sim serve"
+    assert re.fullmatch(r"bench-results/\d{8}T\d{6}Z-ttft", told["results"])
+    assert (tmp_path / told["results"] / "minimum.txt").read_text().startswith("=== LLM Benchmark Report")
+
+
+def test_a_result_is_shown_written_and_gone_on_with(tmp_path: Path) -> None:
+    outputs = ("--json", "r.json", "--html", "r.html", "--markdown", "r.md", "--results", "r")
+    with sim("--ttft", "20ms") as url:
+        first = run("ttft", "--target", url, *SMALL, *outputs, cwd=tmp_path)
+        second = run("ttft", "--target", url, *SMALL, *outputs, cwd=tmp_path)
+    # 1 is the verdict's: how busy this machine is, is not what is asked here.
+    assert first.returncode in (0, 1), first.stderr
+    assert "Table 1: TTFT Results" in first.stdout
+    assert "=== End Report ===" in first.stdout
+    assert "results: r" in first.stdout
+    assert json.loads((tmp_path / "r.json").read_text())["tests"][0]["test"] == "ttft"
+    assert "5.1 Time to First Token" in (tmp_path / "r.html").read_text()
+    assert (tmp_path / "r.md").read_text() == (tmp_path / "r/report.md").read_text()
+    assert "load: measured before" in second.stderr
+    assert "sent" not in second.stderr
+    page = subprocess.run(
+        [*BENCH[:-1], "report", "r", "--html", "again.html"], capture_output=True, text=True, timeout=60,
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+    )  # fmt: skip
+    assert page.returncode == 0, page.stderr
+    assert "Table 1: TTFT Results" in page.stdout
+    assert (tmp_path / "again.html").exists()
+
+
+def test_one_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(tmp_path: Path) -> None:
+    with sim("--ttft", "20ms", "--itl", "20ms") as url:
+        args = ("ttft", "--target", url, *SMALL, "--set", "ttft.requests=500", "--results", "r")
+        with subprocess.Popen(
+            [*BENCH, *args], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        ) as process:  # fmt: skip
+            assert process.stderr is not None
+            for line in process.stderr:
+                if " of 500, in flight" in line:
+                    break
+            process.send_signal(signal.SIGINT)
+            began = time.monotonic()
+            said = process.stderr.read()
+            code = process.wait(60)
+    assert code == 130, said
+    assert time.monotonic() - began < 60
+    assert "To go on:" in said
+    assert f"llmtap bench ttft --target {url}" in said
+    assert "--results r" in said
+    assert (tmp_path / "r/bench.json").exists()
+    assert not (tmp_path / "r/ttft/result.json").exists()

@@ -1,0 +1,277 @@
+"""Intervals: exact where it can be worked out, and covering what they say where it is simulated."""
+
+from collections.abc import Callable
+from itertools import chain, pairwise
+from math import comb, exp, log, sqrt
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from llmtap.metrics.intervals import (
+    BCA_VALUES_MAX,
+    RANKS_ABOUT,
+    Interval,
+    _Pool,
+    bootstrap_interval,
+    clustered_quantile_interval,
+    is_enough,
+    mean_interval,
+    quantile_interval,
+    samples_needed,
+    share_interval,
+)
+from llmtap.metrics.statistics import SAMPLES_MIN, SHARES, percentile
+from llmtap.metrics.student import t_quantile
+
+LATENCIES = st.lists(st.floats(0, 1e4, allow_nan=False), min_size=1, max_size=60)
+
+
+def binomial(n: int, p: float, low: int, high: int) -> float:
+    """P(low <= B < high), by the definition."""
+    return sum(comb(n, k) * p**k * (1 - p) ** (n - k) for k in range(low, high))
+
+
+def test_it_is_told_as_json() -> None:
+    told = Interval(2.0, 1.0, 3.0, 40, 0.95, "Student's t").to_dict()
+    assert told == {
+        "value": 2.0, "low": 1.0, "high": 3.0, "n": 40, "level": 0.95, "method": "Student's t",
+    }  # fmt: skip
+
+
+# ---------------------------------------------------------------- quantiles
+
+
+@pytest.mark.parametrize(
+    ("n", "p", "low", "high"),
+    # The median of 10 lies between the 2nd and the 9th with 97.9 %: one rank less would be 93.5 %. Of 100,
+    # between the 40th and the 61st with 96.5 %, so one can be spared (the lower).
+    [(10, 0.5, 2, 9), (100, 0.5, 41, 61), (20, 0.5, 6, 15)],
+)
+def test_medians_lie_between_the_ranks_of_the_tables(n: int, p: float, low: int, high: int) -> None:
+    found = quantile_interval(range(1, n + 1), p)
+    assert found is not None
+    assert (found.low, found.high, found.method) == (low, high, "order statistics")
+    assert found.value == percentile(range(1, n + 1), p)
+
+
+@pytest.mark.parametrize("p", [0.5, 0.9, 0.95, 0.99])
+@pytest.mark.parametrize("n", [400, 777, 1_000])
+def test_ranks_cover_what_they_say_and_little_more(n: int, p: float) -> None:
+    found = quantile_interval(range(1, n + 1), p)
+    assert found is not None
+    low, high = int(found.low), int(found.high)
+    assert binomial(n, p, low, high) >= 0.95
+    assert max(binomial(n, p, 0, low), binomial(n, p, high, n + 1)) <= 0.04
+    assert binomial(n, p, low, high) <= 0.962
+
+
+def test_they_are_scipys_with_equal_tails_or_a_few_ranks_from_them() -> None:
+    random = Random(1)
+    values = sorted(random.lognormvariate(0, 1) for _ in range(2_000))
+    for p in (0.5, 0.9, 0.99):
+        theirs = stats.quantile_test(values, p=p).confidence_interval(0.95)
+        found = quantile_interval(values, p)
+        assert found is not None
+        assert abs(values.index(found.low) - values.index(theirs.low)) <= RANKS_ABOUT + 1
+        assert abs(values.index(found.high) - values.index(theirs.high)) <= RANKS_ABOUT + 1
+
+
+@pytest.mark.parametrize(
+    ("n", "p", "open_at"),
+    [(367, 0.99, "above"), (368, 0.99, ""), (3_687, 0.999, "above"), (3_688, 0.999, ""), (35, 0.9, "above"),
+     (36, 0.9, ""), (36, 0.1, ""), (35, 0.1, "below"), (5, 0.5, "below and above"), (6, 0.5, "")],
+)  # fmt: skip
+def test_an_end_of_which_nothing_is_known_is_open(n: int, p: float, open_at: str) -> None:
+    found = quantile_interval(range(1, n + 1), p)
+    assert found is not None
+    assert found.method == "order statistics" + (f", open {open_at}" if open_at else "")
+    assert ("above" in open_at) <= (found.high == n)
+    assert ("below" in open_at) <= (found.low == 1)
+
+
+def test_of_nothing_there_is_nothing_and_of_one_value_both_ends_are_open() -> None:
+    assert quantile_interval([], 0.5) is None
+    assert quantile_interval([7.0], 0.5) == Interval(
+        7.0, 7.0, 7.0, 1, 0.95, "order statistics, open below and above"
+    )
+
+
+@given(LATENCIES, st.sampled_from([0.1, 0.5, 0.9, 0.99]), st.sampled_from([0.8, 0.95, 0.99]))
+@settings(max_examples=60, deadline=None)
+def test_the_figure_lies_within_its_interval_in_any_unit(values: list[float], p: float, level: float) -> None:
+    ordered = sorted(values)
+    found = quantile_interval(ordered, p, level)
+    assert found is not None
+    assert found.low <= found.value <= found.high
+    doubled = quantile_interval([2 * value for value in ordered], p, level)
+    assert doubled is not None
+    assert (doubled.low, doubled.high) == (2 * found.low, 2 * found.high)
+
+
+def test_more_confidence_is_wider() -> None:
+    found = [quantile_interval(range(1_000), 0.9, level) for level in (0.5, 0.9, 0.95, 0.99)]
+    for one, next_ in pairwise(found):
+        assert one is not None and next_ is not None
+        assert next_.low <= one.low < one.high <= next_.high
+
+
+# ---------------------------------------------------------------- means and shares
+
+
+def test_a_mean_is_students() -> None:
+    found = mean_interval([2, 4, 4, 4, 5, 5, 7, 9])
+    assert found is not None
+    reach = t_quantile(0.05, 7) * sqrt(32 / 7 / 8)
+    assert (found.value, found.low, found.high) == pytest.approx((5, 5 - reach, 5 + reach))
+    assert mean_interval([3.0]) is None
+    assert mean_interval([3.0, 3.0, 3.0]) == Interval(3.0, 3.0, 3.0, 3, 0.95, "Student's t")
+
+
+@pytest.mark.parametrize(
+    ("k", "n", "low", "high"),
+    # Newcombe 1998, table I, the score method.
+    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
+)
+def test_a_share_is_wilsons(k: int, n: int, low: float, high: float) -> None:
+    found = share_interval(k, n)
+    assert found is not None
+    assert (found.low, found.high) == pytest.approx((low, high), abs=6e-5)
+    assert found.value == k / n
+
+
+def test_a_share_of_nothing_is_unknown_and_a_full_one_ends_at_1() -> None:
+    assert share_interval(0, 0) is None
+    found = share_interval(1_000, 1_000)
+    assert found is not None
+    assert (found.value, found.high) == (1.0, 1.0)
+    assert 0.996 < found.low < 0.9965
+
+
+# ---------------------------------------------------------------- by drawing again
+
+
+def test_a_bootstrap_of_a_mean_is_nearly_students() -> None:
+    values = [Random(i).gauss(50, 5) for i in range(200)]
+    found, students = bootstrap_interval(values, np.mean, seed=3), mean_interval(values)
+    assert found is not None and students is not None
+    assert found.method == "bootstrap, BCa"
+    assert found.value == pytest.approx(students.value)
+    width = students.high - students.low
+    assert (found.low, found.high) == pytest.approx((students.low, students.high), abs=0.15 * width)
+
+
+def test_a_bootstrap_says_the_same_again_and_falls_back_where_bca_is_not_defined() -> None:
+    values = [Random(i).expovariate(1) for i in range(50)]
+    assert bootstrap_interval(values, np.std, seed=1) == bootstrap_interval(values, np.std, seed=1)
+    assert bootstrap_interval(values, np.std, seed=1) != bootstrap_interval(values, np.std, seed=2)
+    alike = bootstrap_interval([4.0] * 30, np.mean)
+    assert alike == Interval(4.0, 4.0, 4.0, 30, 0.95, "bootstrap, percentiles")
+    many = bootstrap_interval(list(range(BCA_VALUES_MAX + 1)), np.mean, resamples=200)
+    assert many is not None
+    assert many.method == "bootstrap, percentiles"
+    assert bootstrap_interval([1.0], np.mean) is None
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 50), min_size=1, max_size=9), min_size=2, max_size=12),
+    st.sampled_from([0.0, 0.3, 0.5, 0.99, 1.0]),
+    st.randoms(use_true_random=False),
+)
+@settings(max_examples=60, deadline=None)
+def test_a_pool_of_groups_counted_several_times_has_the_quantile_of_that_list(
+    groups: list[list[int]], p: float, random: Random
+) -> None:
+    """The fast way of the clustered bootstrap, against writing the list out."""
+    times = [random.randrange(4) for _ in groups]
+    times[random.randrange(len(times))] += 1
+    written = sorted(float(v) for group, k in zip(groups, times, strict=True) for v in group * k)
+    pool = _Pool([np.array(group, dtype=float) for group in groups])
+    assert pool.quantile(np.array(times), p) == pytest.approx(percentile(written, p))
+
+
+def test_groups_that_are_alike_within_make_it_wider() -> None:
+    random = np.random.default_rng(8)
+    alike = [list(random.normal(random.normal(40, 5), 1, 50)) for _ in range(60)]
+    mixed = list(np.random.default_rng(9).permutation(np.concatenate(alike)).reshape(60, 50))
+    wide, narrow = clustered_quantile_interval(alike, 0.5), clustered_quantile_interval(mixed, 0.5)
+    single = quantile_interval(sorted(np.concatenate(alike).tolist()), 0.5)
+    assert wide is not None and narrow is not None and single is not None
+    assert wide.n == narrow.n == 3_000
+    assert wide.value == pytest.approx(single.value)
+    assert wide.high - wide.low > 4 * (narrow.high - narrow.low)
+    assert narrow.high - narrow.low == pytest.approx(single.high - single.low, rel=0.35)
+
+
+def test_one_group_says_nothing_of_others() -> None:
+    assert clustered_quantile_interval([[1.0, 2.0, 3.0], []], 0.5) is None
+    assert clustered_quantile_interval([], 0.5) is None
+    found = clustered_quantile_interval([[4.0], [4.0, 4.0]], 0.9)
+    assert found is not None
+    assert (found.value, found.low, found.high) == (4.0, 4.0, 4.0)
+
+
+# ---------------------------------------------------------------- how many
+
+
+@pytest.mark.parametrize(("p", "n"), [(0.5, 20), (0.9, 100), (0.95, 200), (0.99, 1_000), (0.999, 10_000)])
+def test_the_drafts_numbers_of_samples(p: float, n: int) -> None:
+    assert samples_needed(p) == n
+    assert (is_enough(n - 1, p), is_enough(n, p)) == (False, True)
+
+
+def test_they_are_those_that_summaries_are_marked_by() -> None:
+    assert {name: samples_needed(SHARES[name]) for name in SAMPLES_MIN} == SAMPLES_MIN
+
+
+# ---------------------------------------------------------------- coverage; in full in benchmarks/statistics
+
+Z_999 = 3.29
+
+
+def bimodal(random: np.random.Generator) -> "np.ndarray":
+    """Four of five about 20, the others about 60, which is then the 90th percentile."""
+    return np.where(random.random(1_000) < 0.8, random.normal(20, 2, 1_000), random.normal(60, 6, 1_000))
+
+
+def covered(repeats: int, sample: Callable[[np.random.Generator], Interval | None], truth: float) -> float:
+    random = np.random.default_rng(20)
+    hits = 0
+    for _ in range(repeats):
+        found = sample(random)
+        assert found is not None
+        hits += found.low <= truth <= found.high
+    return hits / repeats
+
+
+@pytest.mark.parametrize(
+    ("draw", "p", "truth"),
+    [
+        (lambda random: random.exponential(1, 1_000), 0.5, log(2)),
+        (lambda random: random.exponential(1, 1_000), 0.99, log(100)),
+        (lambda random: random.lognormal(0, 1, 1_000), 0.9, exp(1.2815515655446004)),
+        (bimodal, 0.9, 60.0),
+    ],
+)  # fmt: skip
+def test_quantiles_are_covered_as_often_as_is_said(
+    draw: Callable[[np.random.Generator], "np.ndarray"], p: float, truth: float
+) -> None:
+    repeats = 1_500
+    share = covered(repeats, lambda random: quantile_interval(np.sort(draw(random)).tolist(), p), truth)
+    chance = Z_999 * sqrt(0.95 * 0.05 / repeats)
+    assert 0.95 - chance <= share <= 0.96 + chance
+
+
+def test_gaps_of_requests_are_covered_only_by_whole_requests() -> None:
+    """The truth is the median of a lognormal, 1; requests differ by a factor of their own."""
+
+    def gaps(random: np.random.Generator) -> list[list[float]]:
+        return [list(np.exp(random.normal(0, 0.3) + random.normal(0, 0.2, 30))) for _ in range(60)]
+
+    whole = covered(300, lambda random: clustered_quantile_interval(gaps(random), 0.5, resamples=300), 1.0)
+    single = covered(300, lambda random: quantile_interval(sorted(chain(*gaps(random))), 0.5), 1.0)
+    assert 0.90 <= whole <= 0.99
+    assert single < 0.6
