@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
+from llmtap import __version__
 from llmtap.bench.target import Target
 from llmtap.clock import Clock, SystemClock
 from llmtap.errors import ConfigError, LlmtapError
@@ -39,9 +40,11 @@ from llmtap.replay.options import read_headers
 from llmtap.replay.perform import model_ids
 from llmtap.units import NS_PER_S, format_ns
 from llmtap.workload.prompt import Prompt
+from llmtap.workload.words import VOCABULARY
 
 __all__ = ["Detected", "Fact", "Offset", "detect", "narrowed"]
 
+CHAT: Final = "chat.completions"
 TIMEOUT_S: Final = 10
 PROBE_TIMEOUT_S: Final = 120
 """A model that is loaded by the first request takes its time."""
@@ -172,6 +175,10 @@ class _Detecting:
         if await self._is_there(session, "/sim/truth?since=0"):
             know("sut.software", "llmtap sim serve", "it answers /sim/truth")
             know("sut.boundary", "model engine", "llmtap's simulated engine")
+            how = "it counts by llmtap's own"
+            know("sut.tokenizer.name", f"llmtap words, {__version__}", how)
+            know("sut.tokenizer.vocabulary", len(VOCABULARY), how)
+            know("sut.tokenizer.source", "llmtap sim tokenizer", how)
             know("sut.hardware.accelerator", "none", "it is simulated")
             know("sut.hardware.count", 0, "it is simulated")
             know("sut.guardrails.input_filter", False, "unless --set guardrails... or headers ask for it")
@@ -255,7 +262,8 @@ class _Detecting:
             if await self._probe(session, "completions"):
                 self.found.know("target.endpoint", "completions", how)
                 return
-        await self._probe(session, self._target.endpoint)
+        if await self._probe(session, CHAT):
+            self.found.know("target.endpoint", CHAT, "it answers there, and that is what users ask")
 
     async def _probe(self, session: aiohttp.ClientSession, endpoint: str) -> bool:
         """One short stream: the protocol, the chunks, and what guardrails leave in heads and events. False

@@ -4,6 +4,7 @@
       bench.json            what was asked: SUT, target, parameters, seeds, versions (no keys)
       TEST/result.json      what the test found
       TEST/steps/NAME/      one load: step.json, requests.parquet, capture/ (the raw exchanges)
+      TEST/run-2/           the second run of a test (`--runs`), with a result.json and steps of its own
 
 A step is only there when it is whole: it is written beside its place and moved there.
 """
@@ -11,13 +12,16 @@ A step is only there when it is whole: it is written beside its place and moved 
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from llmtap.errors import ConfigError
 
-__all__ = ["Folder"]
+__all__ = ["RESULT", "Folder"]
+
+RESULT: Final = "result.json"
+_RUN: Final = "run-"
 
 
 class Folder:
@@ -34,6 +38,18 @@ class Folder:
     def within(self, name: str) -> "Folder":
         """Of a test."""
         return Folder(self.path / name)
+
+    def run(self, number: int) -> "Folder":
+        """Of a run of the test whose folder this is: the first one's is the test's own."""
+        return self if number == 1 else self.within(f"{_RUN}{number}")
+
+    def runs(self) -> list[int]:
+        """Runs of this test that are whole, ascending."""
+        numbers = [
+            1,
+            *(int(at.name.removeprefix(_RUN)) for at in self.path.glob(f"{_RUN}[1-9]*") if _is_run(at)),
+        ]
+        return sorted(n for n in numbers if (self.path / (f"{_RUN}{n}" if n > 1 else "") / RESULT).is_file())
 
     def write_json(self, name: str, value: Any) -> Path:
         """Whole or not at all."""
@@ -71,3 +87,8 @@ class Folder:
         shutil.rmtree(place, ignore_errors=True)
         os.replace(place.with_name(f"{place.name}.unfinished"), place)
         return place
+
+
+def _is_run(path: Path) -> bool:
+    number = path.name.removeprefix(_RUN)
+    return number.isascii() and number.isdigit() and number != "1"

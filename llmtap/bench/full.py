@@ -23,6 +23,8 @@ __all__ = ["full_markdown"]
 
 POINTS_MAX: Final = 12
 """Rows of a table that stands for a chart."""
+NAMED_MAX: Final = 3
+"""Of tests in a heading."""
 _METRICS: Final = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E"}
 _SHARES: Final = {"p50": "P50", "p95": "P95", "p99": "P99"}
 _ENDED_WELL: Final = ("complete", "refused")
@@ -32,6 +34,8 @@ def full_markdown(document: Mapping[str, Any]) -> str:
     """The report of a benchmark's document (`bench/report.py`)."""
     reports: Sequence[Mapping[str, Any]] = document.get("tests") or ()
     names = ", ".join(f"{report['section']} {report['title']}" for report in reports)
+    if len(reports) > NAMED_MAX:
+        names = f"{len(reports)} tests"
     parts = [
         f"# LLM benchmark: {names or 'no test was run'}",
         _made(document),

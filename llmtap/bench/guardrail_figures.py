@@ -11,12 +11,12 @@ import msgspec
 import pyarrow.compute as pc
 
 from llmtap.bench.figures import latency_row
-from llmtap.bench.load_level import Capacity, overload
+from llmtap.bench.load_level import Capacity, is_long, overload
 from llmtap.bench.measurement import Measurement
-from llmtap.bench.paired import pairs, values_by_row
+from llmtap.bench.paired import over_repeats, pairs, values_by_row
 from llmtap.bench.steady import steady_of
 from llmtap.metrics.comparison import reduction
-from llmtap.metrics.significance import adjusted, compare_paired, compare_quantile, compare_runs
+from llmtap.metrics.significance import adjusted, compare_paired, compare_quantile
 from llmtap.metrics.statistics import percentile
 from llmtap.record.outcome import Outcome
 
@@ -56,11 +56,13 @@ class Cell:
         """Of complete answers, all repeats."""
         return [value for one in self.runs.values() for value in values_by_row(one, column).values()]
 
-    def tps(self) -> list[float]:
-        """Output tokens per second, by repeat; requests where tokens are not known."""
-        steadies = [steady_of(one) for one in self.runs.values()]
-        known = all(one.output_tps is not None for one in steadies)
-        return [(one.output_tps if known else one.completed_rps) or 0.0 for one in steadies]
+    def tps(self) -> dict[int, float] | None:
+        """Output tokens per second, by repeat; requests where tokens are not known. None of short blocks."""
+        if not all(is_long(one) for one in self.runs.values()):
+            return None
+        steadies = {i: steady_of(self.runs[i]) for i in sorted(self.runs)}
+        known = all(one.output_tps is not None for one in steadies.values())
+        return {i: (one.output_tps if known else one.completed_rps) or 0.0 for i, one in steadies.items()}
 
 
 Cells = Mapping[tuple[str, float], Cell]
@@ -93,10 +95,10 @@ def figures(
     }  # fmt: skip
     for metric in METRICS:
         compared = [
-            one["overhead"][metric]["shift"]
+            one["overhead"][metric]["overall"]
             for told_level in told["levels"]
             for arm, one in told_level["arms"].items()
-            if arm not in (BASELINE, AGAIN) and one["overhead"][metric]["shift"] is not None
+            if arm not in (BASELINE, AGAIN) and one["overhead"][metric]["overall"] is not None
         ]
         for one, p in zip(compared, adjusted([one["p"] for one in compared]), strict=True):
             one["p_adjusted"] = p
@@ -134,9 +136,21 @@ def _outcomes(cell: Cell) -> dict[str, int]:
 
 
 def _overhead(base: Cell, other: Cell, column: str) -> dict[str, Any]:
-    """other - base: the shift of pairs, percentile by percentile, and by repeats."""
-    ours, theirs = pairs(((base.runs[i], other.runs[i]) for i in sorted(base.runs)), column)
+    """other - base: by repeats, by pairs, and percentile by percentile.
+
+    The figure itself is the mean of what the repeats found; with fewer than three, what all pairs show, which
+    leaves out how much one block differs from the next.
+    """
+    both = [(base.runs[i], other.runs[i]) for i in sorted(base.runs)]
+    ours, theirs = pairs(both, column)
     shift = compare_paired(ours, theirs)
+    found = [value for one in both if (value := _shift(*pairs([one], column))) is not None]
+    head = over_repeats(found)
+    if head is None and shift is not None:
+        head = {
+            "value": shift.difference, "low": shift.low, "high": shift.high, "n": shift.n, "level": 0.95,
+            "p": shift.p, "method": shift.method,
+        }  # fmt: skip
     quantiles: dict[str, Any] = {}
     for name, p in SHARES.items():
         compared = compare_quantile(ours, theirs, p, paired=True) if ours else None
@@ -147,33 +161,36 @@ def _overhead(base: Cell, other: Cell, column: str) -> dict[str, Any]:
             "high": None if compared is None else compared.high,
             "n": len(ours), "level": 0.95,
         }  # fmt: skip
-    runs = compare_runs(*(_medians(cell, column) for cell in (base, other)))
     return {
+        "overall": head,
+        "by_repeat": found,
         "pairs": len(ours),
         "shift": None if shift is None else shift.to_dict(),
         **quantiles,
-        "runs": None if runs is None else runs.to_dict(),
     }
 
 
-def _medians(cell: Cell, column: str) -> list[float]:
-    """Of each repeat."""
-    ordered = (sorted(values_by_row(one, column).values()) for one in cell.runs.values())
-    return [median for values in ordered if (median := percentile(values, 0.5)) is not None]
+def _shift(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
+    """Of one block against another: Hodges and Lehmann's, or of very few pairs the median."""
+    compared = compare_paired(ours, theirs)
+    if compared is not None:
+        return compared.difference
+    return percentile(sorted(b - a for a, b in zip(ours, theirs, strict=True)), 0.5)
 
 
-def _throughput(base: Cell, other: Cell, arm: str) -> dict[str, Any]:
+def _throughput(base: Cell, other: Cell, arm: str) -> dict[str, Any] | None:
+    """None where blocks are so short that most of the time answers begin or end."""
     ours, theirs = base.tps(), other.tps()
-    means = [sum(values) / len(values) for values in (ours, theirs)]
-    told: dict[str, Any] = {"value": means[1], "runs": theirs, "reduction": None}
+    if ours is None or theirs is None:
+        return None
+    told: dict[str, Any] = {
+        "value": sum(theirs.values()) / len(theirs), "runs": [*theirs.values()], "reduction": None
+    }  # fmt: skip
     if arm != BASELINE:
-        compared = compare_runs(ours, theirs)
-        scale = means[0] or None
-        told["reduction"] = {
-            "value": reduction(*means),
-            "low": None if compared is None or scale is None else -compared.high / scale,
-            "high": None if compared is None or scale is None else -compared.low / scale,
-            "n": len(theirs), "level": 0.95, "p": None if compared is None else compared.p,
+        less = [change for i in ours if (change := reduction(ours[i], theirs[i])) is not None]
+        told["reduction"] = over_repeats(less) or {
+            "value": sum(less) / len(less) if less else None, "low": None, "high": None, "n": len(less),
+            "level": 0.95, "p": None,
         }  # fmt: skip
     return told
 

@@ -96,8 +96,8 @@ class Bounds:
                 found.append("no answer has a TTFT")
             elif p99 is not None and p99 > to_seconds(ns):
                 found.append(f"{COLUMNS[name]} P99 {ms(p99)} > {ms(to_seconds(ns))}")
-        if 1 - steady.success > FAILED_MAX:
-            found.append(f"{share(1 - steady.success)} of the requests failed: a P99 leaves {FAILED_MAX:.0%}")
+        if steady.failed > FAILED_MAX:
+            found.append(f"{share(steady.failed)} of the requests failed: a P99 leaves {FAILED_MAX:.0%}")
         return found
 
     def _given(self) -> list[tuple[str, int]]:
@@ -168,7 +168,7 @@ async def measure_closed(
         measured = await session.measure(step, load, slo=slo)
         steady = steady_of(measured, seconds)
         short = steady.to_s < ENOUGH * seconds
-        if not short or 1 - steady.success > FAILED_MAX:
+        if not short or steady.failed > FAILED_MAX:
             break
         rows = max(rows, rows_for(slots, seconds, (slots, measured.n / max(steady.to_s, 1e-3))))
     return measured, steady, short

@@ -1,7 +1,7 @@
 """The tests and their setup parameters, in words: what `llmtap bench list` prints."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -11,6 +11,9 @@ from llmtap.settings import explained
 from llmtap.units import Duration, format_ns
 
 __all__ = ["tests_said"]
+
+DEFAULT_MAX: Final = 40
+"""A default that is longer stands on a line of its own."""
 
 
 def tests_said(names: Sequence[str] | None = None) -> Iterator[str]:
@@ -27,9 +30,12 @@ def tests_said(names: Sequence[str] | None = None) -> Iterator[str]:
             for param, _, meaning in explained(test.params)
         ]
         first = max((len(row[0]) for row in rows), default=0)
-        second = max((len(row[1]) for row in rows), default=0)
+        second = max((len(row[1]) for row in rows if len(row[1]) <= DEFAULT_MAX), default=0)
         for param, default, meaning, quick in rows:
-            yield f"  {param:{first}}  {default:{second}}  {meaning}{quick}"
+            below = len(default) > DEFAULT_MAX
+            yield f"  {param:{first}}  {'' if below else default:{second}}  {meaning}{quick}"
+            if below:
+                yield f"    = {default}"
         yield ""
 
 

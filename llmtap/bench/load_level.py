@@ -13,16 +13,16 @@ from typing import Any, Final
 import msgspec
 import pyarrow.compute as pc
 
-from llmtap.bench.folder import Folder
 from llmtap.bench.loads import Load
 from llmtap.bench.measurement import Measurement
 from llmtap.bench.session import BASELINE, Session
 from llmtap.bench.steady import steady_of
 
-__all__ = ["WARM_TOKENS", "Capacity", "Search", "capacity_told", "find_capacity", "overload"]
+__all__ = ["WARM_TOKENS", "Capacity", "Search", "capacity_told", "find_capacity", "is_long", "overload"]
 
 WARM_TOKENS: Final = 100
 """Of each answer in a warm-up: 100 requests are then the 10,000 tokens that 4.5.1 asks for, too."""
+ANSWERS_MIN: Final = 3
 GAIN_MIN: Final = 0.05
 """A level that brings less more than this has found the end."""
 
@@ -57,7 +57,7 @@ def capacity_told(session: Session, max_rate: float | None, workload: str | None
         return Capacity(rps=max_rate, tps=None, how="given as max_rate")
     if workload is None:
         return None
-    found = Folder(session.folder.path.parent).read_json("throughput/result.json") or {}
+    found = session.results.read_json("throughput/result.json") or {}
     rps = _at(found, "measurements", "sustainable_load_rps")
     if isinstance(rps, dict):
         rps = rps.get("value")
@@ -121,10 +121,23 @@ def _rates(measured: Measurement) -> tuple[float, float | None]:
 def overload(measured: Measurement) -> float | None:
     """Completions by arrivals of an open loop that was above saturation; None where it was not (5.2.3.1).
 
-    Both rules at once: where answers take as long as the load, few end in it, and no queue grows for that.
+    Fewer than 90 % complete, and what is in flight grows; a load that is not long enough says nothing.
     """
     steady = steady_of(measured)
-    return steady.delivered if steady.falls_short and steady.queue_grows else None
+    judged = steady.falls_short and steady.queue_grows and is_long(measured)
+    return steady.delivered if judged else None
+
+
+def is_long(measured: Measurement) -> bool:
+    """A load lasted for three answers or more: what begins and ends with it is not most of it.
+
+    An answer's time is what it takes when nobody waits: the shortest TTFT, and the median from there on.
+    """
+    table = measured.ended_well()
+    sent_ns = pc.max(measured.table["sent_ns"]).as_py() or 0
+    first_ns = pc.min(table["ttft_ns"]).as_py() or 0
+    rest_ns = pc.approximate_median(pc.subtract(table["e2e_ns"], table["ttft_ns"])).as_py() or 0.0
+    return bool(sent_ns >= ANSWERS_MIN * (first_ns + rest_ns))
 
 
 def _at(told: Any, *names: str) -> Any:

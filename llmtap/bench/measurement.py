@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from llmtap.metrics.latency import measure
@@ -40,11 +41,11 @@ class Measurement:
     """As `llmtap replay --json` tells it: summary, plan, dispatch lateness, verdict, warm-up."""
     table: pa.Table
     """A row for each request, in the order of their submission. Columns: `row` (of the plan), `sent_ns`,
-    `scheduled_ns` and `end_ns` (from the load's start), `ttft_ns` (first content token), `ttft_any_ns`, `e2e_ns`,
-    `tpot_ns`, `jitter_ns`, `input_tokens`, `output_tokens`, `cached_tokens`, `uncertainty_ns`, `server_queue_ns`,
-    `server_prefill_ns`, `outcome`, `request_class`, `token_source`, `itl_policy`, `gaps_ns` (a list: the time
-    before each event with tokens but the first) and `server_gaps_ns` (the same between tokens, by the server's
-    own clock: option C of 4.6.3). What is not known is null."""
+    `scheduled_ns` and `end_ns` (from the load's start), `ttft_ns` (first content token), `ttft_any_ns`,
+    `e2e_ns`, `tpot_ns`, `jitter_ns`, `input_tokens`, `output_tokens`, `cached_tokens`, `uncertainty_ns`,
+    `server_queue_ns`, `server_prefill_ns`, `outcome`, `request_class`, `token_source`, `itl_policy`,
+    `gaps_ns` (a list: the time before each event with tokens but the first) and `server_gaps_ns` (the
+    same between tokens, by the server's own clock: option C of 4.6.3). What is not known is null."""
     cached: bool = False
     """It was measured before this run was begun, and read from the results folder."""
 
@@ -60,15 +61,15 @@ class Measurement:
 
     def ended_well(self) -> pa.Table:
         """The rows whose answer came whole: complete, or refused by a guardrail."""
-        return self.table.filter(pa.compute.field("outcome").isin([o.value for o in ENDED_WELL]))
+        return self.table.filter(pc.field("outcome").isin([o.value for o in ENDED_WELL]))
 
     def of_class(self, name: str) -> "Measurement":
         """The same for one class of requests."""
-        chosen = self.table.filter(pa.compute.field("request_class") == name)
+        chosen = self.table.filter(pc.field("request_class") == name)
         return Measurement(self.name, self.arm, self.result, chosen, self.cached)
 
     def values(self, column: str) -> list[float]:
-        """A column's known values, of answers that came whole, ascending, in seconds where it ends in `_ns`."""
+        """A column's known values, of whole answers, ascending; in seconds where its name ends in `_ns`."""
         found = self.ended_well().column(column).drop_null().to_pylist()
         scale = 1e9 if column.endswith("_ns") else 1
         return sorted(value / scale for value in found)
@@ -139,8 +140,8 @@ class Recorder:
         columns: dict[str, pa.Array] = {}
         for name, integers in self._integers.items():
             values = pa.array(integers, pa.int64())
-            unknown = pa.compute.equal(values, NOT_KNOWN)
-            columns[name] = pa.compute.if_else(unknown, pa.scalar(None, pa.int64()), values)
+            unknown = pc.equal(values, NOT_KNOWN)
+            columns[name] = pc.if_else(unknown, pa.scalar(None, pa.int64()), values)
         for name, floats in self._floats.items():
             columns[name] = pa.array(floats, pa.float64())
         for name, texts in self._texts.items():

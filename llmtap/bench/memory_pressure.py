@@ -18,7 +18,6 @@ import msgspec
 from msgspec import Meta
 
 from llmtap.bench.figures import DOUBT, line_series, ms
-from llmtap.bench.folder import Folder
 from llmtap.bench.levels import (
     closed_level,
     endings,
@@ -147,7 +146,7 @@ def check(session: Session, params: MemoryPressureParams) -> None:
 
 def _capacity_found(session: Session) -> tuple[int, str] | None:
     """What the capacity test found in the same results, and with which workload."""
-    told = Folder(session.folder.path.parent).read_json("capacity/result.json") or {}
+    told = session.results.read_json("capacity/result.json") or {}
     measurements = told.get("measurements") or {}
     slots = measurements.get("max_concurrency")
     return None if slots is None else (slots, str(measurements.get("workload")))

@@ -12,14 +12,19 @@ from math import exp, log
 from random import Random
 from typing import Any, Final, TypeVar
 
+from scipy import stats
+
 from llmtap.bench.measurement import Measurement
+from llmtap.metrics.intervals import mean_interval
 from llmtap.metrics.significance import compare_quantile
 from llmtap.metrics.statistics import percentile
 from llmtap.record.outcome import Outcome
 
-__all__ = ["Block", "blocks", "pairs", "quantile_ratio", "values_by_row"]
+__all__ = ["Block", "blocks", "over_repeats", "pairs", "quantile_ratio", "values_by_row"]
 
 T = TypeVar("T")
+RUNS_MIN: Final = 3
+"""Independent runs, for a claim (6.3)."""
 _NS: Final = 1e9
 
 
@@ -78,6 +83,26 @@ def values_by_row(measured: Measurement, column: str) -> dict[int, float]:
         for row, outcome, value in zip(*columns, strict=True)
         if outcome == Outcome.COMPLETE.value and value is not None
     }
+
+
+def over_repeats(values: Sequence[float]) -> dict[str, Any] | None:
+    """The mean of a difference that each repeat found, with Student's interval and the p-value of none at
+    all.
+
+    None of fewer than three. Requests of a block share its weather, so as pairs they tell more exactly how
+    two blocks differed than how two configurations do; repeats are what was drawn anew.
+    """
+    found = mean_interval(values)
+    if len(values) < RUNS_MIN or found is None:
+        return None
+    if min(values) == max(values):
+        p = 1.0 if values[0] == 0 else 0.0
+    else:
+        p = float(stats.ttest_1samp(values, 0.0).pvalue)
+    return {
+        "value": found.value, "low": found.low, "high": found.high, "n": found.n, "level": found.level,
+        "p": p, "method": "Student's t over repeats",
+    }  # fmt: skip
 
 
 def quantile_ratio(

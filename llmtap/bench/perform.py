@@ -29,6 +29,9 @@ ORDER: Final = (
 """Capacity in tokens/s comes first, since most loads are a share of it; that in requests before what goes
 beyond it."""
 
+SEEDS_APART: Final = 1_000_000
+"""Between those of two runs: tests count on from theirs for each of their loads."""
+
 _KEYS: Final = {
     "--endpoint": "target.endpoint", "--tokenizer": "target.tokenizer", "--model": "target.model",
     "--api-key-env": "target.key_env", "--header": "target.headers", "--ca": "target.ca",
@@ -46,6 +49,9 @@ class Bench:
     seed: int = 42
     quick: bool = False
     warmup: str = "auto"
+    runs: int = 1
+    """Of each test, independent of each other: every one is warmed up anew and has a seed of its own, which
+    is the same for every system that is measured with `seed`."""
     command: str = ""
     """As it was typed, for who wants to do it again."""
     clock: Clock = field(default_factory=SystemClock)
@@ -75,18 +81,24 @@ class Bench:
         self.folder.write_json(ASKED, asked)
         for name, why in lacking.items():
             self.watcher.step(name, f"will be left out, unless a test before it tells: {_said(why)}")
-        reports, not_run = [], []
-        for i, test in enumerate(chosen):
-            session, params = self._prepared(test)
+        reports: list[dict[str, Any]] = []
+        not_run: list[dict[str, Any]] = []
+        begun = [(test, run) for run in range(1, self.runs + 1) for test in chosen]
+        for i, (test, run) in enumerate(begun):
+            if run > 1 and test.name in {one["test"] for one in not_run}:
+                continue
+            session, params = self._prepared(test, run)
             try:
                 _check(test, session, params)
             except ConfigError as exc:
                 not_run.append(_left_out(test, exc, begun=False))
                 continue
-            left = len(chosen) - i - 1
-            self.watcher.left(
-                f"{test.name} ({test.section} {test.title}), then {left:,} more" if left else ""
-            )
+            left = len(begun) - i - 1
+            if left:
+                which = f", run {run} of {self.runs}" if self.runs > 1 else ""
+                self.watcher.left(f"{test.name} ({test.section} {test.title}){which}, then {left:,} more")
+            else:
+                self.watcher.left("")
             try:
                 reports.append(await self._run_one(test, session, params))
             except ConfigError as exc:
@@ -110,12 +122,12 @@ class Bench:
         session.folder.write_json(RESULT, report)
         return report
 
-    def _prepared(self, test: BenchTest[Any]) -> tuple[Session, msgspec.Struct]:
+    def _prepared(self, test: BenchTest[Any], run: int = 1) -> tuple[Session, msgspec.Struct]:
         params = self.file.params_of(test, quick=self.quick)
         session = Session(
-            name=test.name, folder=self.folder.within(test.name), target=self.file.target,
-            watcher=self.watcher, sut=self.file.sut, arms=self.file.arms, seed=self.seed, quick=self.quick,
-            warmup=self.warmup,
+            name=test.name, folder=self.folder.within(test.name).run(run), target=self.file.target,
+            watcher=self.watcher, sut=self.file.sut, arms=self.file.arms,
+            seed=self.seed + SEEDS_APART * (run - 1), quick=self.quick, run=run, warmup=self.warmup,
         )  # fmt: skip
         return session, params
 
@@ -133,7 +145,8 @@ class Bench:
         return {
             "command": self.command, "made": date_of(self.clock.wall_ns()), "results": str(self.folder.path),
             "asked": [test.name for test in tests], "quick": self.quick, "seed": self.seed,
-            "warmup": self.warmup, "versions": versions(), "target": without_keys(file.target),
+            "runs": self.runs, "warmup": self.warmup, "versions": versions(),
+            "target": without_keys(file.target),
             "sut": msgspec.to_builtins(file.sut),
             "arms": {name: without_keys(arm) for name, arm in file.arms.items()},
             "params": {test.name: params_told(file.params_of(test, quick=self.quick)) for test in tests},

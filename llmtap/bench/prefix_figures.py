@@ -5,6 +5,7 @@ All figures are public JSON.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import exp, log
 from typing import Any, Final
 
 import msgspec
@@ -12,9 +13,9 @@ import msgspec
 from llmtap.bench.figures import latency_row
 from llmtap.bench.load_level import Capacity
 from llmtap.bench.measurement import Measurement
-from llmtap.bench.paired import pairs, quantile_ratio, values_by_row
+from llmtap.bench.paired import over_repeats, pairs, quantile_ratio, values_by_row
 from llmtap.metrics.comparison import cache_hit_rate, increase
-from llmtap.metrics.significance import compare_paired, compare_runs
+from llmtap.metrics.significance import compare_paired
 from llmtap.workload.sharing import NO_CONTEXT
 
 __all__ = ["SHARES", "STATES", "Rates", "Run", "figures", "hot_firsts", "ttfts"]
@@ -68,7 +69,7 @@ def figures(
             **{name: None if ratio is None else _less(ratio) for name, ratio in ratios.items()},
             "pairs": len(off),
             "shift": None if shift is None else shift.to_dict(),
-            "runs": _by_runs(runs, state),
+            "by_repeats": _by_repeats(runs, state),
         }
     return told
 
@@ -93,18 +94,19 @@ def _less(ratio: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _by_runs(runs: Sequence[Run], state: str) -> dict[str, Any] | None:
-    """Mean TTFT of one run against another's, an independent run each; None of fewer than three."""
-    means = [
-        [
-            sum(values) / len(values)
-            for one in runs
-            if (values := [*values_by_row(one.states[s], "ttft_ns").values()])
-        ]
-        for s in ("off", state)
-    ]
-    compared = compare_runs(*means)
-    return None if compared is None else compared.to_dict()
+def _by_repeats(runs: Sequence[Run], state: str) -> dict[str, Any] | None:
+    """The reduction of P50 in one repeat after the other: their geometric mean; None of fewer than three."""
+    logs = []
+    for one in runs:
+        off, on = pairs([(one.states["off"], one.states[state])], "ttft_ns")
+        ratio = quantile_ratio(off, on, 0.5, paired=True)
+        if ratio is not None:
+            logs.append(log(ratio["value"]))
+    found = over_repeats(logs)
+    if found is None:
+        return None
+    ends = {"value": 1 - exp(found["value"]), "low": 1 - exp(found["high"]), "high": 1 - exp(found["low"])}
+    return {**found, **ends}
 
 
 def _hits(runs: Sequence[Run], state: str) -> dict[str, Any] | None:
@@ -129,18 +131,18 @@ def _improvement(rates: Rates) -> dict[str, Any]:
     """Output tokens per second, or requests where tokens are not known; off, on, and the increase."""
     known = all(tps is not None for runs in rates.values() for _, tps in runs)
     off, on = ([(tps if known else rps) or 0.0 for rps, tps in rates[state]] for state in ("off", "on"))
-    compared = compare_runs(off, on)
     means = [sum(values) / len(values) for values in (off, on)]
-    base = means[0]
+    more = [gain for a, b in zip(off, on, strict=True) if (gain := increase(a, b)) is not None]
+    compared = over_repeats(more)
     return {
         "unit": "output tokens/s" if known else "requests/s",
         "off": {"mean": means[0], "runs": off},
         "on": {"mean": means[1], "runs": on},
         "improvement": {
-            "value": increase(*means),
-            "low": None if compared is None or not base else compared.low / base,
-            "high": None if compared is None or not base else compared.high / base,
-            "n": len(off), "level": 0.95, "p": None if compared is None else compared.p,
+            "value": sum(more) / len(more) if more else None,
+            "low": None if compared is None else compared["low"],
+            "high": None if compared is None else compared["high"],
+            "n": len(off), "level": 0.95, "p": None if compared is None else compared["p"],
         },
     }  # fmt: skip
 

@@ -1,10 +1,11 @@
 """What a benchmark says, as public JSON: a report for each test, and one document of all of them.
 
-A report has: `test`, `section`, `title`, `quick`, `params`, `sut`, `target` and `arms` (without keys),
+A report has: `test`, `section`, `title`, `run`, `quick`, `params`, `sut`, `target` and `arms` (without keys),
 `seed`, `warmup`, `began`, `ended`, `versions`, `steps` (each load: `name`, `arm`, `load`, `cached`,
 `requests`, `result`), `warmups`, `refused`, `measurements`, `tables`, `charts`, `configuration`, `notes`,
 `deviations`, `itl_option`, `exact_requests`, `forfeits`, `verdict` and `compliance`. The document has what
-they share, `tests` (the reports), `not_run` and a verdict over all.
+they share, `tests` (the reports of first runs), `repeats` (of further ones, in short), `not_run` and a
+verdict over all.
 """
 
 import os
@@ -20,10 +21,11 @@ import msgspec
 from llmtap import __version__
 from llmtap.bench.compliance.judge import judge
 from llmtap.bench.file import params_told, without_keys
-from llmtap.bench.folder import Folder
+from llmtap.bench.folder import RESULT, Folder
 from llmtap.bench.registry import TESTS
 from llmtap.bench.requests import FILE
 from llmtap.bench.session import Session
+from llmtap.bench.streams import stream_charts
 from llmtap.bench.test import BenchTest, Found
 from llmtap.errors import ConfigError
 from llmtap.units import NS_PER_S
@@ -40,13 +42,16 @@ __all__ = [
 ]
 
 ASKED: Final = "bench.json"
-RESULT: Final = "result.json"
 _PACKAGES: Final = (
     "aiohttp", "uvloop", "httptools", "msgspec", "pyarrow", "numpy", "scipy", "grpcio", "tokenizers",
     "tiktoken",
 )  # fmt: skip
 _OVER: Final = frozenset({"failed"})
 """Findings about the server: of a test that goes to its limits and beyond, they are what was looked for."""
+_STREAMED: Final = frozenset({"ttft", "itl"})
+"""Tests about single answers: what readers had of two of them is drawn, of the last load."""
+_REPEATED: Final = ("test", "run", "seed", "began", "ended", "verdict")
+"""What a document has of a further run; the rest is in its result.json."""
 _LONG: Final = ("timeline",)
 """Parts of a load's result that are in its step.json only."""
 
@@ -62,8 +67,12 @@ def report_of(
 ) -> dict[str, Any]:
     """The report of one test, judged. Times are of the wall clock."""
     steps = _steps(session)
+    charts = list(found.charts)
+    if test.name in _STREAMED and session.steps:
+        charts += stream_charts(session.steps[-1])
     report: dict[str, Any] = {
-        "test": test.name, "section": test.section, "title": test.title, "quick": session.quick,
+        "test": test.name, "section": test.section, "title": test.title, "run": session.run,
+        "quick": session.quick,
         "params": params_told(params), "sut": msgspec.to_builtins(session.sut),
         "target": without_keys(session.target),
         "arms": {name: without_keys(arm) for name, arm in session.arms.items()},
@@ -71,8 +80,9 @@ def report_of(
         "began": date_of(began_ns), "ended": date_of(ended_ns),
         "versions": versions(), "steps": steps, "warmups": session.warmups, "refused": session.refused,
         "measurements": found.measurements, "tables": msgspec.to_builtins(found.tables),
-        "charts": msgspec.to_builtins(found.charts), "configuration": found.configuration,
-        "notes": found.notes, "deviations": found.deviations, "itl_option": _itl_option(steps),
+        "charts": msgspec.to_builtins(charts), "configuration": found.configuration,
+        "notes": [*found.notes, *_cold(session)], "deviations": found.deviations,
+        "itl_option": _itl_option(steps),
         "exact_requests": _exact_requests(steps),
         "forfeits": list(test.forfeits) if session.quick else [],
         "verdict": _verdict(steps),
@@ -84,14 +94,33 @@ def report_of(
 def document_of(
     asked: Mapping[str, Any], reports: Sequence[Mapping[str, Any]], not_run: Sequence[Mapping[str, Any]] = ()
 ) -> dict[str, Any]:
-    """All reports of a run, beside what was asked for."""
+    """All reports, those of further runs in short, beside what was asked for."""
     findings = [
-        {"test": report["test"], **finding} for report in reports for finding in report["verdict"]["findings"]
+        {"test": report["test"], **finding, "step": _with_run(report, finding["step"])}
+        for report in reports
+        for finding in report["verdict"]["findings"]
     ]
     return {
-        **asked, "tests": list(reports), "not_run": list(not_run),
+        **asked, "tests": [report for report in reports if _run(report) == 1],
+        "repeats": [
+            {name: report[name] for name in _REPEATED} for report in reports if _run(report) > 1
+        ],
+        "not_run": list(not_run),
         "verdict": {"valid": all(report["verdict"]["valid"] for report in reports), "findings": findings},
     }  # fmt: skip
+
+
+def _cold(session: Session) -> list[str]:
+    """What a report has to say of a SUT that was not warmed up (4.5.3)."""
+    return ["cold start: the SUT was not warmed up"] if session.warmup == "none" else []
+
+
+def _run(report: Mapping[str, Any]) -> int:
+    return int(report.get("run", 1))
+
+
+def _with_run(report: Mapping[str, Any], step: str) -> str:
+    return step if _run(report) == 1 else f"run-{_run(report)}/{step}"
 
 
 def is_results(folder: Path) -> bool:
@@ -105,7 +134,12 @@ def load_document(folder: Path) -> dict[str, Any]:
         raise ConfigError(str(folder), f"is no results folder of llmtap bench: it has no {ASKED}")
     held = Folder(folder)
     asked = held.read_json(ASKED)
-    reports = [held.read_json(f"{name}/{RESULT}") for name in TESTS if (folder / name / RESULT).is_file()]
+    reports = [
+        held.within(name).run(run).read_json(RESULT)
+        for name in TESTS
+        if (folder / name).is_dir()
+        for run in held.within(name).runs()
+    ]
     if not reports:
         raise ConfigError(str(folder), "has no result of a test that was ended", "the same command goes on")
     return document_of(asked, reports)

@@ -63,6 +63,8 @@ class Session:
     arms: Mapping[str, Arm] = field(default_factory=dict)
     seed: int = 42
     quick: bool = False
+    run: int = 1
+    """Which of several independent runs of the test this is; its seed is its own."""
     warmup: str = "auto"
     """As `llmtap replay --warmup`: `auto` is IETF 4.5, `none` a cold start, or a number of requests."""
     steps: list[Measurement] = field(default_factory=list)
@@ -76,6 +78,12 @@ class Session:
     """The arm that the server was last switched to by a command."""
     _replay: Replay | None = None
     _stopped: bool = False
+
+    @property
+    def results(self) -> Folder:
+        """The folder of all tests: what another one found, in its first run, is there."""
+        path = self.folder.path.parent
+        return Folder(path if self.run == 1 else path.parent)
 
     def stop(self) -> None:
         """From a signal handler: the load under way ends, and `measure` raises Interrupted."""
@@ -92,13 +100,13 @@ class Session:
         Args:
             name: of the step; a path with `/` where a test has many.
             arm: the configuration to send it to (`[arms.NAME]`); empty: the target as it is.
-            warm: the SUT is warmed up first if it has not been in this configuration (4.5); False where cold is
-                what is measured (4.5.3).
+            warm: the SUT is warmed up first if it has not been in this configuration (4.5); False where cold
+                is what is measured (4.5.3).
             slo: bounds by which the result's goodput counts.
             warm_by: what the SUT is warmed up with, where that is not to be the load itself (5.9.3: short
                 requests).
-            prime: sent just before the load, whenever that is sent; nothing of it is kept. It fills a prefix cache
-                (5.7.3), which may be empty again after an interruption.
+            prime: sent just before the load, whenever that is sent; nothing of it is kept. It fills a prefix
+                cache (5.7.3), which may be empty again after an interruption.
 
         Raises:
             Interrupted: somebody stopped it.
@@ -143,6 +151,8 @@ class Session:
         )
         result = await self._perform(one)
         assert recorder is not None
+        if prime is not None:
+            result["primed"] = len(prime.plan.requests)
         if warmed is not None:
             result["warmup"] = warmed
         if warmed is not None or warmup != "none":

@@ -119,6 +119,11 @@ class Steady:
         return len(self.sent.ended_well()) / self.arrivals if self.arrivals else 1.0
 
     @property
+    def failed(self) -> float:
+        """Share of what was sent in it whose answer never came whole."""
+        return (self.arrivals - len(self.sent.ended_well())) / self.arrivals if self.arrivals else 0.0
+
+    @property
     def queue_grows(self) -> bool:
         """What is in flight grows through the whole time: from each part to all later ones, with one
         exception at most in ten pairs; by more than chance; and in the second half as well, by a quarter of

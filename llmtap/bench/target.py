@@ -31,9 +31,13 @@ class Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Where to send, and as whom (`[target]`). Keys are not written here: `key_env` names their variable."""
 
     url: Annotated[str, Meta(description="http://host:port[/prefix]")]
-    endpoint: Annotated[str, Meta(description="chat.completions, completions or responses")] = (
-        "chat.completions"
-    )
+    endpoint: Annotated[
+        str,
+        Meta(
+            description="chat.completions, completions or responses; default: chat.completions with a"
+            " tokenizer, else completions, which takes prompts of token ids"
+        ),
+    ] = ""
     model: Annotated[str | None, Meta(description="its name; default: the one that the server lists")] = None
     server: Annotated[str, Meta(description="whose fields it knows: auto, openai, vllm or sglang")] = "auto"
     tokenizer: Annotated[
@@ -45,3 +49,8 @@ class Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ca: Annotated[str | None, Meta(description="trust this CA (PEM)")] = None
     metrics: Annotated[str | None, Meta(description="URL of the server's metrics, or none")] = None
     processes: Annotated[int, Meta(ge=1, le=256, description="sending processes")] = 1
+
+    def __post_init__(self) -> None:
+        if not self.endpoint:
+            endpoint = "completions" if self.tokenizer is None else "chat.completions"
+            msgspec.structs.force_setattr(self, "endpoint", endpoint)

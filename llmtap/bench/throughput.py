@@ -139,14 +139,19 @@ def _check_range(name: str, low: float, high: float, step: float) -> None:
         raise ConfigError(f"{name}_max", f"is {high:g}, below {name}_min ({low:g})")
 
 
-async def seek(session: Session, params: ThroughputParams, prefix: str = "search") -> Sought:
-    """The search. Its steps are called by their level, `PREFIX/16rps`; one tried again has a number."""
+async def seek(
+    session: Session, params: ThroughputParams, prefix: str = "search", *, resolution: int = 1
+) -> Sought:
+    """The search. Its steps are called by their level, `PREFIX/16rps`; one tried again has a number.
+
+    It ends when the limit is known to so many increments (`resolution`).
+    """
     if params.mode == "open":
         step, low, high = params.rate_step, params.rate_min, params.rate_max
     else:
         step, low, high = params.concurrency_step, params.concurrency_min, params.concurrency_max
     first, last = round(low / step), max(round(low / step), int(high / step + 1e-6))
-    search = Search(low=first, high=last, start=first, votes=params.votes)
+    search = Search(low=first, high=last, start=first, resolution=resolution, votes=params.votes)
     sought = Sought(search, step)
     sender = _Sender(session, params, sought)
     send = sender.open if params.mode == "open" else sender.closed

@@ -43,6 +43,8 @@ RATE_MAX: Final = 1_024.0
 """Requests per second, beyond which nobody looks for capacity without saying so."""
 STEPS: Final = 12
 """Increments into which a preliminary search divides what is to be found."""
+_ANY: Final = 1 << 62
+"""Of a resolution: none is needed."""
 _MARKED: Final = ("p50", "p95", "p99")
 
 
@@ -125,7 +127,8 @@ async def _capacity(session: Session, params: TradeoffParams) -> Capacity:
     told = capacity_told(session, params.max_rate, params.workload)
     if told is not None:
         return told
-    rough = await _search(session, params, params.search_from, "capacity/rough")
+    # Doubled until it breaks, and from there in steps of its own size.
+    rough = await _search(session, params, params.search_from, "capacity/rough", resolution=_ANY)
     fine = await _search(session, params, rough / STEPS, "capacity/fine", low=rough / 2, high=rough * 2)
     seconds = to_seconds(params.search_duration)
     return Capacity(
@@ -141,6 +144,7 @@ async def _search(
     *,
     low: float | None = None,
     high: float = RATE_MAX,
+    resolution: int = 1,
 ) -> float:
     """The highest rate that is sustained, to the step. Raises ConfigError where none is."""
     sought = await seek(
@@ -150,6 +154,7 @@ async def _search(
             rate_step=step, rate_min=low or step, rate_max=high,
         ),
         prefix,
+        resolution=resolution,
     )  # fmt: skip
     best = sought.best
     if best is None:

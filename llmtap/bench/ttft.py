@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from msgspec import Meta
 
 from llmtap.bench.figures import DOUBT, cdf_series, histogram_series, latency_row, load_lines, ms, ms_of
+from llmtap.bench.load_level import Capacity, capacity_told
 from llmtap.bench.loads import Load, closed_load, open_load
 from llmtap.bench.measurement import Measurement
 from llmtap.bench.session import Session
@@ -25,15 +26,18 @@ EDGES: Final = (0, 256, 512, 1_024, 2_048, 4_096)
 _ROWS: Final = {"p50": "P50", "p90": "P90", "p95": "P95", "p99": "P99", "p999": "P99.9"}
 _BUCKET_SHARES: Final = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 _HISTOGRAM_TO: Final = 0.995
+SHARE: Final = 0.5
+"""Of the sustainable rate, where no load is given."""
 
 
 class TtftParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Setup (5.1.2). Of `rate` and `concurrency` one has to be given: it is the load model."""
+    """Setup (5.1.2). `rate` or `concurrency` is the load model; with neither it is half of what the
+    throughput test found sustainable."""
 
     workload: Annotated[str, Meta(description="a reference workload (4.3.2), or FILE.toml of your own")] = (
         "synthetic-uniform"
     )
-    requests: Annotated[int, Meta(ge=1, description="how many: P99 needs 1,000, P99.9 needs 10,000")] = 1_000
+    requests: Annotated[int, Meta(ge=1, description="how many: P99 needs 1,000, P99.9 needs 10,000")] = 10_000
     rate: Annotated[Annotated[float, Meta(gt=0)] | None, Meta(description="open loop: requests/s")] = None
     arrivals: Annotated[
         str, Meta(description="open loop: poisson, uniform, gamma:cv=2 (bursty) or another arrival process")
@@ -45,10 +49,11 @@ class TtftParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 def check(session: Session, params: TtftParams) -> None:
     """Raises ConfigError: one load model is to be chosen (5.1.2.2)."""
-    if params.rate is None and params.concurrency is None:
+    if params.rate is None and params.concurrency is None and _capacity(session, params) is None:
         raise ConfigError(
             "rate", "is not given, and neither is concurrency: TTFT is measured at a load",
-            "rate = 10.0 sends in an open loop, concurrency = 8 in a closed one",
+            "rate = 10.0 sends in an open loop, concurrency = 8 in a closed one; after the throughput test in"
+            " the same results folder, half of what it found sustainable is taken",
         )  # fmt: skip
     if params.rate is not None and params.concurrency is not None:
         raise ConfigError("concurrency", "is of a closed loop, and rate is given too", "one of the two")
@@ -79,12 +84,21 @@ async def run(session: Session, params: TtftParams) -> Found:
     return found
 
 
+def _capacity(session: Session, params: TtftParams) -> Capacity | None:
+    return capacity_told(session, None, params.workload)
+
+
 def _load(session: Session, params: TtftParams) -> Load:
     target = session.target
     chat = target.endpoint == "chat.completions"
-    if params.rate is not None:
+    rate = params.rate
+    if rate is None and params.concurrency is None:
+        found = _capacity(session, params)
+        assert found is not None  # `check` has seen it
+        rate = SHARE * found.rps
+    if rate is not None:
         return open_load(
-            params.workload, rate_rps=params.rate, seed=session.seed, requests=params.requests,
+            params.workload, rate_rps=rate, seed=session.seed, requests=params.requests,
             arrivals=params.arrivals, tokenizer=target.tokenizer, chat=chat,
         )  # fmt: skip
     assert params.concurrency is not None

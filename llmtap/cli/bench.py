@@ -34,6 +34,10 @@ GROUP_EPILOG = """Examples:
 
   llmtap report results/today
 
+  llmtap bench ttft --config bench.toml --runs 3 --results results/a
+
+  llmtap report results/a --compare results/b
+
 What a test needs stands in a file (`llmtap bench init` writes one, config/bench.toml explains it) or comes by
 --set; `llmtap bench list` has the parameters of every test."""
 
@@ -74,6 +78,15 @@ def _run(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of all that is drawn.")] = 42,
+    runs: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=100,
+            help="Of each test, independent and with other seeds: 3 and more for llmtap report --compare.",
+        ),
+    ] = 1,
     warmup: Annotated[
         str,
         typer.Option(
@@ -97,6 +110,7 @@ def _run(
     from llmtap.bench.folder import Folder
     from llmtap.bench.minimum import minimum_text
     from llmtap.bench.perform import Bench
+    from llmtap.bench.report import load_document
     from llmtap.bench.session import Interrupted
     from llmtap.cli.bench_progress import watching
 
@@ -107,15 +121,17 @@ def _run(
     again = _command(place)
     with watching() as watcher:
         one = Bench(
-            file, Folder(place), watcher, seed=seed, quick=quick, warmup=warmup, command=again
+            file, Folder(place), watcher, seed=seed, quick=quick, warmup=warmup, runs=runs, command=again
         )  # fmt: skip
         try:
             document = asyncio.run(_performed(one, watcher, names))
         except Interrupted:
             print(f"llmtap: stopped; what is done is in {place}. To go on:\n  {again}", file=sys.stderr)
             raise typer.Exit(_INTERRUPTED) from None
-    write_output("--results", place / "report.md", _told("--markdown", document))
-    write_output("--results", place / "minimum.txt", minimum_text(document).rstrip("\n"))
+    # The folder's own are of all that is in it, also of tests that were run before.
+    whole = load_document(place) | {"not_run": document["not_run"]} if document["tests"] else document
+    write_output("--results", place / "report.md", _told("--markdown", whole))
+    write_output("--results", place / "minimum.txt", minimum_text(whole).rstrip("\n"))
     for option, written in places.items():
         write_output(option, written, _told(option, document))
     stdout = {"--json": json, "--html": html, "--markdown": markdown}
@@ -140,13 +156,13 @@ bench.command(
 
 @bench.command("list")
 def show_tests(
-    test: Annotated[str | None, typer.Argument(metavar="TEST", help="One of them; default: all.")] = None,
+    tests: Annotated[list[str] | None, typer.Argument(metavar="TEST...", help="Default: all.")] = None,
 ) -> None:
     """The tests, their sections, and their parameters with defaults and meanings."""
     _need_bench()
     from llmtap.bench.listing import tests_said
 
-    for line in tests_said(None if test is None else [test]):
+    for line in tests_said(tests or None):
         print(line)
 
 
@@ -262,4 +278,6 @@ def _show(document: dict[str, Any], folder: Path) -> None:
     else:  # for grep: a line is a line
         Console(highlight=False, width=200).print(render_bench(document), soft_wrap=True)
     print(minimum_text(document), end="")
+    if document["repeats"]:
+        print("runs: what is shown is the first; llmtap report RESULTS --compare OTHER uses all")
     print(f"results: {folder}")

@@ -1,4 +1,4 @@
-"""How far a benchmark is: its loads as lines that stay, under them what is left, and the load under way."""
+"""How far a benchmark is: its loads as lines that stay, and under them the load under way."""
 
 import sys
 from collections.abc import Iterator
@@ -36,28 +36,29 @@ class BenchLines(Lines):
 
 
 class _Bar(BenchLines):
-    """Steps scroll by; two lines at the bottom are painted over."""
+    """Loads, and what is left of them, scroll by; the line at the bottom is painted over."""
 
     def __init__(self, bar: Any) -> None:
         super().__init__()
         self._bar = bar
-        self._left = bar.add_task("", total=None, said="", visible=False)
         self._task = bar.add_task("", total=None, said="", visible=False)
 
     def step(self, name: str, said: str) -> None:
-        style = "dim" if said.startswith(_MEASURED_BEFORE) else "none"
-        self._bar.console.print(
-            f"{self._passed()} {name}: {said}", style=style, markup=False, highlight=False
-        )
+        self._print(f"{name}: {said}", "dim" if said.startswith(_MEASURED_BEFORE) else "none")
         self._bar.update(self._task, visible=False)
 
     def left(self, said: str) -> None:
-        self._bar.update(self._left, description=f"left: {said}", visible=bool(said))
+        if said:
+            self._print(f"left: {said}", "dim")
+
+    def _print(self, line: str, style: str) -> None:
+        self._bar.console.print(f"{self._passed()} {line}", style=style, markup=False, highlight=False)
+
+    def _say(self, words: str) -> None:
+        self._print(words, "none")
 
     def _show(self, what: str, done: int, of: int | None, said: str = "") -> None:
-        self._bar.update(
-            self._task, description=what, completed=done, total=of, said=said, visible=True
-        )  # fmt: skip
+        self._bar.update(self._task, description=what, completed=done, total=of, said=said, visible=True)
 
     def preparing(self, done: int, of: int) -> None:
         self._show("preparing prompts", done, of)
@@ -67,6 +68,7 @@ class _Bar(BenchLines):
             self._show("warming up", 0, None)
 
     def sending(self, progress: Progress, planned: int) -> None:
+        self._under_way = progress.under_way
         self._show("sending", progress.ended, planned, figures(progress, None))
 
     def writing(self, done: int, of: int) -> None:
@@ -80,11 +82,11 @@ def watching() -> Iterator[BenchLines]:
         yield BenchLines()
         return
     from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, TextColumn
     from rich.progress import Progress as RichProgress
 
     columns = (
-        TextColumn("{task.description}", markup=False), BarColumn(20), TimeElapsedColumn(),
+        TextColumn("{task.description}", markup=False), BarColumn(20),
         TextColumn("{task.fields[said]}", markup=False),
     )  # fmt: skip
     with RichProgress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=4) as bar:

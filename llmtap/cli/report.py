@@ -27,7 +27,9 @@ Examples:
 
   llmtap report captures/ --integrity || echo "something is missing"
 
-  llmtap report bench-results/today --html page.html"""
+  llmtap report bench-results/today --html page.html
+
+  llmtap report results/a --compare results/b --compare results/c --html page.html"""
 
 
 @app.command(epilog=EPILOG)
@@ -53,13 +55,29 @@ def report(
     html: Annotated[
         str | None, typer.Option(metavar="FILE", help="Of a benchmark's results: write their page.")
     ] = None,
+    markdown: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Of a benchmark's results: write them as Markdown.")
+    ] = None,
+    compare: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="RESULTS", help="Hold these results of a benchmark against the first; may be repeated."
+        ),
+    ] = None,
 ) -> None:
     """Sum up a capture: latencies, workload, conversations, and what is missing; or a benchmark's results."""
-    if len(places) == 1 and (Path(places[0]) / "bench.json").is_file():
-        _show_bench(Path(places[0]), html, as_json=as_json)
+    if compare:
+        from llmtap.cli.report_compare import compared
+
+        told_of_all = compared(places, compare, as_json=as_json, html=html, markdown=markdown)
+        _show_compared(told_of_all, as_json=as_json)
         return
-    if html is not None:
-        raise ConfigError("--html", "is of a results folder of llmtap bench")
+    if len(places) == 1 and (Path(places[0]) / "bench.json").is_file():
+        _show_bench(Path(places[0]), html, markdown, as_json=as_json)
+        return
+    for option, given in (("--html", html), ("--markdown", markdown)):
+        if given is not None:
+            raise ConfigError(option, "is of a results folder of llmtap bench")
     from llmtap.capture.describe import BY, describe
     from llmtap.capture.reader import read
     from llmtap.metrics.objectives import Objectives
@@ -95,21 +113,38 @@ def report(
     _show(told, as_json=as_json)
 
 
-def _show_bench(folder: Path, html: str | None, *, as_json: bool) -> None:
+def _show_compared(told: str | dict[str, Any], *, as_json: bool) -> None:
+    if isinstance(told, str):
+        print(told)
+    elif as_json:
+        _print_json(told)
+    else:
+        from llmtap.report.compare import render_compare
+
+        _print(render_compare(told))
+
+
+def _show_bench(folder: Path, html: str | None, markdown: str | None, *, as_json: bool) -> None:
     from llmtap.bench.report import load_document
     from llmtap.report.bench import render_bench
 
-    outputs = need_outputs(json=None, html=html)
+    outputs = need_outputs(json=STDOUT if as_json else None, html=html, markdown=markdown)
     document = load_document(folder)
+    texts = {}
     if html is not None:
         from llmtap.report.bench_page import bench_html
 
-        page = bench_html(document)
-        if html == STDOUT:
-            print(page)
-            return
-        write_output("--html", outputs["--html"], page)
-    if as_json:
+        texts["--html"] = bench_html(document)
+    if markdown is not None:
+        from llmtap.bench.full import full_markdown
+
+        texts["--markdown"] = full_markdown(document).rstrip("\n")
+    for option, place in outputs.items():
+        write_output(option, place, texts[option])
+    to_stdout = [text for option, text in texts.items() if option not in outputs]
+    if to_stdout:
+        print(to_stdout[0])
+    elif as_json:
         _print_json(document)
     else:
         _print(render_bench(document))

@@ -77,7 +77,7 @@ def placements(a: Values, b: Values) -> tuple[Values, Values]:
     """For each value of `a` the share of `b` above it, for each of `b` the share of `a` below it; ties count
     half.
 
-    Both ascending, and so are not the shares. The mean of either is the probability that b exceeds a.
+    Both samples ascending. The mean of either is the probability that b exceeds a.
     """
 
     def below(values: Values, of: Values) -> Values:

@@ -26,8 +26,8 @@ class LagMeter:
 
     def __init__(self, floor_ns: int, *, blind_ns: int = 0, blind_from_ns: int = 0, turns: int = 1) -> None:
         """`blind_ns` is how much of a stall can go unseen between two looks; it is added to every worst lag
-        from `blind_from_ns` on. `turns`: a timer is late by one turn of the loop at most; a byte that comes as
-        a turn begins and is the last to be read in the next has waited for two."""
+        from `blind_from_ns` on. `turns`: a timer is late by one turn of the loop at most; a byte that comes
+        as a turn begins and is the last to be read in the next has waited for two."""
         self._turns = turns
         self._blind_ns = blind_ns
         self._blind_from_ns = blind_from_ns

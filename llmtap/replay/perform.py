@@ -145,12 +145,15 @@ class Replay:
                 seen = Seen(requests, prepared.tokens, Lengths(output_wanted=maker.output_exact))
                 baseline = self._baseline()
                 keep = None if self.keeping is None else self.keeping(outcome)
+                read = 0
                 for row, x in crew.exchanges():
+                    read += 1
                     seen.add(row, x)
                     if keep is not None:
                         keep(row, x)
                     if baseline is not None:
                         baseline.add_now(row, x)
+                beside["unread"] = outcome.tally.summary.n - read
                 if writer_place is not None:
                     beside["capture"] = {"to": writer_place, "rows": self._write(crew, seen, writer_place)}
         beside["baseline"] = None if baseline is None else self._compared(baseline)

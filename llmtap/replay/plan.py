@@ -110,7 +110,10 @@ def _of_workload(asked: Asked, counter: TokenCounter) -> Plan:
     prompts: PromptSource = source
     if hasattr(source, "sized"):
         prompts = ElasticPrompts(source, requests, counter)  # type: ignore[arg-type]
-    about = {"workload": told, "arrivals": arrivals, "seed": asked.seed, "requests": len(requests)}
+    about = {
+        "workload": told, "arrivals": arrivals, "seed": asked.seed, "requests": len(requests),
+        "tokenizer": _named(asked, counter),
+    }  # fmt: skip
     return Plan(requests, prompts, about, [], counter.tokenizer.decode)
 
 
@@ -167,14 +170,24 @@ def _of_trace(
         "conversations": sum(row < 0 for row in requests.after) if requests.after else None,
         "window_from": asked.window_from_ns / NS_PER_S,
         "window_for": None if asked.window_for_ns is None else asked.window_for_ns / NS_PER_S,
-        "share": asked.share,
+        "share": asked.share, "tokenizer": _named(asked, counter),
     }  # fmt: skip
     prompts = RowPrompts(requests, counter, seed=asked.seed)
     notes = list(trace.notes)
+    if silent := 0 if any(requests.bodies) else requests.output.count(0):
+        notes.append(
+            f"{silent:,} of {len(requests):,} rows tell of no answer, as where a request failed: they are"
+            " sent and ask for one token"
+        )
     baseline = recorded_of(trace, place, count)
     if trace.answered and baseline is None:
         notes.append("the trace came through a pipe, which is read once: no comparison with what it tells")
     return Plan(requests, prompts, about, notes, counter.tokenizer.decode, baseline)
+
+
+def _named(asked: Asked, counter: TokenCounter) -> str | None:
+    """The tokenizer that lengths are told in; None where nobody chose one."""
+    return None if asked.tokenizer is None else counter.tokenizer.name
 
 
 def _arrange(requests: Requests, process: str, asked: Asked) -> dict[str, Any]:

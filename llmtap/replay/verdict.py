@@ -17,6 +17,7 @@ LIMITS: Final = {
     "lateness_of_ttft": 0.05,
     "lateness_most": 0.02,
     "rate_share": 0.995,
+    "rate_missing": 3,
     "cpu_share": 0.85,
     "uncertainty_of_ttft": 0.1,
     "uncertainty_of_tbc": 1.0,
@@ -26,14 +27,15 @@ LIMITS: Final = {
     "prompt_tokens_most": 0.10,
 }
 """Lateness: p99 of dispatch, in seconds, or as a share of the TTFT p50, whichever allows more, but never
-above the most. Rate: what was sent of what was asked, in the time of the plan. CPU: of one CPU, by a sending
-process. Uncertainty: p99 over the exchanges of a byte's worst wait, by the TTFT p50 where stamps are our own;
-a kernel's are taken before the wait, but one for all that is read at once, so there it is by the time between
-chunks. Clocks: how far those of sending hosts may be apart, in seconds (seed 000, 4.7.2). Prompt tokens: how
-far the server's count of a prompt is from ours, summed over all without signs, by the sum of ours. Up to the
-first limit it is a token at the begin of a prompt, or the template's; from there it is told, since lengths in
-the report are the server's and the plan is ours; beyond the most the server had another load to prefill than
-was planned, and the figures are not of the load that the report names."""
+above the most. Rate: what was sent of what was asked, in the time of the plan, where more is missing than
+one or two that were due at its very end. CPU: of one CPU, by a sending process. Uncertainty: p99 over the
+exchanges of a byte's worst wait, by the TTFT p50 where stamps are our own; a kernel's are taken before the
+wait, but one for all that is read at once, so there it is by the time between chunks. Clocks: how far those
+of sending hosts may be apart, in seconds (seed 000, 4.7.2). Prompt tokens: how far the server's count of a
+prompt is from ours, summed over all without signs, by the sum of ours. Up to the first limit it is a token
+at the begin of a prompt, or the template's; from there it is told, since lengths in the report are the
+server's and the plan is ours; beyond the most the server had another load to prefill than was planned, and
+the figures are not of the load that the report names."""
 
 
 CPU_SECONDS_MIN: Final = 5.0
@@ -76,6 +78,14 @@ def _lost(result: Mapping[str, Any]) -> Iterator[Finding]:
     lost = len(result["sender"]["lost"])
     if lost:
         yield Finding("lost", lost, 0, f"{lost} sending processes died: what they sent is in no figure")
+    unread = result.get("unread") or 0
+    if unread:
+        n = (result.get("outcomes") or {}).values()
+        yield Finding(
+            "unread", unread, 0,
+            f"the exchanges of {unread:,} of {sum(n):,} requests did not come from the sending processes:"
+            " they are in the latencies and outcomes, and not in the lengths, the timeline or a capture",
+        )  # fmt: skip
 
 
 def _silent(result: Mapping[str, Any]) -> Iterator[Finding]:
@@ -105,7 +115,8 @@ def _late(result: Mapping[str, Any]) -> Iterator[Finding]:
 
 def _slow(result: Mapping[str, Any]) -> Iterator[Finding]:
     share, skipped = result["load"].get("sent_share"), result["load"].get("skipped")
-    if share is not None and share < LIMITS["rate_share"]:
+    missing = 0 if share is None else round((1 - share) * result["load"]["planned"])
+    if share is not None and share < LIMITS["rate_share"] and missing >= LIMITS["rate_missing"]:
         yield Finding(
             "rate", share, LIMITS["rate_share"],
             f"{share:.1%} of the requests that were planned until then had been sent when the plan ended"
@@ -184,14 +195,15 @@ def _apart(result: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _miscounted(result: Mapping[str, Any]) -> Iterator[Finding]:
-    """Two tokenizers, or two templates."""
+    """Two tokenizers, or two templates. Who named no tokenizer did not ask for exact lengths."""
     told = result.get("lengths") or {}
     counted, usage = told.get("input_counted") or 0, told.get("input_usage") or 0
     if not counted:
         return
     share = told["input_apart"] / counted
     if share > LIMITS["prompt_tokens"]:
-        grave = share > LIMITS["prompt_tokens_most"]
+        named = (result.get("plan") or {}).get("tokenizer") is not None
+        grave = named and share > LIMITS["prompt_tokens_most"]
         limit = LIMITS["prompt_tokens_most" if grave else "prompt_tokens"]
         yield Finding(
             "prompt_tokens", share, limit,

@@ -24,6 +24,8 @@ _DASH_ARRAYS: Final = {
 _METRICS: Final = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
 _STATUSES: Final = ("not met", "cannot tell", "met", "not applicable")
 _FILTERS: Final = {"test": "Test", "level": "Level", "status": "Status"}
+_NAMED_MAX: Final = 3
+"""Of tests in a heading."""
 _ENDED_WELL: Final = ("complete", "refused")
 
 
@@ -49,6 +51,8 @@ def bench_html(document: Mapping[str, Any]) -> str:
         add("compliance", "Compliance", _compliance(reports))
         add("again", "To do it again", _again(document))
     names = ", ".join(report["title"] for report in reports)
+    if len(reports) > _NAMED_MAX:
+        names = f"{len(reports)} tests"
     model = (document.get("sut") or {}).get("model") or (document.get("target") or {}).get("model")
     return page_html(
         f"Benchmark of {model or 'a server'}: {names or 'no test was run'}",
@@ -102,7 +106,8 @@ def _tiles(reports: Sequence[Mapping[str, Any]]) -> str:
 def _settings(document: Mapping[str, Any]) -> str:
     sut, target = document.get("sut") or {}, document.get("target") or {}
     rows = [("address", str(target.get("url", "-")))]
-    rows += [(name, text) for name, text in _flat(sut) if text]
+    # With spaces, where a narrow page can break them.
+    rows += [(path.replace(".", " ").replace("_", " "), text) for path, text in _flat(sut)]
     for name in ("seed", "warmup", "quick", "made"):
         rows.append((name, _text(document.get(name))))
     whole = [

@@ -36,8 +36,8 @@ def page_html(
         title: text; the rest is HTML.
         plots: what plotly draws, by the id of its element; a trace's `meta.line` is its place in `lines`.
         lines: with their `colour`, and `of`, by which a choice of them is made.
-        style, script: files of this room that a page has beside those that all have; of styles several, apart by
-            spaces.
+        style, script: files of this room that a page has beside those that all have; of styles several, apart
+            by spaces.
     """
     return Template(_part("curves.html")).substitute(
         title=escape(title),

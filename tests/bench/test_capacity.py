@@ -162,12 +162,12 @@ def test_an_engines_seats_are_counted(tmp_path: Path) -> None:
         session = session_to(url, tmp_path / "results", "capacity")
         session.quick = True
         found = perform(
-            TEST, session, workload=str(workload), output_tokens=64, ttft_p99=Duration(S // 4), initial=3,
-            maximum=24, duration=SECOND, per_slot=4,
+            TEST, session, workload=str(workload), output_tokens=64, ttft_p99=Duration(S // 4), initial=6,
+            maximum=24, duration=SECOND, per_slot=3,
         )  # fmt: skip
     told = found.measurements
     assert (told["max_concurrency"], told["limit"]) == (6, 7)
-    assert [level["concurrency"] for level in told["levels"]] == [3, 6, 7, 9, 12]
+    assert [level["concurrency"] for level in told["levels"]] == [6, 7, 9, 12]
     assert all(level["failed"] == 0 for level in told["levels"])
     # Six at a time make a token each in 7.25 ms, but for the prompts between: 800/s at the most.
     assert 500 < told["output_tps"] < 830

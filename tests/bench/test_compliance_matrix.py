@@ -25,6 +25,7 @@ from llmtap.bench.compliance.requirement import (
 )
 from llmtap.bench.compliance.requirements import REQUIREMENTS
 from llmtap.bench.registry import TESTS
+from llmtap.bench.registry import test_named as named
 from tests.support.compliance_reports import GONE, changed, report_of_test
 
 GRPC = {"target.url": "grpc://127.0.0.1:9000", "sut.protocol": "gRPC"}
@@ -110,6 +111,11 @@ def test_a_quick_run_forfeits_what_its_figures_say() -> None:
     # That it is called quick is no evidence of anything.
     enough = changed(report_of_test("ttft"), {**GRPC, "quick": True})
     assert judge(enough).status == "unconditionally compliant"
+
+
+@pytest.mark.parametrize("test", TESTS)
+def test_what_a_test_forfeits_when_it_is_quick_binds_it(test: str) -> None:
+    assert set(named(test).forfeits) <= {one.requirement.id for one in judge({"test": test}).rows}
 
 
 def test_what_is_missing_stands_in_the_way_by_its_level() -> None:
@@ -237,6 +243,7 @@ def test_a_fair_comparison_is_compliant() -> None:
         ("6.4-p4", {"params__ttft_p99": 2.0}, "not met", "ttft_p99 2"),
         ("6.4-p5", {"steps__0__result__window": {}}, "cannot tell", "when"),
         ("6.4-p6", {"sut__notes": []}, "cannot tell", "production"),
+        ("6.4-p6", {"sut__notes": ["a sample of production traffic"]}, "cannot tell", "production"),
         ("4.4.2-2", {"sut__tokenizer__name": "other"}, "not met", "other, tiny-bpe 3"),
         ("4.4.2-2", {}, "not applicable", "one tokenizer"),
     ],

@@ -20,6 +20,7 @@ from llmtap.bench.file import load_bench
 from llmtap.bench.starter import starter_text
 from llmtap.bench.target import Target
 from llmtap.errors import ConfigError
+from llmtap.workload.words import tokenizer_json
 from tests.bench.support import sim
 from tests.support.loading import events
 from tests.support.peer import play
@@ -85,6 +86,7 @@ def test_our_own_simulator_is_known_with_its_chunks(tmp_path: Path) -> None:
     assert told["sut.protocol"] == "SSE"
     assert told["sut.clock.placement"] == "same machine"
     assert told["target.endpoint"] == "completions"
+    assert told["sut.tokenizer.vocabulary"] == len(tokenizer_json()["model"]["vocab"])
     file = loaded(detected, tmp_path)
     assert (file.target.url, file.target.model) == (url, told["target.model"])
     assert file.sut.chunking == "several tokens per chunk"
@@ -136,7 +138,7 @@ def test_litellm_is_a_gateway_with_guardrails(tmp_path: Path) -> None:
     assert told["sut.software"] == "LiteLLM 1.70.0"
     assert told["sut.guardrails.names"] == ["pii"]
     assert told["sut.guardrails.input_filter"] is told["sut.guardrails.output_filter"] is True
-    assert "target.endpoint" not in told
+    assert told["target.endpoint"] == "chat.completions"
     assert detected.hints["target.model"] == "one of a, b"
     assert "pii-mask" in detected.hints["sut.guardrails.names"]
     assert loaded(detected, tmp_path).sut.guardrails.names == ["pii"]

@@ -1,20 +1,20 @@
 """Fairness as planted: slowdowns by hand, and engines of which one lets short requests wait for long ones."""
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
-from typing import Any
 
-import msgspec
 import pytest
 
 from llmtap.bench.classes import ClassMix, RequestClass
 from llmtap.bench.fairness import TEST, FairnessParams
 from llmtap.bench.loads import Load
 from llmtap.bench.measurement import Measurement
-from llmtap.bench.test import Found
 from llmtap.errors import ConfigError
+from llmtap.sim.engine import Engine
+from llmtap.sim.schedulers.registry import SCHEDULERS
+from llmtap.sim.serving import Setup
+from llmtap.sim.virtual import play
 from llmtap.units import NS_PER_S, Duration
 from tests.bench.support import Planted, measured, perform, session_to, sim
 
@@ -124,9 +124,28 @@ def test_noise_is_within_the_intervals(tmp_path: Path) -> None:
 
 
 def test_a_mix_that_is_too_small_or_too_much_is_a_deviation(tmp_path: Path) -> None:
-    """Nothing of the mix is answered before 100 s."""
-    session = Planted(tmp_path, served(lambda of, mixed, _: 100.0 if mixed else 0.1), "fairness")
-    found = perform(TEST, session, rate=10.0, duration=Duration(20 * S), requests_per_class=2)
+    """In the mix a queue grows by a second a second: the load is twice what is served."""
+    quick = served(lambda of, mixed, _: 0.1)
+
+    def answer(name: str, load: Load) -> Measurement:
+        if name != "mix":
+            return quick(name, load)
+        rows = []
+        for row, at_ns in enumerate(load.plan.requests.arrival_ns):
+            ttft_ns = 100_000_000 + at_ns
+            rows.append({
+                "row": row, "request_class": load.class_of(row), "sent_ns": at_ns, "ttft_ns": ttft_ns,
+                "ttft_any_ns": ttft_ns, "e2e_ns": ttft_ns + S // 10, "end_ns": at_ns + ttft_ns + S // 10,
+            })  # fmt: skip
+        return measured(name, rows)
+
+    found = perform(
+        TEST,
+        Planted(tmp_path, answer, "fairness"),
+        rate=10.0,
+        duration=Duration(20 * S),
+        requests_per_class=2,
+    )
     said = " ".join(found.deviations)
     assert "requests of class long, 500 wanted" in said
     assert "the mix was above saturation" in said
@@ -153,32 +172,70 @@ CLASSES = (
 )
 
 
+class Times:
+    """Keeps when each request's first token and its end came."""
+
+    def __init__(self) -> None:
+        self.first_ns: dict[int, int] = {}
+        self.end_ns: dict[int, int] = {}
+
+    def ended(self, request: int, token_ns: Sequence[int], end_ns: int, *, served: bool) -> None:
+        assert served
+        self.first_ns[request], self.end_ns[request] = token_ns[0], end_ns
+
+
+def engine(scheduler: str) -> Callable[[str, Load], Measurement]:
+    """The simulated engine in virtual time, as `sim serve` has it behind a socket."""
+
+    def answer(name: str, load: Load) -> Measurement:
+        requests, times = load.plan.requests, Times()
+        requests.predicted = requests.output
+        play(requests, Engine(SCHEDULERS[scheduler].build(requests, Setup())), watch=times)
+        rows = []
+        for row, at_ns in enumerate(requests.arrival_ns):
+            rows.append({
+                "row": row, "request_class": load.class_of(row), "sent_ns": at_ns,
+                "ttft_ns": times.first_ns[row] - at_ns, "ttft_any_ns": times.first_ns[row] - at_ns,
+                "e2e_ns": times.end_ns[row] - at_ns, "end_ns": times.end_ns[row],
+                "output_tokens": requests.output[row],
+            })  # fmt: skip
+        return measured(name, rows, seconds=320.0)
+
+    return answer
+
+
 def test_an_engine_of_whole_batches_is_less_fair_than_one_that_composes_anew(tmp_path: Path) -> None:
     """Static FIFO runs a batch until its longest request is done (T = 60 ms + 7 ms a token: 0.15 s for short
     ones, 0.9 s with a long one), so in the mix short ones wait for others' tokens. Continuous batching lets
-    them in at the next token."""
-
-    async def both(urls: dict[str, str]) -> dict[str, Found]:
-        params = msgspec.structs.replace(
-            FairnessParams(), classes=CLASSES, rate=5.0, requests_per_class=6, duration=Duration(3 * S)
+    them in at the next token: what a prompt of 50 tokens takes, 10 ms, is all there is to wait for."""
+    found = {
+        name: perform(
+            TEST, Planted(tmp_path / name, engine(name), "fairness"), classes=CLASSES, rate=6.0,
+            duration=Duration(100 * S), requests_per_class=100,
         )
-        runs = [
-            TEST.run(session_to(url, tmp_path / name, warmup="none"), params) for name, url in urls.items()
-        ]
-        return dict(zip(urls, await asyncio.gather(*runs), strict=True))
+        for name in ("static_fifo", "continuous_batching")
+    }  # fmt: skip
+    fifo, continuous = (one.measurements for one in found.values())
+    assert fifo["classes"]["short"]["sent"] > 400
+    slow, quick = (one["classes"]["short"]["inflation"]["p50"] for one in (fifo, continuous))
+    assert slow["low"] > 2
+    assert 0.9 < quick["low"] < quick["high"] < 1.1
+    assert fifo["jain"]["headline"]["high"] < 0.9 < continuous["jain"]["headline"]["low"]
+    assert fifo["classes"]["long"]["inflation"]["p50"]["value"] < slow["low"]
+    assert any("significant unfairness" in note for note in found["static_fifo"].notes)
+    assert not any("significant unfairness" in note for note in found["continuous_batching"].notes)
 
-    with sim("--scheduler", "static_fifo") as fifo, sim("--scheduler", "continuous_batching") as continuous:
-        found = asyncio.run(both({"fifo": fifo, "continuous": continuous}))
 
-    def told(name: str, of: str) -> Any:
-        return found[name].measurements["classes"][of]
-
-    for name in found:
-        for of in ("short", "long"):
-            assert told(name, of)["ttft"]["n"] >= 6, found[name].notes
-    slow, quick = (told(name, "short")["inflation"]["p50"]["value"] for name in ("fifo", "continuous"))
-    index = {name: one.measurements["jain"]["headline"]["value"] for name, one in found.items()}
-    assert slow > 1.5 * quick
-    assert slow > told("fifo", "long")["inflation"]["p50"]["value"]
-    assert index["fifo"] < index["continuous"]
-    assert index["continuous"] > 0.9
+def test_it_runs_on_a_real_socket(tmp_path: Path) -> None:
+    with sim("--scheduler", "continuous_batching") as url:
+        session = session_to(url, tmp_path, "fairness", warmup="none")
+        found = perform(TEST, session, classes=CLASSES, rate=8.0, requests_per_class=6, duration=SECOND)
+    classes = found.measurements["classes"]
+    assert [step.name for step in session.steps] == ["alone/short", "alone/long", "mix"]
+    mixed = session.steps[-1]
+    for name, (low, high) in (("short", (2, 4)), ("long", (60, 80))):
+        assert classes[name]["ttft"]["n"] == classes[name]["sent"] >= 6
+        of = mixed.of_class(name)
+        assert of.n == classes[name]["sent"]
+        assert all(low <= tokens <= high for tokens in of.values("output_tokens"))
+    assert found.measurements["jain"]["headline"]["value"] <= 1.0

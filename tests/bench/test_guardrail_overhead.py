@@ -68,7 +68,8 @@ def test_the_draft_s_tables(tmp_path: Path) -> None:
     kinds = [(chart.kind, len(chart.series)) for chart in found.charts]
     assert kinds == [("cdf", 5), ("points", 4), ("cdf", 5), ("points", 4)]
     assert found.charts[1].series[0].x == [25.0, 50.0, 75.0]
-    assert found.charts[1].series[0].low[0] < 40 < found.charts[1].series[0].high[0]
+    line = found.charts[1].series[0]
+    assert line.low[0] - 1 < 40 < line.high[0] + 1
 
 
 def test_all_arms_of_a_repeat_get_the_same_requests_and_repeats_others(tmp_path: Path) -> None:
@@ -80,6 +81,8 @@ def test_all_arms_of_a_repeat_get_the_same_requests_and_repeats_others(tmp_path:
         loads.setdefault(name.rpartition("/")[0], set()).add(load.fingerprint())
     assert {len(prints) for prints in loads.values()} == {1}
     assert len(set().union(*loads.values())) == len(loads) == 9
+    inputs = {tuple(load.plan.requests.input) for _, load in session.asked}
+    assert len(inputs) == 9, "a load's prompts are no other load's"
     rates = {name.partition("-")[0]: load.rate_rps for name, load in session.asked}
     assert rates == {"25": 5.0, "50": 10.0, "75": 15.0}
     # Neither arms nor loads come in one order always.
@@ -158,12 +161,13 @@ def test_filters_of_known_cost_are_found_and_a_second_baseline_is_not(tmp_path: 
     arms = found.measurements["levels"][0]["arms"]
     for arm, costs in planted_ms.items():
         for metric, cost_ms in zip(("ttft", "e2e"), costs, strict=True):
-            shift = arms[arm]["overhead"][metric]["shift"]
+            found_ms = arms[arm]["overhead"][metric]["overall"]
             # A busy machine is late by some ms, in one arm more than in another.
-            assert shift["low"] * 1e3 - 3 < cost_ms < shift["high"] * 1e3 + 3, (arm, metric, shift)
-            assert shift["p_adjusted"] < 0.001
+            low, high = found_ms["low"] * 1e3 - 3, found_ms["high"] * 1e3 + 3
+            assert low < cost_ms < high, (arm, metric, found_ms)
+            assert found_ms["value"] * 1e3 == pytest.approx(cost_ms, abs=10)
     for metric in ("ttft", "e2e"):
-        noise = arms["baseline_again"]["overhead"][metric]["shift"]
+        noise = arms["baseline_again"]["overhead"][metric]["overall"]
         assert noise["low"] * 1e3 - 3 < 0 < noise["high"] * 1e3 + 3
     assert {one["refused"] for one in arms.values()} == {0}
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from llmtap.bench.folder import Folder
-from llmtap.bench.load_level import Search, capacity_told, find_capacity, overload
+from llmtap.bench.load_level import Search, capacity_told, find_capacity, is_long, overload
 from llmtap.bench.loads import Load, closed_load
 from llmtap.bench.measurement import Measurement
 from tests.bench.support import Planted, measured
@@ -63,6 +63,21 @@ def test_a_search_that_meets_its_bound_says_so(tmp_path: Path) -> None:
     assert found.rps == pytest.approx(24 * 5 / 5.4, rel=0.03)
 
 
+def test_a_gain_of_a_few_percent_is_the_end(tmp_path: Path) -> None:
+    """Above 8 at a time each doubling brings 2 % more, and would for ever."""
+
+    def answer(name: str, load: Load) -> Measurement:
+        assert load.closed is not None
+        found: Measurement = slots_of(8, 1 / 1.02 ** (load.closed / 8))(name, load)
+        return found
+
+    session = Planted(tmp_path, answer)
+    found = asyncio.run(find_capacity(session, closed, Search(slots_max=256)))
+    assert found.saturated
+    assert [load.closed for _, load in session.asked] == [8, 16]
+    assert found.rps == pytest.approx(8 * 1.02**2, rel=0.06)
+
+
 def test_a_capacity_is_taken_of_the_same_workload_only(tmp_path: Path) -> None:
     session = Planted(tmp_path, slots_of(1))
     assert capacity_told(session, None, "conversation") is None
@@ -105,3 +120,15 @@ def test_what_does_not_keep_up_is_told_and_what_does_is_not() -> None:
         kept = overload(queued(20.0, 10.0, 60.0, seed))
         assert kept is not None
         assert kept == pytest.approx(0.5, abs=0.1)
+
+
+def test_a_load_that_is_no_longer_than_its_answers_says_nothing() -> None:
+    """24 requests in 2.4 s, each of 2 s: none is answered in the first half, and nothing is wrong."""
+    rows = [
+        {"sent_ns": i * S // 10, "ttft_ns": S // 10, "ttft_any_ns": S // 10, "e2e_ns": 2 * S,
+         "end_ns": i * S // 10 + 2 * S, "output_tokens": 10}
+        for i in range(24)
+    ]  # fmt: skip
+    assert not is_long(measured("short", rows))
+    assert overload(measured("short", rows)) is None
+    assert is_long(queued(8.0, 10.0, 60.0, 1))

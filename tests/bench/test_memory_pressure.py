@@ -190,16 +190,16 @@ def preemptions(url: str) -> float:
 
 
 def test_an_engine_whose_memory_is_too_small_preempts_and_that_is_told(tmp_path: Path) -> None:
-    """Requests of 16 + 64 tokens need 5 blocks of 16, and there are 25: room for five at a time. Eight are
+    """Requests of 16 + 48 tokens need 4 blocks of 16, and there are 20: room for five at a time. Eight are
     seated, since there is room for their prompts, and there is none for their answers."""
     workload = tmp_path / "planted.toml"
-    workload.write_text("input = 16\noutput = 64\n")
-    with sim("--scheduler", "continuous_batching", "--serving", "kv_tokens=400") as url:
+    workload.write_text("input = 16\noutput = 48\n")
+    with sim("--scheduler", "continuous_batching", "--serving", "kv_tokens=320") as url:
         session = session_to(url, tmp_path / "results", "memory-pressure")
         session.quick = True
         session.target = msgspec.structs.replace(session.target, metrics=None)
         found = perform(
-            TEST, session, workload=str(workload), capacity=5, levels=[100, 160], duration=Duration(4 * S)
+            TEST, session, workload=str(workload), capacity=5, levels=[100, 160], duration=Duration(3 * S)
         )
         counted = preemptions(url)
     base, beyond = found.measurements["levels"]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.bench.paired import Block, blocks, pairs, quantile_ratio, values_by_row
+from llmtap.bench.paired import Block, blocks, over_repeats, pairs, quantile_ratio, values_by_row
 from tests.bench.support import measured
 
 names = st.lists(st.sampled_from("abcdef"), min_size=1, max_size=5, unique=True)
@@ -86,3 +86,18 @@ def test_a_ratio_is_that_of_the_quantiles_with_its_interval() -> None:
     assert (few["value"], few["low"], few["high"]) == (pytest.approx(3), None, None)
     assert quantile_ratio([], [1.0], 0.5, paired=False) is None
     assert quantile_ratio([0.0, 1.0], [1.0, 2.0], 0.5, paired=True) is None
+
+
+def test_repeats_have_student_s_interval() -> None:
+    """40, 41 and 42: 41 +- 4.303 / sqrt(3); against 0, t = 41 sqrt(3)."""
+    found = over_repeats([40.0, 41.0, 42.0])
+    assert found is not None
+    assert found["value"] == pytest.approx(41)
+    assert found["high"] - found["value"] == pytest.approx(4.3027 / 3**0.5, rel=1e-4)
+    # Of Student's t with two degrees of freedom, in closed form.
+    t = 41 * 3**0.5
+    assert found["p"] == pytest.approx(1 - t / (2 + t * t) ** 0.5, rel=1e-4)
+    assert over_repeats([1.0, 2.0]) is None
+    same = over_repeats([2.0] * 3)
+    assert same is not None
+    assert same["p"] == 0.0

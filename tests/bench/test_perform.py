@@ -11,6 +11,7 @@ from llmtap.bench.file import load_bench
 from llmtap.bench.folder import Folder
 from llmtap.bench.perform import ORDER, Bench
 from llmtap.bench.registry import TESTS
+from llmtap.bench.registry import test_named as named
 from llmtap.bench.report import load_document
 from llmtap.bench.session import Interrupted
 from llmtap.errors import ConfigError
@@ -103,6 +104,39 @@ def test_what_a_load_refuses_is_a_key_of_the_file(tmp_path: Path) -> None:
             run(one)
     assert caught.value.place == "target.endpoint"
     assert "--" not in (caught.value.hint or "")
+
+
+def test_runs_have_steps_and_seeds_of_their_own_and_the_first_is_where_it_was(tmp_path: Path) -> None:
+    with sim(*SLOW) as url:
+        told = run(bench(tmp_path, url, runs=3))
+        more = bench(tmp_path, url, runs=4)
+        again = run(more)
+    assert [report["run"] for report in told["tests"]] == [1]
+    assert [(one["run"], one["seed"]) for one in told["repeats"]] == [(2, 1_000_042), (3, 2_000_042)]
+    assert told["runs"] == 3
+    place = tmp_path / "ttft"
+    reports = [json.loads((place / at / "result.json").read_text()) for at in (".", "run-2", "run-3")]
+    assert [report["steps"][0]["result"]["plan"]["seed"] for report in reports] == [42, 1_000_042, 2_000_042]
+    assert [report["warmups"][0]["requests"] for report in reports] == [3, 3, 3]
+    assert len({report["steps"][0]["requests"]["sha256"] for report in reports}) == 3
+    assert [said == "measured before" for _, said in steps(more)] == [True, True, True, False]
+    assert [one["run"] for one in again["repeats"]] == [2, 3, 4]
+    assert [one["run"] for one in load_document(tmp_path)["repeats"]] == [2, 3, 4]
+
+
+def test_a_further_run_finds_what_other_tests_found_in_their_first(tmp_path: Path) -> None:
+    one = bench(tmp_path, NOBODY)
+    first, second = (one._prepared(named("itl"), number)[0] for number in (1, 2))
+    assert second.folder.path == tmp_path / "itl/run-2"
+    assert first.results.path == second.results.path == tmp_path
+
+
+def test_what_speaks_against_a_further_run_names_it(tmp_path: Path) -> None:
+    with sim("--set", "faults.reset_rate=1") as url:
+        told = run(bench(tmp_path, url, warmup="none", runs=2))
+    assert not told["verdict"]["valid"]
+    found = {finding["step"] for finding in told["verdict"]["findings"] if finding["what"] == "no_answers"}
+    assert found == {"load", "run-2/load"}
 
 
 class Impatient(Silent):

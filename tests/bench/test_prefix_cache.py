@@ -79,7 +79,8 @@ def test_reductions_and_hit_rates_by_hand(tmp_path: Path) -> None:
         assert reduction["p50"]["high"] - reduction["p50"]["low"] < 0.02
         assert reduction["pairs"] == 180
         assert reduction["shift"]["low"] < -0.096 < reduction["shift"]["high"]
-        assert reduction["runs"]["n"] == 3
+        assert reduction["by_repeats"]["n"] == 3
+        assert reduction["by_repeats"]["low"] < 0.8 < reduction["by_repeats"]["high"]
     # A request in sixty of the cold runs had nothing: it is the slowest 1.7 %.
     assert told["ttft"]["cold"]["p99"]["value"] > 0.1 > told["ttft"]["warm"]["p99"]["value"]
     assert told["hit_rate"]["off"]["value"] == 0.0

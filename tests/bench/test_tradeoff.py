@@ -116,6 +116,8 @@ def test_without_it_a_short_search_comes_first(tmp_path: Path) -> None:
     assert 20 - 16 / 12 <= found.measurements["capacity_rps"] <= 20 * 1.01
     names = [name for name, _ in session.asked]
     assert names[:6] == [f"capacity/rough/{rate}rps" for rate in (1, 2, 4, 8, 16, 32)]
+    assert names[6:9] == [f"capacity/fine/{rate}rps" for rate in (8, 16, 32)]
+    assert len(names) == 6 + 6 + 12
     assert names[-12:] == [f"levels/{p:03d}.0" for p in range(10, 121, 10)]
     assert all(load.duration_ns == 20 * S for name, load in session.asked if name.startswith("capacity/"))
 

@@ -368,3 +368,42 @@ async def test_a_full_house_to_the_end() -> None:
         await wait_until(lambda: playing.run.skipped == 2)
         held.go.set()
         assert (await going).rows == [0]
+
+
+# ---------------------------------------------------------------- sent first, understood later
+
+
+@scene
+async def test_the_next_request_does_not_wait_until_an_answer_is_understood() -> None:
+    n = 6
+    async with upstream() as server, sender_to(server.url + server.on(says(*ANSWER))) as to:
+        later, put_off = to.sender.later, []
+        add = later.add
+
+        def never_time(work: Any, *, urgent: bool = False) -> None:
+            if urgent:
+                add(work, urgent=True)
+            else:
+                put_off.append(work)
+
+        later.add = never_time  # type: ignore[method-assign]
+        playing = Playing(to, requests([0] * n), slots=1)
+        await playing.go()
+        assert rows_of(server) == list(range(n)), "one after the other"
+        assert not playing.rows, "and nobody has read what they were answered"
+        for work in put_off:
+            work()
+        assert playing.outcomes() == [Outcome.COMPLETE] * n
+        ends = [playing.exchanges[row].timeline.response_end_ns or 0 for row in range(n)]
+        begins = [playing.exchanges[row].timeline.arrival_ns for row in range(n)]
+        assert all(end <= begin for end, begin in zip(ends, begins[1:], strict=False)), "as they really were"
+
+
+@scene
+async def test_a_turn_waits_for_what_the_one_before_came_to() -> None:
+    async with upstream() as server, sender_to(server.url + server.on(says(*ANSWER))) as to:
+        playing = Playing(to, requests([0, 0, 0], after=[-1, 0, 1], think_ms=[0, 1, 1]))
+        assert [playing.schedule.followed(row) for row in range(3)] == [True, True, False]
+        await playing.go()
+        assert rows_of(server) == [0, 1, 2]
+        assert playing.rows == [0, 1, 2]

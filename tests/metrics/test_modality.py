@@ -105,6 +105,11 @@ def test_modes_far_apart_are_found_on_a_logarithmic_scale() -> None:
     assert modes(values) == [pytest.approx(0.01, rel=0.15), pytest.approx(1.0, rel=0.15)]
 
 
+def test_a_stall_does_not_hide_the_modes() -> None:
+    values = [*decoding(np.random.default_rng(11), 3_000), 40_000.0, 90_000.0]
+    assert modes(values) == [pytest.approx(20, abs=1), pytest.approx(60, abs=2)]
+
+
 def test_gaps_of_nothing_are_a_place_of_their_own() -> None:
     random = np.random.default_rng(10)
     values = [0.0] * 500 + list(random.normal(0.040, 0.002, 1_500))

@@ -173,5 +173,4 @@ async def test_a_server_that_counts_otherwise_is_told() -> None:
     assert lengths["input_usage"] == 3 * lengths["input_told"] == 3 * N
     assert lengths["input_apart"] == lengths["input_counted"] - 3 * N
     found = next(one for one in result["verdict"]["findings"] if one["what"] == "prompt_tokens")
-    assert found["invalidates"]
-    assert not result["verdict"]["valid"]
+    assert not found["invalidates"], "nobody named a tokenizer, so nobody asked for exact lengths"

@@ -10,10 +10,10 @@ from llmtap.replay.verdict import LIMITS, findings
 def result(**changes: Any) -> dict[str, Any]:
     """One that nothing speaks against, with changes by a path of keys joined with a dot."""
     told: dict[str, Any] = {
-        "load": {"sent_share": 1.0},
+        "load": {"sent_share": 1.0, "planned": 1_000},
         "metrics": {"ttft": {"n": 100, "p50": 0.1}, "tbc": {"p50": 0.02}},
         "window": {"seconds": 60.0},
-        "plan": {"body": {"stream": True}},
+        "plan": {"body": {"stream": True}, "tokenizer": "named"},
         "dispatch_lateness": {"p99": 0.0005},
         "outcomes": {"complete": 90, "refused": 10},
         "uncertainties": {"p99": 0.005},
@@ -43,6 +43,7 @@ def test_nothing_is_said_of_a_good_run() -> None:
         ({"sender__lost": [-9]}, "lost"),
         ({"dispatch_lateness__p99": 0.0051}, "dispatch_lateness"),
         ({"load__sent_share": 0.994}, "rate"),
+        ({"unread": 30}, "unread"),
         ({"sender__processes": [{"cpu_share": 0.2}, {"cpu_share": 0.9}]}, "sender_cpu"),
         ({"uncertainties__p99": 0.011}, "uncertainty"),
         ({"uncertainties__p99": 0.021, "sender__clock": "kernel"}, "uncertainty"),
@@ -66,6 +67,7 @@ def test_each_rule_alone(changes: dict[str, Any], what: str) -> None:
         {"dispatch_lateness__p99": 0.005},  # 5 % of the TTFT p50
         {"load__sent_share": LIMITS["rate_share"]},
         {"load__sent_share": None},
+        {"load": {"sent_share": 0.9, "planned": 20}},  # two that were due as the plan ended
         {"sender__processes": [{"cpu_share": 0.9}], "window__seconds": 4.9},  # which is its start
         {"metrics__ttft": {"n": 0, "p50": None}, "plan__body__stream": False},
         {"dispatch_lateness": None},
@@ -100,6 +102,8 @@ def test_another_tokenizer_is_told_and_invalidates_only_where_the_load_was_anoth
     assert found.limit == LIMITS["prompt_tokens_most"]
     [found] = findings(result(lengths__input_apart=100))
     assert not found.invalidates, "at the limit"
+    [found] = findings(result(lengths__input_apart=500, plan__tokenizer=None))
+    assert not found.invalidates, "nobody asked for exact lengths"
 
 
 def test_how_well_clocks_agree_is_asked_of_other_hosts_alone() -> None:

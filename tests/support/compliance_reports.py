@@ -131,7 +131,9 @@ def step(
         "warmup": {"skipped": "cold start", "requests": 0},
     }  # fmt: skip
     if not closed:
-        figures["arrivals.planned.n"] = n
+        figures["arrivals.planned.n"] = figures["arrivals.sent.n"] = n
+        figures["arrivals.sent.span"] = seconds
+        figures["arrivals.planned.ks"] = {"distance": 0.01, "limit_95": 0.0109}
         figures["arrivals.sent.ks"] = {
             "distance": 0.01,
             "limit_95": 0.0109,

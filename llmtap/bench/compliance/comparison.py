@@ -31,6 +31,7 @@ APART_MAX_S: Final = 3_600.0
 """Between the end of one run and the start of the next: an hour, in which a shared machine is taken to be the
 same. The draft says "at the same time", which two tests of one load generator cannot be."""
 _DIGITS: Final = 12
+_PRODUCTION: Final = ("as in production", "production-representative", "production configuration")
 
 
 def _reports(report: Report) -> Sequence[Report]:
@@ -253,9 +254,11 @@ def _span(report: Report) -> tuple[datetime, datetime] | None:
 
 
 def _production(report: Report) -> Verdict:
-    notes = [noted(runs[0], "production") for runs in _systems(report)]
+    notes = [noted(runs[0], *_PRODUCTION) for runs in _systems(report)]
     if not notes or None in notes:
-        return cannot_tell("not of every system it is noted that it is as in production (sut.notes)")
+        return cannot_tell(
+            "not of every system it is noted that it is configured as in production (sut.notes)"
+        )
     return met("; ".join(map(str, notes)))
 
 

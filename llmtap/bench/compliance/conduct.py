@@ -37,13 +37,15 @@ def _said(what: str, *words: str) -> Check:
 
 def _varied(report: Report) -> Verdict:
     """Other workloads than one, and production's own."""
-    note = noted(report, "production")
+    note = noted(report, "production traffic", "traffic of production")
     names = {str(workload(step).get("name")) for step in measured(report) if workload(step)}
     traces = {str(at(step, "result.plan.trace")) for step in measured(report)} - {"None"}
     shown = ", ".join(sorted(names | traces)) or "no workload"
     if note is not None:
         return met(f"the tester notes: {note}")
-    return cannot_tell(f"this report has {shown}; no sample of production traffic is noted (sut.notes)")
+    return cannot_tell(
+        f"this report has {shown}; nobody notes a comparison with production traffic (sut.notes)"
+    )
 
 
 ROWS: Final[tuple[Requirement, ...]] = (

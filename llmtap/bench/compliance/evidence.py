@@ -117,12 +117,19 @@ def level_of(report: Report, step: Step) -> Mapping[str, Any]:
 
 
 def lasted(report: Report, step: Step) -> float | None:
-    """Seconds for which a load was sent and answered; where its time was up, at least that time."""
-    seconds = at(step, "result.window.seconds")
+    """Seconds for which a load was sent: as the test tells of a level; or the time that was asked for, where
+    that ended it; or from the first of its planned requests to the last, and a gap; or, of a closed loop,
+    until its last answer."""
+    told = at(level_of(report, step), "window.to")
     asked = at(report, "params.duration")
-    if seconds is not None and asked and at(step, "result.load.stopped") is not None:
-        return max(float(seconds), float(asked))
-    return None if seconds is None else float(seconds)
+    if told is None and asked and at(step, "result.load.stopped") is not None:
+        told = asked
+    span, n = at(step, "result.arrivals.sent.span"), at(step, "result.arrivals.sent.n")
+    if told is None and is_open(step) and span and n > 1:
+        told = span + span / (n - 1)
+    if told is None:
+        told = at(step, "result.window.seconds")
+    return None if told is None else float(told)
 
 
 def lasts(report: Report, needed: float, among: Callable[[Step], bool] | None = None) -> Verdict:
@@ -140,11 +147,7 @@ def lasts(report: Report, needed: float, among: Callable[[Step], bool] | None = 
 
 def slots_of(report: Report, step: Step) -> int | None:
     """How many requests a closed loop kept at a time."""
-    for told in (
-        level_of(report, step).get("concurrency"),
-        at(step, "load.slots"),
-        at(step, "load.concurrency"),
-    ):
+    for told in (at(step, "load.closed"), level_of(report, step).get("concurrency")):
         if isinstance(told, int):
             return told
     named = re.search(r"(\d+)-?(?:slots|at-a-time)", name_of(step))
@@ -226,7 +229,7 @@ def workload_is(*names: str) -> Check:
             return cannot_tell(f"what the requests were is not told; {wanted} is wanted")
         if name not in names:
             return not_met(f"workload {name}, not {wanted}")
-        parted = [str(at(one, "section")) for one in told.get("deviations") or ()]
+        parted = dict.fromkeys(str(at(one, "section")) for one in told.get("deviations") or ())
         return met(f"workload {name}" + (f", which parts from {', '.join(parted)}" if parted else ""))
 
     return lambda report: over(report, judge, is_measured)

@@ -16,6 +16,7 @@ from llmtap.bench.compliance.evidence import (
     is_open,
     measured,
     over,
+    slots_of,
     steps,
     table,
     table_has,
@@ -91,13 +92,13 @@ def _distribution(report: Report) -> Verdict:
 
 
 def _concurrency(report: Report) -> Verdict:
-    if not any(map(is_closed, steps(report))):
-        return not_applicable("no load is a closed loop") if steps(report) else cannot_tell("no loads")
-    told = at(report, "params.concurrency")
-    said = next((v for k, v in _lines(report) if k.startswith("load") and re.search(r"\d", v)), None)
-    if told is None and said is None:
-        return not_met("how many requests were kept at a time is not told")
-    return met(f"{count(told)} at a time" if isinstance(told, int) else str(said))
+    def judge(step: Step) -> Verdict:
+        slots = slots_of(report, step)
+        return (
+            met(f"{count(slots)} at a time") if slots else not_met("how many requests at a time is not told")
+        )
+
+    return over(report, judge, is_closed, "no load is a closed loop")
 
 
 def _hardware(report: Report) -> Verdict:

@@ -84,15 +84,18 @@ def _drained(warmup: WarmUp) -> Verdict:
 
 
 def _prefixes(report: Report) -> Verdict:
-    """The cache was filled where the loads that are to find it warm find something there."""
+    """The cache was filled where each load that is to find it warm had its prefixes sent before it, or finds
+    something there."""
     warm = [step for step in steps(report) if name_of(step).endswith("/warm")]
     if not warm:
         return cannot_tell("no load is told to have found the cache filled")
-    hits = [at(step, "result.tokens.cached") for step in warm]
-    if not any(hits):
-        return cannot_tell("the server tells no tokens that came from its cache")
-    found, told = sum(hit or 0 for hit in hits), sum(at(step, "result.tokens.input") or 0 for step in warm)
-    return met(f"{count(found)} of {count(told)} input tokens of {len(warm)} warm loads came from the cache")
+    primed = [at(step, "result.primed") or 0 for step in warm]
+    hits = [at(step, "result.tokens.cached") or 0 for step in warm]
+    evidence = (
+        f"{len(warm)} warm loads: {count(sum(primed))} prefixes sent before them, {count(sum(hits))} input"
+    )
+    evidence += " tokens told to come from the cache"
+    return met(evidence) if all(primed) or all(hits) else cannot_tell(evidence)
 
 
 def _probed(warmup: WarmUp) -> Verdict:

@@ -1,0 +1,251 @@
+"""Six tests of `llmtap bench` against a real engine, by itself and behind a real gateway.
+
+    .venv/bin/python benchmarks/bench/real.py [--only SYSTEM,...] [--tests TEST,...] [--results DIR]
+
+`transformers serve` with continuous batching serves the tiny random model of `make e2e`, LiteLLM stands
+before it, and the tests are sent to three systems: the engine, LiteLLM, and LiteLLM with its content filter.
+The environments, the model and the command lines are those of `e2e/`. Loads are short ones (`--quick`): the
+report of each says which demands that gives up. The raw results stay in the results folder; what is written
+to `benchmarks/reports/` is each report as Markdown, what was found as JSON, and the page where that is small
+enough.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+HERE: Final = Path(__file__).resolve().parent
+REPOSITORY: Final = HERE.parent.parent
+sys.path.insert(0, str(REPOSITORY / "e2e"))
+
+import environments  # noqa: E402 - e2e/ is a folder of scripts
+import guardrail  # noqa: E402
+import run as e2e  # noqa: E402
+from servers import Failure, port_free  # noqa: E402
+
+REPORTS: Final = REPOSITORY / "benchmarks/reports"
+PAGE_BYTES_MAX: Final = 200_000
+"""A page that is larger is not kept."""
+TEST_S_MAX: Final = 420
+KEY_VARIABLE: Final = "LLMTAP_REAL_KEY"
+ONE_SIDED: Final = {"real-input": "pre_call", "real-output": "post_call"}
+"""LiteLLM's filter on one side alone, by name: the configurations that 5.10 compares."""
+
+SUT: Final = """
+[sut]
+boundary = "{boundary}"
+model = "Qwen2 architecture, tiny, random weights, float32"
+software = "{software}"
+protocol = "SSE"
+prefix_cache = false
+notes = ["the engine is limited to 64 blocks of KV memory and 256 tokens a batch"]
+
+[sut.hardware]
+accelerator = "none"
+count = 0
+cpu = "{cpus} CPUs, shared with the load generator"
+
+[sut.tokenizer]
+name = "the tiny model's own, byte level"
+counting = "native"
+
+[sut.guardrails]
+input_filter = {filtered}
+output_filter = {filtered}
+
+[sut.clock]
+placement = "same machine"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """What is tested."""
+
+    name: str
+    boundary: str
+    software: str
+    gateway: bool = False
+    guarded: bool = False
+
+    def config(self, url: str) -> str:
+        """A bench file."""
+        lines = ["[target]", f'url = "{url}"', f'model = "{e2e.MODEL}"', f'tokenizer = "{e2e.MODEL}"']
+        if self.gateway:
+            lines.append(f'key_env = "{KEY_VARIABLE}"')
+        if self.guarded:
+            lines.append(f'body = {{ guardrails = ["{guardrail.FILTER}"] }}')
+        filtered = str(self.guarded).lower()
+        text = "\n".join(lines) + "\n" + SUT.format(
+            boundary=self.boundary, software=self.software, cpus=os.cpu_count(), filtered=filtered
+        )  # fmt: skip
+        if self.gateway and not self.guarded:
+            arms = {"baseline": "", **dict(zip(("input_filter", "output_filter"), ONE_SIDED, strict=True))}
+            arms["full"] = guardrail.FILTER
+            for arm, filter_ in arms.items():
+                names = f'["{filter_}"]' if filter_ else "[]"
+                text += f"\n[arms.{arm}]\nbody = {{ guardrails = {names} }}\n"
+        return text
+
+
+SYSTEMS: Final = (
+    System("engine", "model engine", "transformers serve, continuous batching"),
+    System("gateway", "application gateway", "LiteLLM before transformers serve", gateway=True),
+    System(
+        "guarded", "compound system", "LiteLLM with its content filter before transformers serve",
+        gateway=True, guarded=True,
+    ),
+)  # fmt: skip
+CLASSES: Final = json.dumps(
+    [
+        {"name": "short", "share": 0.8, "input": [8, 16], "output": [8, 16]},
+        {"name": "long", "share": 0.2, "input": [64, 96], "output": [48, 64]},
+    ]
+)
+TESTS: Final[dict[str, dict[str, object]]] = {
+    "throughput": {"duration": "4s", "rate_min": 2, "rate_max": 64, "rate_step": 2},
+    "ttft": {"requests": 100, "concurrency": 2},
+    "itl": {"requests": 30, "levels": "25,75", "output_tokens": 64},
+    "capacity": {
+        "ttft_p99": "2s", "output_tokens": 32, "initial": 4, "maximum": 64, "resolution": 2,
+        "duration": "4s", "per_slot": 2,
+    },
+    "fairness": {"classes": CLASSES, "duration": "10s", "requests_per_class": 10, "slots_max": 16},
+    "guardrail-overhead": {"requests": 16, "repeats": 3, "levels": "25,75", "output_tokens": 24},
+}  # fmt: skip
+"""In this order: `itl` and `guardrail-overhead` take from `throughput` what 100 % are."""
+SERVED: Final = {
+    "fairness": ("engine", "gateway"), "guardrail-overhead": ("gateway",),
+}  # fmt: skip
+"""Which systems a test is for, where it is not for all of them."""
+WORKLOAD_FILE: Final = "small.toml"
+WORKLOAD: Final = 'name = "real-small"\ninput = 32\noutput = 24\n'
+"""Of all tests but those with their own classes: the engine's memory holds 64 blocks."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default=",".join(s.name for s in SYSTEMS), help="systems, by name")
+    parser.add_argument("--tests", default=",".join(TESTS), help="tests, by name")
+    parser.add_argument("--results", type=Path, help="where raw results stay; default: a scratch folder")
+    parser.add_argument("--reports", type=Path, default=REPORTS)
+    parser.add_argument("--llmtap", type=Path, default=e2e.LLMTAP)
+    args = parser.parse_args()
+    args.reports.mkdir(parents=True, exist_ok=True)
+    results = (args.results or Path(tempfile.mkdtemp(prefix="llmtap-real-"))).resolve()
+    results.mkdir(parents=True, exist_ok=True)
+    _say(f"raw results: {results}")
+    failed = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, e2e.give_up)  # else the servers would stay
+    try:
+        with e2e.alone(), _servers() as urls:
+            for system in SYSTEMS:
+                if system.name in args.only.split(","):
+                    failed += _tested(system, urls[system.gateway], results, args)
+    except Failure as failure:
+        failed.append(str(failure))
+    for line in failed:
+        _say(f"FAILED {line}")
+    return 1 if failed else 0
+
+
+@contextmanager
+def _servers() -> Iterator[tuple[str, str]]:
+    """Engine and gateway, warm: their addresses."""
+    e2e.LOGS.mkdir(parents=True, exist_ok=True)
+    environments.prepare(e2e.ROOT, e2e.HERE, ["engine", "gateway"], e2e.LOGS)
+    e2e.make_model()
+    both: dict[str, Any] = dict(guardrail.GUARDRAILS[0])
+    for name, mode in ONE_SIDED.items():
+        one: dict[str, Any] = {**both, "guardrail_name": name}
+        one["litellm_params"] = {**both["litellm_params"], "mode": mode}
+        guardrail.GUARDRAILS.append(one)
+    engine, gateway = port_free(), port_free()
+    with (
+        e2e.running("engine", e2e.engine_argv(engine), []) as first,
+        e2e.running("gateway", e2e.gateway_argv(gateway, engine, engine), []) as second,
+    ):
+        first.wait_ready(f"http://127.0.0.1:{engine}/health", limit_s=e2e.READY_S_MAX)
+        second.wait_ready(f"http://127.0.0.1:{gateway}/health/readiness", limit_s=e2e.READY_S_MAX)
+        e2e.warm_up(engine)
+        e2e.warm_up(gateway)
+        yield f"http://127.0.0.1:{engine}", f"http://127.0.0.1:{gateway}"
+
+
+def _tested(system: System, url: str, results: Path, args: argparse.Namespace) -> list[str]:
+    """Runs its tests; tells those that failed."""
+    failed = []
+    folder = results / system.name
+    folder.mkdir(exist_ok=True)
+    (folder / "bench.toml").write_text(system.config(url))
+    (folder / WORKLOAD_FILE).write_text(WORKLOAD)
+    tokenizer = folder / e2e.MODEL
+    if not tokenizer.exists():
+        tokenizer.symlink_to(e2e.ROOT / e2e.MODEL)
+    for test, params in TESTS.items():
+        if test not in args.tests.split(",") or system.name not in SERVED.get(test, (system.name,)):
+            continue
+        # All names are those of files in the folder: a report tells no path of this machine.
+        command = [
+            str(args.llmtap), "bench", test, "--config", "bench.toml", "--quick", "--warmup", "8",
+            "--results", "results", "--markdown", f"{test}.md", "--html", f"{test}.html",
+        ]  # fmt: skip
+        if test != "fairness":
+            params = {"workload": WORKLOAD_FILE, **params}
+        for name, value in params.items():
+            command += ["--set", f"{name}={value}"]
+        began = time.monotonic()
+        code, said = _run(command, folder, folder / f"{test}.log")
+        _say(f"{system.name} {test}: exit {code}, {time.monotonic() - began:.0f} s")
+        if code not in (0, 1):  # 1: figures that the report itself doubts
+            failed.append(f"{system.name} {test}: exit {code}: {said}")
+            continue
+        _keep(test, folder, args.reports / f"real-{system.name}-{test}")
+    return failed
+
+
+def _keep(test: str, folder: Path, stem: Path) -> None:
+    """The report, what the test found, and the page if it is small."""
+    stem.with_suffix(".md").write_bytes((folder / f"{test}.md").read_bytes())
+    found = json.loads((folder / "results" / test / "result.json").read_text())
+    stem.with_suffix(".json").write_text(json.dumps(found["measurements"], indent=1) + "\n")
+    page = folder / f"{test}.html"
+    if page.stat().st_size <= PAGE_BYTES_MAX:
+        stem.with_suffix(".html").write_bytes(page.read_bytes())
+
+
+def _run(command: list[str], folder: Path, log: Path) -> tuple[int, str]:
+    """The exit code, and the last lines that it said."""
+    with log.open("wb") as out:
+        environ = {**os.environ, KEY_VARIABLE: e2e.KEY}
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environ, cwd=folder)
+        try:
+            code = process.wait(TEST_S_MAX)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            code = process.wait(30)
+        finally:
+            if process.poll() is None:
+                process.terminate()
+    return code, " / ".join(log.read_text(errors="replace").splitlines()[-3:])
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
