@@ -96,7 +96,7 @@ class Call:
         self._unobserved = b""
         """The request, until there is an observer."""
         self._early: list[tuple[bytes, int]] = []
-        """What was read until then, and when."""
+        """What was read and not yet understood, and when it came."""
         self._stream: Stream | None = None
         self._attempt: Attempt | None = None
         self._scanner: BodyScanner | None = None
@@ -162,10 +162,7 @@ class Call:
         observer.request_end(now_ns)
         if self._submit_ns:
             observer.submitted(self._submit_ns, self._submit_ns - now_ns)
-        early, self._early = self._early, []
-        for data, t_ns in early:
-            if not self.over:
-                self._take(data, t_ns)
+        self._catch_up()
 
     def _submitted(self, before_ns: int) -> None:
         """The kernel took the last byte between `before_ns` and now.
@@ -212,12 +209,22 @@ class Call:
     # The handler.
 
     def on_data(self, data: bytes, t_ns: int) -> None:
-        if self._observer is None:
-            # With many requests at once there is time to read what comes, and not yet to understand it.
+        later = self._sender.later
+        if later.is_behind(t_ns) or self._observer is None or self._early:
+            # With many answers at once there is time to read what comes, and not yet to understand it.
+            if not self._early and self._observer is not None:
+                later.add(self._catch_up, urgent=True)
             self._early.append((data, t_ns))
         else:
             self._take(data, t_ns)
-        self._sender.later.after_read(t_ns)
+        later.after_read()
+
+    def _catch_up(self) -> None:
+        """Understand what was only read."""
+        early, self._early = self._early, []
+        for data, t_ns in early:
+            if not self.over:
+                self._take(data, t_ns)
 
     def _take(self, data: bytes, t_ns: int) -> None:
         self.last_ns = t_ns
@@ -336,6 +343,7 @@ class Call:
 
     def on_eof(self) -> None:
         self._observe()
+        self._catch_up()
         if self.over:
             return
         if isinstance(self._scanner, CloseScanner):
@@ -345,6 +353,7 @@ class Call:
 
     def on_lost(self, error: OSError | None) -> None:
         self._observe()
+        self._catch_up()
         if self.over:
             return
         how = "reset" if error is not None else "closed"
@@ -440,6 +449,7 @@ class Call:
 
     def _end(self, outcome: Outcome, error: str | None) -> None:
         self._observe()
+        self._catch_up()
         if self.over:
             return
         self.over = True

@@ -66,13 +66,17 @@ class Later:
                 self._waiting.popleft()()
         self._call()
 
-    def after_read(self, t_ns: int) -> None:
-        """Something was read that came at `t_ns`: others may have something, too, and somebody may be due."""
+    def is_behind(self, t_ns: int) -> bool:
+        """Whether what is read now, and came at `t_ns`, is to be understood later: there is more to read."""
         self._reads += 1
-        if self._gathers and not self._called:
-            self._call()
         if mono_ns() - t_ns > BEHIND_NS:
             self._behind = True
+        return self._behind
+
+    def after_read(self) -> None:
+        """A socket was read: others may have something, too, and somebody may be due."""
+        if self._gathers and not self._called:
+            self._call()
         if self.pacer is not None:
             self.pacer.catch_up()
 

@@ -51,6 +51,9 @@ def _heading(result: Mapping[str, Any]) -> Iterator[str]:
     name = plan.get("trace") or (plan.get("workload") or {}).get("name") or "?"
     arrivals = plan.get("arrivals") or {}
     how = f"arrivals {process_said(arrivals)}" if arrivals else "closed loop"
+    if arrivals.get("rate_rps"):
+        # What chance made of it is the rate planned.
+        how += f" at {arrivals['rate_rps']:.4g} req/s"
     said = [f"{name} to {plan.get('target', '?')}", how, f"{load['sent']:,} of {load['planned']:,} sent"]
     if load.get("planned_rps") is not None:
         of = " (first turns)" if plan.get("conversations") else ""

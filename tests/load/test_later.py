@@ -114,7 +114,8 @@ async def test_behind_in_reading_work_waits_a_turn() -> None:
     done: list[int] = []
     later = Later(asyncio.get_running_loop())
     later.add(lambda: done.append(1))
-    later.after_read(SystemClock.mono_ns() - 2 * BEHIND_NS)
+    assert not later.is_behind(SystemClock.mono_ns())
+    assert later.is_behind(SystemClock.mono_ns() - 2 * BEHIND_NS)
     later._turn()
     assert not done
     later._turn()
@@ -140,7 +141,7 @@ async def test_when_it_pays_to_gather(
     monkeypatch.setattr(module, "mono_ns", lambda: now_ns)
     later = Later(asyncio.get_running_loop(), gathers=kernel)
     for _ in range(reads):
-        later.after_read(now_ns)
+        later.is_behind(now_ns)
     now_ns = NS_PER_S
     later.judge(streams)
     assert later._gathers is gathers

@@ -25,7 +25,8 @@ def finding(says: str, **more: Any) -> dict[str, Any]:
 def test_the_heading_tells_what_was_planned_and_sent() -> None:
     first = shown(replay_result(60)).splitlines()[0]
     assert first == (
-        "trace.csv to http://host:8000 · arrivals recorded · 60 of 60 sent · 20.34 of 20.34 req/s planned"
+        "trace.csv to http://host:8000 · arrivals recorded at 20 req/s · 60 of 60 sent"
+        " · 20.34 of 20.34 req/s planned"
     )
     assert "req/s planned" not in shown(replay_result(5, closed=True))
 
