@@ -5,6 +5,7 @@ Here the one that runs beside us; `ray_member.py` has the one on a node of a clu
 
 import asyncio
 import contextlib
+import subprocess
 import sys
 import tempfile
 from typing import BinaryIO, Final, Protocol
@@ -76,7 +77,9 @@ class LocalMember:
 
     def __init__(self) -> None:
         self.clock = HostClock.of_this_host()
-        self._proc: asyncio.subprocess.Process | None = None
+        self._proc: subprocess.Popen[bytes] | None = None
+        self._said: asyncio.StreamReader | None = None
+        self._pipe: asyncio.ReadTransport | None = None
 
     @property
     def pid(self) -> int | None:
@@ -90,30 +93,43 @@ class LocalMember:
             line = wired(setup, file.fileno(), setup.bodies_fd, spill_fd)
             fds = [file.fileno(), setup.bodies_fd, *([] if spill_fd is None else [spill_fd])]
             try:
-                self._proc = await asyncio.create_subprocess_exec(
-                    sys.executable, "-m", "llmtap.load", stdin=asyncio.subprocess.PIPE,
-                    stdout=asyncio.subprocess.PIPE, pass_fds=fds,
+                # Not by the loop: uvloop runs Python between fork and exec, which hangs where other threads
+                # were at work (gRPC's, NumPy's).
+                self._proc = subprocess.Popen(  # noqa: ASYNC220 (a few ms, before anything is due)
+                    [sys.executable, "-m", "llmtap.load"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                    pass_fds=fds, bufsize=0,
                 )  # fmt: skip
             except OSError as exc:
                 raise LlmtapError(f"no sending process can be started: {exc.strerror}") from None
+        loop = asyncio.get_running_loop()
+        said = self._said = asyncio.StreamReader(limit=_READ_BYTES)
+        self._pipe, _ = await loop.connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(said), self._proc.stdout
+        )
         self.tell(line.decode())
 
     def tell(self, words: str) -> None:
         stdin = None if self._proc is None else self._proc.stdin
-        if stdin is not None and not stdin.is_closing():
-            stdin.write(words.encode() + b"\n")
+        if stdin is not None and not stdin.closed:
+            # A pipe holds 64 KiB; the first line is the longest, and it is read at once.
+            with contextlib.suppress(BrokenPipeError):
+                stdin.write(words.encode() + b"\n")
 
     async def read(self) -> bytes:
-        assert self._proc is not None and self._proc.stdout is not None
-        return await self._proc.stdout.read(_READ_BYTES)
+        assert self._said is not None
+        return await self._said.read(_READ_BYTES)
 
     async def ended(self) -> int | None:
         assert self._proc is not None
-        return await self._proc.wait()
+        return await asyncio.get_running_loop().run_in_executor(None, self._proc.wait)
 
     async def kill(self) -> None:
-        if self._proc is not None:
-            if self._proc.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    self._proc.kill()
-            await self._proc.wait()
+        if self._proc is None:
+            return
+        if self._proc.poll() is None:
+            self._proc.kill()
+        await self.ended()
+        if self._pipe is not None:
+            self._pipe.close()
+        if self._proc.stdin is not None:
+            self._proc.stdin.close()
