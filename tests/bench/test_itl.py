@@ -209,7 +209,7 @@ def test_a_noisy_pace_of_a_server_has_one_mode_and_its_percentiles(tmp_path: Pat
     assert (one["answers"], one["itl"]["n"], one["term"]) == (100, 5_900, "ITL")
     assert found.deviations == []
     if not session.steps[-1].result["verdict"]["valid"]:
-        pytest.skip("the sender had no CPU in time, as it says itself: gaps of 0 are then a mode of their own")
+        pytest.skip("the sender had no CPU in time, as it says: gaps of 0 are then a mode of their own")
     assert one["modality"]["unimodal"], one["modality"]
     for name, p in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
         truth = percentile(sent, p)
