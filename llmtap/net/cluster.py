@@ -18,6 +18,7 @@ from llmtap.errors import ConfigError
 __all__ = ["ray_cluster"]
 
 _REACHED_WITHIN_S: Final = 5.0
+_STARTS: Final = 2
 _OBJECT_STORE_BYTES: Final = 256 << 20
 """Of a Ray of our own: a million requests are 24 MB, a load's bodies travel in pieces of some MB."""
 
@@ -57,16 +58,31 @@ def ray_cluster(address: str, workers: int | None) -> Iterator[Any]:
         return
     with TemporaryDirectory(prefix="llmtap-ray-") as folder:
         # Its processes import what this one does, also where llmtap is not installed but beside us.
+        settings = quiet | {
+            "num_cpus": workers or os.cpu_count(), "include_dashboard": False,
+            "object_store_memory": _OBJECT_STORE_BYTES, "_temp_dir": folder,
+            "runtime_env": {"env_vars": {"PYTHONPATH": _import_path()}},
+        }  # fmt: skip
         try:
-            with _signals_kept():
-                ray.init(
-                    "local", num_cpus=workers or os.cpu_count(), include_dashboard=False,
-                    object_store_memory=_OBJECT_STORE_BYTES, _temp_dir=folder,
-                    runtime_env={"env_vars": {"PYTHONPATH": _import_path()}}, **quiet,
-                )  # fmt: skip
+            _start(ray, settings)
             yield ray
         finally:
             ray.shutdown()
+
+
+def _start(ray: Any, settings: dict[str, Any]) -> None:
+    """A Ray of our own. On a busy machine its node may not be there in the 30 s that Ray gives it; a second
+    time its files are read already. Raises ConfigError where that fails too."""
+    said = ""
+    for _ in range(_STARTS):
+        try:
+            with _signals_kept():
+                ray.init("local", **settings)
+            return
+        except Exception as exc:  # which it raises bare, where it timed out
+            said = str(exc).splitlines()[0] if str(exc) else type(exc).__name__
+            ray.shutdown()
+    raise ConfigError("--ray", f"Ray did not start on this machine, {_STARTS} times: {said}")
 
 
 @contextmanager

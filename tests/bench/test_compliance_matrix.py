@@ -177,6 +177,11 @@ def test_whatever_a_report_lacks_it_can_be_judged(data: st.DataObject) -> None:
     judge(changed(LACKING[test], {path: data.draw(st.sampled_from([GONE, None]))}))
 
 
+def test_a_load_of_which_it_is_not_told_how_many_it_sent() -> None:
+    """The first that the invariant above found."""
+    judge(changed(LACKING["fairness"], {"steps.3.result.arrivals.sent.n": GONE}))
+
+
 # ---------------------------------------------------------------- comparisons
 
 

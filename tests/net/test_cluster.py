@@ -48,3 +48,33 @@ def test_its_processes_import_this_llmtap_first() -> None:
     first, *rest = cluster._import_path().split(os.pathsep)
     assert Path(first, "llmtap", "__init__.py").samefile(llmtap.__file__ or "")
     assert first not in rest
+
+
+class Busy:
+    """A module `ray` of a machine so busy that its node is late, so many times."""
+
+    def __init__(self, late: int) -> None:
+        self.late = late
+        self.calls: list[str] = []
+
+    def init(self, address: str, **settings: object) -> None:
+        self.calls.append("init")
+        if self.late:
+            self.late -= 1
+            raise Exception("The current node timed out during startup. This could happen\nfor reasons")
+
+    def shutdown(self) -> None:
+        self.calls.append("shutdown")
+
+
+def test_a_ray_that_is_late_is_started_once_more() -> None:
+    busy = Busy(1)
+    cluster._start(busy, {})
+    assert busy.calls == ["init", "shutdown", "init"]
+
+
+def test_a_ray_that_does_not_start_is_said() -> None:
+    busy = Busy(2)
+    with pytest.raises(ConfigError, match="--ray: Ray did not start on this machine, 2 times: The current"):
+        cluster._start(busy, {})
+    assert busy.calls == ["init", "shutdown"] * 2

