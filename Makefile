@@ -17,7 +17,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 setup: $(STAMP)  ## install into .venv
 
-demo: $(STAMP)  ## the tap in front of a tiny simulated engine: a few hundred streams, then the table
+demo: $(STAMP)  ## bursts of requests through the tap to a simulated engine with a guardrail; then the table and a verdict
 	$(BIN)/llmtap demo
 
 test: lint  ## lint, types, layers, then every test
@@ -41,6 +41,7 @@ e2e: $(STAMP)  ## a real engine, gateway, client and Prometheus, with the tap be
 	$(BIN)/python e2e/run.py
 	$(BIN)/python e2e/replay.py
 	$(BIN)/python e2e/clients.py
+	$(BIN)/python e2e/middleware.py
 
 clean:  ## remove what the targets made
 	rm -rf $(VENV) .e2e .mypy_cache .ruff_cache .pytest_cache .hypothesis benchmarks/relay/build benchmarks/load/build

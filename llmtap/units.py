@@ -16,6 +16,7 @@ __all__ = [
     "encode_special",
     "format_bytes",
     "format_ns",
+    "format_share",
     "parse_bytes",
     "parse_duration_ns",
     "read_special",
@@ -25,6 +26,8 @@ __all__ = [
 NS_PER_S: Final = 1_000_000_000
 NEVER: Final = (1 << 63) - 1
 """A moment that does not come."""
+SHARE_OF_MIN: Final = 1_000
+"""Of fewer one is more than a tenth of a percent, and counts say it better."""
 
 _DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(ns|us|µs|ms|s|m|h|d)?\s*")
 _NS_PER: Final = {
@@ -129,3 +132,18 @@ def format_bytes(n: int | float) -> str:
         if abs(n) >= scale:
             return f"{n / scale:.1f} {unit}"
     return f"{n:.0f} B"
+
+
+def format_share(k: int, n: int) -> str:
+    """`k` of `n` for people: counts (`1 of 10`), and from SHARE_OF_MIN on a share (`97.5 %`).
+
+    A share is never finer than one of `n`, and neither 0 nor 100 where it is not quite.
+    """
+    if n < SHARE_OF_MIN:
+        return f"{k:,} of {n:,}"
+    places = min(2, len(str(n)) - 3)
+    text = f"{100 * k / n:.{places}f}"
+    if 0 < k < n and float(text) in (0, 100):
+        edge = 10.0**-places
+        return f"under {edge:g} %" if k < n / 2 else f"over {100 - edge:g} %"
+    return f"{text} %"

@@ -66,7 +66,11 @@ OF_A_SET = {
     "capture.redact": '["email"]', "capture.flush": "100ms",
     "otlp.protocol": "http/protobuf", "otlp.semconv": "off", "otlp.sampler": "always",
 }  # fmt: skip
-ONLY_BESIDE = {"capture.full_tenants": {"LLMTAP_CAPTURE_LEVEL": "full"}}
+ONLY_BESIDE = {
+    "capture.full_tenants": {"LLMTAP_CAPTURE_LEVEL": "full"},
+    "meter.admin_tls_certificate": {"LLMTAP_METER_ADMIN_TLS_KEY": "key.pem"},
+    "meter.admin_tls_key": {"LLMTAP_METER_ADMIN_TLS_CERTIFICATE": "certificate.pem"},
+}
 
 
 @pytest.mark.parametrize("key", sorted(key for key in keys() if not key.startswith("slo.")))
@@ -370,9 +374,12 @@ def test_what_only_a_look_at_the_world_can_find(flags: dict[str, object], place:
     assert told.value.place == place
 
 
-def test_an_admin_port_for_everybody_is_fine_with_a_token() -> None:
+def test_an_admin_port_for_everybody_is_fine_with_a_token_and_without_tls_only_if_told() -> None:
     flags = {"relay.upstream": "http://gw", "meter.admin": "0.0.0.0:9464", "meter.admin_token": "s3cret"}
-    check_settings(load_settings(None, {}, flags))
+    with pytest.raises(ConfigError) as told:
+        check_settings(load_settings(None, {}, flags))
+    assert told.value.place == "meter.admin_tls_certificate"
+    check_settings(load_settings(None, {}, flags | {"meter.admin_plaintext": True}))
 
 
 @pytest.mark.parametrize(

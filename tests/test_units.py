@@ -12,6 +12,7 @@ from llmtap.units import (
     encode_special,
     format_bytes,
     format_ns,
+    format_share,
     parse_bytes,
     parse_duration_ns,
     to_seconds,
@@ -137,3 +138,28 @@ def test_nothing_else_travels() -> None:
         decode_special(Duration, "30s")
     with pytest.raises(NotImplementedError):
         decode_special(set, 1)
+
+
+@pytest.mark.parametrize(
+    ("k", "n", "text"),
+    [
+        (1, 10, "1 of 10"), (0, 0, "0 of 0"), (999, 999, "999 of 999"), (998, 1_000, "99.8 %"),
+        (1, 3_000, "under 0.1 %"), (2_999, 3_000, "over 99.9 %"), (0, 1_000, "0.0 %"),
+        (1_000, 1_000, "100.0 %"), (9_751, 10_000, "97.51 %"), (1, 10_000_000, "under 0.01 %"),
+        (1_200, 1_000, "120.0 %"),
+    ],
+)  # fmt: skip
+def test_a_share_is_told_as_counts_or_no_finer_than_one(k: int, n: int, text: str) -> None:
+    assert format_share(k, n) == text
+
+
+@given(st.integers(1_000, 10**9).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_a_share_is_never_finer_than_one_of_them(part: tuple[int, int]) -> None:
+    k, n = part
+    words = format_share(k, n).split()
+    decimals = len(words[-2].partition(".")[2])
+    assert words[-1] == "%"
+    assert 100 / n <= 10.0**-decimals
+    if len(words) == 2:
+        assert abs(float(words[0]) - 100 * k / n) <= 0.5001 * 10.0**-decimals
+        assert (float(words[0]) in (0, 100)) == (k in (0, n))

@@ -31,11 +31,15 @@ from planted_cases import Case, Log, Row, cases
 HERE: Final = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent.parent / "e2e"))
 
-from servers import Server, port_free  # noqa: E402 - e2e/ is a folder of scripts
+from servers import Failure, Server, port_free  # noqa: E402 - e2e/ is a folder of scripts
 
 LLMTAP: Final = HERE.parent.parent / ".venv/bin/llmtap"
 TEST_S_MAX: Final = 900
 TRUTH: Final = "truth.jsonl"
+UNREADABLE: Final = (
+    Failure, subprocess.TimeoutExpired, LookupError, TypeError, ValueError, AssertionError,
+)  # fmt: skip
+"""What a case that went wrong may raise, where it is run and where its result is read."""
 DOUBTED: Final = "the test says itself that some of its figures are not to be relied on"
 
 
@@ -56,13 +60,17 @@ def main() -> int:
         parser.error(f"no test or case is called {', '.join(unknown)}")
     results = args.results or Path(tempfile.mkdtemp(prefix="llmtap-planted-"))
     results.mkdir(parents=True, exist_ok=True)
+    chosen = [case for case in everything if not wanted or {case.name, case.test} & wanted]
+    if there := [case.name for case in chosen if (results / case.name).exists()]:
+        parser.error(f"{results} has results of {', '.join(there)}, without the truth of a new run")
     found: list[dict[str, Any]] = []
     rows: list[list[str]] = []
-    for case in everything:
-        if wanted and not {case.name, case.test} & wanted:
-            continue
+    for case in chosen:
         began = time.monotonic()
-        of, wrong = _run(case, results, args.llmtap)
+        try:
+            of, wrong = _run(case, results, args.llmtap)
+        except UNREADABLE as exc:
+            of, wrong = [], f"{type(exc).__name__}: {exc}"  # the others are still to be run
         seconds = time.monotonic() - began
         _say(f"{case.name}: {seconds:.0f} s" + (f", {wrong}" if wrong else ""))
         # One line for each figure; where there is none, what went wrong.
@@ -92,8 +100,7 @@ def main() -> int:
 def _run(case: Case, results: Path, llmtap: Path) -> tuple[list[Row], str | None]:
     """What it found, and what is to be said of that."""
     folder = results / case.name
-    folder.mkdir(exist_ok=True)
-    (folder / TRUTH).unlink(missing_ok=True)
+    folder.mkdir()
     with _serving(case, folder, llmtap) as urls:
         config = folder / "bench.toml"
         arms = "".join(f"\n[arms.{name}]\n{line.format(**urls)}\n" for name, line in case.arms.items())

@@ -36,7 +36,7 @@ from servers import Failure, port_free  # noqa: E402
 REPORTS: Final = REPOSITORY / "benchmarks/reports"
 PAGE_BYTES_MAX: Final = 200_000
 """A page that is larger is not kept."""
-TEST_S_MAX: Final = 420
+TEST_S_MAX: Final = 900
 KEY_VARIABLE: Final = "LLMTAP_REAL_KEY"
 ONE_SIDED: Final = {"real-input": "pre_call", "real-output": "post_call"}
 """LiteLLM's filter on one side alone, by name: the configurations that 5.10 compares."""
@@ -113,7 +113,7 @@ CLASSES: Final = json.dumps(
     ]
 )
 TESTS: Final[dict[str, dict[str, object]]] = {
-    "throughput": {"duration": "4s", "rate_min": 2, "rate_max": 64, "rate_step": 2},
+    "throughput": {"duration": "6s", "rate_min": 1, "rate_max": 256, "rate_step": 1, "votes": 3},
     "ttft": {"requests": 100, "concurrency": 2},
     "itl": {"requests": 30, "levels": "25,75", "output_tokens": 64},
     "capacity": {
@@ -143,6 +143,9 @@ def main() -> int:
     parser.add_argument("--reports", type=Path, default=REPORTS)
     parser.add_argument("--llmtap", type=Path, default=e2e.LLMTAP)
     args = parser.parse_args()
+    for given, known in ((args.only, [s.name for s in SYSTEMS]), (args.tests, TESTS)):
+        if unknown := set(given.split(",")) - set(known):
+            parser.error(f"there is no {', '.join(sorted(unknown))}, but {', '.join(known)}")
     args.reports.mkdir(parents=True, exist_ok=True)
     results = (args.results or Path(tempfile.mkdtemp(prefix="llmtap-real-"))).resolve()
     results.mkdir(parents=True, exist_ok=True)

@@ -39,6 +39,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--dip-table", action="store_true")
     asked = parser.parse_args()
+    if unknown := set(asked.only.split(",")) - set(TABLES):
+        parser.error(f"no table is called {', '.join(sorted(unknown))}")
     if asked.dip_table:
         shapes.dip_table(Effort(asked.scale, np.random.default_rng(asked.seed)))
         return

@@ -148,7 +148,8 @@ def compare(base: System, others: Sequence[System]) -> dict[str, Any]:
     `comparisons` (a figure each: `a` of the base, `b`, the `difference` b - a with its interval, `p`,
     `p_adjusted`, `finding`), `normalised` (6.2), `notes`, `tables`, `charts`. Times are in seconds.
     """
-    systems = [base, *others]
+    systems, left_out = _in_common([base, *others])
+    base, *others = systems
     shared = _shared(systems)
     found = [row for other in others for row in _compared(base, other, shared)]
     _judge(found)
@@ -163,10 +164,35 @@ def compare(base: System, others: Sequence[System]) -> dict[str, Any]:
         "checklist": judge_comparison(
             [run.report for system in systems for run in system.runs], together
         ).to_dict(),
-        "notes": [*_run_notes(systems), *_load_notes(systems, shared), *_figure_notes(found)],
+        "notes": [
+            *left_out, *_run_notes(systems), *_load_notes(systems, shared), *_figure_notes(found),
+        ],
         "tables": msgspec.to_builtins(tables_of(base.label, found)),
         "charts": msgspec.to_builtins(charts_of(report["test"], _loads(systems, shared), found)),
     }  # fmt: skip
+
+
+def _in_common(systems: Sequence[System]) -> tuple[list[System], list[str]]:
+    """The systems with the runs whose requests all were sent, which are those of equal seeds (6.1); and what
+    is to be said of others. All runs where too few are left: that requests differ is then told by the
+    checklist."""
+    seeds = [{run.report["seed"] for run in system.runs} for system in systems]
+    shared = set.intersection(*seeds)
+    if len(shared) < RUNS_MIN or all(own == shared for own in seeds):
+        return list(systems), []
+    notes = []
+    for system in systems:
+        more = [str(run.report.get("run", 1)) for run in system.runs if run.report["seed"] not in shared]
+        if more:
+            notes.append(
+                "left out, since their requests were not sent to all systems (6.1): run"
+                f" {', '.join(more)} of {system.label}"
+            )
+    chosen = [
+        System(system.label, [run for run in system.runs if run.report["seed"] in shared])
+        for system in systems
+    ]
+    return chosen, notes
 
 
 def _shared(systems: Sequence[System]) -> list[str]:

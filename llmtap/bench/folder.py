@@ -68,24 +68,28 @@ class Folder:
         except msgspec.DecodeError as exc:
             raise ConfigError(str(self.path / name), f"is no JSON: {exc}") from None
 
+    def place(self, name: str) -> Path:
+        """Where a step lies once it is whole."""
+        return self.path / "steps" / name
+
     def step(self, name: str, fingerprint: str) -> Path | None:
         """The folder of a step that is whole and asked the same; None where it is to be measured."""
-        folder = self.path / "steps" / name
+        folder = self.place(name)
         told = Folder(folder).read_json("step.json") if folder.is_dir() else None
         return folder if told is not None and told.get("fingerprint") == fingerprint else None
 
     def begin(self, name: str) -> Path:
         """An empty folder to measure a step into."""
-        beside = self.path / "steps" / f"{name}.unfinished"
+        beside = self.place(f"{name}.unfinished")
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(parents=True)
         return beside
 
     def finish(self, name: str) -> Path:
         """It is whole: it takes its place."""
-        place = self.path / "steps" / name
+        place = self.place(name)
         shutil.rmtree(place, ignore_errors=True)
-        os.replace(place.with_name(f"{place.name}.unfinished"), place)
+        os.replace(self.place(f"{name}.unfinished"), place)
         return place
 
 

@@ -46,6 +46,11 @@ ZERO_SHARE: Final = 0.01
 _ROWS: Final = {"p50": "P50", "p90": "P90", "p95": "P95", "p99": "P99", "p999": "P99.9"}
 _PER_REQUEST: Final = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 _HISTOGRAM_TO: Final = 0.995
+_METHODS: Final = {
+    "A": "option A (time between chunks)",
+    "A (direct)": "option A, direct (more than 90 % single-token chunks, B.2.1)",
+    "C": "option C (the server's own stamps)",
+}
 
 Level = Annotated[float, Meta(gt=0, le=200)]
 
@@ -114,8 +119,9 @@ async def run(session: Session, params: ItlParams) -> Found:
         "Load model": f"open loop, arrivals {params.arrivals}; of {capacity.rps:.4g} requests/s: {rates}",
         "Request count": ", ".join(f"{one['requests']:,}" for one in told) + " by level",
         "Test duration": ", ".join(f"{step.seconds:.1f}" for step in session.steps) + " s by level",
-        "ITL measurement": "; ".join(dict.fromkeys(one["option"] for one in told)),
+        "ITL measurement": "; ".join(dict.fromkeys(_METHODS[one["option"]] for one in told)),
     }
+    found.itl_option = " + ".join(sorted({one["option"] for one in told}))
     found.measurements = {"max_rate_rps": capacity.rps, "max_rate_from": capacity.how, "levels": told}
     found.tables = _tables(told)
     found.charts = _charts(told, [[gap for group in groups for gap in group] for groups in samples])
@@ -197,10 +203,8 @@ def _tokens(row: dict[str, Any]) -> int:
 def _option(server: bool, direct: bool) -> str:
     """How gaps were measured, as 4.6.3 wants it declared."""
     if server:
-        return "option C (the server's own stamps)"
-    if direct:
-        return "direct (more than 90 % single-token chunks, B.2.1)"
-    return "option A (time between chunks)"
+        return "C"
+    return "A (direct)" if direct else "A"
 
 
 def _ratio(itl: dict[str, Any]) -> float | None:

@@ -1,12 +1,13 @@
 """The minimum viable report, to the letter of IETF seed 000, C.1: a page that can be pasted anywhere.
 
 One load stands for the whole under "Test Configuration" and for TTFT and TPOT: that of the TTFT test where it
-was run, else the largest load of the first test there is. Which one it is stands in the notes.
+was run, else of the first test there is (`main_load.py`). Which one it is stands in the notes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from llmtap.bench.main_load import main_load
 from llmtap.metrics.statistics import SAMPLES_MIN
 from llmtap.report.bench import compliance_said, findings_said
 from llmtap.report.sweep import number
@@ -107,12 +108,10 @@ def guardrails_said(sut: Mapping[str, Any]) -> str:
 def _main_load(document: Mapping[str, Any]) -> _Found | None:
     """The report and the load that stand for the whole."""
     reports = {report["test"]: report for report in document.get("tests") or ()}
-    order = [*_FOR_LATENCY, *reports]
-    for name in order:
-        steps = reports[name]["steps"] if name in reports else ()
-        plain = [step for step in steps if not step["arm"]] or steps
-        if plain:
-            return reports[name], max(plain, key=lambda step: step["result"].get("n") or 0)
+    for name in (*_FOR_LATENCY, *reports):
+        load = main_load(reports[name]) if name in reports else None
+        if load is not None:
+            return reports[name], load
     return None
 
 
@@ -144,7 +143,8 @@ def _notes(document: Mapping[str, Any], main: _Found | None) -> Iterator[str]:
     reports: Sequence[Mapping[str, Any]] = document.get("tests") or ()
     if main is not None:
         report, step = main
-        name = f"{report['section']} {report['title']}, load {step['name']}"
+        arm = f" ({step['arm']})" if step["arm"] else ""
+        name = f"{report['section']} {report['title']}, load {step['name']}{arm}"
         yield f"Configuration, TTFT and TPOT are of {name}"
         figures = (step["result"].get("metrics") or {}).get("ttft") or {}
         if figures.get("n") and figures["n"] < SAMPLES_MIN["p99"]:

@@ -20,6 +20,7 @@ import msgspec
 
 from llmtap import __version__
 from llmtap.bench.compliance.judge import judge
+from llmtap.bench.compliance.streaming import as_declared
 from llmtap.bench.file import params_told, without_keys
 from llmtap.bench.folder import RESULT, Folder
 from llmtap.bench.registry import TESTS
@@ -46,6 +47,12 @@ _PACKAGES: Final = (
     "aiohttp", "uvloop", "httptools", "msgspec", "pyarrow", "numpy", "scipy", "grpcio", "tokenizers",
     "tiktoken",
 )  # fmt: skip
+_OPTIONS_SAID: Final = {
+    "A": "time between chunks",
+    "A (direct)": "time between chunks, nearly all of which have one token",
+    "B (even)": "a chunk's gap spread evenly over its tokens, which the draft's B has arrive together",
+    "C": "the server's own stamps",
+}
 _OVER: Final = frozenset({"failed"})
 """Findings about the server: of a test that goes to its limits and beyond, they are what was looked for."""
 _STREAMED: Final = frozenset({"ttft", "itl"})
@@ -67,6 +74,7 @@ def report_of(
 ) -> dict[str, Any]:
     """The report of one test, judged. Times are of the wall clock."""
     steps = _steps(session)
+    option = _itl_option(found, steps)
     charts = list(found.charts)
     if test.name in _STREAMED and session.steps:
         charts += stream_charts(session.steps[-1])
@@ -80,9 +88,11 @@ def report_of(
         "began": date_of(began_ns), "ended": date_of(ended_ns),
         "versions": versions(), "steps": steps, "warmups": session.warmups, "refused": session.refused,
         "measurements": found.measurements, "tables": msgspec.to_builtins(found.tables),
-        "charts": msgspec.to_builtins(charts), "configuration": found.configuration,
-        "notes": [*found.notes, *_cold(session)], "deviations": found.deviations,
-        "itl_option": _itl_option(steps),
+        "charts": msgspec.to_builtins(charts),
+        "configuration": found.configuration | _itl_line(option),
+        "notes": [*found.notes, *_warm_notes(session)],
+        "deviations": [*found.deviations, *_unprobed(session)],
+        "itl_option": option,
         "exact_requests": _exact_requests(steps),
         "forfeits": list(test.forfeits) if session.quick else [],
         "verdict": _verdict(steps),
@@ -110,9 +120,19 @@ def document_of(
     }  # fmt: skip
 
 
-def _cold(session: Session) -> list[str]:
-    """What a report has to say of a SUT that was not warmed up (4.5.3)."""
-    return ["cold start: the SUT was not warmed up"] if session.warmup == "none" else []
+def _warm_notes(session: Session) -> list[str]:
+    """What a report has to say of a SUT that was not warmed up (4.5.3), and by what it was."""
+    if session.warmup == "none":
+        return ["cold start: the SUT was not warmed up"]
+    return ["no measured prompt was sent to warm up: none was in a prefix cache for that reason"]
+
+
+def _unprobed(session: Session) -> list[str]:
+    """What a warm-up of a given number of requests gives up."""
+    if session.warmup in ("auto", "none"):
+        return []
+    said = f"4.5.2: warm-ups were of {session.warmup} requests, as --warmup says, and no probe"
+    return [f"{said}: that latency had settled is not shown (4.5.1-1a, 4.5.2-1a, 4.5.2-1b)"]
 
 
 def _run(report: Mapping[str, Any]) -> int:
@@ -184,10 +204,22 @@ def _short(result: Mapping[str, Any]) -> dict[str, Any]:
     return short
 
 
-def _itl_option(steps: Sequence[Mapping[str, Any]]) -> str | None:
-    """Of 4.6.3: A, B (`B-even`: spread over a chunk's tokens) or C; `A+B-even` where loads differ."""
-    options = {((step["result"].get("metrics") or {}).get("itl") or {}).get("option") for step in steps}
-    return "+".join(sorted(option for option in options if option)) or None
+def _itl_line(option: str | None) -> dict[str, str]:
+    """The declaration that 4.6.3 wants, as a line of the configuration."""
+    if option is None:
+        return {}
+    said = "; ".join(f"{one}: {_OPTIONS_SAID[one]}" for one in option.split(" + "))
+    return {"ITL option (4.6.3)": said}
+
+
+def _itl_option(found: Found, steps: Sequence[Mapping[str, Any]]) -> str | None:
+    """Of 4.6.3: A, B or C, and how llmtap takes it where that is not as the draft has it: `B (even)`; several
+    where loads differ, `A + B (even)`."""
+    if found.itl_option is not None:
+        return found.itl_option
+    told = [((step["result"].get("metrics") or {}).get("itl") or {}).get("option") for step in steps]
+    options = {option for one in told if one for option in one.split("+")}
+    return " + ".join(map(as_declared, sorted(options))) or None
 
 
 def _exact_requests(steps: Sequence[Mapping[str, Any]]) -> str | None:

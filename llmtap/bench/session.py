@@ -6,7 +6,7 @@ it (4.5), then the load is sent and every exchange kept.
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -19,17 +19,21 @@ from llmtap.bench.measurement import Measurement, Recorder
 from llmtap.bench.requests import write_requests
 from llmtap.bench.sut import Sut
 from llmtap.bench.target import Arm, Target
+from llmtap.bench.warming import other_words
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.load.bodies import BodyOptions
 from llmtap.load.crew import Outcome
 from llmtap.record.exchange import Exchange
 from llmtap.replay.options import ReplayOptions, read_headers
 from llmtap.replay.perform import Audience, Replay, Stopped
+from llmtap.replay.plan import Plan
 from llmtap.units import NS_PER_S, Duration
 
 __all__ = ["Interrupted", "Session", "Watcher"]
 
 TIMEOUT: Final = Duration(600 * NS_PER_S)
+CAPTURE: Final = "capture"
+"""Of a step, in its folder."""
 BASELINE: Final = ""
 """The arm without an overlay: the target as it is."""
 
@@ -103,8 +107,8 @@ class Session:
             warm: the SUT is warmed up first if it has not been in this configuration (4.5); False where cold
                 is what is measured (4.5.3).
             slo: bounds by which the result's goodput counts.
-            warm_by: what the SUT is warmed up with, where that is not to be the load itself (5.9.3: short
-                requests).
+            warm_by: whose lengths a warm-up has, where that is not the load itself (5.9.3: short requests);
+                the words are others in any case (`warming.py`).
             prime: sent just before the load, whenever that is sent; nothing of it is kept. It fills a prefix
                 cache (5.7.3), which may be empty again after an interruption.
 
@@ -135,29 +139,27 @@ class Session:
 
         warmup = self.warmup if warm and arm not in self._warm else "none"
         warmed: dict[str, Any] | None = None
-        if warm_by is not None and warmup != "none":
-            warmed, warmup = await self._warm_up(warm_by, overlay, warmup), "none"
+        if warmup != "none":
+            warmed = await self._warm_up(warm_by or load, overlay, warmup)
         if prime is not None:
-            await self._warm_up(prime, overlay, "none")
-        one = Replay(
-            load.plan,
-            self._options(load, overlay, warmup=warmup, slo=slo, capture=place / "capture"),
-            self._body(overlay),
-            self.watcher,
-            asking=lambda prepared: exact.update(
-                write_requests(prepared, load.plan.requests, place, planned=load.closed is None)
-            ),
-            keeping=keeping,
+            sent = self._replay_of(prime.plan, self._options(prime, overlay), overlay)
+            await self._perform(sent, sent.run())
+        one = self._replay_of(
+            load.plan, self._options(load, overlay, slo=slo, capture=place / CAPTURE), overlay
         )
-        result = await self._perform(one)
+        one.asking = lambda prepared: exact.update(
+            write_requests(prepared, load.plan.requests, place, planned=load.closed is None)
+        )
+        one.keeping = keeping
+        result = await self._perform(one, one.run())
         assert recorder is not None
+        result["capture"]["to"] = str(self.folder.place(name) / CAPTURE)
         if prime is not None:
             result["primed"] = len(prime.plan.requests)
         if warmed is not None:
             result["warmup"] = warmed
-        if warmed is not None or warmup != "none":
             self._warm.add(arm)
-            self.warmups.append({"arm": arm, "step": name, **result["warmup"]})
+            self.warmups.append({"arm": arm, "step": name, **warmed})
         found = Measurement(name, arm, result, recorder.table())
         found.save(place)
         told = {
@@ -169,11 +171,11 @@ class Session:
         self.folder.finish(name)
         return self._keep(found)
 
-    async def _perform(self, one: Replay) -> dict[str, Any]:
-        """Its result, unless somebody stops it."""
+    async def _perform(self, one: Replay, work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+        """What comes of it, unless somebody stops it."""
         self._replay = one
         try:
-            result = await one.run()
+            result = await work
         except Stopped:
             raise Interrupted("stopped") from None
         finally:
@@ -183,12 +185,13 @@ class Session:
         return result
 
     async def _warm_up(self, load: Load, overlay: Arm, warmup: str) -> dict[str, Any]:
-        """Warms up with requests that are not those measured; what it came to. They are sent once more, and
-        nothing of that is kept."""
-        options = self._options(load, overlay, warmup=warmup, slo=None, capture=None)
-        one = Replay(load.plan, options, self._body(overlay), self.watcher)
-        warmed: dict[str, Any] = (await self._perform(one))["warmup"]
-        return warmed
+        """Warms up with requests like those of a load, which are none of them; what it came to."""
+        options = self._options(load, overlay, warmup=warmup)
+        one = self._replay_of(other_words(load.plan), options, overlay)
+        return await self._perform(one, one.warm())
+
+    def _replay_of(self, plan: Plan, options: ReplayOptions, overlay: Arm) -> Replay:
+        return Replay(plan, options, self._body(overlay), self.watcher)
 
     def _keep(self, found: Measurement) -> Measurement:
         self.steps.append(found)
@@ -221,8 +224,9 @@ class Session:
         self._warm.clear()  # it may be another process now
 
     def _options(
-        self, load: Load, overlay: Arm, *, warmup: str, slo: str | None, capture: Path | None
-    ) -> ReplayOptions:
+        self, load: Load, overlay: Arm, *, warmup: str = "none", slo: str | None = None,
+        capture: Path | None = None,
+    ) -> ReplayOptions:  # fmt: skip
         target = self.target
         fields = [*read_headers([], None, target.key_env), *target.headers.items(), *overlay.headers.items()]
         return ReplayOptions(

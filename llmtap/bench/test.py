@@ -69,6 +69,8 @@ class Found:
     """What a reader has to know to read the figures."""
     deviations: list[str] = field(default_factory=list)
     """Where the procedure was left, and why: the report lists them (C.1 Notes, C.2 part 5)."""
+    itl_option: str | None = None
+    """By which option of 4.6.3 its gaps were taken, `A` or `A + C`; None: as the loads' own results say."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
 """`python -m llmtap.cli`: the command, also where no script is installed."""
 
-from llmtap.cli.main import main
+from llmtap.cli.entry import main
 
 main()

@@ -92,7 +92,7 @@ def _run(
         typer.Option(
             metavar="auto|none|N",
             help="100 requests and 10,000 tokens, then until latency is stable (IETF 4.5); none (a cold"
-            " start), or N requests.",
+            " start), or just N requests, and no probe.",
         ),
     ] = "auto",
     json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the report; - is stdout.")] = None,

@@ -2,158 +2,342 @@
 
 import asyncio
 import signal
-import socket
-import subprocess
-import sys
-import time
-from typing import Annotated, Any
+from collections.abc import Awaitable, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 
+from llmtap.cli.demo_load import RATE_RPS, burst_workload, demo_plan
+from llmtap.cli.demo_stage import ENGINE, OBJECTIVES, TENANT_HEADER, Stage
 from llmtap.cli.main import app
-from llmtap.errors import LlmtapError
+from llmtap.cli.stopping import Stopped, stoppable
+from llmtap.clock import SystemClock
+from llmtap.errors import ConfigError
+from llmtap.units import NS_PER_S, Duration, parse_duration_ns
+
+if TYPE_CHECKING:
+    from llmtap.load.messages import Progress
+    from llmtap.replay.perform import Replay
 
 __all__ = ["demo"]
 
-READY_S = 30.0
+EPILOG = """TRACE is anything that `llmtap replay` plays: a trace, a capture, or a workload. Without one,
+requests are drawn that are like BurstGPT's. Half of all pass a guardrail, dealt by an experiment, whose
+verdict comes at the end. Answers have 512 tokens at most; those not over 15 s after the last request are cut.
+
+Examples:
+
+  llmtap demo --keep
+
+  llmtap demo trace.jsonl --speed 20 --seconds 2m
+
+Exit codes: 0 ok; 1 a stream broke, or the tap did not see all of them; 130 stopped by Ctrl-C, with the
+summary so far."""
+
+DRAIN_S: Final = 15
+TIMEOUT_S: Final = 120
+FIRST_LOOK_S: Final = 0.25
+LOOK_S: Final = 1.0
+LINE_NS: Final = 5 * NS_PER_S
+"""Between two lines, where nobody watches a line change."""
+SETTLED_NS: Final = 5 * NS_PER_S
+SECONDS_MAX: Final = 86_400
+_FINE: Final = frozenset({"complete", "refused"})
+_CUT: Final = "client_cancelled"
+
+T = TypeVar("T")
 
 
-@app.command(epilog="Example:\n\n  llmtap demo --streams 1000 --concurrency 100")
+@app.command(epilog=EPILOG)
 def demo(
-    streams: Annotated[int, typer.Option(help="Streams in all.", min=1, max=100_000)] = 300,
-    concurrency: Annotated[int, typer.Option(help="Streams at a time.", min=1, max=2_000)] = 50,
+    trace: Annotated[str, typer.Argument(metavar="[TRACE]", help="What to send.")] = "",
+    seconds: Annotated[str, typer.Option(metavar="TIME", help="Send for so long.")] = "30s",
+    requests: Annotated[
+        int | None, typer.Option(metavar="N", min=1, max=1_000_000, help="Send no more than so many.")
+    ] = None,
+    speed: Annotated[
+        float, typer.Option(metavar="X", help=f"X times as fast; a workload has {RATE_RPS} requests/s.")
+    ] = 10.0,
+    keep: Annotated[bool, typer.Option("--keep", help="Then stay up until Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
-    """Start the simulated engine and the tap in front of it, send streams through, show what the tap saw."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    ports = _free_ports(3)
-    engine, proxy, admin = (f"127.0.0.1:{port}" for port in ports)
-    llmtap = [sys.executable, "-P", "-m", "llmtap.cli"]
-    children = [
-        subprocess.Popen(
-            [*llmtap, "sim", "serve", "--listen", engine, "--spread", "0.3"], stdout=subprocess.DEVNULL
-        )
-    ]
+    """Start the simulated engine and the tap in front of it, send requests, show what the tap saw."""
+    if not 0 < speed <= 1e6:
+        raise ConfigError("--speed", f"expected a number above 0, at most 1e6, got {speed:g}")
     try:
-        console.print(
-            f"engine  http://{engine}   (simulated: TTFT 150 ms, ITL 20 ms, each stream varies by 30 %)"
-        )
-        args = [
-            "proxy",
-            "--upstream",
-            f"http://{engine}",
-            "--listen",
-            proxy,
-            "--admin",
-            admin,
-            "--set",
-            "log.level=warning",
-        ]
-        children.append(
-            subprocess.Popen(
-                [*llmtap, *args],
-            )
-        )
-        ok = asyncio.run(_run(console, children, proxy, admin, engine, streams, concurrency, as_json))
-    finally:
-        for child in reversed(children):
-            child.send_signal(signal.SIGTERM)
-        for child in children:
-            try:
-                child.wait(10)
-            except subprocess.TimeoutExpired:
-                child.kill()
-    if not ok:
-        raise typer.Exit(1)
+        seconds_ns = Duration(parse_duration_ns(seconds))
+    except (ValueError, OverflowError) as exc:
+        raise ConfigError("--seconds", str(exc)) from None
+    if not 0 < seconds_ns <= SECONDS_MAX * NS_PER_S:
+        raise ConfigError("--seconds", f"{seconds} is not between 0 and a day")
+    try:
+        with stoppable(), TemporaryDirectory(prefix="llmtap-demo-") as folder:
+            one = _Demo(Path(folder), trace, seconds_ns, requests, speed, keep=keep, as_json=as_json)
+            code = asyncio.run(one.run())
+    except Stopped as exc:
+        raise typer.Exit(exc.code) from None
+    raise typer.Exit(code)
 
 
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
+class _Over(Exception):
+    """A signal came while something was waited for."""
 
 
-async def _run(
-    console: Any,
-    children: list["subprocess.Popen[bytes]"],
-    proxy: str,
-    admin: str,
-    engine: str,
-    streams: int,
-    concurrency: int,
-    as_json: bool,
-) -> bool:
-    import statistics
+class _Sent:
+    """What the sending process says: a replay's audience."""
 
-    import aiohttp
-    import msgspec
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    def __init__(self) -> None:
+        self.progress: Progress | None = None
 
-    from llmtap.load.closed_loop import stream_all
-    from llmtap.report.terminal import render_summary
+    def preparing(self, done: int, of: int) -> None:
+        pass
 
-    async with aiohttp.ClientSession() as session:
-        await _wait_ready(session, f"http://{engine}/health", children)
-        await _wait_ready(session, f"http://{admin}/readyz", children)
-        console.print(f"tap     http://{proxy}   metrics http://{admin}/metrics")
-        columns = (TextColumn("streams"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-            task = progress.add_task("streams", total=streams)
-            url = f"http://{proxy}/v1/chat/completions"
-            seen = await stream_all(
-                url, streams=streams, concurrency=concurrency,
-                headers=lambda i: {"x-request-id": f"demo-{i}"},
-                done=lambda: progress.advance(task),
-            )  # fmt: skip
-        summary = await _settled_summary(session, f"http://{admin}/api/v1/summary?window=all", streams)
-    if as_json:
-        print(msgspec.json.encode(summary).decode())
-    else:
-        Console().print(render_summary(summary))
-        if seen.gaps_ns:
-            console.print(
-                f"the clients' view: TTFT p50 {statistics.median(seen.ttft_ns) / 1e6:.1f} ms, "
-                f"gap p50 {statistics.median(seen.gaps_ns) / 1e6:.2f} ms, "
-                f"{seen.completed} streams complete, {seen.failed} failed"
-            )
-    if seen.failed or summary["n"] != streams:
-        console.print(f"failed: {seen.first_error or ''} (measured {summary['n']} of {streams})")
-        return False
-    return True
+    def warming(self, how: str) -> None:
+        pass
+
+    def sending(self, progress: "Progress", planned: int) -> None:
+        self.progress = progress
+
+    def writing(self, done: int, of: int) -> None:
+        pass
+
+    def comparing(self, done: int, of: int | None) -> None:
+        pass
 
 
-async def _wait_ready(session: Any, url: str, children: list["subprocess.Popen[bytes]"]) -> None:
-    import aiohttp
+class _Demo:
+    """One demo, in one loop, which is told of signals from its first to its last moment."""
 
-    end = time.monotonic() + READY_S
-    while time.monotonic() < end:
-        for child in children:
-            if child.poll() is not None:
-                raise LlmtapError(f"a process of the demo ended with {child.returncode}")
+    def __init__(
+        self,
+        folder: Path,
+        source: str,
+        seconds: Duration,
+        requests: int | None,
+        speed: float,
+        *,
+        keep: bool,
+        as_json: bool,
+    ) -> None:
+        from rich.console import Console
+
+        self._folder = folder
+        self._source = source
+        self._seconds = seconds
+        self._requests = requests
+        self._speed = speed
+        self._keep = keep
+        self._as_json = as_json
+        self._told = Console(stderr=True, highlight=False)
+        self._sent = _Sent()
+        self._replay: Replay | None = None
+        self._over = asyncio.Event()
+        self._signal: int | None = None
+        self._began_ns = SystemClock.mono_ns()
+
+    async def run(self) -> int:
+        """The exit code. Raises ConfigError and LlmtapError."""
+        import aiohttp
+
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._stop, number)
+        code = 0
         try:
-            async with session.get(url, timeout=aiohttp.ClientTimeout(total=2)) as response:
-                if response.status == 200:
-                    return
-        except (aiohttp.ClientError, TimeoutError):
-            pass
-        await asyncio.sleep(0.05)
-    raise LlmtapError(f"{url} was not ready within {READY_S:.0f} s")
+            with Stage(self._folder) as stage:
+                async with aiohttp.ClientSession() as session:
+                    code = await self._play(stage, session)
+                    if self._keep and not self._over.is_set():
+                        self._say("it stays up until Ctrl-C")
+                        await self._over.wait()
+        except _Over:
+            self._say("stopped before there was anything to show")
+        return code if self._signal is None else 128 + self._signal
+
+    def _stop(self, number: int) -> None:
+        """Cuts what is under way: who presses Ctrl-C in a demo wants its summary, not its longest answer."""
+        if self._signal is None:
+            self._signal = number
+            self._over.set()
+            if self._replay is not None:
+                self._replay.stop()
+                self._replay.stop()
+
+    def _say(self, text: str) -> None:
+        self._told.print(text, markup=False, soft_wrap=True)
+
+    async def _play(self, stage: Stage, session: Any) -> int:
+        """From the first line to the last figure. Raises _Over where a signal came before there was any."""
+        from llmtap.replay.perform import Stopped as Unsent
+
+        self._say(f"engine     {stage.engine}   (simulated: {ENGINE}; half of the requests pass a guardrail)")
+        self._say(f"tap        {stage.proxy}   (OpenAI's API; model: sim)")
+        self._say(f"dashboard  {stage.admin}/   or: llmtap top --admin {stage.admin}")
+        # Prompts are drawn while the processes start.
+        made = asyncio.gather(asyncio.to_thread(self._make, stage.proxy), stage.ready(session))
+        self._replay = (await self._unless_over(made))[0]
+        sending = asyncio.ensure_future(self._replay.run())
+        try:
+            await self._watch(sending, stage, session)
+            result = sending.result()
+        except Unsent:
+            raise _Over from None
+        finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+        summary = await self._settled(session, stage, result["load"]["sent"])
+        async with session.get(f"{stage.admin}/api/v1/experiment") as response:
+            experiment = await response.json()
+        self._show(summary, experiment, result)
+        problems = _problems(summary, result)
+        for problem in problems:
+            self._say(f"failed: {problem}")
+        return 1 if problems else 0
+
+    def _make(self, target: str) -> "Replay":
+        from llmtap.load.bodies import BodyOptions
+        from llmtap.replay.options import ReplayOptions
+        from llmtap.replay.perform import Replay
+
+        plan = demo_plan(
+            self._source or str(burst_workload(self._folder)), speed=self._speed,
+            seconds=self._seconds / NS_PER_S, requests=self._requests,
+        )  # fmt: skip
+        options = ReplayOptions(
+            target=target, model="sim", tenant_header=TENANT_HEADER, timeout=Duration(TIMEOUT_S * NS_PER_S),
+            connect_timeout=Duration(10 * NS_PER_S), duration=self._seconds,
+            drain=Duration(DRAIN_S * NS_PER_S), retry_wait=Duration(0), request_ids="demo", slo=OBJECTIVES,
+            scrape="none",
+        )  # fmt: skip
+        body = BodyOptions(server="openai", model="sim", temperature=0.0)
+        return Replay(plan, options, body, self._sent)
+
+    async def _unless_over(self, what: Awaitable[T]) -> T:
+        """Raises _Over when a signal comes first."""
+        task, over = asyncio.ensure_future(what), asyncio.ensure_future(self._over.wait())
+        try:
+            await asyncio.wait((task, over), return_when=asyncio.FIRST_COMPLETED)
+            if self._over.is_set():
+                raise _Over
+            return task.result()
+        finally:
+            task.cancel()
+            over.cancel()
+            await asyncio.gather(task, over, return_exceptions=True)
+
+    async def _watch(self, sending: "asyncio.Future[dict[str, Any]]", stage: Stage, session: Any) -> None:
+        """The tap's figures as they come, until all is sent and answered."""
+        from rich.text import Text
+
+        status = self._told.status(Text("sending")) if self._told.is_terminal else None
+        told_ns: int | None = None
+        if status is not None:
+            status.start()
+        try:
+            while not sending.done():
+                await asyncio.wait((sending,), timeout=FIRST_LOOK_S if told_ns is None else LOOK_S)
+                stage.check()
+                summary = await _summary(session, stage)
+                if summary is None or not summary["n"]:
+                    continue
+                now_ns = SystemClock.mono_ns()
+                if status is not None:
+                    status.update(Text(self._line(summary)))
+                elif told_ns is None or now_ns - told_ns >= LINE_NS:
+                    self._say(self._line(summary))
+                else:
+                    continue
+                told_ns = now_ns
+        finally:
+            if status is not None:
+                status.stop()
+
+    def _line(self, summary: Mapping[str, Any]) -> str:
+        from llmtap.report.terminal import figure_text
+
+        progress = self._sent.progress
+        said = [f"{(SystemClock.mono_ns() - self._began_ns) / NS_PER_S:.0f} s"]
+        if progress is not None:
+            said += [f"sent {progress.sent:,}", f"under way {progress.under_way:,}"]
+        said.append(f"measured {summary['n']:,}")
+        for title, name in (("TTFT", "ttft"), ("TBC", "tbc")):
+            figures = summary["metrics"][name]
+            if figures["n"]:
+                said.append(f"{title} p50 {figure_text(figures, 'p50')} p99 {figure_text(figures, 'p99')} ms")
+        return "  ".join(said)
+
+    async def _settled(self, session: Any, stage: Stage, sent: int) -> dict[str, Any]:
+        """The summary, once the meter has caught up."""
+        end_ns = SystemClock.mono_ns() + SETTLED_NS
+        while True:
+            stage.check()
+            summary = await _summary(session, stage)
+            if summary is not None:
+                settled = summary["n"] >= sent and not any(
+                    relay.get("unsettled", 1) for relay in summary["relays"].values()
+                )
+                if settled or SystemClock.mono_ns() > end_ns:
+                    return summary
+            await asyncio.sleep(0.1)
+
+    def _show(
+        self, summary: dict[str, Any], experiment: Mapping[str, Any], result: Mapping[str, Any]
+    ) -> None:
+        from rich.console import Console
+        from rich.text import Text
+
+        from llmtap.report.experiment import experiment_lines
+        from llmtap.report.terminal import milliseconds, render_summary
+
+        outcomes, metrics = result["outcomes"], result["metrics"]
+        if self._as_json:
+            import msgspec
+
+            clients = {"n": result["n"], "outcomes": outcomes, "metrics": metrics}
+            told = {**summary, "experiment": experiment, "clients": clients}
+            print(msgspec.json.format(msgspec.json.encode(told)).decode())
+            return
+        console = Console(highlight=False)
+        console.print(render_summary(summary))
+        for line in experiment_lines(experiment):
+            console.print(Text(line), soft_wrap=True)
+        said = ", ".join(f"{name} {n:,}" for name, n in outcomes.items())
+        ttft, tbc = milliseconds(metrics["ttft"]["p50"]), milliseconds(metrics["tbc"]["p50"])
+        self._say(f"the clients' view: TTFT p50 {ttft} ms, TBC p50 {tbc} ms, {said or 'nothing was sent'}")
+        if outcomes.get(_CUT):
+            why = "at the signal" if self._signal else f"{DRAIN_S} s after the last request"
+            self._say(f"{outcomes[_CUT]:,} answers were cut {why}")
 
 
-async def _settled_summary(session: Any, url: str, streams: int) -> dict[str, Any]:
-    """The summary, once the meter has caught up."""
-    end = time.monotonic() + 5
-    while True:
-        async with session.get(url) as response:
-            summary: dict[str, Any] = await response.json()
-        settled = summary["n"] >= streams and not any(
-            r.get("unsettled", 1) for r in summary["relays"].values()
-        )
-        if settled or time.monotonic() > end:
-            return summary
-        await asyncio.sleep(0.1)
+async def _summary(session: Any, stage: Stage) -> dict[str, Any] | None:
+    """Of all since the start; None while the meter does not answer."""
+    import aiohttp
+
+    try:
+        async with session.get(
+            f"{stage.admin}/api/v1/summary?window=all&by=none", timeout=aiohttp.ClientTimeout(total=5)
+        ) as response:
+            told: dict[str, Any] | None = await response.json() if response.status == 200 else None
+            return told
+    except (aiohttp.ClientError, TimeoutError):
+        return None
+
+
+def _problems(summary: Mapping[str, Any], result: Mapping[str, Any]) -> list[str]:
+    """What must not be: a stream that broke, on either side, or one that the tap did not see."""
+    found = []
+    for side, outcomes in (("clients", result["outcomes"]), ("tap", summary["outcomes"])):
+        for name, n in outcomes.items():
+            if name not in _FINE and name != _CUT:
+                found.append(f"{n:,} {name}, as the {side} saw it")
+    if found:
+        found += [f"{n:,} x {error}" for error, n in result["errors"].items()]
+    left = summary["outcomes"].get(_CUT, 0) - result["outcomes"].get(_CUT, 0)
+    if left > 0:
+        found.append(f"{left:,} answers were left by clients that cut none of them")
+    sent = result["load"]["sent"]
+    if summary["n"] != sent:
+        found.append(f"{summary['n']:,} of {sent:,} exchanges were measured")
+    return found

@@ -2,14 +2,16 @@
 
 import importlib
 import sys
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from llmtap import __version__
 from llmtap.errors import ConfigError, LlmtapError
 
-__all__ = ["app", "main"]
+__all__ = ["app", "load_commands", "main"]
+
+_INTERRUPTED: Final = 130
 
 app = typer.Typer(
     name="llmtap",
@@ -36,15 +38,24 @@ def _root(
     """Holds the options that stand before a subcommand."""
 
 
-def main() -> None:
-    """Run a command. Exit 0: ok. 1: a check failed. 2: usage or configuration, the key named on stderr."""
+def load_commands() -> None:
+    """Read the modules of all commands, which add themselves to `app`."""
     commands = (
         "proxy", "sim", "sim_run", "replay", "inspect", "demo", "convert", "report", "bench", "bench_exo",
+        "slo", "meter", "top",
     )  # fmt: skip
     for command in commands:
         importlib.import_module(f"llmtap.cli.{command}")
+
+
+def main() -> None:
+    """Run a command. Exit 0: ok. 1: a check failed. 2: usage or configuration, the key named on stderr. 130:
+    Ctrl-C, where the command itself had nothing to say of it."""
     try:
+        load_commands()
         app()
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED)
     except ConfigError as exc:
         print(f"llmtap: {exc}", file=sys.stderr)
         sys.exit(2)

@@ -13,8 +13,7 @@ STDOUT: Final = "-"
 def need_outputs(*, json: str | None, html: str | None, markdown: str | None = None) -> dict[str, Path]:
     """The files of `--json`, `--html` and `--markdown`; what goes to stdout is none.
 
-    Raises ConfigError of an option whose file cannot be written, and where two go to stdout or a page cannot
-    be made.
+    Raises ConfigError of an option whose file cannot be written, and where two go to stdout.
     """
     named = {"--json": json, "--html": html, "--markdown": markdown}
     to_stdout = [option for option, name in named.items() if name == STDOUT]
@@ -31,11 +30,6 @@ def need_outputs(*, json: str | None, html: str | None, markdown: str | None = N
                 place.unlink()
         except OSError as exc:
             raise _unwritten(option, place, exc) from None
-    if html is not None:
-        from importlib.util import find_spec
-
-        if find_spec("plotly") is None:
-            raise ConfigError("--html", "needs plotly", "pip install llmtap[report]")
     return places
 
 

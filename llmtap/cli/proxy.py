@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +14,7 @@ from llmtap.errors import ConfigError
 if TYPE_CHECKING:
     from llmtap.capture.options import CaptureOptions
 
-__all__ = ["proxy"]
+__all__ = ["capture_places", "proxy", "read_assignments"]
 
 EPILOG = """Examples:
 
@@ -71,12 +72,8 @@ def proxy(
         "meter.admin": admin,
         "relay.workers": workers,
         "capture.to": capture,
+        **read_assignments(assign or ()),
     }
-    for item in assign or ():
-        key, sep, value = item.partition("=")
-        if not sep:
-            raise ConfigError("--set", f"expected KEY=VALUE, got {item!r}")
-        flags[key.strip()] = value.strip()
 
     def load() -> Settings:
         return load_settings(config, os.environ, flags)
@@ -91,25 +88,38 @@ def proxy(
     if check:
         print(f"ok (config {fingerprint(settings)})")
         if settings.capture.to is not None:
-            to, spool = _capture_places(settings.capture)
+            to, spool = capture_places(settings.capture)
             print(f"capture: {to} (level {settings.capture.level})\nspool: {spool}")
         return
     set_up(settings.log)
     scheme = "https" if settings.relay.tls_certificate else "http"
+    admin_scheme = "https" if settings.meter.admin_tls_certificate else "http"
 
     def announce(listen: str, admin: str) -> None:
-        line = f"llmtap: {scheme}://{listen} -> {settings.relay.upstream}   metrics: http://{admin}/metrics"
+        line = f"llmtap: {scheme}://{listen} -> {settings.relay.upstream}"
+        line += f"   metrics: {admin_scheme}://{admin}/metrics"
         if settings.capture.to is not None:
-            line += f"   capture: {_capture_places(settings.capture)[0]} ({settings.capture.level})"
+            line += f"   capture: {capture_places(settings.capture)[0]} ({settings.capture.level})"
         print(line, file=sys.stderr, flush=True)
 
     raise typer.Exit(asyncio.run(Supervisor(settings, load, announce).run()))
 
 
-def _capture_places(options: "CaptureOptions") -> tuple[str, str]:
+def capture_places(options: "CaptureOptions") -> tuple[str, str]:
     """Where files go and where spools lie, for people: without secrets."""
     from llmtap.capture.places import open_place
     from llmtap.capture.store import spool_folder
 
     assert options.to is not None
     return open_place(options.to).name, str(spool_folder(options))
+
+
+def read_assignments(assign: Iterable[str]) -> dict[str, str]:
+    """The keys and values of `--set`. Raises ConfigError."""
+    flags = {}
+    for item in assign:
+        key, sep, value = item.partition("=")
+        if not sep:
+            raise ConfigError("--set", f"expected KEY=VALUE, got {item!r}")
+        flags[key.strip()] = value.strip()
+    return flags

@@ -1,7 +1,6 @@
 """`llmtap replay`: a trace, a capture or a workload sent to a server, on time."""
 
 import asyncio
-import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -9,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from llmtap.cli.main import app
-from llmtap.cli.outputs import STDOUT, need_capture, need_outputs, write_output
+from llmtap.cli.outputs import need_capture
+from llmtap.cli.stopping import Heard, Stopped, stoppable
 from llmtap.errors import ConfigError
 from llmtap.units import NEVER, NS_PER_S, Duration, parse_duration_ns
 
@@ -34,7 +34,8 @@ Examples:
   llmtap replay synthetic-uniform --target http://127.0.0.1:8000 --closed 32 --tokenizer models/mine
 
 Exit codes: 0 ok; 1 the figures are not to be believed, or some requests failed (the report says which); 2 a
-wrong option; 130 stopped by Ctrl-C, with the report so far.
+wrong option; 130 stopped by Ctrl-C, 143 by SIGTERM: once to send no more, twice to cut the answers under way;
+the report so far is written.
 
 Keys come from the environment (OPENAI_API_KEY, or --api-key-env) or a file (--header-file), and are in no
 result."""
@@ -43,7 +44,6 @@ RETRY_WAIT: Final = "30s"
 _LONGEST_NS: Final = 1_000 * 86_400 * NS_PER_S
 """Of a duration: longer than any run, and short of what stamps can hold."""
 _FAILED: Final = 1
-_INTERRUPTED: Final = 130
 _ENDPOINTS: Final = {
     "chat": "chat.completions", "chat.completions": "chat.completions", "completions": "completions",
     "responses": "responses",
@@ -209,13 +209,17 @@ def replay(
         ),
     ] = None,
     capture: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Write the exchanges as a capture.")
+        str | None,
+        typer.Option(metavar="DIR", help="Write the exchanges as a capture, and beside them the result."),
     ] = None,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of all that is drawn.")] = 42,
     json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the result; - is stdout.")] = None,
     html: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Write a page with figures and charts; - is stdout."),
+    ] = None,
+    markdown: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write the report as Markdown; - is stdout.")
     ] = None,
     list_workloads: Annotated[bool, typer.Option("--workloads", help="List the workloads.")] = False,
 ) -> None:
@@ -231,10 +235,14 @@ def replay(
         raise ConfigError("--endpoint", f"{endpoint!r} is none of chat, completions, responses")
     if server not in ("auto", "openai", "vllm", "sglang"):
         raise ConfigError("--server", f"{server!r} is none of auto, openai, vllm, sglang")
-    places = need_outputs(json=json, html=html)
+    from llmtap.cli.replay_outputs import Outputs, write_beside
+
+    outputs = Outputs(json=json, html=html, markdown=markdown)
     for option, number in (("--speed", speed), ("--rate", rate)):
         if number is not None and not 0 < number <= 1e6:
             raise ConfigError(option, f"expected a number above 0, at most 1e6, got {number:g}")
+    if limit_in_flight is not None and closed is not None:
+        raise ConfigError("--limit-in-flight", "only an open loop has one", "leave out --closed")
     if warmup not in ("auto", "none") and not (
         warmup.isascii() and warmup.isdigit() and 0 < int(warmup) < 10**6
     ):
@@ -244,7 +252,8 @@ def replay(
     from llmtap.load.stopping import parse_stop_errors
     from llmtap.metrics.objectives import Objectives
     from llmtap.replay.options import ReplayOptions, read_headers
-    from llmtap.replay.perform import Replay, Stopped
+    from llmtap.replay.perform import Replay
+    from llmtap.replay.perform import Stopped as NothingMeasured
     from llmtap.replay.plan import Asked, make_plan
     from llmtap.replay.protocols import protocol_of, refuse_meaningless
 
@@ -279,67 +288,41 @@ def replay(
     )  # fmt: skip
     if capture is not None:
         need_capture(capture)
-    with watching() as audience:
-        plan = make_plan(
-            Asked(
-                source=trace, source_format=source_format, requests=requests, rate_rps=rate, speed=speed,
-                arrivals=arrivals, window_from_ns=from_ns, window_for_ns=for_ns, share=share,
-                closed=closed is not None, as_recorded=as_recorded, tokenizer=tokenizer,
-                chat=named == "chat.completions" and protocol_of(target) == "http", seed=seed,
-            ),
-            audience.reading,
-        )  # fmt: skip
-        one = Replay(plan, options, body, audience)
-        try:
-            result = asyncio.run(_run(one, audience))
-        except Stopped as exc:
-            print(f"llmtap: {exc}", file=sys.stderr)
-            raise typer.Exit(_INTERRUPTED) from None
-    for option, place in places.items():
-        write_output(option, place, _json(result) if option == "--json" else _page(result))
-    _show(result, stdout="json" if json == STDOUT else "html" if html == STDOUT else "table")
-    if result["load"]["stopped"] == "somebody stopped it":
-        raise typer.Exit(_INTERRUPTED)
+    try:
+        with stoppable() as heard:
+            with watching() as audience:
+                plan = make_plan(
+                    Asked(
+                        source=trace, source_format=source_format, requests=requests, rate_rps=rate,
+                        speed=speed, arrivals=arrivals, window_from_ns=from_ns, window_for_ns=for_ns,
+                        share=share, closed=closed is not None, as_recorded=as_recorded, tokenizer=tokenizer,
+                        chat=named == "chat.completions" and protocol_of(target) == "http", seed=seed,
+                    ),
+                    audience.reading,
+                )  # fmt: skip
+                one = Replay(plan, options, body, audience)
+                result = asyncio.run(_run(one, audience, heard))
+            if capture is not None:
+                write_beside(capture, result)
+            outputs.tell(result)
+    except Stopped as exc:
+        print("llmtap: stopped", file=sys.stderr)
+        raise typer.Exit(exc.code) from None
+    except NothingMeasured as exc:
+        assert heard.code is not None
+        print(f"llmtap: {exc}", file=sys.stderr)
+        raise typer.Exit(heard.code) from None
+    if heard.code is not None:
+        raise typer.Exit(heard.code)
     if not result["verdict"]["valid"]:
         raise typer.Exit(_FAILED)
 
 
-async def _run(one: "Replay", audience: "Lines") -> dict[str, Any]:
-    loop = asyncio.get_running_loop()
+async def _run(one: "Replay", audience: "Lines", heard: Heard) -> dict[str, Any]:
+    from llmtap.cli.replay_stopping import Answering
 
-    def stop() -> None:
-        audience.stopping()
-        one.stop()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop)
+    heard.instead = Answering(one, audience, asyncio.get_running_loop())
     return await one.run()
-
-
-def _json(result: dict[str, Any]) -> str:
-    import msgspec
-
-    return msgspec.json.format(msgspec.json.encode(result)).decode()
-
-
-def _page(result: dict[str, Any]) -> str:
-    from llmtap.report.replay_page import replay_html
-
-    return replay_html(result)
-
-
-def _show(result: dict[str, Any], *, stdout: str) -> None:
-    if stdout != "table":
-        print(_json(result) if stdout == "json" else _page(result))
-        return
-    from rich.console import Console
-
-    from llmtap.report.replay import render_replay
-
-    if sys.stdout.isatty():
-        Console(highlight=False).print(render_replay(result))
-    else:
-        Console(highlight=False, width=200).print(render_replay(result), soft_wrap=True)
 
 
 def _window(text: str | None) -> tuple[int, int | None]:

@@ -3,12 +3,15 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from llmtap.clock import SystemClock
 from llmtap.load.messages import Progress
 
-__all__ = ["Lines", "watching"]
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+
+__all__ = ["Bars", "Lines", "painted", "watching"]
 
 EVERY_NS: Final = 10_000_000_000
 
@@ -59,20 +62,26 @@ class Lines:
         print(f"llmtap: {words}", file=sys.stderr, flush=True)
 
 
-class _Bar(Lines):
-    """One line, painted over."""
+class Bars(Lines):
+    """One line, painted over: of what is under way, how much is done, and figures."""
 
-    def __init__(self, bar: Any) -> None:
+    def __init__(self, bar: "RichProgress") -> None:
         super().__init__()
         self._bar = bar
-        self._tasks: dict[str, Any] = {}
+        self._what = ""
+
+    def hide(self) -> None:
+        """Nothing is under way."""
+        self._what = ""
+        for task in self._bar.task_ids:
+            self._bar.remove_task(task)
 
     def _show(self, what: str, done: int, of: int | None, said: str = "") -> None:
-        if what not in self._tasks:
-            for task in self._tasks.values():
-                self._bar.update(task, visible=False)
-            self._tasks[what] = self._bar.add_task(what, total=of, said="")
-        self._bar.update(self._tasks[what], completed=done, total=of, said=said)
+        if what != self._what:
+            self.hide()
+            self._what = what
+            self._bar.add_task(what, total=of, said=said)
+        self._bar.update(self._bar.task_ids[0], completed=done, total=of, said=said)
 
     def reading(self, done: int, of: int | None) -> None:
         self._show("reading", done, of)
@@ -116,18 +125,25 @@ def figures(p: Progress, planned: int | None) -> str:
 
 
 @contextmanager
-def watching() -> Iterator[Lines]:
-    """Somebody to tell."""
-    if not sys.stderr.isatty():
-        yield Lines()
-        return
+def painted() -> Iterator["RichProgress"]:
+    """The place of `Bars`, on a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
     from rich.progress import Progress as RichProgress
 
     columns = (
-        TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(),
-        TextColumn("{task.fields[said]}"),
+        TextColumn("{task.description}", markup=False), BarColumn(20), MofNCompleteColumn(),
+        TextColumn("{task.fields[said]}", markup=False),
     )  # fmt: skip
     with RichProgress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=4) as bar:
-        yield _Bar(bar)
+        yield bar
+
+
+@contextmanager
+def watching() -> Iterator[Lines]:
+    """Somebody to tell."""
+    if not sys.stderr.isatty():
+        yield Lines()
+        return
+    with painted() as bar:
+        yield Bars(bar)

@@ -17,7 +17,7 @@ __all__ = ["report"]
 EPILOG = """CAPTURE is a file, a folder, a pattern of files or a URL (s3://bucket/prefix) of captures,
 also of one that is running (of a URL only what is uploaded; name the spool's folder beside it for the rest);
 or one trace file of another tool, in any format that `llmtap convert --list` shows; or a results folder of
-llmtap bench.
+llmtap bench; or what `llmtap replay --json` wrote, which is told as the replay told it, its verdict too.
 
 Examples:
 
@@ -26,6 +26,8 @@ Examples:
   llmtap report s3://bucket/captures --json > summary.json
 
   llmtap report captures/ --integrity || echo "something is missing"
+
+  llmtap report replayed.json --markdown replayed.md
 
   llmtap report bench-results/today --html page.html
 
@@ -53,10 +55,11 @@ def report(
         bool, typer.Option("--skip-broken", help="Pass over files that cannot be read, and name them.")
     ] = False,
     html: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Of a benchmark's results: write their page.")
+        str | None,
+        typer.Option(metavar="FILE", help="Of results of a benchmark or a replay: write their page."),
     ] = None,
     markdown: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Of a benchmark's results: write them as Markdown.")
+        str | None, typer.Option(metavar="FILE", help="Of these: write them as Markdown.")
     ] = None,
     compare: Annotated[
         list[str] | None,
@@ -65,7 +68,7 @@ def report(
         ),
     ] = None,
 ) -> None:
-    """Sum up a capture: latencies, workload, conversations, and what is missing; or a benchmark's results."""
+    """Sum up a capture: latencies, workload, conversations, what is missing; or tell other results again."""
     if compare:
         from llmtap.cli.report_compare import compared
 
@@ -75,9 +78,20 @@ def report(
     if len(places) == 1 and (Path(places[0]) / "bench.json").is_file():
         _show_bench(Path(places[0]), html, markdown, as_json=as_json)
         return
+    from llmtap.cli.replay_outputs import Outputs, load_result, verdicts_beside
+
+    result = load_result(places[0]) if len(places) == 1 else None
+    if result is not None:
+        for option, refused in (
+            ("--by", by), ("--slo", slo), ("--integrity", integrity), ("--skip-broken", skip_broken),
+        ):  # fmt: skip
+            if refused:
+                raise ConfigError(option, "is of a capture; the result of a replay is summed up already")
+        Outputs(json=STDOUT if as_json else None, html=html, markdown=markdown).tell(result)
+        return
     for option, given in (("--html", html), ("--markdown", markdown)):
         if given is not None:
-            raise ConfigError(option, "is of a results folder of llmtap bench")
+            raise ConfigError(option, "is of a results folder of llmtap bench, or of a replay's --json")
     from llmtap.capture.describe import BY, describe
     from llmtap.capture.reader import read
     from llmtap.metrics.objectives import Objectives
@@ -110,6 +124,9 @@ def report(
         "broken": [{"file": file, "problem": problem} for file, problem in capture.broken],
     }  # fmt: skip
     told["integrity"] = capture.integrity().to_dict()
+    verdicts = dict(verdicts_beside(places))
+    if verdicts:
+        told["replays"] = verdicts
     _show(told, as_json=as_json)
 
 
@@ -205,6 +222,11 @@ def _show(told: dict[str, object], *, as_json: bool) -> None:
     from llmtap.report.capture import render_capture
 
     _print(render_capture(told))
+    verdicts: Any = told.get("replays")
+    if verdicts:
+        from llmtap.report.replay import render_verdicts
+
+        _print(render_verdicts(verdicts))
 
 
 def _show_integrity(told: dict[str, object], *, as_json: bool) -> None:

@@ -2,12 +2,12 @@
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Final
 
-__all__ = ["Stopped", "stoppable"]
+__all__ = ["Heard", "Stopped", "stoppable"]
 
 _EXIT: Final = 128
 """What a shell adds to a signal's number."""
@@ -22,18 +22,37 @@ class Stopped(KeyboardInterrupt):
         """What the process is to end with."""
 
 
+class Heard:
+    """What came until now, and what is done instead of raising Stopped."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+        self.instead: Callable[[], bool] | None = None
+        """Called by the handler of a signal, between any two steps of the main thread; False: raise."""
+
+    @property
+    def code(self) -> int | None:
+        """What the process is to end with, by the first signal; None where none came."""
+        return _EXIT + self.numbers[0] if self.numbers else None
+
+
 @contextmanager
-def stoppable() -> Iterator[None]:
-    """Raises Stopped where a signal comes inside. From then on others do nothing: the process is on its way
-    out, and what it puts away takes a second."""
+def stoppable() -> Iterator[Heard]:
+    """Raises Stopped where a signal comes inside, unless `instead` of what it gives sees to it. Once that was
+    raised others do nothing: the process is on its way out, and what it puts away takes a second."""
     before: dict[int, Any] = {}
-    came: list[int] = []
+    heard = Heard()
+    raised = False
 
     def stop(number: int, frame: FrameType | None) -> None:
-        came.append(number)
+        nonlocal raised
+        heard.numbers.append(number)
+        if heard.instead is not None and heard.instead():
+            return
+        raised = True
         for each in before:
             signal.signal(each, signal.SIG_IGN)
-        raise Stopped(number)
+        raise Stopped(heard.numbers[0])
 
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -41,11 +60,11 @@ def stoppable() -> Iterator[None]:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 before[number] = signal.signal(number, stop)
     try:
-        yield
+        yield heard
     except KeyboardInterrupt:
         # Some libraries raise their own where a handler raised ours.
-        raise Stopped(came[0] if came else signal.SIGINT) from None
+        raise Stopped(heard.numbers[0] if heard.numbers else signal.SIGINT) from None
     finally:
-        if not came:
+        if not raised:
             for each, handler in before.items():
                 signal.signal(each, handler)

@@ -214,16 +214,18 @@ class Crew:
                 ready.set_result(None)
                 return None
             done: Done | None = None
+            opened = 0
             frames = Frames()
             while data := await member.read():
                 for message in frames.feed(data):
                     match message:
                         case Ready():
+                            opened = message.connections
                             ready.set_result(None)
                         case Progress():
                             heard(message)
                         case Done():
-                            done = message
+                            done = msgspec.structs.replace(message, opened_before=opened)
             status = await member.ended()
         except Exception as exc:
             if ready.done():

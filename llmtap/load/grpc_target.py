@@ -91,7 +91,7 @@ class GrpcTarget:
     ) -> Exchange:
         """One request now, and its Exchange when it is over."""
         self._seq += 1
-        self.reuses += self.connects
+        self.reuses += self._seq > 1
         self.connects = 1
         request_id = request_id or f"{self._name}-{self._seq}"
         output = max(1, output_tokens)

@@ -108,6 +108,8 @@ class Done(msgspec.Struct, tag=True):
     """It had real-time priority."""
     spill_error: str | None = None
     """Why exchanges could not be put aside any more (a full disk); they are counted all the same."""
+    opened_before: int = 0
+    """Of `connects`: those that stood when it was ready. Its parent fills this in."""
 
 
 _encode = msgspec.msgpack.Encoder(enc_hook=encode_special).encode

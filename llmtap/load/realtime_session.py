@@ -135,6 +135,11 @@ class RealtimeSession:
             and (answer is None or (answer.done.done() and answer.outcome is Outcome.COMPLETE))
         )
 
+    @property
+    def used(self) -> bool:
+        """It has served a request."""
+        return self._began_ns > 0
+
     def is_alive(self) -> bool:
         """The server has not closed it since. What it said after an answer is still there to be read."""
         return self._stream is not None and not self._stream.closed and not self._stream.peer_left()

@@ -95,7 +95,7 @@ class RealtimeTarget:
         self.connects = 0
         """Sessions that were begun."""
         self.reuses = 0
-        """Requests on one that was there."""
+        """Requests on one that had served another before."""
         self._timer = loop.call_later(SWEEP_S, self._sweep)
 
     async def open(self, sessions: int, tenant: str | None = None) -> int:
@@ -133,7 +133,7 @@ class RealtimeTarget:
         if session is None:
             session = self._new(tenant)
         else:
-            self.reuses += 1
+            self.reuses += session.used
             session.send(data)
         observer = Observer(
             self._name, seq, began_ns, self.lateness.timebase.anchor.to_wall_ns(began_ns),
@@ -257,7 +257,7 @@ def parse_realtime(url: str, place: str = "--target") -> tuple[Origin, str, str 
     Raises ConfigError that names `place`.
     """
     parts = urlsplit(url)
-    if parts.scheme not in ("ws", "wss"):
+    if parts.scheme not in ("ws", "wss") or not parts.hostname:
         raise ConfigError(place, f"{url!r} is no URL of a WebSocket", "write it like ws://127.0.0.1:8000")
     scheme = "https" if parts.scheme == "wss" else "http"
     origin = parse_origin(urlunsplit((scheme, parts.netloc, "", "", "")), place)

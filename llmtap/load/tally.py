@@ -63,11 +63,14 @@ class Tally:
         """Counts an exchange that has ended."""
         m = measure(x)
         self.summary.add(x, m)
-        self.sent_ns.append(x.timeline.arrival_ns)
+        sent_ns = x.timeline.arrival_ns
         if x.scheduled_ns is not None and x.dispatch_late_ns is not None:
+            # Of a request that was sent again both are of the first time.
+            sent_ns = x.scheduled_ns + x.dispatch_late_ns
             self.lateness.record(max(0, x.dispatch_late_ns))
             if x.timeline.submit_ns is not None:
                 self._correct(x, m, x.timeline.submit_ns - x.scheduled_ns)
+        self.sent_ns.append(sent_ns)
         return m
 
     def _correct(self, x: Exchange, m: Measured, late_ns: int) -> None:

@@ -50,6 +50,8 @@ class WarmUpOptions(msgspec.Struct, frozen=True, kw_only=True):
     variation: float = 0.10
     """Of the latency of three consecutive probes, below which it is stable."""
     probes_max: int = 30
+    probe: bool = True
+    """Before, and until latency is stable; False: `requests` are sent, and nothing else."""
     cold: bool = False
     """A cold start is measured: send nothing."""
 
@@ -132,7 +134,8 @@ async def warm_up(
         return WarmUp(skipped="there is nothing to send")
     source = _Source(setup, requests, body_begins, body_ends)
     found = WarmUp()
-    (found.before,) = await source.probe(1)
+    if options.probe:
+        (found.before,) = await source.probe(1)
     sent = 0
     for _ in range(ROUNDS_MAX):
         n = min(_missing(found, options), options.requests_max - sent)
@@ -151,9 +154,10 @@ async def warm_up(
             f"{found.requests} answers with {found.tokens} output tokens of {options.requests} and "
             f"{options.tokens} after {sent} requests"
         )
-    await _settle(source, found, options)
-    if not found.stable and found.problem is None:
-        found.problem = f"latency still varies after {len(found.probes)} probes"
+    if options.probe:
+        await _settle(source, found, options)
+        if not found.stable and found.problem is None:
+            found.problem = f"latency still varies after {len(found.probes)} probes"
     return found
 
 

@@ -14,30 +14,36 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
 from llmtap.meter import kept
+from llmtap.meter.browsers import refuse_rebinding
 from llmtap.meter.experiment_api import add_experiment_routes
-from llmtap.meter.kept import BadQuery, Query
+from llmtap.meter.kept import BadQuery, Query, read_fields
 from llmtap.meter.live import LiveFeed
 from llmtap.meter.openapi import add_openapi_route
 from llmtap.meter.options import WINDOWS
 from llmtap.meter.tally import Tally
 from llmtap.meter.windows import BY, BY_DEFAULT, window_name
+from llmtap.web.page import PATHS, add_dashboard
 
 __all__ = ["admin_app"]
 
-_OPEN_TO_ALL: Final = frozenset({"/healthz", "/readyz"})
-"""Probes carry no token, and learn nothing but yes or no."""
+_OPEN_TO_ALL: Final = frozenset({"/healthz", "/readyz"}) | PATHS
+"""Probes carry no token, and learn nothing but yes or no. The dashboard's page and its parts hold no data: it
+asks for the token itself. Whole paths, so that no spelling of another path can pass for one of these."""
 
 
 def admin_app(tally: Tally, token: str | None = None) -> web.Application:
-    """The application behind the admin port; with a token, everything but the probes asks for it."""
+    """The application behind the admin port; with a token, everything but probes and page asks for it."""
     api = _Admin(tally)
-    app = web.Application(middlewares=[_guard(token)])
+    strangers = [refuse_rebinding()] if token is None else []
+    app = web.Application(middlewares=[_guard(token), *strangers])
     app.router.add_get("/healthz", api.healthz)
     app.router.add_get("/readyz", api.readyz)
     app.router.add_get("/metrics", api.metrics)
     app.router.add_get("/api/v1/summary", api.summary)
     app.router.add_get("/api/v1/exchanges", api.exchanges)
     LiveFeed(tally).add_to(app)
+    tally.streams.add_to(app)
+    add_dashboard(app)
     add_openapi_route(app, token=token is not None)
     add_experiment_routes(app, tally.experiments, token)
     return app
@@ -75,7 +81,7 @@ class _Admin:
 
     async def summary(self, request: web.Request) -> web.Response:
         """The Summary of `?window=`, split by `?by=`; `?certain=1`: of what was stamped well enough."""
-        fields = _fields(request)
+        fields = read_fields(request.query.items())
         window = _window(fields.pop("window", self._tally.options.window_name))
         by = _by(fields.pop("by", ",".join(BY_DEFAULT)))
         certain = kept.read_flag("certain", fields.pop("certain", "0"))
@@ -86,7 +92,7 @@ class _Admin:
 
     async def exchanges(self, request: web.Request) -> web.Response:
         """The newest exchanges that match, newest first."""
-        query = Query.parse(_fields(request))
+        query = Query.parse(read_fields(request.query.items()))
         found, cursor = self._tally.kept.find(query)
         return _json(await asyncio.to_thread(self._tally.kept.to_json, found, cursor, events=query.events))
 
@@ -126,16 +132,6 @@ def _by(text: str) -> tuple[str, ...]:
         if label not in BY:
             raise BadQuery("by", f"expected some of {', '.join(BY)}, or none, got {label!r}")
     return labels
-
-
-def _fields(request: web.Request) -> dict[str, str]:
-    """The query, each field once."""
-    fields: dict[str, str] = {}
-    for field, value in request.query.items():
-        if field in fields:
-            raise BadQuery(field, "given more than once")
-        fields[field] = value
-    return fields
 
 
 def _json(body: bytes) -> web.Response:

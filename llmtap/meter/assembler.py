@@ -90,6 +90,8 @@ class Assembler:
         self._anchors = deque([first], ANCHORS_MAX)
         self._steps: dict[int, int] = {}
         """Of the open exchanges whose anchor was not the relay's first: `Exchange.anchor`."""
+        self._arms: dict[int, str] = {}
+        """Of the open exchanges that were dealt to one."""
         self._lag = LagMeter(LAG_FLOOR_NS)
         """What the relay told of its lag."""
         self.reckoning = Reckoning()
@@ -97,6 +99,11 @@ class Assembler:
     def __len__(self) -> int:
         """Exchanges open now."""
         return len(self._live)
+
+    def under_way(self) -> list[tuple[Observer, str | None]]:
+        """The open exchanges and their arms, those that began last first."""
+        arms = self._arms
+        return [(observer, arms.get(seq)) for seq, observer in reversed(self._live.items())]
 
     def digest(self, frames: Iterable[Frame]) -> None:
         """Takes in the frames of a batch, in order. Never raises for what is in them."""
@@ -130,6 +137,7 @@ class Assembler:
         """Gives up all that is open: the relay lives, and counts by itself what we did not acknowledge."""
         self._sink.forgot(len(self._live))
         self._live.clear()
+        self._arms.clear()
         self._steps.clear()
 
     def lose(self) -> None:
@@ -215,7 +223,9 @@ class Assembler:
         elif kind == _UPGRADED:
             observer.upgraded(t_ns)
         elif kind == _ARM:
-            self._sink.assigned(_assigned.decode(data))
+            dealt = _assigned.decode(data)
+            self._arms[seq] = dealt.arm
+            self._sink.assigned(dealt)
         elif kind == _TUNNEL_UP:
             observer.tunnel(data, None, t_ns, extra_ns)
         elif kind == _TUNNEL_DOWN:
@@ -241,11 +251,13 @@ class Assembler:
 
     def _end(self, seq: int, exchange: Exchange) -> None:
         exchange.anchor = self._steps.pop(seq, 0)
+        self._arms.pop(seq, None)
         del self._live[seq]
         self._sink.ended(exchange)
 
     def _forget(self, seq: int) -> None:
         self._steps.pop(seq, None)
+        self._arms.pop(seq, None)
         if self._live.pop(seq, None) is not None:
             self._sink.forgot()
 

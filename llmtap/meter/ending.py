@@ -5,6 +5,9 @@
 | SIGTERM | the end of the proxy; an init system may tell the whole group at once | `drain_s` and a grace |
 | SIGTERM again, SIGUSR1 | now; the latter where another meter follows and the relays stay | no |
 | stdin ends | the supervisor died: relays drain, and nobody else would stop us | the same, 24 s at most |
+
+A meter that was started by hand has no supervisor: its stdin means nothing, Ctrl-C and a hang-up are SIGTERM.
+Apps with the middleware are guests, and never waited for.
 """
 
 import asyncio
@@ -30,7 +33,7 @@ log = logging.getLogger(__name__)
 class Ending:
     """Listens for the end from its construction on; `drain_s` is how long relays let streams finish."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, drain_s: float) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, drain_s: float, *, supervised: bool = True) -> None:
         self._loop = loop
         self._limit_s = drain_s + GRACE_S
         self._asked = asyncio.Event()
@@ -38,10 +41,11 @@ class Ending:
         self.orphaned = False
         loop.add_signal_handler(signal.SIGTERM, self._on_term)
         loop.add_signal_handler(RENEW, self._on_renewal)
-        # A terminal's Ctrl-C and hang-up reach the whole group; the supervisor decides what they mean.
+        # A terminal's Ctrl-C and hang-up reach the whole group; where there is a supervisor, it decides.
         for number in (signal.SIGINT, signal.SIGHUP):
-            loop.add_signal_handler(number, lambda: None)
-        loop.add_reader(sys.stdin.fileno(), self._on_orphaned)
+            loop.add_signal_handler(number, (lambda: None) if supervised else self._on_term)
+        if supervised:
+            loop.add_reader(sys.stdin.fileno(), self._on_orphaned)
 
     async def asked(self) -> None:
         """Until somebody wants the end, or the supervisor is gone."""

@@ -2,17 +2,16 @@
 
 The switch changes what happens to traffic, and the admin port may be open on loopback without a token. So a
 browser that some page has talked into sending the request must not succeed: the body has to be declared
-as JSON (which no form can do), a request that says it comes from another origin is refused, and without
-a token the Host has to be a loopback name (against DNS rebinding).
+as JSON (which no form can do), and `browsers` refuses what comes from another origin or by a strange name.
 """
 
 import asyncio
-from ipaddress import ip_address
 from typing import Final
 
 import msgspec
-from aiohttp import hdrs, web
+from aiohttp import web
 
+from llmtap.meter.browsers import refuse_strangers
 from llmtap.meter.experiments import Experiments
 from llmtap.meter.kept import BadQuery
 
@@ -36,7 +35,7 @@ def add_experiment_routes(app: web.Application, experiments: Experiments, token:
         return web.Response(body=body, content_type="application/json")
 
     async def switch(request: web.Request) -> web.Response:
-        _refuse_strangers(request, token)
+        refuse_strangers(request, token)
         if request.content_type != "application/json":
             raise web.HTTPUnsupportedMediaType(reason="expected Content-Type: application/json")
         if (request.content_length or 0) > BODY_BYTES_MAX:
@@ -54,23 +53,3 @@ def add_experiment_routes(app: web.Application, experiments: Experiments, token:
 
     app.router.add_get("/api/v1/experiment", results)
     app.router.add_post("/api/v1/experiment", switch)
-
-
-def _refuse_strangers(request: web.Request, token: str | None) -> None:
-    origin = request.headers.get(hdrs.ORIGIN)
-    if origin is not None and origin not in (f"http://{request.host}", f"https://{request.host}"):
-        raise web.HTTPForbidden(reason="another origin's pages do not switch experiments")
-    if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
-        raise web.HTTPForbidden(reason="another site's pages do not switch experiments")
-    if token is None and not _is_loopback(request.host):
-        raise web.HTTPForbidden(reason="without a token, ask by a loopback address")
-
-
-def _is_loopback(host: str) -> bool:
-    name = host[1 : host.find("]")] if host.startswith("[") else host.partition(":")[0]
-    if name == "localhost":
-        return True
-    try:
-        return ip_address(name).is_loopback
-    except ValueError:
-        return False

@@ -1,7 +1,7 @@
 """The newest exchanges, kept whole in memory for whoever asks: bounded by number and by events."""
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 import msgspec
@@ -11,7 +11,7 @@ from llmtap.metrics.latency import DEFAULT_BENEFIT, chunking_of, measure
 from llmtap.record.exchange import Exchange
 from llmtap.record.outcome import Outcome
 
-__all__ = ["FILTERS", "BadQuery", "Kept", "Query", "read_flag", "weight_of"]
+__all__ = ["FILTERS", "BadQuery", "Kept", "Query", "read_fields", "read_flag", "read_number", "weight_of"]
 
 EVENTS_MAX: Final = 2_000_000
 """Events kept in all, at 25 to 40 bytes each: 80 MB at most, whatever the length of the streams."""
@@ -35,6 +35,24 @@ def _number(field: str, value: str) -> object:
     if not (value.isascii() and value.isdigit() and len(value) <= 18):
         raise BadQuery(field, f"expected a whole number, got {value!r}")
     return int(value)
+
+
+def read_fields(query: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """The fields of a query, each once. Raises BadQuery for one that comes again."""
+    fields: dict[str, str] = {}
+    for field, value in query:
+        if field in fields:
+            raise BadQuery(field, "given more than once")
+        fields[field] = value
+    return fields
+
+
+def read_number(field: str, value: str, most: int) -> int:
+    """1 to `most`. Raises BadQuery."""
+    number = _number(field, value)
+    if not isinstance(number, int) or not 1 <= number <= most:
+        raise BadQuery(field, f"expected 1 to {most}, got {value!r}")
+    return number
 
 
 def read_flag(field: str, value: str) -> bool:
@@ -83,10 +101,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
         wanted: dict[str, object] = {}
         for field, value in fields.items():
             if field == "limit":
-                number = _number(field, value)
-                if not isinstance(number, int) or not 1 <= number <= LIMIT_MAX:
-                    raise BadQuery(field, f"expected 1 to {LIMIT_MAX}, got {value!r}")
-                limit = number
+                limit = read_number(field, value, LIMIT_MAX)
             elif field == "events":
                 events = read_flag(field, value)
             elif field == "certain":

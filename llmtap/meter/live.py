@@ -1,6 +1,6 @@
 """`/api/v1/live`: finished exchanges as they come, as server-sent events.
 
-- `event: exchange` for each that ended and matches, as in `/api/v1/exchanges`;
+- `event: exchange` for each that ended and matches, as in `/api/v1/exchanges` (none with `exchanges=0`);
 - `event: summary` once a second: what is open, and the shortest window's key figures;
 - `event: missed` when a subscriber was too slow: whole exchanges are lost to it, and it is told how many.
 
@@ -54,11 +54,15 @@ _KEY_FIGURES: Final = ("n", "window", "load", "outcomes", "tokens", "goodput", "
 class _Subscriber:
     """One listener: what waits for it, and what it lost."""
 
-    __slots__ = ("awake", "closed", "missed", "missed_total", "query", "queue", "summaries", "task", "weight")
+    __slots__ = (
+        "awake", "closed", "exchanges", "missed", "missed_total", "query", "queue", "summaries", "task",
+        "weight",
+    )  # fmt: skip
 
-    def __init__(self, query: Query, *, summaries: bool) -> None:
+    def __init__(self, query: Query, *, summaries: bool, exchanges: bool) -> None:
         self.query = query
         self.summaries = summaries
+        self.exchanges = exchanges
         self.queue: deque[tuple[Exchange, Measured]] = deque()
         self.weight = 0
         self.missed = 0
@@ -111,15 +115,16 @@ class LiveFeed:
     def ended(self, x: Exchange, m: Measured) -> None:
         """An exchange is over. Takes microseconds, whoever listens."""
         for subscriber in self._subscribers:
-            if subscriber.query.matches(x) and not subscriber.offer(x, m):
+            wanted = subscriber.exchanges and subscriber.query.matches(x)
+            if wanted and not subscriber.offer(x, m):
                 self._tally.live_missed += 1
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
         """Serves one subscriber until it leaves, stalls, or the meter ends."""
-        query, summaries = _read_query(request)
+        query, summaries, exchanges = _read_query(request)
         if self._closing or len(self._subscribers) >= SUBSCRIBERS_MAX:
             raise web.HTTPServiceUnavailable(reason=f"{SUBSCRIBERS_MAX} subscribers listen already")
-        subscriber = _Subscriber(query, summaries=summaries)
+        subscriber = _Subscriber(query, summaries=summaries, exchanges=exchanges)
         self._subscribers.add(subscriber)
         self._tally.subscribers = len(self._subscribers)
         response = web.StreamResponse(
@@ -203,7 +208,7 @@ class LiveFeed:
                 task.cancel()
 
 
-def _read_query(request: web.Request) -> tuple[Query, bool]:
+def _read_query(request: web.Request) -> tuple[Query, bool, bool]:
     fields: dict[str, str] = {}
     for field, value in request.query.items():
         if field in fields:
@@ -212,7 +217,8 @@ def _read_query(request: web.Request) -> tuple[Query, bool]:
             raise BadQuery(field, "a live stream has no pages")
         fields[field] = value
     summaries = read_flag("summary", fields.pop("summary", "1"))
-    return Query.parse(fields), summaries
+    exchanges = read_flag("exchanges", fields.pop("exchanges", "1"))
+    return Query.parse(fields), summaries, exchanges
 
 
 def _events_of(batch: list[tuple[Exchange, Measured]], *, events: bool) -> bytes:

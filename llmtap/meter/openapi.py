@@ -12,8 +12,12 @@ from llmtap import __version__
 from llmtap.meter.kept import LIMIT_DEFAULT, LIMIT_MAX
 from llmtap.meter.options import WINDOWS
 from llmtap.meter.schemas import COUNT, FLAG, SCHEMAS, TEXT, Schema, reference
+from llmtap.meter.streams import LIMIT_DEFAULT as STREAMS_DEFAULT
+from llmtap.meter.streams import LIMIT_MAX as STREAMS_MAX
+from llmtap.meter.streams import WINDOW_MAX_S
 from llmtap.meter.windows import BY
 from llmtap.record.outcome import Outcome
+from llmtap.web.page import ASSETS
 
 __all__ = ["ROUTES", "Route", "add_openapi_route", "document"]
 
@@ -39,6 +43,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     """Schema by content type, of 200."""
     method: str = "get"
     query: tuple[Parameter, ...] = ()
+    parts: tuple[Parameter, ...] = ()
+    """What the path has in braces."""
     body: Schema | None = None
     errors: dict[int, str] = {}
     """Answers other than 200, beside 401."""
@@ -60,6 +66,16 @@ _CERTAIN: Final = Parameter("certain", "1: without exchanges whose stamps are to
 _BAD_QUERY: Final = {400: "A query parameter that cannot be; `field` names it."}
 
 ROUTES: Final = (
+    Route(
+        path="/", name="dashboard", text="The dashboard: a page that asks this API.",
+        answers={"text/html": TEXT}, probe=True,
+    ),
+    Route(
+        path="/assets/{name}", name="asset", text="A part of the page.",
+        answers=dict.fromkeys(sorted(set(ASSETS.values())), TEXT), probe=True,
+        parts=(Parameter("name", "the file", {**TEXT, "enum": sorted(ASSETS)}),),
+        errors={404: "There is no such part."},
+    ),
     Route(
         path="/healthz", name="health", text="The process runs and its loop turns.",
         answers={"text/plain": TEXT}, probe=True,
@@ -96,6 +112,18 @@ ROUTES: Final = (
         ),
     ),
     Route(
+        path="/api/v1/streams", name="streams", text="The exchanges under way, newest first.",
+        answers={JSON: reference("Streams")}, errors=_BAD_QUERY,
+        query=(
+            Parameter(
+                "limit", "how many",
+                {**COUNT, "minimum": 1, "maximum": STREAMS_MAX, "default": STREAMS_DEFAULT},
+            ),
+            Parameter("window", f"length of timelines, up to {WINDOW_MAX_S}s", {**TEXT, "default": "10s"}),
+            *(Parameter(name, f"only those whose {name} is this") for name in ("tenant", "model", "arm")),
+        ),
+    ),
+    Route(
         path="/api/v1/live", name="live",
         text=(
             "Server-sent events: `exchange` (an Exchange) for each that ends and matches, `summary` (a"
@@ -103,7 +131,13 @@ ROUTES: Final = (
         ),
         answers={"text/event-stream": TEXT},
         errors={**_BAD_QUERY, 503: "Too many subscribers."},
-        query=(_EVENTS, Parameter("summary", "0: no summaries", FLAG), _CERTAIN, *_FILTERS),
+        query=(
+            _EVENTS,
+            Parameter("summary", "0: no summaries", FLAG),
+            Parameter("exchanges", "0: no exchanges", FLAG),
+            _CERTAIN,
+            *_FILTERS,
+        ),
     ),
     Route(
         path="/api/v1/experiment", name="experiment", text="State and results of the configured experiment.",
@@ -158,9 +192,10 @@ def _operation(route: Route, *, token: bool) -> dict[str, Any]:
     for status, text in sorted(route.errors.items()):
         responses[str(status)] = {"description": text, **error}
     out: dict[str, Any] = {"operationId": route.name, "summary": route.text, "responses": responses}
-    if route.query:
+    if route.query or route.parts:
         out["parameters"] = [
-            {"name": p.name, "in": "query", "description": p.text, "schema": p.schema} for p in route.query
+            *({**_described(p), "in": "path", "required": True} for p in route.parts),
+            *({**_described(p), "in": "query"} for p in route.query),
         ]
     if route.body is not None:
         out["requestBody"] = {"required": True, "content": {JSON: {"schema": route.body}}}
@@ -168,6 +203,10 @@ def _operation(route: Route, *, token: bool) -> dict[str, Any]:
         out["security"] = [{"token": []}]
         responses["401"] = {"description": "The token is missing or wrong.", **error}
     return out
+
+
+def _described(parameter: Parameter) -> dict[str, Any]:
+    return {"name": parameter.name, "description": parameter.text, "schema": parameter.schema}
 
 
 def add_openapi_route(app: web.Application, *, token: bool) -> None:

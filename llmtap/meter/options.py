@@ -42,10 +42,25 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     admin: Annotated[
         str, Meta(description="Address of the admin port (metrics, health, API); loopback needs no token.")
     ] = "127.0.0.1:9464"
+    socket: Annotated[
+        str | None,
+        Meta(description="Path of the socket for relays and middlewares; none: one that no app can join."),
+    ] = None
     admin_token: Annotated[
         str | None,
         Meta(description="Bearer token that the admin port asks for; required when it is not on loopback."),
     ] = None
+    admin_tls_certificate: Annotated[
+        str | None,
+        Meta(description="PEM file: the admin port speaks TLS; required when it is not on loopback."),
+    ] = None
+    admin_tls_key: Annotated[str | None, Meta(description="PEM file with the key of that certificate.")] = (
+        None
+    )
+    admin_plaintext: Annotated[
+        bool,
+        Meta(description="Not on loopback, and yet without TLS: where the network itself encrypts (a mesh)."),
+    ] = False
     window: Annotated[
         Duration, Meta(description="Rolling window that the summary shows unasked: 10s, 1m, 5m or 1h.")
     ] = Duration(60 * NS_PER_S)
@@ -100,6 +115,14 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 "meter.admin_token",
                 f"required because the admin address {self.admin} can be reached from other machines",
                 "set a long random token, or bind to 127.0.0.1",
+            )
+        if bool(self.admin_tls_certificate) != bool(self.admin_tls_key):
+            raise ConfigError("meter.admin_tls_key", "admin_tls_certificate and admin_tls_key go together")
+        if not (self.admin_tls_certificate or self.admin_plaintext or _is_loopback(host)):
+            raise ConfigError(
+                "meter.admin_tls_certificate",
+                f"required because {self.admin} can be reached from other machines: the token could be read",
+                "set it and meter.admin_tls_key, or meter.admin_plaintext = true where the network encrypts",
             )
         if self.admin_token is not None and not (self.admin_token.isascii() and self.admin_token.strip()):
             raise ConfigError(

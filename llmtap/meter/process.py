@@ -25,6 +25,7 @@ from llmtap.errors import LlmtapError
 from llmtap.export.options import OtlpOptions
 from llmtap.log import LogSetup, set_up
 from llmtap.meter.admin import admin_app
+from llmtap.meter.admin_tls import AdminTls
 from llmtap.meter.ending import Ending
 from llmtap.meter.options import CostOptions, MeterOptions, SloOptions, TenantOptions, split_address
 from llmtap.meter.receiver import Receiver, listen_on
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from llmtap.export.opentelemetry import OtlpExporter
     from llmtap.meter.recorder import Recorder
 
-__all__ = ["MeterSetup", "main"]
+__all__ = ["MeterSetup", "main", "serve"]
 
 NICE = 5
 """A third of a relay's share when both want the same CPU: enough to keep up, not enough to rule."""
@@ -80,14 +81,24 @@ def main() -> int:
     """Run until SIGTERM, or until the supervisor is gone, and the relays have left."""
     setup = msgspec.json.decode(sys.stdin.buffer.readline(), type=MeterSetup, dec_hook=decode_special)
     set_up(setup.log)
+    _settle(setup)
+    uvloop.run(_run(setup))
+    return 0
+
+
+def serve(setup: MeterSetup, sock: socket.socket, announce: Callable[[], None]) -> None:
+    """A meter without a supervisor, on this listening socket; returns after SIGTERM, Ctrl-C or a hang-up."""
+    _settle(setup)
+    uvloop.run(_run(setup, sock, announce))
+
+
+def _settle(setup: MeterSetup) -> None:
     _yield_to_relays(setup.options.priority)
     # What is alive now lives for good. Observers and exchanges make no cycles: collections can be rare. The
     # middle one is kept short: slices of many tenants outlive the first (benchmarks/meter/memory.py).
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 4, 250)
-    uvloop.run(_run(setup))
-    return 0
 
 
 def _yield_to_relays(priority: str) -> None:
@@ -168,9 +179,16 @@ def _start_exporter(setup: MeterSetup, tally: Tally) -> "OtlpExporter | None":
     return exporter
 
 
-async def _run(setup: MeterSetup) -> None:
+def _say_ready() -> None:
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+
+
+async def _run(
+    setup: MeterSetup, sock: socket.socket | None = None, announce: Callable[[], None] = _say_ready
+) -> None:
     loop = asyncio.get_running_loop()
-    ending = Ending(loop, setup.drain_s)
+    ending = Ending(loop, setup.drain_s, supervised=sock is None)
 
     encode = _start_tokenizer(setup.options.tokenizer)
     tally = Tally(
@@ -186,21 +204,25 @@ async def _run(setup: MeterSetup) -> None:
     exporter = _start_exporter(setup, tally) if setup.otlp.endpoint else None
     recorder = _start_recorder(setup, tally, encode) if setup.capture.to else None
     receiver = Receiver(tally)
-    await receiver.start(listen_on(setup.socket))
+    await receiver.start(listen_on(setup.socket) if sock is None else sock)
     runner = web.AppRunner(admin_app(tally, setup.options.admin_token), access_log=None)
     await runner.setup()
+    tls = AdminTls.of(setup.options)
+    context = None if tls is None else tls.context
     site: web.BaseSite
     if setup.admin_fd is not None:
-        site = web.SockSite(runner, socket.socket(fileno=setup.admin_fd))
+        site = web.SockSite(runner, socket.socket(fileno=setup.admin_fd), ssl_context=context)
     else:
         host, port = split_address(setup.options.admin, "meter.admin")
-        site = web.TCPSite(runner, host, port)
+        site = web.TCPSite(runner, host, port, ssl_context=context)
     await site.start()
-    sys.stdout.write("ready\n")
-    sys.stdout.flush()
+    renewing = None if tls is None else asyncio.create_task(tls.renew())
+    announce()
     log.info("event=meter_ready socket=%s admin=%s", setup.socket, site.name)
 
     await ending.asked()
+    if renewing is not None:
+        renewing.cancel()
     if ending.orphaned:
         # Whoever starts the proxy anew wants the port; connections that are open stay.
         await site.stop()

@@ -40,9 +40,9 @@ class Receiver:
         )
 
     async def relays_left(self) -> None:
-        """Until no relay is connected."""
-        while self._connections:
-            await next(iter(self._connections)).lost.wait()
+        """Until no relay is connected. Guests are not waited for: they stay when the meter goes."""
+        while (one := next((c for c in self._connections if not c.guest), None)) is not None:
+            await one.lost.wait()
 
     async def close(self) -> None:
         """Stops accepting and hangs up on every relay."""
@@ -69,6 +69,7 @@ class _Connection(asyncio.Protocol):
         self._epoch = 0
         self._acks = bytearray()
         self._hung_up = False
+        self.guest = False
         self.lost = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -105,6 +106,7 @@ class _Connection(asyncio.Protocol):
         if self._assembler is None:
             return
         self._tally.experiments.leave(self._say)
+        self._tally.streams.leave(self._assembler)
         reckoning = self._assembler.reckoning
         open_exchanges, final = reckoning.running, None
         if self._hung_up or self._tally.relays.has_come_again(self._relay, self._epoch):
@@ -131,10 +133,11 @@ class _Connection(asyncio.Protocol):
         if frame[0] != FrameKind.HELLO:
             raise ValueError(f"the first frame is of kind {frame[0]}, not a hello")
         hello = msgspec.json.decode(frame[4], type=Hello)
-        self._relay = hello.relay
+        self._relay, self.guest = hello.relay, hello.guest
         self._epoch = self._tally.relays.join(hello)
         self._tally.experiments.join(hello.switch, self._say)
         self._assembler = Assembler(hello, self._tally)
+        self._tally.streams.join(self._assembler)
         log.info("event=relay_joined relay=%s pid=%d clock=%s", hello.relay, hello.pid, hello.clock)
 
 

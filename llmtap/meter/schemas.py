@@ -145,6 +145,27 @@ _EVENT: Final = _object(
     }
 )
 
+_STREAM: Final = _object(
+    {
+        "id": TEXT, "tenant": TEXT, "model": _MAYBE_TEXT,
+        "route": _about("Known at the end only.", _MAYBE_TEXT),
+        "arm": _MAYBE_TEXT, "endpoint": _MAYBE_TEXT, "dialect": _MAYBE_TEXT,
+        "stream": _about("The answer is an event stream, or is to be one.", FLAG),
+        "age": _about("Seconds since arrival.", NUMBER),
+        "ttft": _about("As of a finished exchange, from submit; null before the first token.", _MAYBE),
+        "events": COUNT,
+        "tokens": _about("As far as the events tell; a chunk counts as one where they do not.", COUNT),
+        "since_last": _about("Seconds since the last event with output; null before the first.", _MAYBE),
+        "timeline": _about(
+            "Events with output within the window, as seconds since arrival and tokens. More than 200 become"
+            " 200 at most: the window is cut into 200 pieces, and the events of a piece are one, at the time"
+            " of the first.",
+            _list({"type": "array", "prefixItems": [NUMBER, COUNT], "minItems": 2, "maxItems": 2}),
+        ),
+    },
+    "An exchange under way.",
+)  # fmt: skip
+
 _REFUSAL: Final = _object(
     {
         "kind": {"type": "string", "enum": ["model_refusal", "input_guardrail", "output_guardrail"]},
@@ -279,6 +300,15 @@ SCHEMAS: Final[dict[str, Schema]] = {
         },
         "Newest first.",
     ),
+    "Streams": _object(
+        {
+            "count": _about("Exchanges under way, all of them.", COUNT),
+            "window": _about("How far back the timelines go, in seconds.", NUMBER),
+            "streams": _list(reference("Stream")),
+        },
+        "Newest first.",
+    ),
+    "Stream": _STREAM,
     "Statistics": _STATISTICS,
     "SummaryPart": _object(_SUMMARY, "A Summary of a part of the exchanges."),
     "SummarySeries": _object(

@@ -16,6 +16,7 @@ from llmtap.meter.labels import Labels
 from llmtap.meter.options import MeterOptions, SloOptions, TenantOptions
 from llmtap.meter.relays import RelayBook
 from llmtap.meter.slo import SloBook
+from llmtap.meter.streams import Streams
 from llmtap.meter.tenants import Tenants
 from llmtap.meter.turns import Turns
 from llmtap.meter.windows import BY_DEFAULT, Who, Windows
@@ -72,6 +73,8 @@ class Tally:
         self.labels = Labels(tenants.max, options.models_max, options.series_max, told_beforehand)
         bounds = [bound for slo in self.slos.classes.values() for bound in slo.objectives.bounds]
         self.exposition = Exposition(__version__, bounds)
+        self.streams = Streams(clock)
+        """Exchanges under way, for who asks."""
         self.frames = 0
         """Frames read, from all relays."""
         self.live = 0

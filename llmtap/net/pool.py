@@ -81,13 +81,14 @@ class Waiter(Handler, Protocol):
 class _Idle:
     """Watches one idle connection; any sign of life but silence ends its time in the pool."""
 
-    __slots__ = ("_pool", "since_ns", "stream", "trusted_until_ns")
+    __slots__ = ("_pool", "since_ns", "stream", "trusted_until_ns", "used")
 
-    def __init__(self, pool: "Pool", stream: Stream, now_ns: int, emptied: bool) -> None:
+    def __init__(self, pool: "Pool", stream: Stream, now_ns: int, emptied: bool, used: bool) -> None:
         self._pool = pool
         self.stream = stream
         self.since_ns = now_ns
         self.trusted_until_ns = now_ns + TRUSTED_FOR_NS if emptied else 0
+        self.used = used
 
     def on_data(self, data: bytes, t_ns: int) -> None:
         self._pool.discard(self)
@@ -133,6 +134,7 @@ class Pool:
         self._resolved_ns = -RESOLVED_FOR_NS
         self.connects = 0
         self.reuses = 0
+        """Requests on a connection that had served one before."""
 
     @property
     def idle(self) -> int:
@@ -146,13 +148,13 @@ class Pool:
             stream = idle.stream
             if now_ns < idle.trusted_until_ns or stream.is_alive():
                 stream.handler = handler
-                self.reuses += 1
+                self.reuses += idle.used
                 return stream
             stream.close()
         return None
 
-    def give_back(self, stream: Stream, now_ns: int, *, emptied: bool) -> None:
-        """Keep a connection whose last answer ended cleanly; full pools close it.
+    def give_back(self, stream: Stream, now_ns: int, *, emptied: bool, used: bool = True) -> None:
+        """Keep a connection whose last answer ended cleanly, or that is not `used` yet; full pools close it.
 
         `emptied` says that the last read left nothing in the socket; where it did not, what lies there may
         be words out of turn, and they would answer the next request (RFC 9112 9.2).
@@ -160,7 +162,7 @@ class Pool:
         if len(self._idle) >= self._idle_max or self._idle_ns == 0 or stream.closed:
             stream.close()
             return
-        idle = _Idle(self, stream, now_ns, emptied)
+        idle = _Idle(self, stream, now_ns, emptied, used)
         stream.handler = idle
         self._idle.append(idle)
 

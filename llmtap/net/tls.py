@@ -108,12 +108,12 @@ class TlsStream(asyncio.Protocol):
                 self._transport.abort()
 
 
-def server_context(certificate: str, key: str) -> ssl.SSLContext:
-    """TLS for the listener; HTTP/1.1 only, which ALPN says.
+def server_context(certificate: str, key: str, prefix: str = "relay.tls_") -> ssl.SSLContext:
+    """TLS for a listener; HTTP/1.1 only, which ALPN says. `prefix` of the two options' names.
 
     Raises ConfigError that names the file at fault.
     """
-    for place, name in (("relay.tls_certificate", certificate), ("relay.tls_key", key)):
+    for place, name in ((f"{prefix}certificate", certificate), (f"{prefix}key", key)):
         if not Path(name).is_file():
             raise ConfigError(place, f"no such file: {name}")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -121,7 +121,7 @@ def server_context(certificate: str, key: str) -> ssl.SSLContext:
     try:
         context.load_cert_chain(certificate, key)
     except (ssl.SSLError, OSError) as exc:
-        raise ConfigError("relay.tls_certificate", f"cannot be used with relay.tls_key: {exc}") from None
+        raise ConfigError(f"{prefix}certificate", f"cannot be used with {prefix}key: {exc}") from None
     return context
 
 

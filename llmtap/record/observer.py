@@ -11,7 +11,7 @@ Source: design.md sections 2 and 5; shared/dialects/dialects.md sections 1, 5 an
 import re
 from array import array
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from llmtap.errors import PeerProtocolError
 from llmtap.record.answer import AnswerReader
@@ -32,7 +32,7 @@ from llmtap.wire.http1 import (
 from llmtap.wire.repetition import Repetition
 from llmtap.wire.verdicts import MODEL_REFUSAL
 
-__all__ = ["EVENTS_MAX", "UNSEEN_NS", "Observer"]
+__all__ = ["EVENTS_MAX", "UNSEEN_NS", "Observer", "UnderWay"]
 
 EVENTS_MAX: Final = 1 << 18
 """Events logged one by one: 40 bytes each, 10 MB an exchange. Later ones still move the points."""
@@ -60,6 +60,18 @@ _CONTENT: Final = EventClass.CONTENT
 _USAGE_DEPTH_MAX: Final = 4
 _USAGE_ITEMS_MAX: Final = 64
 """Members of a usage object, and of each object in it; the longest known has 18."""
+
+
+class UnderWay(NamedTuple):
+    """An exchange that has not ended, as far as it is known."""
+
+    exchange: Exchange
+    """It goes on changing: what is read of it must be read at once."""
+    dialect: str | None
+    stream: bool
+    events: int
+    tokens: int
+    """By the best that the events tell until now; a chunk counts as one where they tell nothing."""
 
 
 class Observer:
@@ -287,6 +299,23 @@ class Observer:
         if x.stream and t.first_token_ns is None:
             x.no_token_reason = _no_token_reason(x)
         return x
+
+    # While it runs.
+
+    @property
+    def exchange(self) -> Exchange:
+        """The exchange in the making: who asks, and what for, once the request has ended."""
+        return self._x
+
+    def under_way(self) -> UnderWay:
+        """What is known by now. Not for every event: it logs what was set aside."""
+        self._log_again()
+        answer = self._answer
+        if answer is None:
+            return UnderWay(self._x, None, self._request.wants_stream, 0, 0)
+        return UnderWay(
+            self._x, answer.dialect.name, answer.streamed, self._events_seen, self._tokens_so_far()
+        )
 
     # What was seen.
 

@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import partial
 from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
@@ -22,7 +23,7 @@ from llmtap.clock import SystemClock, WallAnchor
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.load.asking import check_target, protocol_of
 from llmtap.load.bodies import BodyOptions, server_of
-from llmtap.load.crew import Crew, Outcome
+from llmtap.load.crew import STOPPED, Crew, Outcome
 from llmtap.load.member import LocalMember, Member
 from llmtap.load.messages import Progress, Setup
 from llmtap.load.prepared import Prepared, prepare
@@ -38,13 +39,13 @@ from llmtap.record.exchange import Exchange
 from llmtap.replay.baseline import Baseline, read_then
 from llmtap.replay.options import USER_AGENT, ReplayOptions
 from llmtap.replay.plan import Plan
-from llmtap.replay.protocols import http_beside, maker_for, reach
+from llmtap.replay.protocols import http_beside, maker_for, notes_of, reach
 from llmtap.replay.result import QUANTILES, result_of
 from llmtap.replay.seen import Lengths, Seen
 from llmtap.units import NEVER
 from llmtap.workload.requests import Requests
 
-__all__ = ["Audience", "Replay", "Stopped"]
+__all__ = ["Audience", "Replay", "Stage", "Stopped"]
 
 CONNECTIONS_MAX: Final = 1_000
 """Opened beforehand; more are opened when they are needed."""
@@ -70,6 +71,17 @@ class Stopped(LlmtapError):
     """Somebody stopped it before there was anything to tell."""
 
 
+class Stage(Enum):
+    """How far a replay is, and so what becomes of it when somebody wants it to end."""
+
+    PREPARING = "preparing"
+    """Nothing was sent: it may be broken off."""
+    SENDING = "sending"
+    """`stop` ends it, the warm-up too."""
+    TELLING = "telling"
+    """The load is over, and what came of it is read and written."""
+
+
 @dataclass(slots=True)
 class Replay:
     """One replay. `stop` may be called from a signal handler at any time."""
@@ -83,6 +95,7 @@ class Replay:
     """Handed all bodies, row by row as they will be sent, before anything is."""
     keeping: Callable[[Outcome], Callable[[int, Exchange], None]] | None = None
     """Asked once the load is over; what it answers is handed each exchange with its row."""
+    stage: Stage = Stage.PREPARING
     _crew: Crew | None = None
     _warming: asyncio.Task[dict[str, object]] | None = None
     _stopped: bool = False
@@ -116,11 +129,7 @@ class Replay:
             if self.asking is not None:
                 self.asking(prepared)
             setup = self._setup(prepared.fd, body, exact_output=maker.output_exact)
-            self._warming = asyncio.ensure_future(self._warm_up(prepared, setup))
-            try:
-                warmed = await self._warming
-            except asyncio.CancelledError:
-                raise Stopped("stopped while the server was warmed up: nothing was measured") from None
+            warmed = await self._warmed(prepared, setup)
             beside_http = http_beside(options.target)
             scraped = options.scrape != "none" and (options.scrape or beside_http) is not None
             watch = Watch(
@@ -137,7 +146,13 @@ class Replay:
                 if self._stopped:
                     crew.stop()
                 outcome = await crew.run(lambda p: self.audience.sending(p, len(requests)))
+                if self._stopped:
+                    # Also where nothing was left to send: whoever reads the result is to know of it.
+                    outcome.stopped = outcome.stopped or STOPPED
+                if options.realtime and not all(done.realtime for done in outcome.done):
+                    self.notes.append("sending processes got no real-time priority: --realtime takes root")
                 series = await watch.close(outcome.began_ns)
+                self.stage = Stage.TELLING
                 beside: dict[str, object] = {"warmup": warmed}
                 tokens = _tokens(outcome)
                 told = series.summary(tokens=tokens)
@@ -161,13 +176,23 @@ class Replay:
             **self.plan.describe(), "body": maker.describe(), "prompts": prepared.lengths.describe(),
             "target": shown_url(options.target), "connections": "fresh" if options.fresh else "kept",
             "ray": options.ray,
-            "notes": [*self.plan.notes, *self.notes],
+            "notes": [*self.plan.notes, *notes_of(options.target), *self.notes],
         }  # fmt: skip
         unstamped = urlsplit(options.target).scheme in ("https", "wss", "grpc")
         return result_of(
             outcome, seen, plan=plan, closed=options.closed is not None,
             clock="mono" if unstamped else options.clock, anchor=anchor, beside=beside,
         )  # fmt: skip
+
+    async def warm(self) -> dict[str, object]:
+        """The warm-up alone, by the first requests of the plan: what it came to. Raises as `run`."""
+        check_target(self._setup(-1, self.body))
+        body = await self._served(self.body)
+        maker = maker_for(self.options.target, body, self.plan.decode)
+        with prepare(self.plan.requests, self.plan.prompts, maker, self.audience.preparing) as prepared:
+            return await self._warmed(
+                prepared, self._setup(prepared.fd, body, exact_output=maker.output_exact)
+            )
 
     @contextmanager
     def _hiring(self) -> Iterator[Callable[[], Member]]:
@@ -260,6 +285,16 @@ class Replay:
             most = max(most, last - first + 1)
         return min(most, CONNECTIONS_MAX)
 
+    async def _warmed(self, prepared: Prepared, setup: Setup) -> dict[str, object]:
+        self.stage = Stage.SENDING
+        if self._stopped:
+            raise Stopped("stopped before anything was sent")
+        self._warming = asyncio.ensure_future(self._warm_up(prepared, setup))
+        try:
+            return await self._warming
+        except asyncio.CancelledError:
+            raise Stopped("stopped while the server was warmed up: nothing was measured") from None
+
     async def _warm_up(self, prepared: Prepared, setup: Setup) -> dict[str, object]:
         kind = self.options.warmup
         if kind == "none":
@@ -267,7 +302,7 @@ class Replay:
         elif kind == "auto":
             chosen = WarmUpOptions()
         else:
-            chosen = WarmUpOptions(requests=int(kind), tokens=0)
+            chosen = WarmUpOptions(requests=int(kind), requests_max=int(kind), tokens=0, probe=False)
         self.audience.warming(kind)
         # By one process of this host: what is warmed up is the server.
         found = await warm_up(setup, self.plan.requests, prepared.begins, prepared.ends, chosen)

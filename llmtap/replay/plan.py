@@ -12,6 +12,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
+from llmtap.capture.formats.format import FormatError
+from llmtap.capture.formats.registry import by_name
 from llmtap.errors import ConfigError
 from llmtap.load.bodies import Decode
 from llmtap.replay.baseline import Recorded, recorded_of
@@ -19,6 +21,7 @@ from llmtap.units import NS_PER_S
 from llmtap.workload.arrivals import FORMS, OWN_RATES, parse_arrivals
 from llmtap.workload.counter import TokenCounter, load_counter
 from llmtap.workload.fitted_prompts import ElasticPrompts, RowPrompts
+from llmtap.workload.lengths import lengths_told
 from llmtap.workload.prompt import PromptSource
 from llmtap.workload.registry import is_workload, report_of, workload_named, workloads
 from llmtap.workload.requests import Requests
@@ -89,8 +92,9 @@ def make_plan(asked: Asked, progress: Callable[[int, int | None], None] | None =
 
 def _of_workload(asked: Asked, counter: TokenCounter) -> Plan:
     for option, value in (
-        ("--speed", asked.speed), ("--from", asked.source_format), ("--window", asked.window_for_ns),
-        ("--share", asked.share),
+        ("--speed", asked.speed), ("--from", asked.source_format),
+        ("--window", asked.window_from_ns or asked.window_for_ns), ("--share", asked.share),
+        ("--as-recorded", asked.as_recorded),
     ):  # fmt: skip
         if value:
             raise ConfigError(option, f"{asked.source} is a workload: it has no times of its own")
@@ -121,6 +125,11 @@ def _of_trace(
     asked: Asked, counter: TokenCounter, progress: Callable[[int, int | None], None] | None
 ) -> Plan:
     place = asked.source
+    if asked.source_format is not None:
+        try:
+            by_name(asked.source_format)
+        except FormatError as exc:
+            raise ConfigError("--from", str(exc)) from None
     own_times = asked.arrivals is None and not asked.closed
     if asked.closed:
         _refuse_arrivals(asked)
@@ -170,7 +179,7 @@ def _of_trace(
         "conversations": sum(row < 0 for row in requests.after) if requests.after else None,
         "window_from": asked.window_from_ns / NS_PER_S,
         "window_for": None if asked.window_for_ns is None else asked.window_for_ns / NS_PER_S,
-        "share": asked.share, "tokenizer": _named(asked, counter),
+        "share": asked.share, "lengths": _lengths(requests), "tokenizer": _named(asked, counter),
     }  # fmt: skip
     prompts = RowPrompts(requests, counter, seed=asked.seed)
     notes = list(trace.notes)
@@ -183,6 +192,14 @@ def _of_trace(
     if trace.answered and baseline is None:
         notes.append("the trace came through a pipe, which is read once: no comparison with what it tells")
     return Plan(requests, prompts, about, notes, counter.tokenizer.decode, baseline)
+
+
+def _lengths(requests: Requests) -> dict[str, Any]:
+    """What the rows' lengths are, as a workload tells its own (seed 000, 4.3.1): of those that have any."""
+    given, made = (
+        lengths_told([tokens for tokens in column if tokens]) for column in (requests.input, requests.output)
+    )
+    return {"input": given, "output": {**made, "control": "max_tokens"} if made else {}}
 
 
 def _named(asked: Asked, counter: TokenCounter) -> str | None:

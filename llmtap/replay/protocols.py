@@ -10,9 +10,13 @@ from llmtap.load.asking import PromptMaker, Spoken, protocol_of
 from llmtap.load.bodies import BodyMaker, BodyOptions, Decode
 from llmtap.net.failures import failure_said
 
-__all__ = ["http_beside", "maker_for", "protocol_of", "reach", "refuse_meaningless"]
+__all__ = ["http_beside", "maker_for", "notes_of", "protocol_of", "reach", "refuse_meaningless"]
 
 REACHED_WITHIN_S: Final = 10.0
+_BEHIND_GRPC: Final = (
+    "gRPC's own threads stand between the wire and our stamps: what they delay is in the latencies, and in"
+    " no uncertainty"
+)
 _NAMES: Final[Mapping[Spoken, str]] = {"realtime": "Realtime", "grpc": "gRPC"}
 _MEANINGLESS: Final[Mapping[Spoken, Mapping[str, str]]] = {
     "realtime": {
@@ -57,6 +61,11 @@ def maker_for(target: str, body: BodyOptions, decode: Decode | None) -> BodyMake
     # Our own service knows both fields; Realtime has them where the server is one of those that do.
     exact = body.exact_output and (spoken == "grpc" or body.server in ("vllm", "sglang"))
     return PromptMaker(spoken, model=body.model, exact_output=exact, decode=decode)
+
+
+def notes_of(target: str) -> list[str]:
+    """What is to be known of every figure that this target gives."""
+    return [_BEHIND_GRPC] if protocol_of(target) == "grpc" else []
 
 
 def http_beside(target: str) -> str | None:

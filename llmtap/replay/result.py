@@ -18,6 +18,10 @@ are of requests that wait for no answer: when the others come depends on the ser
 | `load.offered_rps` | of these, sent by then: what latencies are told at; `sent_share` is offered / planned |
 | | closed loop: what was sent / the window |
 | `load.achieved_rps` | exchanges that ended / the window, which is over with the last answer |
+
+`load.due` counts what of the plan was due until it ended or was stopped, `load.in_time` what of that was sent
+by then; `sent_share` is in_time / due. Of `connections_opened`, `connections_opened_before` stood before
+the first request was due; `connections_reused` counts requests on one that had served another before.
 """
 
 from array import array
@@ -116,6 +120,8 @@ def _load(outcome: Outcome, seen: Seen, planned_ns: Sequence[int]) -> dict[str, 
         "stopped": outcome.stopped,
         "planned_rps": None,
         "sent_share": None,
+        "due": None,
+        "in_time": None,
     }
     if outcome.stopped is not None:
         # What was planned until somebody stopped it.
@@ -124,6 +130,7 @@ def _load(outcome: Outcome, seen: Seen, planned_ns: Sequence[int]) -> dict[str, 
     span_ns = planned_ns[-1] if len(planned_ns) > 1 else 0
     if span_ns:
         in_time = seen.in_time(outcome.began_ns, span_ns + GRACE_NS)
+        told["due"], told["in_time"] = len(planned_ns), min(in_time, len(planned_ns))
         told["planned_rps"] = len(planned_ns) / span_ns * NS_PER_S
         told["offered_rps"] = in_time / span_ns * NS_PER_S
         told["sent_share"] = min(1.0, in_time / len(planned_ns))
@@ -160,7 +167,8 @@ def _sender(outcome: Outcome, clock: str, seconds: float) -> dict[str, object]:
             {
                 "cpu_seconds": d.cpu_ns / NS_PER_S,
                 "cpu_share": d.cpu_ns / NS_PER_S / seconds if seconds else 0.0,
-                "rss_bytes": d.rss_bytes, "connections_opened": d.connects, "connections_reused": d.reuses,
+                "rss_bytes": d.rss_bytes, "connections_opened": d.connects,
+                "connections_opened_before": d.opened_before, "connections_reused": d.reuses,
                 "lag_max": d.lag_max_ns / NS_PER_S, "realtime": d.realtime,
             }
             for d in done

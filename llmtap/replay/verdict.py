@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from llmtap.units import SHARE_OF_MIN, format_share
+
 __all__ = ["LIMITS", "Finding", "findings"]
 
 LIMITS: Final = {
@@ -108,18 +110,22 @@ def _late(result: Mapping[str, Any]) -> Iterator[Finding]:
     if p99 > limit:
         yield Finding(
             "dispatch_lateness", p99, limit,
-            f"1 % of the requests left {_ms(p99)} or more after their time: the load was not what was asked;"
-            " send from a machine with free CPUs, or with more --processes",
+            f"{_slowest(lateness['n'], 'requests')} left late, by {_ms(p99)} or more: the load was not what"
+            " was asked; send from a machine with free CPUs, or with more --processes",
         )  # fmt: skip
 
 
 def _slow(result: Mapping[str, Any]) -> Iterator[Finding]:
-    share, skipped = result["load"].get("sent_share"), result["load"].get("skipped")
-    missing = 0 if share is None else round((1 - share) * result["load"]["planned"])
-    if share is not None and share < LIMITS["rate_share"] and missing >= LIMITS["rate_missing"]:
+    load = result["load"]
+    share, skipped = load.get("sent_share"), load.get("skipped")
+    if share is None:
+        return
+    due, in_time = load["due"], load["in_time"]
+    if share < LIMITS["rate_share"] and due - in_time >= LIMITS["rate_missing"]:
         yield Finding(
             "rate", share, LIMITS["rate_share"],
-            f"{share:.1%} of the requests that were planned until then had been sent when the plan ended"
+            f"{_part(in_time, due, 'requests')} that were planned until then had been sent when the plan"
+            " ended"
             + (f"; {skipped:,} were skipped by --limit-in-flight" if skipped else ""),
         )  # fmt: skip
 
@@ -137,7 +143,8 @@ def _busy(result: Mapping[str, Any]) -> Iterator[Finding]:
 
 def _unsure(result: Mapping[str, Any]) -> Iterator[Finding]:
     """A kernel's stamp is right however late it is read; but pieces that wait together get the last one's."""
-    p99 = (result.get("uncertainties") or {}).get("p99")
+    uncertainties = result.get("uncertainties") or {}
+    p99 = uncertainties.get("p99")
     if p99 is None:
         return
     kernel = result["sender"]["clock"] == "kernel"
@@ -147,8 +154,8 @@ def _unsure(result: Mapping[str, Any]) -> Iterator[Finding]:
         what = "pieces may have been stamped together" if kernel else "a byte may have waited unstamped"
         yield Finding(
             "uncertainty", p99, LIMITS[share] * figure,
-            f"in 1 % of the exchanges {what} for {_ms(p99)} or more, at a {name.upper()} p50 of"
-            f" {_ms(figure)}: the sender was not given a CPU in time",
+            f"in {_slowest(uncertainties['n'], 'exchanges')} {what} for {_ms(p99)} or more, at a"
+            f" {name.upper()} p50 of {_ms(figure)}: the sender was not given a CPU in time",
         )  # fmt: skip
 
 
@@ -205,9 +212,11 @@ def _miscounted(result: Mapping[str, Any]) -> Iterator[Finding]:
         named = (result.get("plan") or {}).get("tokenizer") is not None
         grave = named and share > LIMITS["prompt_tokens_most"]
         limit = LIMITS["prompt_tokens_most" if grave else "prompt_tokens"]
+        few = counted < SHARE_OF_MIN
+        apart = f"{told['input_apart']:,} tokens" if few else format_share(told["input_apart"], counted)
         yield Finding(
             "prompt_tokens", share, limit,
-            f"the server counted {usage:,} prompt tokens, we {counted:,}: prompt by prompt {share:.1%} apart;"
+            f"the server counted {usage:,} prompt tokens, we {counted:,}: prompt by prompt {apart} apart;"
             " --tokenizer takes the folder of the server's model",
             invalidates=grave,
         )  # fmt: skip
@@ -220,3 +229,16 @@ def _ttft(result: Mapping[str, Any]) -> float | None:
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:,.1f} ms"
+
+
+def _part(k: int, n: int, things: str) -> str:
+    """`78 of 80 requests`, or `97.51 % of the 12,000 requests`."""
+    return f"{k:,} of {n:,} {things}" if n < SHARE_OF_MIN else f"{format_share(k, n)} of the {n:,} {things}"
+
+
+def _slowest(n: int, things: str) -> str:
+    """Those of `n` that a p99 speaks of: `1 of 10 requests` are at its rank (n - 1) 0.99 or beyond."""
+    if n >= SHARE_OF_MIN:
+        return f"1 % of the {n:,} {things}"
+    rank = -(-99 * (n - 1) // 100)
+    return f"{n - rank:,} of {n:,} {things}"

@@ -9,8 +9,8 @@ from typing import Any, Final
 from rich.table import Table
 
 from llmtap.report.distributions import Curve, Distribution
-from llmtap.report.sweep import number
 from llmtap.report.terminal import milliseconds
+from llmtap.units import format_share
 
 __all__ = [
     "ABOUT",
@@ -47,7 +47,7 @@ def baseline_rows(baseline: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
             continue
         sides = [pair[side][figure] for figure in ("p50", "p95") for side in ("then", "now")]
         more = [_signed(pair["difference"][figure]) for figure in ("p5", "p50", "p95")]
-        share = f"{number(pair['slower'] * 100, 3)} %"
+        share = format_share(round(pair["slower"] * pair["n"]), pair["n"])
         rows.append((title, [f"{pair['n']:,}", *map(milliseconds, sides), *more, share]))
     return rows
 

@@ -1,4 +1,4 @@
-"""The charts of a benchmark, as plotly reads them: from what is to be drawn, as the public JSON has it.
+"""The charts of a benchmark on a page: from what is to be drawn, as the public JSON has it.
 
 A chart is `title`, `kind`, `x_title`, `y_title`, `series` (`name`, `x`, `y`, and `low` and `high` where there
 are intervals), `marks` (places on the x axis that have a name), `log_x`, `log_y`. Series differ by colour and
@@ -11,9 +11,10 @@ from html import escape
 from typing import Any, Final
 
 from llmtap.report.figures import COLOURS, DASHES, SYMBOLS, Panel
+from llmtap.report.page import legend_html, scrolled_html, table_html
 from llmtap.report.sweep import number
 
-__all__ = ["chart_keys", "chart_panel", "chart_rows"]
+__all__ = ["chart_keys", "chart_panel", "chart_plots", "chart_rows", "charts_html"]
 
 ROWS_MAX: Final = 25
 """Of the table of a series; more are taken in even steps."""
@@ -22,6 +23,30 @@ _BLUES: Final = ("#f4f8fc", "#d9e8f5", "#b7d5ec", "#8abde0", "#57a1d4")
 _INK: Final = "#14181d"
 _BARS: Final = frozenset({"bars", "histogram"})
 _Chart = Mapping[str, Any]
+
+
+def charts_html(key: str, charts: Sequence[_Chart]) -> str:
+    """Charts beside each other, each with its legend and its words, and all their figures as tables."""
+    panels, tables = [], []
+    for i, chart in enumerate(charts):
+        panel = chart_panel(chart)
+        legend = legend_html(chart_keys(chart), bars=chart["kind"] in _BARS)
+        panels.append(
+            f"<div class=panel><h3>{escape(panel.title)}</h3>{legend}"
+            f'<div class=plot id="{key}-{i}" role=img aria-label="{escape(panel.words)}"></div>'
+            f"<p class=words>{escape(panel.words)}</p></div>"
+        )
+        tables.append(scrolled_html(chart["title"], table_html(chart["title"], *chart_rows(chart))))
+    return (
+        f"<figure><div class=panels>{''.join(panels)}</div></figure>"
+        f"<details><summary>The same figures as tables</summary>{''.join(tables)}</details>"
+    )
+
+
+def chart_plots(key: str, charts: Sequence[_Chart]) -> dict[str, dict[str, Any]]:
+    """What plotly draws into the elements of `charts_html`."""
+    panels = map(chart_panel, charts)
+    return {f"{key}-{i}": {"data": panel.data, "layout": panel.layout} for i, panel in enumerate(panels)}
 
 
 def chart_panel(chart: _Chart) -> Panel:

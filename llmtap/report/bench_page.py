@@ -9,18 +9,14 @@ from html import escape
 from typing import Any, Final
 
 from llmtap.report.bench import findings_said
-from llmtap.report.bench_charts import chart_keys, chart_panel, chart_rows
+from llmtap.report.bench_charts import chart_plots, charts_html
 from llmtap.report.figures import COLOURS
-from llmtap.report.page import contents_html, page_html, table_html
+from llmtap.report.page import contents_html, page_html, scrolled_html, table_html, terms_html
 from llmtap.report.sweep import number
 from llmtap.report.terminal import milliseconds
 
 __all__ = ["bench_html"]
 
-_DASH_ARRAYS: Final = {
-    "solid": "", "dash": "7 4", "dot": "2 3", "dashdot": "7 3 2 3", "longdash": "11 4",
-    "longdashdot": "11 3 2 3",
-}  # fmt: skip
 _METRICS: Final = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
 _STATUSES: Final = ("not met", "cannot tell", "met", "not applicable")
 _FILTERS: Final = {"test": "Test", "level": "Level", "status": "Status"}
@@ -30,7 +26,7 @@ _ENDED_WELL: Final = ("complete", "refused")
 
 
 def bench_html(document: Mapping[str, Any]) -> str:
-    """The page. Raises ConfigError where plotly is not installed."""
+    """The page."""
     reports: Sequence[Mapping[str, Any]] = document.get("tests") or ()
     headings: dict[str, str] = {}
     sections: list[str] = []
@@ -43,9 +39,7 @@ def bench_html(document: Mapping[str, Any]) -> str:
     for report in reports:
         key = report["test"]
         add(key, f"{report['section']} {report['title']}", _test(report))
-        for i, chart in enumerate(report.get("charts") or ()):
-            panel = chart_panel(chart)
-            plots[f"{key}-{i}"] = {"data": panel.data, "layout": panel.layout}
+        plots |= chart_plots(key, report.get("charts") or ())
     if reports:
         add("loads", "Every load", _loads(reports))
         add("compliance", "Compliance", _compliance(reports))
@@ -113,60 +107,27 @@ def _settings(document: Mapping[str, Any]) -> str:
     whole = [
         *_flat({"target": target, "arms": document.get("arms") or {}, "params": document.get("params") or {}})
     ]
-    details = f"<details><summary>All of it ({len(whole):,} values)</summary>{_terms(whole)}</details>"
-    return _terms(rows) + details
+    details = f"<details><summary>All of it ({len(whole):,} values)</summary>{terms_html(whole)}</details>"
+    return terms_html(rows) + details
 
 
 def _test(report: Mapping[str, Any]) -> str:
-    parts = [_terms([(name, str(text)) for name, text in (report.get("configuration") or {}).items()])]
+    parts = [terms_html([(name, str(text)) for name, text in (report.get("configuration") or {}).items()])]
     tables = []
     for table in report.get("tables") or ():
         rows = [(row[0], row[1:]) for row in table["rows"]]
-        tables.append(_scrolled(table["caption"], table_html(table["caption"], table["heads"], rows)))
+        tables.append(
+            scrolled_html(table["caption"], table_html(table["caption"], table["heads"], rows, breaks=True))
+        )
     if tables:
         parts.append(f"<div class=tables>{''.join(tables)}</div>")
     charts = report.get("charts") or ()
     if charts:
-        parts.append(_figure(report["test"], charts))
+        parts.append(charts_html(report["test"], charts))
     notes = [*(report.get("notes") or ()), *(f"Deviation: {one}" for one in report.get("deviations") or ())]
     if notes:
         parts.append("<ul class=notes>" + "".join(f"<li>{escape(note)}</li>" for note in notes) + "</ul>")
     return "".join(parts)
-
-
-def _figure(key: str, charts: Sequence[Mapping[str, Any]]) -> str:
-    """A test's charts beside each other, each with its legend, its words and its table."""
-    panels, tables = [], []
-    for i, chart in enumerate(charts):
-        panel = chart_panel(chart)
-        legend = "".join(
-            f"<span>{_key(colour, dash, chart['kind'])}{escape(name)}</span>"
-            for name, colour, dash in chart_keys(chart)
-        )
-        shown = f"<div class=legend aria-hidden=true>{legend}</div>" if legend else ""
-        panels.append(
-            f"<div class=panel><h3>{escape(panel.title)}</h3>{shown}"
-            f'<div class=plot id="{key}-{i}" role=img aria-label="{escape(panel.words)}"></div>'
-            f"<p class=words>{escape(panel.words)}</p></div>"
-        )
-        heads, rows = chart_rows(chart)
-        tables.append(_scrolled(chart["title"], table_html(chart["title"], heads, rows)))
-    return (
-        f"<figure><div class=panels>{''.join(panels)}</div></figure>"
-        f"<details><summary>The same figures as tables</summary>{''.join(tables)}</details>"
-    )
-
-
-def _key(colour: int | None, dash: str, kind: str) -> str:
-    stroke = "soft" if colour is None else f"c{colour}"
-    if kind in ("bars", "histogram"):
-        mark = f'<rect x=12 y=2 width=16 height=10 style="fill:var(--{stroke})" />'
-    else:
-        mark = (
-            f'<path d="M0 7h40" style="stroke:var(--{stroke})" stroke-width=2'
-            f' stroke-dasharray="{_DASH_ARRAYS[dash]}" />'
-        )
-    return f'<svg class=key width=40 height=14 viewBox="0 0 40 14" aria-hidden=true>{mark}</svg>'
 
 
 def _loads(reports: Sequence[Mapping[str, Any]]) -> str:
@@ -190,7 +151,8 @@ def _loads(reports: Sequence[Mapping[str, Any]]) -> str:
             ]  # fmt: skip
             arm = f" ({step['arm']})" if step.get("arm") else ""
             rows.append((f"{step['name']}{arm}", cells))
-        html += _scrolled(report["title"], table_html(f"{report['section']} {report['title']}", heads, rows))
+        title = f"{report['section']} {report['title']}"
+        html += scrolled_html(title, table_html(title, heads, rows))
     return html
 
 
@@ -256,18 +218,7 @@ def _again(document: Mapping[str, Any]) -> str:
         for report in document.get("tests") or ()
         if report.get("exact_requests")
     ]
-    return html + _terms(rows)
-
-
-def _terms(rows: Sequence[tuple[str, str]]) -> str:
-    cells = "".join(
-        f"<tr><th scope=row>{escape(term)}</th><td>{escape(text)}</td></tr>" for term, text in rows
-    )
-    return f"<table class=terms><tbody>{cells}</tbody></table>" if cells else ""
-
-
-def _scrolled(name: str, html: str) -> str:
-    return f'<div class="scroll wide" tabindex=0 role=region aria-label="{escape(name)}, table">{html}</div>'
+    return html + terms_html(rows)
 
 
 def _flat(tree: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:

@@ -8,31 +8,25 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any, Final
 
-from llmtap.report.bench_charts import chart_keys, chart_panel, chart_rows
+from llmtap.report.bench_charts import chart_plots, charts_html
 from llmtap.report.compare import fairness_said, left_out_said, normalised_rows, unmet_rows
 from llmtap.report.figures import COLOURS
-from llmtap.report.page import contents_html, page_html, table_html
+from llmtap.report.page import contents_html, page_html, scrolled_html, table_html
 
 __all__ = ["compare_html"]
 
 _KINDS: Final = {"met": "good", "not met": "bad"}
-_STROKES: Final = {
-    "solid": "", "dash": "7 4", "dot": "2 3", "dashdot": "7 3 2 3", "longdash": "11 4",
-    "longdashdot": "11 3 2 3",
-}  # fmt: skip
 
 
 def compare_html(told: Mapping[str, Any]) -> str:
-    """The page. Raises ConfigError where plotly is not installed."""
+    """The page."""
     headings, sections = {}, []
     plots: dict[str, dict[str, Any]] = {}
     for test in told["tests"]:
         key, heading = test["test"], f"{test['section']} {test['title']}"
         headings[key] = heading
         sections.append(f'<section id="{key}"><h2>{escape(heading)}</h2>{_test(test)}</section>')
-        for i, chart in enumerate(test["charts"]):
-            panel = chart_panel(chart)
-            plots[f"{key}-{i}"] = {"data": panel.data, "layout": panel.layout}
+        plots |= chart_plots(key, test["charts"])
     base, *others = (one["label"] for one in told["systems"])
     return page_html(
         f"{', '.join(others)} against {base}",
@@ -95,13 +89,13 @@ def _settings(told: Mapping[str, Any]) -> str:
             str(hardware.get("count") or "-"), str(one["results"]),
         ]))  # fmt: skip
     heads = ["system", "address", "model", "software", "accelerator", "count", "results"]
-    table = _scrolled("Systems", table_html("Systems", heads, rows))
+    table = scrolled_html("Systems", table_html("Systems", heads, rows))
     runs = []
     for test in told["tests"]:
         for one in test["systems"]:
             for i, (seed, began) in enumerate(zip(one["seeds"], one["began"], strict=True), 1):
                 runs.append((test["title"], [one["label"], str(i), str(seed), str(began)]))
-    every = _scrolled("Runs", table_html("Runs", ["test", "system", "run", "seed", "began"], runs))
+    every = scrolled_html("Runs", table_html("Runs", ["test", "system", "run", "seed", "began"], runs))
     return f"{table}<details><summary>Every run ({len(runs)})</summary>{every}</details>"
 
 
@@ -109,15 +103,18 @@ def _test(test: Mapping[str, Any]) -> str:
     parts = []
     for table in test["tables"]:
         rows = [(row[0], row[1:]) for row in table["rows"]]
-        parts.append(_scrolled(table["caption"], table_html(table["caption"], table["heads"], rows)))
+        parts.append(
+            scrolled_html(table["caption"], table_html(table["caption"], table["heads"], rows, breaks=True))
+        )
     if not parts:
         parts.append("<p>Nothing could be compared: no load in common, or too few requests.</p>")
     parts.append("<ul class=notes>" + "".join(f"<li>{escape(note)}</li>" for note in test["notes"]) + "</ul>")
     if test["charts"]:
-        parts.append(_figure(test["test"], test["charts"]))
+        parts.append(charts_html(test["test"], test["charts"]))
     heads, normalised = normalised_rows(test)
     caption = "Output rates, normalised (6.2)"
-    parts.append(_scrolled(caption, table_html(caption, heads, [(row[0], row[1:]) for row in normalised])))
+    rates = [(row[0], row[1:]) for row in normalised]
+    parts.append(scrolled_html(caption, table_html(caption, heads, rates)))
     method = test["normalised"][0]["method"]
     return "".join([*parts, f"<p class=words>{escape(method)}</p>", _checklist(test["checklist"]["rows"])])
 
@@ -137,38 +134,3 @@ def _checklist(rows: Sequence[Mapping[str, Any]]) -> str:
         f"<thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
     )
     return f'<div class=scroll tabindex=0 role=region aria-label="Checklist, table">{table}</div>'
-
-
-def _figure(key: str, charts: Sequence[Mapping[str, Any]]) -> str:
-    """Charts beside each other, each with its legend and its words, and their tables."""
-    panels, tables = [], []
-    for i, chart in enumerate(charts):
-        panel = chart_panel(chart)
-        legend = "".join(
-            f"<span>{_key(colour, dash)}{escape(name)}</span>" for name, colour, dash in chart_keys(chart)
-        )
-        shown = f"<div class=legend aria-hidden=true>{legend}</div>" if legend else ""
-        panels.append(
-            f"<div class=panel><h3>{escape(panel.title)}</h3>{shown}"
-            f'<div class=plot id="{key}-{i}" role=img aria-label="{escape(panel.words)}"></div>'
-            f"<p class=words>{escape(panel.words)}</p></div>"
-        )
-        heads, rows = chart_rows(chart)
-        tables.append(_scrolled(chart["title"], table_html(chart["title"], heads, rows)))
-    return (
-        f"<figure><div class=panels>{''.join(panels)}</div></figure>"
-        f"<details><summary>The same figures as tables</summary>{''.join(tables)}</details>"
-    )
-
-
-def _key(colour: int | None, dash: str) -> str:
-    stroke = "soft" if colour is None else f"c{colour}"
-    return (
-        '<svg class=key width=40 height=14 viewBox="0 0 40 14" aria-hidden=true>'
-        f'<path d="M0 7h40" style="stroke:var(--{stroke})" stroke-width=2'
-        f' stroke-dasharray="{_STROKES[dash]}" /></svg>'
-    )
-
-
-def _scrolled(name: str, html: str) -> str:
-    return f'<div class="scroll wide" tabindex=0 role=region aria-label="{escape(name)}, table">{html}</div>'

@@ -25,7 +25,7 @@ from llmtap.report.figures import (
     value_text,
 )
 from llmtap.report.heat_maps import heat_maps_of
-from llmtap.report.page import contents_html, page_html, script_json, table_html
+from llmtap.report.page import DASH_ARRAYS, contents_html, page_html, script_json, table_html
 from llmtap.report.sweep import Result, Sweep, number, read_sweep, values_text
 
 __all__ = ["sweep_html"]
@@ -33,10 +33,6 @@ __all__ = ["sweep_html"]
 _FEW: Final = f"{MARK} p99 of fewer than {SAMPLES_MIN['p99']:,} samples (IETF 5.1.4.3); hollow in curves."
 _LINES_SHOWN: Final = 16
 """As many lines as one can tell apart; of more, the page begins with a choice."""
-_DASH_ARRAYS: Final = {
-    "solid": "", "dash": "7 4", "dot": "2 3", "dashdot": "7 3 2 3", "longdash": "11 4",
-    "longdashdot": "11 3 2 3",
-}  # fmt: skip
 _SHAPES: Final = {
     "circle": '<circle cx="20" cy="7" r="4.5"/>',
     "square": '<path d="M16 3h8v8h-8z"/>',
@@ -56,7 +52,7 @@ def sweep_html(
 ) -> str:
     """The page. `results` are runs as public JSON; with `defaults` it says which options are not at theirs.
 
-    Raises ValueError where there are no results, and ConfigError where plotly is not installed.
+    Raises ValueError where there are no results.
     """
     sweep = read_sweep(results)
     curves, grids = list(charts_of(sweep)), list(heat_maps_of(sweep, results))
@@ -161,7 +157,7 @@ def _choices(sweep: Sweep) -> str:
 
 
 def _symbol(i: int, look: Look) -> str:
-    dashes = _DASH_ARRAYS[look.dash]
+    dashes = DASH_ARRAYS[look.dash]
     return (
         f'<symbol id="key-{i}" viewBox="0 0 40 14"><g style="stroke:var(--c{look.colour});'
         f'fill:var(--c{look.colour})"><path d="M0 7h40" stroke-width="2" stroke-dasharray="{dashes}"/>'

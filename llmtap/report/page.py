@@ -6,14 +6,24 @@ What a page is given as HTML is escaped already; texts for plotly are, too, sinc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from importlib.resources import files
+from itertools import zip_longest
 from string import Template
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
-from llmtap.errors import ConfigError
+__all__ = [
+    "DASH_ARRAYS", "contents_html", "legend_html", "page_html", "script_json", "scrolled_html", "table_html",
+    "terms_html",
+]  # fmt: skip
 
-__all__ = ["contents_html", "page_html", "script_json", "table_html"]
+DASH_ARRAYS: Final = {
+    "solid": "", "dash": "7 4", "dot": "2 3", "dashdot": "7 3 2 3", "longdash": "11 4",
+    "longdashdot": "11 3 2 3",
+}  # fmt: skip
+"""What plotly calls a dash, in SVG."""
+_WORDS_FROM: Final = 40
+"""Letters of a cell from which it is a sentence and no figure."""
 
 
 def page_html(
@@ -30,7 +40,7 @@ def page_html(
     style: str = "",
     script: str = "",
 ) -> str:
-    """The page. Raises ConfigError where plotly is not installed.
+    """The page.
 
     Args:
         title: text; the rest is HTML.
@@ -59,9 +69,32 @@ def contents_html(headings: Mapping[str, str]) -> str:
     return "".join(f'<li><a href="#{key}">{escape(heading)}</a></li>' for key, heading in headings.items())
 
 
-def table_html(caption: str, heads: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]]) -> str:
-    """A table of texts; a row has a head and cells."""
-    return "".join(_table_parts(caption, heads, rows))
+def table_html(
+    caption: str, heads: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]], *, breaks: bool = False
+) -> str:
+    """A table of texts; a row has a head and cells. With `breaks`, columns of sentences are of class `said`,
+    which a style may break into lines."""
+    return "".join(_table_parts(caption, heads, rows, breaks))
+
+
+def scrolled_html(name: str, html: str) -> str:
+    """Tables that may be wider than the page."""
+    return f'<div class="scroll wide" tabindex=0 role=region aria-label="{escape(name)}, table">{html}</div>'
+
+
+def terms_html(rows: Iterable[tuple[str, str]]) -> str:
+    """Terms, and what is said of each; nothing where there are none."""
+    cells = "".join(
+        f"<tr><th scope=row>{escape(term)}</th><td>{escape(text)}</td></tr>" for term, text in rows
+    )
+    return f"<table class=terms><tbody>{cells}</tbody></table>" if cells else ""
+
+
+def legend_html(keys: Iterable[tuple[str, int | None, str]], *, bars: bool = False) -> str:
+    """Names, each behind its line as it is drawn: with a colour's number (None is none of them) and a dash;
+    or behind a piece of its bars."""
+    shown = "".join(f"<span>{_key(colour, dash, bars)}{escape(name)}</span>" for name, colour, dash in keys)
+    return f"<div class=legend aria-hidden=true>{shown}</div>" if shown else ""
 
 
 def script_json(value: object) -> str:
@@ -69,17 +102,34 @@ def script_json(value: object) -> str:
     return msgspec.json.encode(value).decode().replace("<", "\\u003c")
 
 
+def _key(colour: int | None, dash: str, bars: bool) -> str:
+    paint = "var(--soft)" if colour is None else f"var(--c{colour})"
+    dashes = f'stroke-width=2 stroke-dasharray="{DASH_ARRAYS[dash]}"'
+    mark = f'<path d="M0 7h40" style="stroke:{paint}" {dashes} />'
+    if bars:
+        mark = f'<rect x=12 y=2 width=16 height=10 style="fill:{paint}" />'
+    return f'<svg class=key width=40 height=14 viewBox="0 0 40 14" aria-hidden=true>{mark}</svg>'
+
+
 def _table_parts(
-    caption: str, heads: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]]
+    caption: str, heads: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]], breaks: bool
 ) -> Iterator[str]:
+    lines = [(label, *cells) for label, cells in rows]
+    columns = zip_longest(*lines, fillvalue="")
+    kinds = [" class=said" if breaks and any(map(_is_sentence, column)) else "" for column in columns]
+    kinds += [""] * (len(heads) - len(kinds))
     yield f"<table><caption>{escape(caption)}</caption><thead><tr>"
-    yield from (f"<th scope=col>{escape(head)}</th>" for head in heads)
+    yield from (f"<th scope=col{kind}>{escape(head)}</th>" for head, kind in zip(heads, kinds, strict=False))
     yield "</tr></thead><tbody>"
-    for label, cells in rows:
-        yield f"<tr><th scope=row>{escape(label)}</th>"
-        yield from (f"<td>{escape(cell)}</td>" for cell in cells)
+    for label, *cells in lines:
+        yield f"<tr><th scope=row{kinds[0]}>{escape(label)}</th>"
+        yield from (f"<td{kind}>{escape(cell)}</td>" for cell, kind in zip(cells, kinds[1:], strict=False))
         yield "</tr>"
     yield "</tbody></table>"
+
+
+def _is_sentence(cell: str) -> bool:
+    return len(cell) >= _WORDS_FROM and " " in cell
 
 
 def _part(name: str) -> str:
@@ -87,9 +137,7 @@ def _part(name: str) -> str:
 
 
 def _plotly() -> str:
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        raise ConfigError("HTML", "plotly is not installed", "pip install 'llmtap[report]'") from None
+    from plotly.offline import get_plotlyjs  # takes its time, and only pages want it
+
     script: str = get_plotlyjs()
     return script

@@ -12,11 +12,12 @@ from rich.text import Text
 
 from llmtap.report.baseline import baseline_lines, baseline_table
 from llmtap.report.capture import harmless
-from llmtap.report.replay_terms import clocks_said, process_said
+from llmtap.report.replay_terms import clocks_said, connections_said, process_said, retries_said
+from llmtap.report.replay_verdict import UNJUDGED, judged
 from llmtap.report.system import render_system
 from llmtap.report.terminal import milliseconds, render_summary
 
-__all__ = ["render_replay"]
+__all__ = ["render_replay", "render_verdicts"]
 
 _CORRECTED: Final = {"ttft": "TTFT", "e2e": "E2E", "user_idle": "user idle"}
 _FIGURES: Final = ("mean", "p50", "p90", "p99", "max")
@@ -24,10 +25,10 @@ _FIGURES: Final = ("mean", "p50", "p90", "p99", "max")
 
 def render_replay(result: Mapping[str, Any]) -> RenderableType:
     """All of it. Parts that are missing are left out."""
-    parts: list[RenderableType] = [Text(line, style="bold") for line in _heading(result)]
+    parts: list[RenderableType] = [Text(harmless(line), style="bold") for line in _heading(result)]
     parts.append(render_summary(result))
     parts.append(_sending(result))
-    parts += [Text(line) for line in _lines(result)]
+    parts += [Text(harmless(line)) for line in _lines(result)]
     baseline = result.get("baseline")
     if baseline:
         table = baseline_table(baseline)
@@ -36,14 +37,31 @@ def render_replay(result: Mapping[str, Any]) -> RenderableType:
     system = result.get("system")
     if system and system.get("summary"):
         parts.append(render_system(system["summary"]))
-    parts += [Text(f"note: {note}") for note in (result.get("plan") or {}).get("notes") or ()]
-    parts += [_finding(one) for one in result["verdict"]["findings"]]
+    parts += [Text(harmless(f"note: {note}")) for note in (result.get("plan") or {}).get("notes") or ()]
+    parts += _verdict(result.get("verdict"))
     return Group(*parts)
+
+
+def render_verdicts(verdicts: Mapping[str, Mapping[str, Any]]) -> RenderableType:
+    """Those of several replays, by the names of their results."""
+    parts: list[Text] = []
+    for name, verdict in verdicts.items():
+        parts += [Text(harmless(f"replay     {name}"), style="bold"), *_verdict(verdict)]
+    return Group(*parts)
+
+
+def _verdict(verdict: Mapping[str, Any] | None) -> list[Text]:
+    """Whether the figures may be believed, and what there is to be said of that."""
+    if verdict is None:
+        return [Text(f"verdict    {UNJUDGED}")]
+    said = Text(f"verdict    {' '.join(judged(verdict))}", style="green" if verdict["valid"] else "red")
+    return [said, *(_finding(one) for one in verdict.get("findings") or ())]
 
 
 def _finding(one: Mapping[str, Any]) -> Text:
     grave = one.get("invalidates", True)
-    return Text(f"{'NOT VALID' if grave else 'mind'}: {one['says']}", style="red" if grave else "yellow")
+    says = harmless(str(one["says"]))
+    return Text(f"{'NOT VALID' if grave else 'mind'}: {says}", style="red" if grave else "yellow")
 
 
 def _heading(result: Mapping[str, Any]) -> Iterator[str]:
@@ -61,7 +79,8 @@ def _heading(result: Mapping[str, Any]) -> Iterator[str]:
     if load.get("skipped"):
         said.append(f"{load['skipped']:,} skipped: too many in flight")
     if (load.get("retries") or {}).get("n"):
-        said.append(f"{load['retries']['n']:,} retries")
+        n = load["retries"]["n"]
+        said.append(f"{n:,} retr{'y' if n == 1 else 'ies'}")
     if load.get("stopped"):
         said.append(f"stopped: {load['stopped']}")
     yield " · ".join(said)
@@ -90,16 +109,18 @@ def _lines(result: Mapping[str, Any]) -> Iterator[str]:
     if sender["cpu_seconds_per_1000_tokens"] is not None:
         said.append(f"{sender['cpu_seconds_per_1000_tokens'] * 1e3:.3g} ms per 1,000 tokens")
     said.append(f"stamps by {sender['clock']}")
-    opened = sum(p["connections_opened"] for p in sender["processes"])
-    said.append(f"{opened:,} connections")
+    said.append(connections_said(sender))
     yield "sending    " + " · ".join(said)
+    if retries := retries_said(result.get("load") or {}):
+        yield f"retries    {retries}"
     if clocks := clocks_said(sender):
-        yield f"clocks     {harmless(clocks)}"
+        yield f"clocks     {clocks}"
     for error, n in list((result.get("errors") or {}).items())[:5]:
-        yield f"failed     {n:,}: {harmless(error)}"
+        yield f"failed     {n:,}: {error}"
     warm = result.get("warmup") or {}
     if warm.get("requests"):
-        stable = "latency stable" if warm.get("stable") else "latency NOT stable"
+        not_stable = "latency not probed" if warm.get("probes") == [] else "latency NOT stable"
+        stable = "latency stable" if warm.get("stable") else not_stable
         yield f"warm-up    {warm['requests']:,} requests, {warm['tokens']:,} tokens, {stable}"
     elif warm.get("skipped"):
         yield f"warm-up    none: {warm['skipped']}"

@@ -12,7 +12,10 @@ from llmtap.report.system import scraped_said
 from llmtap.report.terminal import milliseconds
 from llmtap.units import format_bytes
 
-__all__ = ["RATES", "all_of", "clocks_said", "heading_of", "plan_rows", "process_said", "rests_on"]
+__all__ = [
+    "RATES", "all_of", "clocks_said", "connections_said", "heading_of", "plan_rows", "process_said",
+    "rests_on", "retries_said",
+]  # fmt: skip
 
 RATES: Final = (
     "Rates of requests: asked is the mean that the arrival process was given; planned is what it came to when"
@@ -38,6 +41,7 @@ def plan_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("trace" if plan.get("trace") else "workload", _name(plan)),
         ("sent to", _target(plan)),
         ("requests", _requests(result)),
+        ("retries", retries_said(result.get("load") or {})),
         ("arrivals", _arrivals(plan)),
         ("load", _load(result)),
         ("window", _window(result)),
@@ -123,7 +127,7 @@ def _requests(result: Mapping[str, Any]) -> str:
     said += [f"{load[name]:,} {name}" for name in ("skipped", "dropped", "unsent") if load.get(name)]
     retries = load.get("retries") or {}
     if isinstance(retries, Mapping) and retries.get("n"):
-        said.append(f"{retries['n']:,} retries")
+        said.append(_counted(retries["n"], "retry", "retries"))
     if load.get("stopped"):
         said.append(f"stopped: {load['stopped']}")
     return ", ".join(said)
@@ -219,7 +223,8 @@ def _warm_up(result: Mapping[str, Any]) -> str:
         return f"none ({warmup['skipped']})" if warmup.get("skipped") else "none"
     said = [f"{warmup['requests']:,} requests, {warmup.get('tokens', 0):,} tokens"]
     said.append(f"{number(warmup.get('duration'), 3)} s")
-    said.append("stable" if warmup.get("stable") else "not stable")
+    not_stable = "not probed" if warmup.get("probes") == [] else "not stable"
+    said.append("stable" if warmup.get("stable") else not_stable)
     said += [
         f"{name} varied by {number(share * 100, 3)} %"
         for name, share in (("TTFT", (warmup.get("variation") or {}).get("ttft")),
@@ -267,7 +272,30 @@ def _sender(result: Mapping[str, Any]) -> str:
         said.append(f"{number(sender['cpu_seconds_per_1000_tokens'], 3)} s of CPU per 1,000 tokens")
     if any(p.get("realtime") for p in processes):
         said.append("real-time priority")
+    said.append(connections_said(sender))
     return ", ".join(said)
+
+
+def connections_said(sender: Mapping[str, Any]) -> str:
+    """How many there were, and how many of them before there was a request to send."""
+    processes = sender.get("processes") or ()
+    opened = sum(p["connections_opened"] for p in processes)
+    before = sum(p.get("connections_opened_before") or 0 for p in processes)
+    said = _counted(opened, "connection", "connections")
+    return said + (f" ({before:,} opened before the load)" if before else "")
+
+
+def retries_said(load: Mapping[str, Any]) -> str:
+    """How often requests were sent again, why, and what figures make of it; empty where none was."""
+    retries = load.get("retries") or {}
+    if not isinstance(retries, Mapping) or not retries.get("n"):
+        return ""
+    why = ", ".join(f"{reason} {n:,}" for reason, n in (retries.get("reasons") or {}).items())
+    said = f"{retries['n']:,}" + (f" ({why})" if why else "")
+    return (
+        f"{said}; lateness is of first attempts, latencies count from the last ones; those from schedule have"
+        " the waits in them"
+    )
 
 
 def clocks_said(sender: Mapping[str, Any]) -> str:
@@ -290,3 +318,7 @@ def _uncertainty(result: Mapping[str, Any]) -> str:
     if result.get("uncertainty") is None:
         return ""
     return f"{milliseconds(result['uncertainty'])} ms" + (f", stamps by {clock}" if clock else "")
+
+
+def _counted(n: int, one: str, more: str) -> str:
+    return f"{n:,} {one if n == 1 else more}"

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from llmtap.metrics.statistics import SAMPLES_MIN
 
-__all__ = ["milliseconds", "render_summary", "summary_text"]
+__all__ = ["figure_text", "milliseconds", "number_text", "render_summary", "summary_text"]
 
 _ROWS: Final = {
     "ttft": "TTFT",
@@ -59,7 +59,7 @@ def _headline(summary: Mapping[str, Any]) -> str:
     sources = (summary.get("tokens") or {}).get("source") or {}
     said = [f"window {window.get('name', '?')} ({window.get('seconds', 0.0):.1f} s)", f"n {summary['n']:,}"]
     if load.get("achieved_rps") is not None:
-        said.append(f"{_number(load['achieved_rps'])} req/s ended ({load.get('mode', '?')})")
+        said.append(f"{number_text(load['achieved_rps'])} req/s ended ({load.get('mode', '?')})")
     said.append(f"ITL option {option or '-'}")
     said.append(f"tokens by {', '.join(sources) or '-'}")
     if summary.get("uncertainty") is not None:
@@ -78,7 +78,7 @@ def _table(summary: Mapping[str, Any]) -> Table:
             if figures is None or not figures["n"]:
                 continue
             option = figures.get("option")
-            cells = [_figure(figures, figure) for figure in _FIGURES]
+            cells = [figure_text(figures, figure) for figure in _FIGURES]
             table.add_row(f"{title} ({option})" if option else title, f"{figures['n']:,}", *cells)
     return table
 
@@ -92,17 +92,18 @@ def _lines(summary: Mapping[str, Any]) -> Iterator[str]:
     ]
     if counted:
         rate = tokens.get("output_per_second")
-        yield "tokens     " + " · ".join(counted + ([] if rate is None else [f"{_number(rate)} output/s"]))
+        said = [] if rate is None else [f"{number_text(rate)} output/s"]
+        yield "tokens     " + " · ".join(counted + said)
     smooth = summary.get("smooth_goodput") or {}
     if smooth.get("tokens_per_second") is not None:
         of = "several readers"
         if smooth["alpha"] is not None:
             of = f"alpha {smooth['alpha']:g}, reader {smooth['speed_tokens_per_second']:g} tokens/s"
-        yield f"smooth     {_number(smooth['tokens_per_second'])} tokens/s goodput ({of})"
+        yield f"smooth     {number_text(smooth['tokens_per_second'])} tokens/s goodput ({of})"
     goodput = summary.get("goodput") or {}
     if goodput.get("attainment") is not None:
         yield (
-            f"goodput    {_number(goodput['requests_per_second'])} req/s,"
+            f"goodput    {number_text(goodput['requests_per_second'])} req/s,"
             f" {goodput['met']:,} of {goodput['counted']:,} met {goodput['objectives']}"
         )
     chunking = summary.get("chunking") or {}
@@ -128,21 +129,22 @@ def _relay(relay: Mapping[str, Any]) -> str:
     return " · ".join(said + ([] if relay.get("connected") else ["gone"]))
 
 
-def _figure(figures: Mapping[str, Any], name: str) -> str:
+def figure_text(figures: Mapping[str, Any], name: str) -> str:
+    """One statistic of a metric in ms, marked where too few samples carry it."""
     text = milliseconds(figures.get(name))
     return text + (_MARK if name in figures.get("marks", ()) and text != "-" else "")
 
 
 def _is_marked(summary: Mapping[str, Any]) -> bool:
     return any(
-        _MARK in _figure(figures, "p99")
+        _MARK in figure_text(figures, "p99")
         for group, rows in (("metrics", _ROWS), ("added", _ADDED))
         for name, figures in (summary.get(group) or {}).items()
         if name in rows
     )
 
 
-def _number(value: float) -> str:
+def number_text(value: float) -> str:
     """Three significant digits, more before the point, never in powers of ten."""
     return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
 

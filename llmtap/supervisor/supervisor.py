@@ -25,16 +25,18 @@ from llmtap.clock import SystemClock
 from llmtap.config import Settings, fingerprint
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.meter.ending import RENEW
+from llmtap.meter.socket_path import check_socket_path, need_no_meter
 from llmtap.meter.tenants import host_salt
 from llmtap.net.listener import bind, is_free, parse_address
 from llmtap.net.pool import parse_origin
 from llmtap.net.tls import client_context, server_context
 from llmtap.relay.process import RelaySetup
 from llmtap.supervisor.child import Child
+from llmtap.supervisor.systemd import notify, take_sockets
 from llmtap.tap.experiment import Experiment, resolve
 from llmtap.units import encode_special
 
-__all__ = ["Supervisor", "check_settings"]
+__all__ = ["Supervisor", "check_measuring", "check_settings", "name_of", "new_capture_id"]
 
 BACKOFF_S = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 HEALTHY_S = 10.0
@@ -72,17 +74,7 @@ def check_settings(settings: Settings) -> None:
             raise ConfigError(key, str(exc)) from None
     if relay.head_bytes < HEAD_BYTES_MIN:
         raise ConfigError("relay.head_bytes", f"no request fits in {relay.head_bytes} bytes")
-    if settings.cost.gpu_hour and not settings.cost.gpus:
-        raise ConfigError("cost.gpus", "is 0, and cost.gpu_hour has a price", "how many are there?")
-    if settings.meter.tokenizer is not None:
-        load_tokenizer(settings.meter.tokenizer)
-    if settings.capture.to is not None:
-        # Arrow takes 40 MB and 200 ms, so only for who captures.
-        from llmtap.capture.store import check
-
-        check(settings.capture)
-    if settings.otlp.ca and not os.access(settings.otlp.ca, os.R_OK):
-        raise ConfigError("otlp.ca", f"{settings.otlp.ca} cannot be read")
+    check_measuring(settings)
     for key in ("idle_timeout", "head_timeout", "connect_timeout"):
         if getattr(relay, key) <= 0:
             raise ConfigError(f"relay.{key}", "must be more than 0", "for no limit to speak of, try 365d")
@@ -101,6 +93,31 @@ def check_settings(settings: Settings) -> None:
         raise ConfigError(
             "meter.admin_token", f"is needed when the admin port listens on {host or 'every interface'}"
         )
+
+
+def check_measuring(settings: Settings) -> None:
+    """The part of it that is about measuring, and no proxy. Raises ConfigError."""
+    if settings.meter.admin_tls_certificate and settings.meter.admin_tls_key:
+        server_context(settings.meter.admin_tls_certificate, settings.meter.admin_tls_key, "meter.admin_tls_")
+    if settings.meter.socket is not None:
+        check_socket_path(settings.meter.socket)
+    if settings.cost.gpu_hour and not settings.cost.gpus:
+        raise ConfigError("cost.gpus", "is 0, and cost.gpu_hour has a price", "how many are there?")
+    if settings.meter.tokenizer is not None:
+        load_tokenizer(settings.meter.tokenizer)
+    if settings.capture.to is not None:
+        # Arrow takes 40 MB and 200 ms, so only for who captures.
+        from llmtap.capture.store import check
+
+        check(settings.capture)
+    if settings.otlp.ca and not os.access(settings.otlp.ca, os.R_OK):
+        raise ConfigError("otlp.ca", f"{settings.otlp.ca} cannot be read")
+
+
+def new_capture_id(wall_ns: int) -> str:
+    """The name of a capture that begins now."""
+    began = datetime.fromtimestamp(wall_ns / 1e9, UTC)
+    return f"{began:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
 
 
 def _bind(key: str, text: str, copies: int) -> list[socket.socket]:
@@ -122,7 +139,7 @@ def _servers(settings: Settings) -> dict[str, tuple[str, int]]:
     return {arm: (origin.host, origin.port) for arm, origin in origins.items()}
 
 
-def _name_of(sock: socket.socket) -> str:
+def name_of(sock: socket.socket) -> str:
     """HOST:PORT as bound, which tells the port where 0 was asked for."""
     host, port = sock.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -145,6 +162,8 @@ class Supervisor:
         self._begin_capture()
         self._folder = Path(tempfile.mkdtemp(prefix="llmtap-"))
         self._sockets: list[socket.socket] = []
+        self._handed = False
+        """The clients' sockets came with the process (systemd): they are not ours to move."""
         self._admin: socket.socket | None = None
         self._meter: Child | None = None
         self._meter_came = asyncio.Event()
@@ -163,12 +182,14 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         try:
             settings = self._settings
-            self._sockets = _bind("relay.listen", settings.relay.listen, settings.relay.workers)
-            self._admin = _bind("meter.admin", settings.meter.admin, 1)[0]
+            if settings.meter.socket is not None:
+                need_no_meter(settings.meter.socket)
+            self._open_sockets()
+            assert self._admin is not None
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self._on_stop)
             loop.add_signal_handler(signal.SIGHUP, self._hang_ups.set)
-            listen, admin = _name_of(self._sockets[0]), _name_of(self._admin)
+            listen, admin = name_of(self._sockets[0]), name_of(self._admin)
             self._announce(listen, admin)
             log.info(
                 "event=start listen=%s upstream=%s admin=%s workers=%d config=%s",
@@ -177,6 +198,7 @@ class Supervisor:
             self._spawn(self._keep_meter())
             await self._meter_comes()
             await self._start_generation()
+            notify(f"READY=1\nSTATUS=forwarding to {settings.relay.upstream}")
             self._spawn(self._reload_for_ever())
             await self._stopping.wait()
             await self._stop()
@@ -186,6 +208,23 @@ class Supervisor:
             self._close_sockets()
             shutil.rmtree(self._folder, ignore_errors=True)
         return 0
+
+    def _open_sockets(self) -> None:
+        """Those that came with the process, else our own."""
+        relay = self._settings.relay
+        handed = take_sockets(os.environ, os.getpid())
+        self._handed = bool(handed.clients)
+        self._sockets = handed.clients or _bind("relay.listen", relay.listen, relay.workers)
+        self._share_sockets()
+        if handed.admin is not None:
+            # Who reaches it is told by the socket, not by the option: the rules are those of its address.
+            msgspec.structs.replace(self._settings.meter, admin=name_of(handed.admin))
+        self._admin = handed.admin or _bind("meter.admin", self._settings.meter.admin, 1)[0]
+
+    def _share_sockets(self) -> None:
+        """Where there are more workers than sockets, the first is served by several."""
+        missing = self._settings.relay.workers - len(self._sockets)
+        self._sockets += [self._sockets[0].dup() for _ in range(missing)]
 
     def _resolve_experiment(self) -> Experiment | None:
         """The experiment of the present settings, the same for all children however often they start."""
@@ -200,8 +239,7 @@ class Supervisor:
 
     def _begin_capture(self) -> None:
         """A new id, and a new salt that is kept here only: hashes of two captures can't be compared."""
-        began = datetime.fromtimestamp(SystemClock.wall_ns() / 1e9, UTC)
-        self._capture_id = f"{began:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
+        self._capture_id = new_capture_id(SystemClock.wall_ns())
         self._capture_salt = secrets.token_hex(32)
         self._capture_met = False
         """A meter has been started for it: a later one only goes on with it."""
@@ -230,7 +268,7 @@ class Supervisor:
 
     @property
     def _tap_path(self) -> str:
-        return str(self._folder / "tap.sock")
+        return self._settings.meter.socket or str(self._folder / "tap.sock")
 
     async def _start_generation(self) -> None:
         """Start every relay with the present settings; returns when each is ready, or has failed to be."""
@@ -367,7 +405,9 @@ class Supervisor:
 
     async def _apply(self, settings: Settings) -> None:
         old, self._settings = self._settings, settings
-        if settings.relay.listen != old.relay.listen:
+        if settings.relay.listen != old.relay.listen and self._handed:
+            log.warning("event=reload_partial key=relay.listen hint='its sockets came from outside'")
+        elif settings.relay.listen != old.relay.listen:
             try:
                 sockets = _bind("relay.listen", settings.relay.listen, settings.relay.workers)
             except ConfigError as exc:
@@ -377,14 +417,15 @@ class Supervisor:
             for sock in self._sockets:
                 sock.close()  # the old relays have their own copies, and drain them
             self._sockets = sockets
-        elif settings.relay.workers > len(self._sockets):
-            host, port = parse_address(settings.relay.listen)
-            try:
-                more = settings.relay.workers - len(self._sockets)
-                self._sockets += [bind(host, port, shared=True) for _ in range(more)]
-            except OSError:
-                # A single worker's socket does not share its port; all of them then serve that one socket.
-                self._sockets += [self._sockets[0].dup() for _ in range(more)]
+        if settings.relay.workers > len(self._sockets):
+            if not self._handed:
+                host, port = parse_address(settings.relay.listen)
+                try:
+                    for _ in range(settings.relay.workers - len(self._sockets)):
+                        self._sockets.append(bind(host, port, shared=True))
+                except OSError:
+                    pass  # a single worker's socket does not share its port
+            self._share_sockets()
         if settings.meter.admin != old.meter.admin:
             log.warning("event=reload_partial key=meter.admin hint='needs a restart'")
         renewed = any(
@@ -409,6 +450,7 @@ class Supervisor:
     # ---------------------------------------------------------------- the end
 
     async def _stop(self) -> None:
+        notify("STOPPING=1")
         limit_s = self._settings.relay.drain_timeout / 1e9 + GRACE_S
         log.info("event=stopping drain_s=%s pid=%d", self._settings.relay.drain_timeout / 1e9, os.getpid())
         for sock in self._sockets:

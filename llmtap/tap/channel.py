@@ -17,13 +17,15 @@ import msgspec
 from llmtap.tap.frames import ACK, CONTROL, Closing, FrameKind, Hello, RelayStatus, pack_batch
 from llmtap.tap.ledger import Ledger
 
-__all__ = ["Tap"]
+__all__ = ["SOCKET_PATH_BYTES_MAX", "Tap"]
 
 
 FLUSH_S: Final = 0.01
 """Frames wait this long for company: longer batches hold the loop longer, shorter ones cost more CPU."""
 FLUSH_BYTES: Final = 128 << 10
 RECONNECT_S: Final = 0.1
+SOCKET_PATH_BYTES_MAX: Final = 107
+"""unix(7): sun_path has 108 bytes, one of them for the end."""
 FRAME_BYTES: Final = 128
 """What a frame costs us in memory beside its data: five items, about."""
 

@@ -108,6 +108,8 @@ class Hello(msgspec.Struct, kw_only=True):
     """How often the wall clock was set since the relay started."""
     switch: int = 0
     """The last switch word it was told: a meter that has just started learns it from its relays."""
+    guest: bool = False
+    """An app with the middleware in it, and no process of this proxy: nobody waits for it at the end."""
 
 
 class Anchored(msgspec.Struct, kw_only=True, omit_defaults=True):

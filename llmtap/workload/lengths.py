@@ -12,16 +12,18 @@ import functools
 import itertools
 import math
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from random import Random
 from statistics import NormalDist
 from typing import Annotated, Any, Final
 
 import msgspec
 
+from llmtap.metrics.statistics import deviation, mean, percentile
+
 __all__ = [
     "Empirical", "Fixed", "Lengths", "LogNormal", "Normal", "Percentiles", "Uniform", "described", "drawn",
-    "mean_of", "uniform_draw",
+    "lengths_told", "mean_of", "uniform_draw",
 ]  # fmt: skip
 
 Tokens = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
@@ -32,6 +34,7 @@ NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 TOKENS_MAX: Final = 1 << 24
 _STANDARD: Final = NormalDist()
 _P95: Final = _STANDARD.inv_cdf(0.95)
+_TOLD: Final = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 
 
 class _Distribution(
@@ -201,6 +204,20 @@ def described(lengths: Lengths) -> Mapping[str, Any]:
     if about.get("max") == TOKENS_MAX:
         del about["max"]
     return {name: value for name, value in about.items() if value not in (None, "")} | {"unit": "tokens"}
+
+
+def lengths_told(tokens: Sequence[int]) -> dict[str, Any]:
+    """Lengths that were recorded, in the same way: how many, and their parameters. Empty where there are
+    none."""
+    ordered = sorted(tokens)
+    middle, spread = mean(ordered), deviation(ordered)
+    if middle is None or spread is None:
+        return {}
+    return {
+        "distribution": "empirical", "unit": "tokens", "n": len(ordered), "mean": round(middle, 1),
+        "std": round(spread, 1), "min": ordered[0], "max": ordered[-1],
+        **{name: percentile(ordered, p) for name, p in _TOLD.items()},
+    }  # fmt: skip
 
 
 def _exp(x: float) -> float:

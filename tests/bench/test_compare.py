@@ -99,6 +99,22 @@ def test_three_runs_with_equal_requests_are_fair(tmp_path: Path) -> None:
     assert "claim" not in notes(told)
 
 
+def test_further_runs_of_one_system_are_left_out_and_the_others_are_fair(tmp_path: Path) -> None:
+    told = pair(tmp_path, runs=5)
+    assert check(told, "6.1-1a")["status"] == "met"
+    assert check(told, "6.3-p2")["evidence"].startswith("3 and 3 runs")
+    assert one(told, "TTFT P50")["m"] == 3
+    assert "not sent to all systems (6.1): run 4, 5 of b" in notes(told)
+    assert [len(system["seeds"]) for system in told["tests"][0]["systems"]] == [3, 3]
+
+
+def test_runs_with_too_few_requests_in_common_are_all_compared_and_called_unfair(tmp_path: Path) -> None:
+    told = pair(tmp_path, runs=4, changes={"seed": 7})
+    assert check(told, "6.1-1a")["status"] == "not met"
+    assert check(told, "6.3-p2")["evidence"].startswith("3 and 4 runs")
+    assert "left out" not in notes(told)
+
+
 def test_another_workload_is_named(tmp_path: Path) -> None:
     changes = {"steps.0.result.plan.workload.sha256": "0" * 64, "steps.0.result.plan.workload.name": "mine"}
     told = pair(tmp_path, changes=changes)

@@ -27,6 +27,15 @@ LATE: dict[str, Any] = {
     f"{S}.verdict.findings": [{"what": "dispatch_lateness"}],
 }
 EMPIRICAL = {"distribution": "empirical", "unit": "tokens", "of": "the data"}
+TRACE: dict[str, Any] = {
+    f"{S}.plan.workload": GONE, f"{S}.plan.trace": "a.csv",
+    f"{S}.plan.lengths": {
+        "input": {"distribution": "empirical", "unit": "tokens", "n": 4, "mean": 45.0, "min": 30, "max": 60},
+        "output": {
+            "distribution": "empirical", "unit": "tokens", "n": 4, "mean": 6.5, "control": "max_tokens",
+        },
+    },
+}  # fmt: skip
 TIMED: dict[str, Any] = {
     "measurements.levels": [], f"{S}.load.stopped": "its time was up", f"{S}.window.seconds": 310.0,
 }  # fmt: skip
@@ -99,6 +108,10 @@ SETUP: list[Case] = [
     ("4.3.1-1a", "ttft", {f"{S}.plan.workload.input": EMPIRICAL}, "not met", "without parameters"),
     ("4.3.1-1a", "ttft", {f"{S}.plan.workload.input": {**EMPIRICAL, "points": [[50, 9]]}}, "met", "in"),
     ("4.3.1-1a", "long-context", {f"{S}.plan.input_tokens": 1_024}, "met", "input: fixed, 1,024 tokens"),
+    ("4.3.1-1a", "ttft", TRACE, "met", "input: empirical n 4 mean 45 min 30 max 60 in tokens"),
+    ("4.3.1-1a", "ttft", {**TRACE, f"{S}.plan.lengths.input": {}}, "not met", "a.csv does not tell"),
+    ("4.3.1-1a", "ttft", {**TRACE, f"{S}.plan.lengths": None}, "not met", "those of the trace a.csv"),
+    ("4.3.1-1b", "ttft", TRACE, "met", "output: empirical n 4 mean 6.5 in tokens, by max_tokens"),
     ("4.3.1-1b", "ttft", {}, "met", "output: uniform min 64 max 256 in tokens, by max_tokens"),
     ("4.3.1-1b", "capacity", {}, "met", "output: fixed, 256 tokens, by max_tokens"),
     ("4.3.1-1b", "ttft", {f"{S}.plan.workload.output.control": None}, "not met", "limited"),
@@ -145,7 +158,9 @@ SETUP: list[Case] = [
     ("4.5.1-1b", "ttft", {"warmups": []}, "not met", "no warm-up"),
     ("4.5.1-1b", "ttft", COLD, "not applicable", "cold start"),
     ("4.5.1-1b", "prefix-cache", {"warmups.1.arm": "cache_off"}, "not met", "cache_on"),
-    ("4.5.1-1c", "ttft", {"warmups.0.probes": []}, "cannot tell", "its answers"),
+    ("4.5.1-1a", "ttft", {"warmups.0.probes": []}, "cannot tell", "was not probed"),
+    ("4.5.1-1c", "ttft", {"warmups.0.probes": []}, "met", "all its 100 answers had come"),
+    ("4.5.1-1c", "ttft", {"warmups.0.probes": [], "warmups.0.failed": 1}, "cannot tell", "its answers"),
     ("4.5.1-1d", "prefix-cache", {}, "met", "12,000 input tokens told to come from the cache"),
     ("4.5.1-1d", "prefix-cache", {f"{S}.tokens.cached": None}, "cannot tell", "0 prefixes sent"),
     ("4.5.1-1d", "prefix-cache", {f"{S}.tokens.cached": None, f"{S}.primed": 10}, "met", "30 prefixes sent"),
@@ -171,12 +186,14 @@ SETUP: list[Case] = [
     ("4.6.2-1b", "ttft", {}, "met", "100.0% of 100,000 chunks"),
     ("4.6.2-1b", "ttft", {"sut.chunking": None, f"{S}.chunking": {}}, "not met", "not told"),
     ("4.6.2-1c", "ttft", {f"{S}.metrics.itl.policy": {}}, "cannot tell", "no gap"),
+    ("4.6.2-1c", "ttft", {f"{S}.metrics.itl.policy": {"B-even; tokens by usage": 9}}, "met",
+     "B (even); tokens by usage: 9 answers"),
     ("4.6.3-1", "ttft", {"itl_option": None}, "not met", "none of A, B and C"),
     ("4.6.3-1", "ttft", {"itl_option": "A"}, "met", "time between chunks"),
-    ("4.6.3-1", "ttft", {"itl_option": "A+B-even"}, "met", "distributed"),
+    ("4.6.3-1", "ttft", {"itl_option": "A + B (even)"}, "met", "distributed"),
     ("4.6.3-1", "ttft", {"itl_option": "C"}, "not met", "told no times"),
     ("4.6.3-2", "ttft", {"itl_option": "C", f"{S}.metrics.itl_server.n": 90}, "met", "90 gaps"),
-    ("4.6.3-2", "ttft", {f"{S}.metrics.itl_server.n": 90}, "not met", "the option is B-even"),
+    ("4.6.3-2", "ttft", {f"{S}.metrics.itl_server.n": 90}, "not met", "the option is B (even)"),
     ("4.6.3-2", "ttft", {}, "not applicable", "no times"),
     ("4.7.1-1", "ttft", {"sut.clock.placement": "remote"}, "not met", "remote"),
     ("4.7.1-1", "ttft", {"sut.clock.placement": None}, "cannot tell", "placement"),
@@ -313,7 +330,7 @@ PROCEDURES: list[Case] = [
     ("5.4.2-2", "itl", {"params.output_tokens": 32}, "not met", "answers of 32 tokens"),
     ("5.4.2-2", "itl", {"measurements.levels.1.too_short": 2}, "not met", "2 answers"),
     ("5.4.2-2", "itl", {"measurements": {}}, "cannot tell", "lengths of answers"),
-    ("5.4.2-3", "itl", {"params.levels": [25.0, 75.0]}, "not met", "50 %, 90 % wanted"),
+    ("5.4.2-3", "itl", {"params.levels": [25.0, 75.0]}, "not met", "without 50 %, 90 %"),
     ("5.4.2-3", "itl", {"params.levels": None}, "cannot tell", "levels"),
     ("5.4.2-p1", "itl", {"steps.2.result.n": 40}, "not met", "75-percent: 40 requests, 100 needed"),
     ("5.4.2-p2", "itl", {"steps.2.result.metrics.tbc.n": 4_000}, "not met", "4,000 gaps"),

@@ -75,7 +75,8 @@ def test_a_level_has_the_draft_s_figures(tmp_path: Path) -> None:
     assert [chart.kind for chart in found.charts] == ["cdf", "histogram", "line"]
     assert found.charts[2].series[0].x == [25.0, 50.0]
     assert found.deviations == []
-    assert found.configuration["ITL measurement"].startswith("direct")
+    assert found.configuration["ITL measurement"].startswith("option A, direct")
+    assert found.itl_option == "A (direct)"
 
 
 def test_a_lognormal_pace_is_found_unimodal_with_its_percentiles_inside_the_intervals(tmp_path: Path) -> None:
@@ -113,7 +114,7 @@ def test_chunks_of_several_tokens_are_called_time_between_chunks(tmp_path: Path)
     session = Planted(tmp_path, answers(lambda i: [30.0] * 60, policy=CHUNKED, chunking=chunking), "itl")
     found = perform(TEST, session, max_rate=8.0, levels=[50.0])
     (one,) = found.measurements["levels"]
-    assert (one["term"], one["option"]) == ("TBC", "option A (time between chunks)")
+    assert (one["term"], one["option"]) == ("TBC", "A")
     assert [row[0] for row in found.tables[0].rows][:2] == ["TBC Samples", "TBC P50"]
     (note,) = [note for note in found.notes if "chunks have" in note]
     assert "3.70 tokens on average, 10% of one token" in note
@@ -129,7 +130,7 @@ def test_the_server_s_stamps_are_taken_where_it_tells_them(
 
     found = perform(TEST, Planted(tmp_path, answer, "itl"), max_rate=8.0, levels=[50.0], option=option)
     (one,) = found.measurements["levels"]
-    assert one["option"].startswith(f"option {option_found}")
+    assert (one["option"], found.itl_option) == (option_found, option_found)
     assert one["itl"]["p50"]["value"] == p50
 
 

@@ -33,6 +33,10 @@ TARGET = ("--target", "http://127.0.0.1:9")
         (("--capture", "/proc/nowhere"), "--capture: /proc/nowhere: cannot be written"),
         (("--capture", ""), "--capture: names no folder"),
         (("--warmup", "0"), "--warmup: '0' is neither auto, none nor a number of requests"),
+        (("--markdown", "nowhere/out.md"), "--markdown: there is no folder nowhere"),
+        (("--closed", "4", "--limit-in-flight", "2"), "--limit-in-flight: only an open loop has one"),
+        (("--window", "10m"), "--window: conversation is a workload: it has no times of its own"),
+        (("--as-recorded",), "--as-recorded: conversation is a workload: it has no times of its own"),
         ((), "--rate: is missing: conversation is a workload, which has no times of its own"),
     ],
 )
@@ -70,3 +74,23 @@ def test_why_a_server_cannot_be_reached_is_said_in_words(
     said = capsys.readouterr().err
     assert f"--target: {target} cannot be reached: {why}" in said
     assert "Error" not in said
+
+
+@pytest.mark.parametrize(
+    ("target", "problem"),
+    [
+        ("localhost:8000", "'localhost:8000' is no URL of a gateway"),
+        ("http://", "'http://' is no URL of a gateway"),
+        ("ws://", "'ws://' is no URL of a WebSocket"),
+        ("grpc://127.0.0.1", "'grpc://127.0.0.1' is no address of gRPC"),
+    ],
+)
+def test_a_target_that_is_none_is_shown_as_it_was_given(
+    target: str, problem: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = ["conversation", "--target", target, "--rate", "9", "--requests", "2"]
+    monkeypatch.setattr(sys, "argv", ["llmtap", "replay", *args])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert f"--target: {problem}\nhint: write it like " in capsys.readouterr().err

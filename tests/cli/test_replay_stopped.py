@@ -1,15 +1,19 @@
-"""Ctrl-C during `llmtap replay`: said on stderr, the second time at once, and the report is written."""
+"""A signal during `llmtap replay`: said on stderr, the second time at once; the report is written, and the
+exit code is that of the signal."""
 
 import asyncio
 import json
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from llmtap.cli.replay_progress import Lines
+from llmtap.cli.replay_stopping import Answering
 from llmtap.load.messages import Progress
+from llmtap.replay.perform import Stage
 from llmtap.sim.gateway.options import SimOptions
 from llmtap.units import Duration
 from tests.support.peer import play
@@ -18,6 +22,7 @@ from tests.support.sim_engine import Engine, engine
 REPLAY = [sys.executable, "-P", "-m", "llmtap.cli", "replay"]
 MS = 1_000_000
 ROWS = 6
+BOTH = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 
 
 def progress(under_way: int) -> Progress:
@@ -38,18 +43,67 @@ def test_what_is_said_of_a_stop(capsys: pytest.CaptureFixture[str]) -> None:
     assert said(0, 0) == ["llmtap: stopping"]
 
 
+class Played:
+    """A replay that is as far as it is said to be."""
+
+    def __init__(self) -> None:
+        self.stage = Stage.PREPARING
+        self.stops = 0
+
+    def stop(self) -> None:
+        self.stops += 1
+
+
+def test_what_a_signal_does_is_decided_by_how_far_it_is(capfd: pytest.CaptureFixture[str]) -> None:
+    async def work() -> tuple[list[bool], int]:
+        one = Played()
+        answering = Answering(one, Lines(), asyncio.get_running_loop())  # type: ignore[arg-type]
+        seen = [answering()]
+        one.stage = Stage.SENDING
+        seen += [answering(), answering()]
+        assert one.stops == 0, "in the loop's own time"
+        await asyncio.sleep(0)
+        assert one.stops == 2
+        one.stage = Stage.TELLING
+        seen += [answering(), answering(), answering()]
+        await asyncio.sleep(0)
+        return seen, one.stops
+
+    assert play(work(), 60) == ([False, True, True, True, False, False], 2)
+    err = capfd.readouterr().err
+    assert err.count("its report is being written: again to leave without it\n") == 1
+
+
+def test_what_failed_is_broken_off() -> None:
+    one = Played()
+    one.stage = Stage.SENDING
+
+    async def work() -> Answering:
+        return Answering(one, Lines(), asyncio.get_running_loop())  # type: ignore[arg-type]
+
+    loop = asyncio.new_event_loop()
+    answering = loop.run_until_complete(work())
+    loop.close()
+    assert not answering()
+
+
 async def running(e: Engine) -> float:
     found = await e.metrics()
     return sum(value for name, value in found.items() if name.startswith("vllm:num_requests_running"))
 
 
-async def replayed_and_stopped(place: Path, signals: int) -> tuple[int | None, str]:
-    """Answers take a minute; a stop comes when all are under way, and again when the first one was heard."""
-    slow = SimOptions(ttft=Duration(1 * MS), itl=Duration(60_000 * MS), tokens=2)
-    async with engine(slow) as e:
+async def replayed(
+    place: Path, options: SimOptions, act: Callable[[asyncio.subprocess.Process], None], times: int
+) -> tuple[int | None, str]:
+    """All requests are sent at once, for answers of two tokens. `act` when all are under way, and again when
+    that was heard."""
+    trace = place.with_name("trace.csv")
+    rows = ["2026-01-01 00:00:00.0000000,9,2"] * ROWS
+    trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows, ""]))
+    async with engine(options) as e:
         process = await asyncio.create_subprocess_exec(
-            *REPLAY, "conversation", "--arrivals", "at-once", "--requests", str(ROWS), "--target", e.url,
-            "--json", str(place), stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+            *REPLAY, str(trace), "--arrivals", "at-once", "--target", e.url, "--json", str(place),
+            stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
         assert process.stderr is not None
         said = b""
@@ -58,10 +112,10 @@ async def replayed_and_stopped(place: Path, signals: int) -> tuple[int | None, s
                 assert process.returncode is None
                 await asyncio.sleep(0.05)
             await asyncio.sleep(0.6)  # the sender tells how it stands each quarter of a second
-            for _ in range(signals):
-                process.send_signal(signal.SIGINT)
-                said += await asyncio.wait_for(process.stderr.readline(), 20)
-            said += await asyncio.wait_for(process.stderr.read(), 20)
+            for _ in range(times):
+                act(process)
+                said += await asyncio.wait_for(process.stderr.readline(), 30)
+            said += await asyncio.wait_for(process.stderr.read(), 60)
             await process.wait()
         finally:
             if process.returncode is None:
@@ -70,11 +124,106 @@ async def replayed_and_stopped(place: Path, signals: int) -> tuple[int | None, s
     return process.returncode, said.decode()
 
 
-def test_the_first_and_the_second_ctrl_c(tmp_path: Path) -> None:
+@BOTH
+def test_the_second_time_answers_are_cut(tmp_path: Path, number: signal.Signals) -> None:
+    """They would take a minute."""
     place = tmp_path / "result.json"
-    code, said = play(replayed_and_stopped(place, 2), 120)
+    slow = SimOptions(ttft=Duration(1 * MS), itl=Duration(60_000 * MS), tokens=2)
+    code, said = play(replayed(place, slow, lambda p: p.send_signal(number), 2), 180)
     assert said.startswith(f"llmtap: stopping: {ROWS} answers under way, again to cut them\n"), said
     assert f"llmtap: cutting {ROWS} answers\n" in said
     result = json.loads(place.read_text())
     assert result["outcomes"] == {"client_cancelled": ROWS}
-    assert code in (1, 130)
+    assert result["load"]["stopped"] == "somebody stopped it"
+    assert code == 128 + number
+
+
+def test_where_all_was_sent_the_exit_code_is_the_signal_s_all_the_same(tmp_path: Path) -> None:
+    """Answers take some seconds and are waited for: nothing is missing, but it was interrupted."""
+    place = tmp_path / "result.json"
+    slow = SimOptions(ttft=Duration(1 * MS), itl=Duration(12_000 * MS), tokens=2)
+    code, said = play(replayed(place, slow, lambda p: p.send_signal(signal.SIGINT), 1), 180)
+    assert said.startswith(f"llmtap: stopping: {ROWS} answers under way"), said
+    result = json.loads(place.read_text())
+    assert result["outcomes"] == {"complete": ROWS}
+    assert (result["load"]["sent"], result["load"]["unsent"]) == (ROWS, 0)
+    assert result["load"]["stopped"] == "somebody stopped it"
+    assert code == 130
+
+
+@BOTH
+def test_while_a_trace_is_read_it_is_broken_off(tmp_path: Path, number: signal.Signals) -> None:
+    """One that never ends."""
+
+    async def work() -> tuple[int | None, str]:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-P", "-c", READING, "trace.csv", "--target", "http://127.0.0.1:9",
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        assert process.stdout is not None
+        try:
+            assert await asyncio.wait_for(process.stdout.readline(), 60) == b"reading\n"
+            process.send_signal(number)
+            _, err = await asyncio.wait_for(process.communicate(), 60)
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        return process.returncode, err.decode()
+
+    assert play(work(), 180) == (128 + number, "llmtap: stopped\n")
+
+
+READING = """
+import sys, time
+from llmtap.replay import plan
+
+def made(asked, progress):
+    print("reading", flush=True)
+    while True:
+        time.sleep(0.05)
+
+plan.make_plan = made
+from llmtap.cli.main import main
+sys.argv.insert(1, "replay")
+main()
+"""
+
+
+@BOTH
+def test_once_the_load_is_over_its_report_is_written_first(tmp_path: Path, number: signal.Signals) -> None:
+    place = tmp_path / "result.json"
+
+    async def work() -> tuple[int | None, str]:
+        async with engine() as e:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-P", "-c", TELLING, str(int(number)), "conversation",
+                "--requests", str(ROWS), "--arrivals", "at-once", "--target", e.url, "--json", str(place),
+                stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+            _, err = await asyncio.wait_for(process.communicate(), 120)
+            return process.returncode, err.decode()
+
+    code, said = play(work(), 180)
+    assert code == 128 + number, said
+    assert said.count("its report is being written: again to leave without it\n") == 1
+    result = json.loads(place.read_text())
+    assert result["outcomes"] == {"complete": ROWS}
+    assert result["load"]["stopped"] is None, "nothing of the load was"
+
+
+TELLING = """
+import os, sys
+from llmtap.replay import perform
+
+number, made = int(sys.argv.pop(1)), perform.result_of
+
+def result_of(*args, **more):
+    os.kill(os.getpid(), number)
+    return made(*args, **more)
+
+perform.result_of = result_of
+from llmtap.cli.main import main
+sys.argv.insert(1, "replay")
+main()
+"""

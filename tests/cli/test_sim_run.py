@@ -224,7 +224,6 @@ def test_a_job_that_fails_is_told_and_the_others_go_on(
 def test_the_page_is_written(
     trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    pytest.importorskip("plotly", reason="plotly is not installed: pip install llmtap[report]")
     place = tmp_path / "page.html"
     options = ("--scheduler", "static_fifo", "--scale", "1,10", "--html", place)
     assert run(capsys, monkeypatch, trace, *options)[0] == 0

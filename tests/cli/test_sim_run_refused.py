@@ -146,13 +146,3 @@ def test_rows_that_come_at_once_have_no_rate(
     ):
         code, _, err = run(capsys, monkeypatch, path, *args)
         assert (code, problem in err) == (2, True)
-
-
-def test_without_plotly_that_is_said_before_anything_is_run(
-    trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    kept = tmp_path / "r.jsonl"
-    code, _, err = run(capsys, monkeypatch, trace, "--html", tmp_path / "p.html", "--results", kept)
-    assert (code, err) == (2, "llmtap: --html: needs plotly\nhint: pip install llmtap[report]\n")
-    assert not kept.exists()

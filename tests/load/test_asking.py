@@ -211,7 +211,7 @@ def test_open_loop_waits_for_nobody_and_skips_where_that_is_asked_for(spoken: st
                 await wait_until(lambda: server.under_way() == 3, 20)
 
             r = requests([0, 1, 2, 3, 4])
-            return await sent(server, r, meanwhile, limit_in_flight=3, drain_ns=200 * MS)
+            return await sent(server, r, meanwhile, limit_in_flight=3, drain_ns=3_000 * MS)
 
     found = play(work(), 60)
     assert Counter(x.outcome.value for _, x in found.exchanges) == {"client_cancelled": 3}

@@ -145,3 +145,15 @@ def test_objectives_are_judged() -> None:
     twin = Tally(Objectives.parse("ttft:200ms"))
     twin.merge(tally)
     assert twin.summary.goodput.to_dict(1) == tally.summary.goodput.to_dict(1)
+
+
+def test_what_was_sent_again_was_sent_and_late_when_it_left_first() -> None:
+    """Two seconds later: what it waited for is in what counts from the schedule."""
+    x = shifted(streamed(100, 120), submit_ms=2_030, late_ms=2_030, dispatch_late_ms=30)
+    assert x.scheduled_ns == 0
+    x.timeline.arrival_ns = 2_029 * MS
+    tally = told(x)
+    assert list(tally.sent_ns) == [30 * MS]
+    assert tally.lateness.max == 30 * MS
+    assert tally.summary.histogram("ttft").max == 100 * MS
+    assert tally.corrected["ttft"].max == 2_130 * MS

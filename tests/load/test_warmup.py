@@ -137,6 +137,23 @@ def test_a_server_that_says_nothing_of_tokens() -> None:
     assert len(server.calls) == 6
 
 
+def test_a_given_number_is_just_so_many_even_where_some_fail() -> None:
+    seen = 0
+
+    async def the_second_fails(call: Call) -> str | None:
+        nonlocal seen
+        await call.body()
+        seen += 1
+        await call.say(*([NO] if seen == 2 else streamed_answer(3)))
+        return None
+
+    options = WarmUpOptions(requests=5, requests_max=5, tokens=0, probe=False)
+    found, server = warmed(the_second_fails, options)
+    assert (len(server.calls), found.requests, found.failed) == (5, 4, 1)
+    assert (found.before, found.probes, found.stable) == (None, [], False)
+    assert found.problem == "4 answers with 12 output tokens of 5 and 0 after 5 requests"
+
+
 def test_a_cold_start_is_measured_cold() -> None:
     found, server = warmed(Timed(lambda n: 0), WarmUpOptions(cold=True))
     assert (found.skipped, found.requests, found.probes) == ("cold start", 0, [])

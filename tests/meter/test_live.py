@@ -106,7 +106,8 @@ def test_filters_are_those_of_the_exchanges() -> None:
 
 
 @pytest.mark.parametrize(
-    "field", ["limit=5", "next=9", "colour=red", "events=maybe", "summary=2", "seq=1&seq=2"]
+    "field",
+    ["limit=5", "next=9", "colour=red", "events=maybe", "summary=2", "exchanges=2", "seq=1&seq=2"],
 )
 def test_a_query_that_cannot_be_is_told_its_field(field: str) -> None:
     async def run() -> None:
@@ -249,3 +250,15 @@ def test_the_end_of_the_meter_ends_the_streams() -> None:
             assert (await client.get(QUIET)).status == 503
 
     asyncio.run(run())
+
+
+def test_who_wants_no_exchanges_gets_summaries_alone() -> None:
+    async def scene(tally: Tally, feed: LiveFeed, client: Client) -> None:
+        async with subscribed(feed, client, "/api/v1/live?exchanges=0") as stream:
+            for _ in range(2):
+                for seq in range(1, 6):
+                    tally.ended(streamed(100, seq=seq))
+                assert (await stream.next())[0] == "summary"
+            assert tally.live_missed == 0
+
+    play(scene)

@@ -27,7 +27,17 @@ def test_every_option_has_a_line_of_help() -> None:
 def test_an_admin_port_that_others_reach_wants_a_token(admin: str) -> None:
     with pytest.raises(ConfigError, match=r"meter\.admin_token.*required"):
         MeterOptions(admin=admin)
-    assert MeterOptions(admin=admin, admin_token="s3cret").admin == admin
+    with pytest.raises(ConfigError, match=r"meter\.admin_tls_certificate.*required"):
+        MeterOptions(admin=admin, admin_token="s3cret")
+    assert MeterOptions(admin=admin, admin_token="s3cret", admin_plaintext=True).admin == admin
+    tls = {"admin_tls_certificate": "c.pem", "admin_tls_key": "k.pem"}
+    assert MeterOptions(admin=admin, admin_token="s3cret", **tls).admin == admin
+
+
+@pytest.mark.parametrize("one", ["admin_tls_certificate", "admin_tls_key"])
+def test_a_certificate_and_its_key_go_together(one: str) -> None:
+    with pytest.raises(ConfigError, match="go together"):
+        MeterOptions(**{one: "file.pem"})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("admin", ["127.0.0.1:9464", "127.9.9.9:1", "[::1]:9464", "localhost:9464"])

@@ -17,7 +17,7 @@ from llmtap.load.messages import Progress
 from llmtap.replay.options import ReplayOptions
 from llmtap.replay.perform import Replay
 from llmtap.replay.plan import Asked, make_plan
-from llmtap.replay.protocols import http_beside, maker_for, refuse_meaningless
+from llmtap.replay.protocols import http_beside, maker_for, notes_of, refuse_meaningless
 from llmtap.sim.gateway.options import SimOptions
 from llmtap.units import NS_PER_S, Duration
 from tests.support.peer import play, scene, wait_until
@@ -173,3 +173,9 @@ def test_http_beside(target: str, beside: str | None) -> None:
 )
 def test_exact_lengths_where_the_server_knows_how(target: str, server: Any, exact: bool) -> None:
     assert maker_for(target, BodyOptions(server=server), None).output_exact is exact
+
+
+def test_whose_stamps_have_more_before_them_than_they_tell() -> None:
+    (note,) = notes_of("grpc://127.0.0.1:8001")
+    assert note.startswith("gRPC's own threads stand between the wire and our stamps")
+    assert notes_of("http://127.0.0.1:8000") == notes_of("wss://host/v1/realtime") == []

@@ -10,9 +10,10 @@ from llmtap.record.outcome import Outcome
 from llmtap.replay import result as result_module
 from llmtap.replay.result import QUANTILES
 from llmtap.replay.seen import Lengths, Seen
+from llmtap.units import NS_PER_S
 from llmtap.workload.requests import Requests
 from tests.support.exchanges import streamed
-from tests.support.replay_results import replay_result
+from tests.support.replay_results import BEGAN_NS, replay_result
 
 
 def test_quantiles_are_those_of_the_exchanges() -> None:
@@ -86,6 +87,7 @@ def test_rates_are_what_they_are_said_to_be() -> None:
     # All half a second late: the last ten are not there by then, and the eleventh is just in time.
     assert load["offered_rps"] == pytest.approx(50 / 2.95)
     assert load["sent_share"] == pytest.approx(50 / 60)
+    assert (load["due"], load["in_time"]) == (60, 50)
     assert load["achieved_rps"] == pytest.approx(60 / 3.95)
     assert arrivals["planned"]["rate_rps"] == arrivals["sent"]["rate_rps"] == pytest.approx(20)
     assert arrivals["punctuality"]["rate_ratio"] == 1
@@ -95,7 +97,7 @@ def test_rates_are_what_they_are_said_to_be() -> None:
 
 def test_a_closed_loop_has_no_plan_to_be_held_against() -> None:
     load = replay_result(5, closed=True)["load"]
-    assert (load["planned_rps"], load["sent_share"]) == (None, None)
+    assert {load[name] for name in ("planned_rps", "sent_share", "due", "in_time")} == {None}
     assert load["offered_rps"] == load["achieved_rps"] == pytest.approx(5 / 1.2)
 
 
@@ -137,3 +139,21 @@ def test_statuses_are_of_upstream_errors() -> None:
         x.outcome, x.status = outcome, status
         seen.add(row, x)
     assert seen.error_statuses == {401: 2}
+
+
+def test_who_was_sent_again_is_as_late_as_the_first_time() -> None:
+    """Sent at its time, refused, and sent again three seconds later: the plan was kept."""
+    again_ns = 3 * NS_PER_S
+    offsets = array("q", (i * NS_PER_S // 20 for i in range(4)))
+    seen = Seen(Requests(offsets, array("q", [100] * 4), array("q", [3] * 4)), array("q", [100] * 4))
+    for row, offset_ns in enumerate(offsets):
+        x = streamed(row + 1, 3, at_ms=offset_ns // 1_000_000 + again_ns // 1_000_000)
+        x.scheduled_ns, x.dispatch_late_ns = BEGAN_NS + offset_ns, 1_000_000
+        assert x.timeline.arrival_ns == x.scheduled_ns + again_ns
+        seen.add(row, x)
+    first_ns = [BEGAN_NS + offset_ns + 1_000_000 for offset_ns in offsets]
+    assert list(seen.sent_ns) == first_ns
+    arrivals = seen.arrivals(BEGAN_NS)
+    assert isinstance(arrivals["punctuality"], dict)
+    assert arrivals["punctuality"]["lateness"]["max"] == 0.001
+    assert seen.in_time(BEGAN_NS, offsets[-1] + 10_000_000) == 4

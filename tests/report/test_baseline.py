@@ -36,8 +36,8 @@ def test_a_row_has_both_sides_and_the_difference() -> None:
     rows = dict(baseline_rows(baseline))
     now = [milliseconds(baseline["pairs"]["ttft"]["now"][p]) for p in ("p50", "p95")]
     # The second of the differences, the middle one and the last but one.
-    assert rows["TTFT"] == ["21", "20.0", now[0], "20.0", now[1], "+41.0", "+50.0", "+59.0", "100 %"]
-    assert rows["TPOT"] == ["21", "20.0", "20.0", "20.0", "20.0", "0", "0", "0", "0 %"]
+    assert rows["TTFT"] == ["21", "20.0", now[0], "20.0", now[1], "+41.0", "+50.0", "+59.0", "21 of 21"]
+    assert rows["TPOT"] == ["21", "20.0", "20.0", "20.0", "20.0", "0", "0", "0", "0 of 21"]
     assert rows.keys() == {"TTFT", "TPOT", "longest pause", "E2E"}, "all answers have one length"
     assert all(len(cells) == len(HEADS) for cells in rows.values())
     shorter = compared((9, 3))
@@ -51,7 +51,7 @@ def test_a_terminal_of_80_columns_holds_the_table() -> None:
     assert " ".join(head.split()) == "then and now, ms pairs then p50 now p50 diff p5 p50 p95 slower"
     (line,) = [line for line in text.splitlines() if line.startswith("TTFT ") and "+" in line]
     now = milliseconds(compared()["pairs"]["ttft"]["now"]["p50"])
-    assert " ".join(line.split()) == f"TTFT 21 20.0 {now} +41.0 +50.0 +59.0 100 %"
+    assert " ".join(line.split()) == f"TTFT 21 20.0 {now} +41.0 +50.0 +59.0 21 of 21"
     joined = " ".join(text.split())
     assert "baseline 21 of 21 rows ended well then and now · 0 of 21 answers as long as they were" in joined
     assert "uncertainty of a difference p50 0.101 ms, max 0.101 ms" in joined

@@ -2,15 +2,12 @@
 
 import html
 import re
-import sys
 from importlib.resources import files
 from typing import Any
 
 import plotly.graph_objects as plotly
-import pytest
 from rich.console import Console
 
-from llmtap.errors import ConfigError
 from llmtap.report.bench import render_bench
 from llmtap.report.bench_charts import chart_keys, chart_panel, chart_rows
 from llmtap.report.bench_page import bench_html
@@ -130,6 +127,29 @@ def test_names_are_text_for_html_and_for_plotly() -> None:
     assert EVIL in told(bench_document(report))
 
 
+def test_a_column_of_sentences_breaks_its_lines_and_one_of_figures_does_not() -> None:
+    why = "the queue grows: 1.0 to 8.3 in flight, from the first to the last fifth"
+    rows = [["1", "12 ms", "sustained"], ["2", "14 ms", why]]
+    text = page(bench_document(bench_report(tables=[
+        {"caption": "Levels", "heads": ["Load", "TTFT", "Why"], "rows": rows}
+    ]))).text  # fmt: skip
+    for cell in (
+        "<th scope=col class=said>Why</th>", "<td class=said>sustained</td>", f"<td class=said>{why}</td>",
+        "<th scope=col>TTFT</th>", "<td>14 ms</td>", "<th scope=row>2</th>",
+    ):  # fmt: skip
+        assert cell in text
+    assert ".wide td.said, .wide th.said { white-space: normal;" in text
+
+
+def test_bars_have_a_legend_of_bars_and_lines_one_of_lines() -> None:
+    series = chart("bars")["series"]
+    bars = chart("bars") | {"series": [*series, dict(series[0], name="P99")]}
+    made = page(bench_document(bench_report(charts=[bars, chart("line")])))
+    panels = [panel.partition("class=plot")[0] for panel in made.text.split("<div class=panel>")[1:]]
+    assert [panel.count("<rect ") for panel in panels] == [2, 0]
+    assert [panel.count('<path d="M0 7h40"') for panel in panels] == [0, 2]
+
+
 def test_the_demands_can_be_chosen_by_test_level_and_status() -> None:
     made = page(bench_document())
     rows = [given for tag, given in made.elements if tag == "tr" and "data-status" in given]
@@ -172,12 +192,6 @@ def test_colours_of_statuses_can_be_read_on_light_and_dark() -> None:
 def test_a_document_of_nothing_is_a_page() -> None:
     made = page({"tests": [], "verdict": {"valid": True}})
     assert made.headings[0] == "Benchmark of a server: no test was run"
-
-
-def test_without_plotly_the_page_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "plotly.offline", None)
-    with pytest.raises(ConfigError, match="plotly"):
-        bench_html(bench_document())
 
 
 def test_the_terminal_has_tables_notes_and_what_is_in_the_way() -> None:

@@ -3,7 +3,6 @@
 import html
 import json
 import re
-import sys
 from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
@@ -14,7 +13,6 @@ import pytest
 from plotly.offline import get_plotlyjs
 
 from llmtap.cli.sim_axes import option_defaults
-from llmtap.errors import ConfigError
 from llmtap.report.captions import NOT_MEASURED
 from llmtap.report.curves import sweep_html
 from llmtap.report.figures import COLOURS, DASHES, SYMBOLS, looks_of
@@ -363,10 +361,3 @@ def test_of_many_lines_the_page_begins_with_a_few() -> None:
     assert chosen == ["100,000 requests"]
     assert len(made.tables["queueing"]) == 1 + len(runs)
     assert not [given for tag, given in page(RATES).elements if "selected" in given]
-
-
-def test_without_plotly_one_sentence_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "plotly.offline", None)
-    with pytest.raises(ConfigError, match="plotly is not installed") as caught:
-        sweep_html(RATES)
-    assert "llmtap[report]" in str(caught.value)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from llmtap.report.replay import render_replay
+from llmtap.report.replay import render_replay, render_verdicts
 from tests.support.replay_results import replay_result
 
 GOOD = replay_result()
@@ -64,3 +64,47 @@ def test_whose_metrics_were_scraped_is_told(scrape: dict[str, Any], said: str) -
     text = shown(GOOD | {"system": system | {"summary": system["summary"] | {"scrape": scrape}}})
     assert f"{said}\n" in text
     assert "scrapes of the server failed" not in text
+
+
+def test_the_verdict_is_said_last_and_also_where_nothing_speaks_against_the_figures() -> None:
+    assert shown(GOOD).splitlines()[-1].startswith("verdict    Valid. Nothing that is checked speaks against")
+    said = [finding("it was\x1b late"), finding("tokens differ", invalidates=False)]
+    lines = shown(GOOD | {"verdict": {"valid": False, "findings": said}}).splitlines()
+    assert lines[-3:] == [
+        "verdict    Not valid. What speaks against the figures:", "NOT VALID: it was\\u001b late",
+        "mind: tokens differ",
+    ]  # fmt: skip
+    lines = shown(GOOD | {"verdict": {"valid": True, "findings": said[1:]}}).splitlines()
+    assert lines[-2:] == ["verdict    Valid. But mind:", "mind: tokens differ"]
+    unjudged = {name: part for name, part in GOOD.items() if name != "verdict"}
+    assert shown(unjudged).splitlines()[-1].startswith("verdict    Nobody has judged")
+
+
+def test_verdicts_of_several_replays_are_told_by_their_names() -> None:
+    console = Console(width=200, no_color=True, force_terminal=False, highlight=False)
+    good, bad = GOOD["verdict"], {"valid": False, "findings": [finding("it was late")]}
+    with console.capture() as capture:
+        console.print(render_verdicts({"replay-1.json": good, "replay-2\x1b.json": bad}), soft_wrap=True)
+    lines = capture.get().splitlines()
+    assert lines[0] == "replay     replay-1.json"
+    assert lines[1].startswith("verdict    Valid.")
+    assert lines[2:] == [
+        "replay     replay-2\\u001b.json", "verdict    Not valid. What speaks against the figures:",
+        "NOT VALID: it was late",
+    ]  # fmt: skip
+
+
+def test_connections_opened_before_the_load_are_told_from_the_others() -> None:
+    (process,) = GOOD["sender"]["processes"]
+    assert f"· {process['connections_opened']:,} connections\n" in shown(GOOD)
+    processes = [process | {"connections_opened": n, "connections_opened_before": n - 1} for n in (4, 3)]
+    text = shown(GOOD | {"sender": GOOD["sender"] | {"processes": processes}})
+    assert "· 7 connections (5 opened before the load)\n" in text
+
+
+def test_retries_are_told_with_their_reasons_and_what_counts_from_where() -> None:
+    assert "retries" not in shown(GOOD)
+    load = GOOD["load"] | {"retries": {"n": 3, "reasons": {"429": 2, "closed": 1}}}
+    text = shown(GOOD | {"load": load})
+    assert "· 3 retries" in text.splitlines()[0]
+    assert "retries    3 (429 2, closed 1); lateness is of first attempts, latencies count from" in text

@@ -2,7 +2,6 @@
 
 import html
 import re
-import sys
 from importlib.resources import files
 from typing import Any
 
@@ -10,7 +9,6 @@ import plotly.graph_objects as plotly
 import pytest
 from plotly.offline import get_plotlyjs
 
-from llmtap.errors import ConfigError
 from llmtap.replay.timeline import timeline_of
 from llmtap.report.replay_page import replay_html
 from llmtap.report.replay_terms import RATES
@@ -176,8 +174,10 @@ def test_the_whole_plan_is_there() -> None:
 
 def test_outcomes_are_counted_with_their_shares() -> None:
     rows = page(replay_result(failed=30)).tables["outcomes"]
-    assert ["complete", "90", "75 %"] in rows
-    assert ["truncated", "30", "25 %"] in rows
+    assert ["complete", "90", "90 of 120"] in rows
+    assert ["truncated", "30", "30 of 120"] in rows
+    rows = page(replay_result(2_000, failed=30)).tables["outcomes"]
+    assert ["truncated", "30", "1.5 %"] in rows
 
 
 @pytest.mark.parametrize("part", [
@@ -293,12 +293,6 @@ def test_the_verdict_can_be_read_in_light_in_dark_and_on_paper() -> None:
             assert contrast(mine[name], ground["ground"]) >= 4.5, name
 
 
-def test_without_plotly_one_sentence_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "plotly.offline", None)
-    with pytest.raises(ConfigError, match="plotly is not installed"):
-        replay_html(GOOD)
-
-
 def test_a_remark_stands_beside_valid_figures() -> None:
     remark = {"what": "prompt_tokens", "figure": 0.05, "limit": 0.01, "says": "apart", "invalidates": False}
     made = page(GOOD | {"verdict": {"valid": True, "findings": [remark]}})
@@ -308,3 +302,11 @@ def test_a_remark_stands_beside_valid_figures() -> None:
 
 def test_the_words_of_rates_are_explained_where_the_plan_is_told() -> None:
     assert RATES in page(GOOD).words
+
+
+def test_tiles_count_where_there_is_little_to_take_a_share_of() -> None:
+    words = page(replay_result(60, late_ms=500)).words
+    assert "planned, 50 of 60 in time" in words
+    assert "120 of 120 met ttft:200ms tpot:50ms" in page(GOOD).words
+    older = {name: value for name, value in GOOD["load"].items() if name not in ("due", "in_time")}
+    assert "120 in time" not in page(GOOD | {"load": older}).words

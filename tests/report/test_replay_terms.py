@@ -12,6 +12,10 @@ GOOD = replay_result()
 
 CLOCK = {"host": "n1", "shared": False, "rtt": 0.001, "offset": -0.0025, "drift": None}
 HERE = CLOCK | {"host": "here", "shared": True}
+RETRIED = (
+    "1 (503 1); lateness is of first attempts, latencies count from the last ones; those from schedule have"
+    " the waits in them"
+)
 KEPT = (
     "7 of 9 prompts as long as planned (at most 3 tokens off), 2 of 9 answers (which the server was not told"
     " to keep to), by the server's own count"
@@ -31,6 +35,8 @@ def term(name: str, **parts: Any) -> str | None:
          "100 requests, 12,000 tokens, 4.5 s, stable, TTFT varied by 4.1 %"),
         ("warm-up", {"warmup": {"requests": 9, "tokens": 8, "duration": 1, "problem": "it broke"}},
          "9 requests, 8 tokens, 1 s, not stable, it broke"),
+        ("warm-up", {"warmup": {"requests": 9, "tokens": 8, "duration": 1, "probes": []}},
+         "9 requests, 8 tokens, 1 s, not probed"),
         ("warm-up", {"warmup": None}, None),
         ("lengths", {"lengths": {"input_told": 9, "input_exact": 7, "input_off_max": 3, "output_told": 9,
                                  "output_exact": 2, "output_wanted": False}},
@@ -39,6 +45,9 @@ def term(name: str, **parts: Any) -> str | None:
         ("requests", {"load": {"planned": 9, "sent": 5, "skipped": 3, "dropped": 1, "unsent": 0,
                                "retries": {"n": 2, "reasons": {}}, "stopped": "the time was up"}},
          "5 of 9 sent, 3 skipped, 1 dropped, 2 retries, stopped: the time was up"),
+        ("retries", {"load": {"retries": {"n": 1, "reasons": {"503": 1}}}},
+         RETRIED),
+        ("retries", {"load": {"retries": {"n": 0, "reasons": {}}}}, None),
         ("arrivals", {"plan": {"arrivals": None}}, "whenever an answer has ended"),
         ("arrivals", {"plan": {"arrivals": {"arrivals": "gamma", "rate_rps": 4.0, "cv": 2.0, "seed": 1}}},
          "gamma, 4 req/s asked, cv 2, seed 1"),

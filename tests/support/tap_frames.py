@@ -26,9 +26,14 @@ class Script:
         self.rows += (int(kind), seq, t_ns, extra_ns, data)
         return self
 
-    def hello(self, relay: str = "r0") -> "Script":
+    def hello(self, relay: str = "r0", *, guest: bool = False) -> "Script":
         hello = Hello(
-            relay=relay, pid=7, clock="mono", anchor_mono_ns=0, anchor_wall_ns=1_700_000_000_000_000_000
+            relay=relay,
+            pid=7,
+            clock="mono",
+            anchor_mono_ns=0,
+            anchor_wall_ns=1_700_000_000_000_000_000,
+            guest=guest,
         )
         return self.frame(FrameKind.HELLO, data=msgspec.json.encode(hello))
 

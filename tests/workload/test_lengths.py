@@ -19,6 +19,7 @@ from llmtap.workload.lengths import (
     Uniform,
     described,
     drawn,
+    lengths_told,
     mean_of,
 )
 
@@ -137,3 +138,12 @@ def test_a_description_has_type_parameters_and_unit_and_makes_it_again() -> None
     many = described(Empirical(values=tuple(range(1, 1_001))))
     assert many["values"] == 1_000
     assert [50, 501] in many["percentiles"]
+
+
+def test_lengths_that_were_recorded_are_told_by_their_parameters() -> None:
+    """Of 2, 4, 4, 4, 5, 5, 7, 9 the mean is 5 and the standard deviation 2."""
+    assert lengths_told([9, 4, 2, 4, 7, 5, 4, 5]) == {
+        "distribution": "empirical", "unit": "tokens", "n": 8, "mean": 5.0, "std": 2.0, "min": 2, "max": 9,
+        "p50": 4.5, "p95": pytest.approx(8.3), "p99": pytest.approx(8.86),
+    }  # fmt: skip
+    assert lengths_told([]) == {}

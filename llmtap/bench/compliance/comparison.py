@@ -14,6 +14,7 @@ import msgspec
 from llmtap.bench.compliance.conduct import noted
 from llmtap.bench.compliance.evidence import Step, at, count, measured, text, workload
 from llmtap.bench.compliance.requirement import (
+    Check,
     Report,
     Requirement,
     Verdict,
@@ -112,8 +113,8 @@ def _shown(value: object) -> str:
     return text(value) or "none"
 
 
-def _boundary(report: Report) -> Verdict:
-    return _all_equal(report, "sut.boundary", "boundary")
+def _equal(path: str, what: str) -> Check:
+    return lambda report: _all_equal(report, path, what)
 
 
 def _hardware(report: Report) -> Verdict:
@@ -156,10 +157,6 @@ def _per_price(report: Report) -> Verdict:
 
 def _method(report: Report) -> Verdict:
     return _normalised(report, "method", "is how")
-
-
-def _load_model(report: Report) -> Verdict:
-    return _all_equal(report, "params", "parameters")
 
 
 def _runs(report: Report) -> Verdict:
@@ -219,19 +216,11 @@ def _specification(report: Report) -> Verdict:
 
 
 def _duration(report: Report) -> Verdict:
+    """The time that was asked for; of tests that ask for none, the number of requests."""
     asked = _all_equal(report, "params.duration", "duration (s)", needed=False)
-    if asked.status != "met" or at(_reports(report)[0], "params.duration") is None:
-        planned = _all_equal(report, "params.requests", "requests", needed=False)
-        return planned if asked.status == "met" else asked
-    return asked
-
-
-def _warmed(report: Report) -> Verdict:
-    return _all_equal(report, "warmup", "warm-up")
-
-
-def _criteria(report: Report) -> Verdict:
-    return _all_equal(report, "params", "parameters, criteria among them")
+    if asked.status != "met" or at(_reports(report)[0], "params.duration") is not None:
+        return asked
+    return _all_equal(report, "params.requests", "requests", needed=False)
 
 
 def _together(report: Report) -> Verdict:
@@ -289,9 +278,12 @@ ROWS: Final[tuple[Requirement, ...]] = (
         "6.1-1a", "MUST", "comparison", "All systems get the same requests in the same order.",
         _same_requests,
     ),
-    row("6.1-1b", "MUST", "comparison", "All have the same boundary.", _boundary),
+    row("6.1-1b", "MUST", "comparison", "All have the same boundary.", _equal("sut.boundary", "boundary")),
     row("6.1-1c", "MUST", "comparison", "All have comparable hardware, or figures by hardware.", _hardware),
-    row("6.1-1d", "MUST", "comparison", "All have the same load model and parameters.", _load_model),
+    row(
+        "6.1-1d", "MUST", "comparison", "All have the same load model and parameters.",
+        _equal("params", "parameters"),
+    ),
     row(
         "6.2-p1", "procedure", "comparison", "Where hardware differs: tokens per GPU-second.", _per_gpu,
     ),
@@ -302,8 +294,11 @@ ROWS: Final[tuple[Requirement, ...]] = (
     row("6.3-p3", "procedure", "comparison", "Differences are tested statistically.", _tested),
     row("6.4-p1", "procedure", "comparison", "The workload is specified alike.", _specification),
     row("6.4-p2", "procedure", "comparison", "The tests last equally long.", _duration),
-    row("6.4-p3", "procedure", "comparison", "Warm-ups are alike.", _warmed),
-    row("6.4-p4", "procedure", "comparison", "Criteria of success are alike.", _criteria),
+    row("6.4-p3", "procedure", "comparison", "Warm-ups are alike.", _equal("warmup", "warm-up")),
+    row(
+        "6.4-p4", "procedure", "comparison", "Criteria of success are alike.",
+        _equal("params", "parameters, criteria among them"),
+    ),
     row(
         "6.4-p5", "procedure", "comparison", "Systems that share resources are tested at the same time.",
         _together,

@@ -21,8 +21,9 @@ from llmtap.bench.compliance.requirement import (
 
 __all__ = [
     "STANDARD_WORKLOADS", "Step", "arrivals_of", "at", "boundary", "cell", "count", "counted", "declared",
-    "is_closed", "is_measured", "is_open", "lasted", "lasts", "level_of", "measured", "name_of", "over",
-    "protocol", "seconds", "slots_of", "steps", "table", "table_has", "text", "workload", "workload_is",
+    "has_levels", "has_requests", "is_closed", "is_measured", "is_open", "lacking", "lasted", "lasts",
+    "level_of", "measured", "name_of", "over", "protocol", "seconds", "slots_of", "steps", "table",
+    "table_has", "text", "workload", "workload_is",
 ]  # fmt: skip
 
 Step = Mapping[str, Any]
@@ -132,17 +133,52 @@ def lasted(report: Report, step: Step) -> float | None:
     return None if told is None else float(told)
 
 
-def lasts(report: Report, needed: float, among: Callable[[Step], bool] | None = None) -> Verdict:
-    """Whether every load that counts lasted so many seconds."""
+def lasts(needed: float, among: Callable[[Step], bool] | None = None) -> Check:
+    """Whether every load that counts, or all of those, lasted so many seconds."""
+
+    def check(report: Report) -> Verdict:
+        def judge(step: Step) -> Verdict:
+            found = lasted(report, step)
+            if found is None:
+                return cannot_tell("how long it lasted is not told")
+            evidence = f"{found:.1f} s, {needed:g} s needed"
+            return met(evidence) if found >= needed * NEARLY else not_met(evidence)
+
+        return over(report, judge, among or counted(report))
+
+    return check
+
+
+def has_requests(needed: int, what: str = "", among: Callable[[Step], bool] = is_measured) -> Check:
+    """Whether every load had so many requests, for `what` they are needed."""
 
     def judge(step: Step) -> Verdict:
-        found = lasted(report, step)
-        if found is None:
-            return cannot_tell("how long it lasted is not told")
-        evidence = f"{found:.1f} s, {needed:g} s needed"
-        return met(evidence) if found >= needed * NEARLY else not_met(evidence)
+        n = at(step, "result.n")
+        if n is None:
+            return cannot_tell("the number of requests is not told")
+        evidence = f"{count(n)} requests, {count(needed)} needed" + f" for {what}" * bool(what)
+        return met(evidence) if n >= needed else not_met(evidence)
 
-    return over(report, judge, among or counted(report))
+    return lambda report: over(report, judge, among)
+
+
+def has_levels(wanted: Sequence[int], of: str) -> Check:
+    """Whether the test loads by all these percents of what `of` names."""
+
+    def check(report: Report) -> Verdict:
+        told = at(report, "params.levels")
+        if not told:
+            return cannot_tell("the levels of load are not told")
+        evidence = f"{', '.join(f'{float(one):g} %' for one in told)} of {of}"
+        less = ", ".join(f"{level} %" for level in lacking(told, wanted))
+        return not_met(f"{evidence}; without {less}") if less else met(evidence)
+
+    return check
+
+
+def lacking(told: Sequence[float], wanted: Sequence[int]) -> list[int]:
+    """Percents that are wanted, and not among those told."""
+    return [level for level in wanted if not any(abs(float(one) - level) < 0.5 for one in told)]
 
 
 def slots_of(report: Report, step: Step) -> int | None:

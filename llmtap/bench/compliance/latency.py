@@ -11,6 +11,8 @@ from llmtap.bench.compliance.evidence import (
     cell,
     count,
     declared,
+    has_levels,
+    has_requests,
     is_closed,
     is_measured,
     is_open,
@@ -109,17 +111,6 @@ def _hardware(report: Report) -> Verdict:
     if lacking:
         return not_met(f"sut.hardware lacks {', '.join(lacking)}")
     return met(f"{told['count']} x {told['accelerator']}, {told['memory']} each")
-
-
-def _at_least(n_min: int, what: str) -> Check:
-    def judge(step: Step) -> Verdict:
-        n = at(step, "result.n")
-        if n is None:
-            return cannot_tell("the number of requests is not told")
-        evidence = f"{count(n)} requests, {count(n_min)} needed for {what}"
-        return met(evidence) if n >= n_min else not_met(evidence)
-
-    return lambda report: over(report, judge, is_measured)
 
 
 def _poisson(report: Report) -> Verdict:
@@ -272,20 +263,6 @@ def _long_enough(report: Report) -> Verdict:
     return over(report, judge, is_measured)
 
 
-def _load_levels(report: Report) -> Verdict:
-    """Shares of saturation, as the test's parameters or its levels have them."""
-    told = at(report, "params.levels")
-    if not told:
-        return cannot_tell("the levels of load are not told")
-    lacking = [level for level in LEVELS if not any(abs(float(one) - level) < 0.5 for one in told)]
-    evidence = f"levels {', '.join(f'{float(one):g} %' for one in told)} of saturation"
-    return (
-        not_met(f"{evidence}; {', '.join(f'{one} %' for one in lacking)} wanted")
-        if lacking
-        else met(evidence)
-    )
-
-
 def _without_ttft(report: Report) -> Verdict:
     """Each answer has one gap less than chunks with output: the time before the first is no gap."""
 
@@ -331,13 +308,13 @@ ROWS: Final[tuple[Requirement, ...]] = (
     _defined("i", "The hardware: accelerator, how many, memory.", _hardware),
     _defined("j", "Whether prefixes are cached.", declared("sut.prefix_cache", "prefix caching")),
     row(
-        "5.1.2.1-1a", "MUST", "procedure", "1,000 requests or more, for P99.", _at_least(P99_MIN, "P99"),
+        "5.1.2.1-1a", "MUST", "procedure", "1,000 requests or more, for P99.", has_requests(P99_MIN, "P99"),
         _TTFT,
     ),
     # Not optional: 5.1.4.1 demands P99.9 of every report.
     row(
         "5.1.2.1-1b", "MUST", "procedure", "10,000 requests or more, for P99.9.",
-        _at_least(P999_MIN, "P99.9"), _TTFT,
+        has_requests(P999_MIN, "P99.9"), _TTFT,
     ),
     row("5.1.2.2-1", "REQUIRED", "procedure", "In an open loop, arrivals are Poisson.", _poisson, _TTFT),
     row(
@@ -388,12 +365,13 @@ ROWS: Final[tuple[Requirement, ...]] = (
     ),
     row("5.4.2-2", "MUST", "procedure", "Answers have 50 tokens or more.", _long_enough, _ITL),
     row(
-        "5.4.2-3", "RECOMMENDED", "procedure", "Loads are 25, 50, 75 and 90 % of saturation.", _load_levels,
+        "5.4.2-3", "RECOMMENDED", "procedure", "Loads are 25, 50, 75 and 90 % of saturation.",
+        has_levels(LEVELS, "saturation"),
         _ITL,
     ),
     row(
         "5.4.2-p1", "procedure", "procedure", "100 requests or more at each load.",
-        _at_least(REQUESTS_MIN, "figures of a request"), _ITL,
+        has_requests(REQUESTS_MIN, "figures of a request"), _ITL,
     ),
     row("5.4.2-p2", "procedure", "procedure", "5,000 gaps or more at each load.", _gaps, _ITL),
     row("5.4.3-1", "MUST NOT", "procedure", "TTFT is in no ITL.", _without_ttft, _ITL),

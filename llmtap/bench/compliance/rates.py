@@ -11,6 +11,7 @@ from llmtap.bench.compliance.evidence import (
     is_closed,
     is_measured,
     is_open,
+    lacking,
     lasted,
     lasts,
     over,
@@ -71,10 +72,6 @@ def _open(*names: str) -> Check:
 
 def _closed(*names: str) -> Check:
     return _params(is_closed, "no load is a closed loop", *names)
-
-
-def _lasts(needed: float) -> Check:
-    return lambda report: lasts(report, needed)
 
 
 def _limit(report: Report) -> Verdict:
@@ -143,9 +140,9 @@ def _all_levels(report: Report) -> Verdict:
     percents = _percents(report)
     if not percents:
         return cannot_tell("what share of capacity the levels are is not told")
-    lacking = [level for level in LEVELS if not any(abs(one - level) < 0.5 for one in percents)]
+    less = lacking(percents, LEVELS)
     evidence = f"levels {', '.join(f'{one:g}' for one in percents)} %"
-    return not_met(f"{evidence}; without {', '.join(map(str, lacking))} %") if lacking else met(evidence)
+    return not_met(f"{evidence}; without {', '.join(map(str, less))} %") if less else met(evidence)
 
 
 def _fixed_output(report: Report) -> Verdict:
@@ -197,10 +194,10 @@ ROWS: Final[tuple[Requirement, ...]] = (
     _defined("g", "Of a closed loop: the increment of concurrencies.", _closed("concurrency_step")),
     row(
         "5.2.2.1-1", "RECOMMENDED", "procedure", "Each load lasts 300 s, for stable figures.",
-        _lasts(DURATION_STABLE_S), _THROUGHPUT,
+        lasts(DURATION_STABLE_S), _THROUGHPUT,
     ),
     row(
-        "5.2.2.1-p1", "procedure", "procedure", "Each load lasts 60 s or more.", _lasts(DURATION_MIN_S),
+        "5.2.2.1-p1", "procedure", "procedure", "Each load lasts 60 s or more.", lasts(DURATION_MIN_S),
         _THROUGHPUT,
     ),
     row(
@@ -229,7 +226,7 @@ ROWS: Final[tuple[Requirement, ...]] = (
     ),
     row("5.3.2-1", "REQUIRED", "procedure", "Loads are open loops.", _all_open, _TRADEOFF),
     row(
-        "5.3.2-p1", "procedure", "procedure", "Each level lasts 60 s or more.", _lasts(DURATION_MIN_S),
+        "5.3.2-p1", "procedure", "procedure", "Each level lasts 60 s or more.", lasts(DURATION_MIN_S),
         _TRADEOFF,
     ),
     row("5.3.2-p2", "procedure", "procedure", "There are 10 levels or more.", _enough_levels, _TRADEOFF),

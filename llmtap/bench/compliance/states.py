@@ -1,12 +1,14 @@
 """5.6 to 5.10: systems whose requests differ, and systems in several states."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from llmtap.bench.compliance.evidence import (
     Step,
     at,
     count,
+    has_levels,
+    has_requests,
     is_closed,
     is_measured,
     lasts,
@@ -128,11 +130,6 @@ def _identical(report: Report) -> Verdict:
 # ---------------------------------------------------------------- 5.8
 
 
-def _levels(report: Report) -> list[Mapping[str, Any]]:
-    told = at(report, "measurements.levels")
-    return [one for one in told if isinstance(one, Mapping)] if isinstance(told, list | tuple) else []
-
-
 def _oversubscribed(report: Report) -> Verdict:
     told = at(report, "params.levels")
     if not told:
@@ -183,17 +180,6 @@ def _is_latency(step: Step) -> bool:
     return is_measured(step) and "at-a-time" not in name_of(step)
 
 
-def _per_length(report: Report) -> Verdict:
-    def judge(step: Step) -> Verdict:
-        n = at(step, "result.n")
-        if n is None:
-            return cannot_tell("the number of requests is not told")
-        evidence = f"{count(n)} requests, {PER_LENGTH_MIN} needed"
-        return met(evidence) if n >= PER_LENGTH_MIN else not_met(evidence)
-
-    return over(report, judge, _is_latency)
-
-
 def _short_warm_up(report: Report) -> Verdict:
     said = str(at(report, "configuration.Warm-up") or "")
     if not said:
@@ -209,19 +195,6 @@ def _four_configurations(report: Report) -> Verdict:
     shown = sorted(arm or "the target" for arm in arms)
     evidence = f"{len(arms)} configurations: {', '.join(shown) or 'none'}"
     return met(evidence) if len(arms) >= 4 else not_met(f"{evidence}; none, input, output and all are wanted")
-
-
-def _three_loads(report: Report) -> Verdict:
-    told = at(report, "params.levels")
-    if not told:
-        return cannot_tell("levels of load are not told")
-    lacking = [level for level in LEVELS if not any(abs(float(one) - level) < 0.5 for one in told)]
-    evidence = f"{', '.join(f'{float(one):g} %' for one in told)} of capacity"
-    return not_met(f"{evidence}; without {', '.join(map(str, lacking))} %") if lacking else met(evidence)
-
-
-def _lasts(needed: float, among: Callable[[Step], bool] | None = None) -> Callable[[Report], Verdict]:
-    return lambda report: lasts(report, needed, among)
 
 
 ROWS: Final[tuple[Requirement, ...]] = (
@@ -240,7 +213,7 @@ ROWS: Final[tuple[Requirement, ...]] = (
     row("5.6.2-p2", "procedure", "procedure", "500 requests or more of each class.", _per_class, _FAIRNESS),
     row("5.6.3-p1", "procedure", "procedure", "Each class is measured alone, too.", _isolated, _FAIRNESS),
     row(
-        "5.6.3-p2", "procedure", "procedure", "The mix lasts 300 s or more.", _lasts(MIX_MIN_S, _is_mix),
+        "5.6.3-p2", "procedure", "procedure", "The mix lasts 300 s or more.", lasts(MIX_MIN_S, _is_mix),
         _FAIRNESS,
     ),
     row(
@@ -274,7 +247,7 @@ ROWS: Final[tuple[Requirement, ...]] = (
     ),
     row("5.8.3-p1", "procedure", "procedure", "Capacity is known from 5.5.", _capacity_known, _PRESSURE),
     row(
-        "5.8.3-p2", "procedure", "procedure", "Each level lasts 120 s or more.", _lasts(PRESSURE_MIN_S),
+        "5.8.3-p2", "procedure", "procedure", "Each level lasts 120 s or more.", lasts(PRESSURE_MIN_S),
         _PRESSURE,
     ),
     row(
@@ -287,7 +260,10 @@ ROWS: Final[tuple[Requirement, ...]] = (
     ),
     row("5.9.2-p1", "procedure", "setup", "Answers have 256 tokens.", _short_output, _CONTEXT),
     row("5.9.2-p2", "procedure", "procedure", "A closed loop of 1 to 4.", _few_at_a_time, _CONTEXT),
-    row("5.9.2-p3", "procedure", "procedure", "20 requests or more of each length.", _per_length, _CONTEXT),
+    row(
+        "5.9.2-p3", "procedure", "procedure", "20 requests or more of each length.",
+        has_requests(PER_LENGTH_MIN, among=_is_latency), _CONTEXT,
+    ),
     row(
         "5.9.3-p1", "procedure", "procedure", "It is warmed up with short contexts.", _short_warm_up,
         _CONTEXT,
@@ -306,7 +282,8 @@ ROWS: Final[tuple[Requirement, ...]] = (
         _four_configurations, _GUARDRAIL,
     ),
     row(
-        "5.10.2-p2", "procedure", "procedure", "Loads are 25, 50 and 75 % of capacity.", _three_loads,
+        "5.10.2-p2", "procedure", "procedure", "Loads are 25, 50 and 75 % of capacity.",
+        has_levels(LEVELS, "capacity"),
         _GUARDRAIL,
     ),
     row(

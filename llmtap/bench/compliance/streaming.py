@@ -15,13 +15,18 @@ from llmtap.bench.compliance.requirement import (
     row,
 )
 
-__all__ = ["ROWS"]
+__all__ = ["ROWS", "as_declared"]
 
 OPTIONS: Final = {
     "A": "time between chunks",
     "B": "distributed over the tokens of a chunk",
     "C": "the server's",
 }
+
+
+def as_declared(option: str) -> str:
+    """A name of `metrics/DEFINITIONS.md` with the draft's letter for itself: `B (even)` for `B-even`."""
+    return option.replace("B-even", "B (even)")
 
 
 def _by_protocol(wanted: str, of: str) -> Check:
@@ -66,13 +71,13 @@ def _handling(report: Report) -> Verdict:
         policies = at(step, "result.metrics.itl.policy") or {}
         if not policies:
             return cannot_tell("no gap between tokens was measured")
-        return met("; ".join(f"{policy}: {count(n)} answers" for policy, n in policies.items()))
+        return met("; ".join(f"{as_declared(policy)}: {count(n)} answers" for policy, n in policies.items()))
 
     return over(report, judge)
 
 
 def _option(report: Report) -> Verdict:
-    """`A`, `B`, `C`, a variant such as `B-even`, or several of them: `A+B-even`."""
+    """`A`, `B`, `C`, a variant such as `B (even)`, or several of them: `A + B (even)`."""
     told = report.get("itl_option")
     options = [one.strip()[:1].upper() for one in str(told or "").split("+")]
     if not all(option in OPTIONS for option in options):

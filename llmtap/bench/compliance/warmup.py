@@ -63,6 +63,8 @@ def _loaded(warmup: WarmUp) -> Verdict:
     n = warmup.get("requests") or 0
     if not n:
         return cannot_tell("it answered nothing before it was measured")
+    if not warmup.get("probes"):
+        return cannot_tell(f"{count(n)} answers, whose latency was not probed")
     if not warmup.get("stable"):
         return cannot_tell(f"{count(n)} answers, whose latency had not settled")
     return met(f"{count(n)} answers before the measurement, and a latency that had settled")
@@ -77,10 +79,12 @@ def _processed(warmup: WarmUp) -> Verdict:
 
 
 def _drained(warmup: WarmUp) -> Verdict:
-    probes = warmup.get("probes") or ()
-    if not probes:
-        return cannot_tell("nothing shows that its answers had all come")
-    return met(f"all its answers had come: {len(probes)} probes followed, one at a time")
+    probes, n, failed = (warmup.get(name) for name in ("probes", "requests", "failed"))
+    if probes:
+        return met(f"all its answers had come: {len(probes)} probes followed, one at a time")
+    if n and failed == 0:
+        return met(f"all its {count(n)} answers had come, and none had failed")
+    return cannot_tell("nothing shows that its answers had all come")
 
 
 def _prefixes(report: Report) -> Verdict:

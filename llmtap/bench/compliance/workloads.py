@@ -65,17 +65,22 @@ def fully_specified(report: Report) -> Judge:
     return judge
 
 
+def _described(step: Step) -> Mapping[str, Any]:
+    """Where a load tells its lengths: in its workload, or of the rows of its trace."""
+    return workload(step) or at(step, "result.plan.lengths") or {}
+
+
 def _lengths(step: Step, side: str, fixed: object) -> Verdict:
     """Distribution, parameters and unit; `fixed` is one length for all, whatever the workload says."""
-    told = workload(step)
+    told = _described(step)
     if fixed:
         return met(f"{side}: fixed, {text(fixed)} tokens")
     if not told:
         trace = at(step, "result.plan.trace")
         return not_met(f"{side} lengths are those of the trace {trace}" if trace else NO_WORKLOAD)
     lengths = told.get(side)
-    if not isinstance(lengths, Mapping):
-        return not_met(f"{told.get('name')} does not tell its {side} lengths")
+    if not isinstance(lengths, Mapping) or not lengths:
+        return not_met(f"{_name(step)} does not tell its {side} lengths")
     lacking = [name for name in ("distribution", "unit") if not lengths.get(name)]
     if lacking:
         return not_met(f"{side} lengths lack {' and '.join(lacking)}")
@@ -104,7 +109,7 @@ def _output(report: Report, step: Step) -> Verdict:
     found = _lengths(step, "output", at(report, "params.output_tokens"))
     if found.status != "met":
         return found
-    control = at(workload(step), "output.control")
+    control = at(_described(step), "output.control")
     return (
         met(f"{found.evidence}, by {control}") if control else not_met("how outputs are limited is not told")
     )

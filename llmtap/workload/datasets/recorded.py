@@ -6,6 +6,7 @@ with those that fewer have. Where more are wanted than there are, the same order
 """
 
 import hashlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from llmtap.capture.streams import opened
 from llmtap.errors import ConfigError
 from llmtap.workload.claims import Claim
 from llmtap.workload.composed import REQUEST, TOKENIZER, check_rows
-from llmtap.workload.lengths import Lengths, described, drawn
+from llmtap.workload.lengths import Lengths, described, drawn, lengths_told
 from llmtap.workload.plan import Plan, Script, Speaker, Turn, assemble
 from llmtap.workload.prompt import ElasticSource
 from llmtap.workload.prose import fitted_text, prose
@@ -34,6 +35,8 @@ SUBSET: Final = (
     "the items shuffled by random.Random('SEED/subset'), the first of them; from the first again where"
     " more are asked for than there are"
 )
+_SAMPLED: Final = 500
+"""Pairs, at most, of which lengths are told: as many of whole files of code are counted in a second."""
 _TOKENS_MAX: Final = 32_768
 """A conversation ends where its next prompt would be longer."""
 
@@ -77,12 +80,12 @@ class Recorded:
         return any(len(item) > 1 for item in self.data.items)
 
     def describe(self) -> Mapping[str, object]:
-        empirical = {"distribution": "empirical", "unit": "tokens", "of": "the data"}
         without = ", without context and history" if self.sharing else ""
-        made = empirical if self.output is None else described(self.output)
+        told, message, answer = self._lengths()
+        made = {**answer, "of": f"the answer, {told}"} if self.output is None else described(self.output)
         return {
             "name": self.name,
-            "input": {**empirical, "of": f"the message{without}"},
+            "input": {**message, "of": f"the message{without}, {told}"},
             "output": {**made, "control": "max_tokens"},
             "content": self.content,
             "sharing": self.sharing.describe() if self.sharing else None,
@@ -98,6 +101,16 @@ class Recorded:
             "deviations": [],
             **self.about,
         }  # fmt: skip
+
+    def _lengths(self) -> tuple[str, dict[str, Any], dict[str, Any]]:
+        """Of which pairs lengths are told; those of messages, and of answers."""
+        numbers = [number for item in self.data.items for number in item]
+        step = math.ceil(len(numbers) / _SAMPLED)
+        pairs = [self.data.pair(number) for number in numbers[::step]]
+        message, answer = (
+            lengths_told([max(1, count_tokens(text)) for text in texts]) for texts in zip(*pairs, strict=True)
+        )
+        return "of all pairs" if step == 1 else f"of one in {step:,} pairs", message, answer
 
     def plan(self, count: int, seed: int) -> Plan:
         return assemble(

@@ -114,6 +114,27 @@ def test_the_reference_workload_takes_texts_from_the_file_and_shares_as_told(fil
     json.dumps(told)
 
 
+def test_its_lengths_are_told_by_their_parameters_whatever_the_seed(file: Path) -> None:
+    told = workload_named(f"sharegpt:{file}", "").describe()
+    for side, (texts, of) in {"input": (0, "the message, of all pairs"), "output": (1, "the answer")}.items():
+        lengths: Any = told[side]
+        counted = [count_tokens(pair[texts]) for pair in read_sharegpt(file, "").pairs]
+        assert (lengths["distribution"], lengths["unit"], lengths["n"]) == ("empirical", "tokens", 32)
+        assert (lengths["min"], lengths["max"]) == (min(counted), max(counted))
+        assert lengths["mean"] == pytest.approx(sum(counted) / 32, abs=0.05)
+        assert lengths["of"].startswith(of)
+    assert told["output"]["control"] == "max_tokens"  # type: ignore[index]
+
+
+def test_of_many_pairs_some_in_even_steps_are_counted(tmp_path: Path) -> None:
+    talks = [{"conversations": [turn("human", "Say" + " it" * i), turn("gpt", "No.")]} for i in range(1_001)]
+    path = tmp_path / "many.json"
+    path.write_text(json.dumps(talks))
+    lengths: Any = workload_named(f"sharegpt:{path}", "").describe()["input"]
+    assert (lengths["n"], lengths["of"]) == (334, "the message, of one in 3 pairs")
+    assert lengths["max"] == count_tokens("Say" + " it" * 999)
+
+
 def test_what_is_not_as_documented_is_a_note_and_no_error(file: Path) -> None:
     told = notes(check(conversation_of(file, ""), 1_000, 1))
     assert any(note.startswith("message p50:") and "documented 156 (A.3.2)" in note for note in told)

@@ -1,0 +1,34 @@
+"""What the queries of all boards share: whose series, and how rates, shares and quantiles are written."""
+
+from __future__ import annotations
+
+from panels import variable
+
+__all__ = ["JOB", "JOB_VARIABLE", "RANGE", "SLO", "SLOTH", "WHO", "WHOSE", "p99", "rate", "ratio"]
+
+JOB = 'job=~"$job"'
+WHO = 'job=~"$job",tenant=~"$tenant",model=~"$model"'
+SLO = 'job=~"$job",slo=~"$slo"'
+SLOTH = 'sloth_service=~"$job",sloth_slo=~"$slo"'
+RANGE = "$__rate_interval"
+
+JOB_VARIABLE = variable("job", "label_values(llmtap_build_info, job)", label="Job")
+WHOSE = (
+    variable("tenant", 'label_values(llmtap_exchanges_total{job=~"$job"}, tenant)', label="Tenant"),
+    variable("model", 'label_values(llmtap_exchanges_total{job=~"$job"}, model)', label="Model"),
+)
+
+
+def rate(metric: str, labels: str, by: str = "") -> str:
+    """Events per second of a counter, summed."""
+    group = f"by ({by}) " if by else ""
+    return f"sum {group}(rate({metric}{{{labels}}}[{RANGE}]))"
+
+
+def ratio(part: str, whole: str) -> str:
+    """A share; nothing where there was nothing."""
+    return f"{part} / ({whole} > 0)"
+
+
+def p99(metric: str, labels: str, by: str) -> str:
+    return f"histogram_quantile(0.99, {rate(f'{metric}_bucket', labels, f'le, {by}')})"

@@ -1,0 +1,93 @@
+{{- define "llmtap.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 63 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 63 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 63 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "llmtap.selector" -}}
+app.kubernetes.io/name: {{ include "llmtap.fullname" . }}
+{{- end -}}
+
+{{- define "llmtap.labels" -}}
+{{ include "llmtap.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end -}}
+
+{{/* The container, in a pod of its own or beside an engine. */}}
+{{- define "llmtap.container" -}}
+name: llmtap
+image: "{{ .Values.image.repository }}:{{ default .Chart.AppVersion .Values.image.tag }}"
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+args: [proxy, --config, /etc/llmtap/llmtap.toml]
+env:
+  - name: LLMTAP_METER_ADMIN_TOKEN
+    valueFrom:
+      secretKeyRef: {name: {{ .Values.adminSecret }}, key: token}
+  - name: LLMTAP_TENANTS_SALT
+    valueFrom:
+      secretKeyRef: {name: {{ .Values.adminSecret }}, key: salt}
+  {{- with .Values.env }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+ports:
+  - {name: http, containerPort: 8080}
+  - {name: admin, containerPort: 9464}
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 65532
+  runAsGroup: 65532
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities: {drop: [ALL]}
+startupProbe:
+  httpGet: {path: /readyz, port: admin}
+  periodSeconds: 1
+  failureThreshold: 30
+readinessProbe:
+  httpGet: {path: /readyz, port: admin}
+  periodSeconds: 5
+  failureThreshold: 3
+livenessProbe:
+  httpGet: {path: /healthz, port: admin}
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: 6
+lifecycle:
+  preStop:
+    exec:
+      command: [python, -c, "import time; time.sleep({{ .Values.preStopSeconds }})"]
+resources:
+  {{- toYaml .Values.resources | nindent 2 }}
+volumeMounts:
+  - {name: llmtap-config, mountPath: /etc/llmtap, readOnly: true}
+  - {name: llmtap-run, mountPath: /run/llmtap}
+  {{- if .Values.captureVolume }}
+  - {name: llmtap-capture, mountPath: /var/lib/llmtap}
+  {{- end }}
+{{- end -}}
+
+{{/* An entry of initContainers: it starts before the others and leaves after them. */}}
+{{- define "llmtap.sidecar" -}}
+- restartPolicy: Always
+  {{- include "llmtap.container" . | nindent 2 }}
+{{- end -}}
+
+{{- define "llmtap.volumes" -}}
+- name: llmtap-config
+  configMap: {name: {{ include "llmtap.fullname" . }}}
+- name: llmtap-run
+  emptyDir: {medium: Memory, sizeLimit: 16Mi}
+{{- with .Values.captureVolume }}
+- name: llmtap-capture
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}

@@ -1,0 +1,151 @@
+"""The demo's processes: the simulated engine with a guardrail, and the tap in front of it.
+
+They run in a session of their own, so that a Ctrl-C of the terminal reaches the demo alone, which then ends
+them in order.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from llmtap.cli.demo_load import TOKENS_MAX
+from llmtap.clock import SystemClock
+from llmtap.errors import LlmtapError
+
+__all__ = ["ENGINE", "OBJECTIVES", "TENANT_HEADER", "Stage"]
+
+READY_NS: Final = 30_000_000_000
+END_S: Final = 10.0
+LOOK_S: Final = 0.05
+SAID_CHARS_MAX: Final = 2_000
+TENANT_HEADER: Final = "x-llm-d-inference-fairness-id"
+OBJECTIVES: Final = "ttft:500ms tpot:50ms"
+ENGINE: Final = "TTFT 150 ms, ITL 20 ms, each answer varies by 30 %"
+
+_CONFIG: Final = f"""
+[relay]
+drain_timeout = "1s"
+
+[slo.default]
+objectives = "{OBJECTIVES}"
+target = 0.95
+
+[experiment]
+enabled = true
+name = "guardrail"
+unit = "request"
+
+[[experiment.arms]]
+name = "plain"
+
+[[experiment.arms]]
+name = "guarded"
+
+[experiment.arms.headers]                 # of the simulated engine: `llmtap sim serve --keys`
+x-sim-input-filter = "40ms"
+x-sim-output-hold = "8"
+x-sim-output-filter = "20ms"
+x-sim-refusal-rate = "0.05"
+
+[experiment.disclosure]
+systems = ["simulated: a filter of prompts (40 ms), one of answers that holds 8 tokens (20 ms); refuses 5 %"]
+"""
+
+
+class Stage:
+    """Engine and tap, from their start to their end.
+
+    Args:
+        folder: for the tap's configuration.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.log = folder / "log"
+        """What they say on standard error: announcements, and then warnings."""
+        self._children: list[subprocess.Popen[bytes]] = []
+        engine, proxy, admin = (f"127.0.0.1:{port}" for port in _free_ports(3))
+        self.engine = f"http://{engine}"
+        self.proxy = f"http://{proxy}"
+        self.admin = f"http://{admin}"
+
+    def __enter__(self) -> Self:
+        config = self._folder / "llmtap.toml"
+        config.write_text(_CONFIG, encoding="utf-8")
+        serve = ["sim", "serve", "--listen", _address(self.engine)]
+        serve += ["--spread", "0.3", "--tokens", str(TOKENS_MAX)]
+        proxy = ["proxy", "--upstream", self.engine, "--listen", _address(self.proxy)]
+        proxy += ["--admin", _address(self.admin), "--config", str(config), "--set", "log.level=warning"]
+        # What is set for the user's own tap is not meant for this one.
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("LLMTAP_")}
+        with self.log.open("ab") as log:
+            for args in (serve, proxy):
+                self._children.append(
+                    subprocess.Popen(
+                        [sys.executable, "-P", "-m", "llmtap.cli", *args], env=environ, stderr=log,
+                        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True,
+                    )
+                )  # fmt: skip
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # The tap first: the engine then has nobody left to wait for.
+        for child in reversed(self._children):
+            child.send_signal(signal.SIGTERM)
+            try:
+                child.wait(END_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+
+    def check(self) -> None:
+        """Raises LlmtapError when one of them has ended."""
+        for child in self._children:
+            if child.poll() is not None:
+                raise LlmtapError(
+                    f"a process of the demo ended with {child.returncode}\n{self.said()}".strip()
+                )
+
+    def said(self) -> str:
+        """Their last warnings."""
+        return self.log.read_text(encoding="utf-8", errors="replace")[-SAID_CHARS_MAX:].strip()
+
+    async def ready(self, session: Any) -> None:
+        """Until both answer. Raises LlmtapError when they do not, in good time."""
+        for url in (f"{self.engine}/health", f"{self.admin}/readyz"):
+            await self._ready(session, url)
+
+    async def _ready(self, session: Any, url: str) -> None:
+        import aiohttp
+
+        end_ns = SystemClock.mono_ns() + READY_NS
+        while SystemClock.mono_ns() < end_ns:
+            self.check()
+            try:
+                async with session.get(url, timeout=aiohttp.ClientTimeout(total=2)) as response:
+                    if response.status == 200:
+                        return
+            except (aiohttp.ClientError, TimeoutError):
+                pass
+            await asyncio.sleep(LOOK_S)
+        raise LlmtapError(f"{url} was not ready within {READY_NS / 1e9:.0f} s")
+
+
+def _address(url: str) -> str:
+    return url.removeprefix("http://")
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports

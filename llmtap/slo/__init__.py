@@ -1,0 +1,1 @@
+"""Objectives for other people's alerting: rules for Prometheus, specifications for Sloth and OpenSLO."""

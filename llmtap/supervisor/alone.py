@@ -1,0 +1,70 @@
+"""A meter on its own, for apps that carry the middleware: one process, no relays, no children."""
+
+import secrets
+import socket
+from collections.abc import Callable
+
+from llmtap.clock import SystemClock
+from llmtap.config import Settings, fingerprint
+from llmtap.errors import ConfigError
+from llmtap.log import set_up
+from llmtap.meter.process import MeterSetup, serve
+from llmtap.meter.receiver import listen_on
+from llmtap.meter.socket_path import need_no_meter
+from llmtap.meter.tenants import host_salt
+from llmtap.net.listener import bind, parse_address
+from llmtap.supervisor.supervisor import check_measuring, name_of, new_capture_id
+
+__all__ = ["check_alone", "run_meter"]
+
+
+def check_alone(settings: Settings) -> str:
+    """The path of the socket, once everything but listening has been tried. Raises ConfigError."""
+    if settings.meter.socket is None:
+        raise ConfigError("meter.socket", "is missing: apps have to know it", "give --listen-socket PATH")
+    if settings.experiment.enabled:
+        raise ConfigError(
+            "experiment.enabled", "needs `llmtap proxy`: its relays deal requests to arms, an app does not"
+        )
+    check_measuring(settings)
+    return settings.meter.socket
+
+
+def run_meter(settings: Settings, announce: Callable[[str, str], None]) -> None:
+    """Until SIGTERM, Ctrl-C or a hang-up; `announce` is told the socket and the admin port's address.
+
+    Raises ConfigError.
+    """
+    path = check_alone(settings)
+    need_no_meter(path)
+    host, port = parse_address(settings.meter.admin)
+    try:
+        admin = bind(host, port, shared=False)
+    except OSError as exc:
+        raise ConfigError("meter.admin", f"cannot listen on {settings.meter.admin}: {exc.strerror}") from None
+    address = name_of(admin)
+    sock = _listen(path)
+    set_up(settings.log)
+    setup = MeterSetup(
+        options=settings.meter,
+        socket=path,
+        admin_fd=admin.detach(),
+        log=settings.log,
+        otlp=settings.otlp,
+        tenants=settings.tenants,
+        salt=settings.tenants.salt or host_salt() or secrets.token_hex(16),
+        slo=settings.slo,
+        cost=settings.cost,
+        capture=settings.capture,
+        capture_id=new_capture_id(SystemClock.wall_ns()),
+        capture_salt=secrets.token_hex(32),
+        config=fingerprint(settings),
+    )
+    serve(setup, sock, lambda: announce(path, address))
+
+
+def _listen(path: str) -> socket.socket:
+    try:
+        return listen_on(path)
+    except OSError as exc:
+        raise ConfigError("meter.socket", f"cannot listen at {path}: {exc.strerror or exc}") from None

@@ -1,0 +1,247 @@
+"""`llmtap top` as one sees it: a header that says how it stands, tabs, one table, and keys.
+
+Colour says nothing that a word does not say as well; NO_COLOR is textual's to respect.
+"""
+
+import asyncio
+import signal
+import threading
+from collections.abc import Iterable
+from typing import ClassVar, Final
+
+from rich.text import Text
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.widgets import DataTable, Footer, Input, Static, Tab, Tabs
+from textual.worker import Worker
+
+from llmtap.clock import SystemClock
+from llmtap.top.client import Admin
+from llmtap.top.event_screen import EventScreen
+from llmtap.top.feed import Feed, Link
+from llmtap.top.header import facts, flowed, silent_relays
+from llmtap.top.inspector import reader_ns
+from llmtap.top.options import WINDOWS, TopOptions
+from llmtap.top.table import shown
+from llmtap.top.text_table import ROWS_MAX, TextTable
+from llmtap.top.view import View
+from llmtap.top.views import VIEWS
+
+__all__ = ["TopApp"]
+
+TICK_S: Final = 0.5
+"""How often the age of the figures is told anew."""
+_OF_TABS: Final = frozenset({"filter", "no_filter", "sort", "turn", "window", "pause", "open", "next_tab"})
+_MARKED: Final = {Link.DISCONNECTED: "reverse bold", Link.STALE: "reverse", Link.PAUSED: "reverse"}
+
+
+class TopApp(App[None]):
+    """One admin port, watched."""
+
+    TITLE = "llmtap top"
+    ENABLE_COMMAND_PALETTE = False
+    CSS = """
+    #head { height: auto; max-height: 8; padding: 0 1; }
+    #tabs { height: 2; }
+    #notes { height: auto; max-height: 5; padding: 0 1; }
+    #filter { display: none; height: 1; border: none; padding: 0 1; }
+    #filter.open { display: block; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q", "quit", "Quit"),
+        Binding("ctrl+c", "quit", "Quit", show=False, priority=True),
+        Binding("slash", "filter", "Filter", key_display="/"),
+        Binding("s", "sort", "Sort"),
+        Binding("S", "turn", "Turn", key_display="S"),
+        Binding("w", "window", "Window"),
+        Binding("p", "pause", "Pause"),
+        Binding("escape", "no_filter", "No filter", show=False),
+        Binding("tab", "next_tab(1)", "Next", key_display="tab", priority=True),
+        Binding("shift+tab", "next_tab(-1)", "Previous", show=False, priority=True),
+        *(Binding(str(i), f"open('{view.name}')", view.title, show=False) for i, view in enumerate(VIEWS, 1)),
+    ]
+
+    def __init__(self, options: TopOptions) -> None:
+        super().__init__()
+        self._options = options
+        self.view = VIEWS[0]
+        self._woken = asyncio.Event()
+        self._asked = True
+        """Somebody wants figures even while it is paused."""
+        self._answered: View | None = None
+        """Whose documents were asked for last."""
+        self._orders: dict[str, tuple[str | None, bool]] = {}
+        """Of the views that were left: their order."""
+        self._admin: Admin | None = None
+        self._feed: Feed | None = None
+        self._watching: Worker[None] | None = None
+        self._head = Static(id="head", markup=False)
+        self._notes = Static(id="notes", markup=False)
+        self.grid = TextTable("grid")
+
+    # ---------------------------------------------------------------- its parts
+
+    def compose(self) -> ComposeResult:
+        yield self._head
+        yield Tabs(*(Tab(f"{i} {view.title}", id=view.name) for i, view in enumerate(VIEWS, 1)), id="tabs")
+        yield self._notes
+        yield self.grid
+        yield Input(id="filter", placeholder="filter: text in any column; enter keeps it, escape drops it")
+        yield Footer()
+
+    async def on_mount(self) -> None:
+        options = self._options
+        self._admin = Admin(options.url, options.token, options.tls())
+        self._feed = Feed(self._admin, SystemClock(), window=options.window, interval_ns=options.interval_ns)
+        self.query_one("#tabs", Tabs).can_focus = False
+        self.grid.focus()
+        if threading.current_thread() is threading.main_thread():
+            # The terminal is given back as it was, also where somebody else ends us.
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.exit)
+        self.set_interval(TICK_S, self._show_head)
+        self._watching = self.run_worker(self._watch(), name="watch")
+
+    async def on_unmount(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+        if self._admin is not None:
+            await self._admin.close()
+
+    @property
+    def feed(self) -> Feed:
+        assert self._feed is not None
+        return self._feed
+
+    async def _watch(self) -> None:
+        """Asks, shows, waits; until the app is over."""
+        while True:
+            self._woken.clear()
+            if self._asked or not self.feed.paused:
+                self._asked, view = False, self.view
+                await self.feed.poll(view)
+                self._answered = view
+                self._show()
+            await self.feed.wait(self._woken)
+
+    def _wake(self) -> None:
+        self._asked = True
+        self._woken.set()
+
+    # ---------------------------------------------------------------- what is seen
+
+    def _show(self) -> None:
+        self._show_head()
+        self._show_table()
+
+    def _show_head(self) -> None:
+        if self._feed is None or not self.grid.is_attached:
+            return  # it begins, or ends
+        link, width = self.feed.link, self.size.width - 2
+        state = shown(self.feed.said(), 400)
+        head = Text(no_wrap=False)
+        head.append(f"llmtap top {shown(self._options.url, 60)}  ")
+        head.append(state, style=_MARKED.get(link, "bold"))
+        summary = self.feed.shown.summary
+        trouble = silent_relays(summary) if "relays" in summary else None
+        if trouble is not None:
+            head.append(f"\n{trouble}", style="reverse")
+        for line in flowed(facts(summary), width):
+            head.append(f"\n{line}")
+        self._head.update(head)
+
+    def _show_table(self) -> None:
+        if not self.grid.is_attached:
+            return
+        table = self.view.table(self.feed.shown, self.size.width)
+        self.grid.show(table)
+        self._show_notes(table.notes)
+
+    def _show_notes(self, notes: Iterable[str]) -> None:
+        grid, said = self.grid, list(notes)
+        of = len(grid.table.rows)
+        if self.view.inspects and of:
+            said.append("enter: event by event")
+        if grid.wanted:
+            said.append(f"filter {shown(grid.wanted)!r}: {grid.matching:,} of {of:,}; escape drops it")
+        if grid.matching > ROWS_MAX:
+            said.append(f"the first {ROWS_MAX:,} of {grid.matching:,} lines")
+        if not of and self.feed.trouble is None:
+            said.append("nothing in this window yet" if self._answered is self.view else "asking the tap")
+        self._notes.update(Text("\n".join(said)))
+
+    # ---------------------------------------------------------------- keys
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Keys of the tabs do nothing while something lies above them."""
+        return len(self.screen_stack) == 1 or action not in _OF_TABS
+
+    def action_open(self, name: str) -> None:
+        """The tab of that name."""
+        self.query_one("#tabs", Tabs).active = name
+
+    def action_next_tab(self, step: int) -> None:
+        """The next one."""
+        names = [view.name for view in VIEWS]
+        self.action_open(names[(names.index(self.view.name) + step) % len(names)])
+
+    def on_tabs_tab_activated(self, event: Tabs.TabActivated) -> None:
+        view = next(view for view in VIEWS if view.name == event.tab.id)
+        if view is self.view:
+            return
+        grid = self.grid
+        self._orders[self.view.name] = grid.order, grid.largest_first
+        self.view = view
+        grid.order, grid.largest_first = self._orders.get(view.name, (None, True))
+        if self._feed is not None:
+            self._show()
+        grid.move_cursor(row=0, animate=False)
+        grid.focus()
+        self._wake()
+
+    def action_sort(self) -> None:
+        self.grid.next_order()
+
+    def action_turn(self) -> None:
+        self.grid.turn()
+
+    def on_data_table_header_selected(self, event: DataTable.HeaderSelected) -> None:
+        self.grid.sort_by(event.column_key.value)
+
+    def action_window(self) -> None:
+        """The next longer window, and from the longest to the shortest."""
+        self.feed.window = WINDOWS[(WINDOWS.index(self.feed.window) + 1) % len(WINDOWS)]
+        self._wake()
+
+    def action_pause(self) -> None:
+        self.feed.paused = not self.feed.paused
+        self._show_head()
+        if not self.feed.paused:
+            self._wake()
+
+    def action_filter(self) -> None:
+        line = self.query_one("#filter", Input)
+        line.add_class("open")
+        line.focus()
+
+    def action_no_filter(self) -> None:
+        line = self.query_one("#filter", Input)
+        line.value = ""
+        self._close_filter()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        self.grid.wanted = event.value.strip()
+        if self._feed is not None:
+            self._show_table()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        self._close_filter()
+
+    def _close_filter(self) -> None:
+        self.query_one("#filter", Input).remove_class("open")
+        self.grid.focus()
+
+    def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
+        """Enter, or a click on the row that has the cursor."""
+        id_ = event.row_key.value
+        if self.view.inspects and id_ is not None and event.data_table is self.grid:
+            self.push_screen(EventScreen(self.feed, id_, reader_ns(self.feed.shown.summary)))

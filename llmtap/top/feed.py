@@ -1,0 +1,131 @@
+"""What the screen shows, kept up to date: the newest documents, how old they are, whether anybody answers.
+
+Only what the open view needs is asked for, one question after another. When nobody answers, the pauses
+between tries grow, and the last documents stay, with their age beside them.
+"""
+
+import asyncio
+from enum import StrEnum
+from typing import Final
+
+from llmtap.clock import Clock
+from llmtap.top.client import Admin, Document, NotThere, Trouble
+from llmtap.top.table import clock_time
+from llmtap.top.view import Shown, View
+from llmtap.units import NS_PER_S
+
+__all__ = ["Feed", "Link"]
+
+RETRY_NS: Final = (1 * NS_PER_S, 2 * NS_PER_S, 4 * NS_PER_S, 8 * NS_PER_S, 15 * NS_PER_S)
+"""Pauses before the next tries; the last one stays."""
+STALE_NS: Final = 3 * NS_PER_S
+"""Figures older than this, and than three intervals, are marked."""
+
+
+class Link(StrEnum):
+    """How it stands with the admin port."""
+
+    CONNECTING = "CONNECTING"
+    LIVE = "LIVE"
+    STALE = "STALE"
+    DISCONNECTED = "DISCONNECTED"
+    PAUSED = "PAUSED"
+
+
+class Feed:
+    """The documents of one admin port. One task polls; the screen reads.
+
+    Args:
+        interval_ns: between an answer and the next question.
+    """
+
+    def __init__(self, admin: Admin, clock: Clock, *, window: str, interval_ns: int) -> None:
+        self._admin = admin
+        self._clock = clock
+        self._interval_ns = interval_ns
+        self.window = window
+        self.paused = False
+        self.shown = Shown()
+        self.trouble: str | None = None
+        """What was wrong with the last try; None: nothing."""
+        self._tries = 0
+        """That failed, since one did not."""
+        self._fetched_ns: int | None = None
+        self._fetched_wall_ns = 0
+        self._lost_ns = 0
+        self._due_ns = 0
+
+    async def poll(self, view: View) -> None:
+        """Asks for what the view shows. Trouble is kept and told, not raised."""
+        now_ns = self._clock.mono_ns()
+        try:
+            summary = await self._admin.get("summary", window=self.window, by=view.by)
+            if not isinstance(summary.get("metrics"), dict):
+                raise Trouble("what answers there is no admin port of llmtap: it sends no summary")
+            beside: Document | None = None
+            if view.path is not None:
+                try:
+                    beside = await self._admin.get(view.path, **view.query)
+                except NotThere:
+                    beside = None
+        except Trouble as exc:
+            if not self._tries:
+                self._lost_ns = now_ns
+            self.trouble = str(exc)
+            self._due_ns = self._clock.mono_ns() + RETRY_NS[min(self._tries, len(RETRY_NS) - 1)]
+            self._tries += 1
+            return
+        self.shown.summary = summary
+        if view.path is not None:
+            self.shown.beside[view.path] = beside
+        self.trouble, self._tries = None, 0
+        self._fetched_ns, self._fetched_wall_ns = self._clock.mono_ns(), self._clock.wall_ns()
+        self._due_ns = self._fetched_ns + self._interval_ns
+
+    async def exchange(self, id_: str) -> Document | None:
+        """One exchange with its events; None where it is not kept any more. Raises Trouble."""
+        found = (await self._admin.get("exchanges", id=id_, events="1", limit="1")).get("exchanges")
+        first = found[0] if isinstance(found, list) and found else None
+        return first if isinstance(first, dict) else None
+
+    async def wait(self, woken: asyncio.Event) -> None:
+        """Until the next question is due, or somebody wants it now."""
+        seconds = max(0, self._due_ns - self._clock.mono_ns()) / NS_PER_S
+        try:
+            async with asyncio.timeout(None if self.paused else seconds):
+                await woken.wait()
+        except TimeoutError:
+            pass
+
+    @property
+    def link(self) -> Link:
+        """How it stands with the admin port."""
+        if self.paused:
+            return Link.PAUSED
+        if self.trouble is not None:
+            return Link.DISCONNECTED
+        if self._fetched_ns is None:
+            return Link.CONNECTING
+        old_ns = self._clock.mono_ns() - self._fetched_ns
+        return Link.STALE if old_ns > max(STALE_NS, 3 * self._interval_ns) else Link.LIVE
+
+    def said(self) -> str:
+        """The same in a line, with the age of the figures and what comes next."""
+        now_ns, link = self._clock.mono_ns(), self.link
+        of = f"figures of {self._time()}" if self._fetched_ns is not None else "no figures yet"
+        match link:
+            case Link.DISCONNECTED:
+                lost_s, left_s = (now_ns - self._lost_ns) // NS_PER_S, (self._due_ns - now_ns) / NS_PER_S
+                again = f"again in {left_s:.0f} s" if left_s >= 0.5 else "trying"
+                return f"{link} {lost_s} s: {self.trouble}; {again}; {of}"
+            case Link.STALE:
+                return f"{link}: no answer for {(now_ns - (self._fetched_ns or now_ns)) // NS_PER_S} s; {of}"
+            case Link.PAUSED if self.trouble is not None:
+                return f"{link}; the last question failed: {self.trouble}; {of}"
+            case Link.CONNECTING:
+                return f"{link}"
+            case _:
+                return f"{link} {self._time()}"
+
+    def _time(self) -> str:
+        return clock_time(self._fetched_wall_ns / NS_PER_S)

@@ -1,0 +1,154 @@
+"""One exchange, event by event: when each came, when a reader needed it, and where the reader waited.
+
+A reader of V seconds a token begins at submit and needs the tokens of an event once all before them are read;
+what is not there by then is waited for, and all that follows is needed so much later. The waits add up to the
+user idle latency (seed 001, eq. 4 and 6), as the tap itself works it out.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Final
+
+from llmtap.metrics.deadlines import READER_NS_PER_TOKEN
+from llmtap.report.terminal import milliseconds
+from llmtap.top.table import Cell, Column, Row, Table, at, count_cell, ms_cell, shown
+
+__all__ = ["EVENTS_MAX", "inspected", "reader_ns", "story"]
+
+EVENTS_MAX: Final = 1_000
+"""Lines of one exchange; more are counted."""
+OUTPUT: Final = frozenset({"content", "tool_call", "reasoning", "refusal"})
+"""Classes of events that a reader reads."""
+_COUNTED_BY_CHUNKS: Final = frozenset({"none", "chunks"})
+_COLUMNS: Final = (
+    Column("i", "\n#"), Column("t", "since\nsubmit ms"), Column("gap", "gap\nms"),
+    Column("class", "\nclass", number=False), Column("tokens", "\ntokens"), Column("bytes", "\nbytes"),
+    Column("due", "needed\nat ms"), Column("reader", "\nreader", number=False),
+)  # fmt: skip
+
+
+def reader_ns(summary: Mapping[str, Any]) -> int:
+    """V of the reader that the tap judges by; of 20 tokens/s where it does not say."""
+    speed = at(summary, "smooth_goodput", "speed_tokens_per_second")
+    return round(1e9 / speed) if isinstance(speed, int | float) and speed > 0 else READER_NS_PER_TOKEN
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """Of one event that carries output."""
+
+    needed_ns: int
+    """Since submit, all earlier waits included."""
+    ahead_ns: int
+    """It came so much earlier; below 0 the reader waited."""
+
+
+def inspected(x: Mapping[str, Any], v_ns: int = READER_NS_PER_TOKEN) -> Table:
+    """Each event of an exchange that was asked for with its events."""
+    events = [event for event in x.get("events") or () if isinstance(event, Mapping)]
+    submit = at(x, "timeline", "submit")
+    origin_ns = _ns(submit) if submit is not None else 0
+    readings = _readings(x, events, origin_ns, v_ns) if submit is not None else {}
+    rows: list[Row] = []
+    before: float | None = None
+    for i, event in enumerate(events[:EVENTS_MAX]):
+        t, reading = event.get("t"), readings.get(i)
+        gap = None if before is None or t is None else t - before
+        before = t if t is not None else before
+        rows.append(
+            Row(
+                str(i),
+                (
+                    Cell(str(i), i), ms_cell(None if t is None else t - origin_ns / 1e9), ms_cell(gap),
+                    Cell(shown(event.get("class"))), count_cell(event.get("tokens")),
+                    count_cell(event.get("bytes")),
+                    ms_cell(None if reading is None else reading.needed_ns / 1e9), Cell(_reader(reading)),
+                ),
+            )
+        )  # fmt: skip
+    notes = [f"a reader of {1e9 / v_ns:g} tokens/s, from submit on"]
+    if submit is None:
+        notes = ["never submitted: nobody read it"]
+    elif len(events) > EVENTS_MAX:
+        notes.append(f"the first {EVENTS_MAX:,} of {len(events):,} events")
+    return Table(_COLUMNS, rows, ("; ".join(notes),))
+
+
+def _readings(
+    x: Mapping[str, Any], events: Sequence[Mapping[str, Any]], origin_ns: int, v_ns: int
+) -> dict[int, _Reading]:
+    """By event. Events before the first token are of a class that a reader reads, and empty."""
+    first = at(x, "timeline", "first_token")
+    if first is None:
+        return {}
+    places = [i for i, e in enumerate(events) if e.get("class") in OUTPUT and (e.get("t") or 0.0) >= first]
+    readings: dict[int, _Reading] = {}
+    waited_ns = 0
+    for i, due_ns in zip(places, _due_ns(x, [events[i] for i in places], v_ns), strict=False):
+        ahead_ns = due_ns + waited_ns - (_ns(events[i]["t"]) - origin_ns)
+        readings[i] = _Reading(due_ns + waited_ns, ahead_ns)
+        waited_ns += max(0, -ahead_ns)
+    return readings
+
+
+def _due_ns(x: Mapping[str, Any], output: Sequence[Mapping[str, Any]], v_ns: int) -> Iterator[int]:
+    """When a reader who never waits needs each, since submit: by the tokens before, known or on average."""
+    declared = [e.get("tokens") for e in output]
+    sizes = [n for n in declared if isinstance(n, int)]
+    if len(sizes) == len(declared) and any(sizes):
+        return (v_ns * read for read in accumulate(sizes, initial=0))
+    total, pace = _streamed(x, output), 1.0
+    if total is not None and output:
+        pace = max(1.0, total / len(output))
+    return (round(v_ns * pace) * i for i in range(len(output)))
+
+
+def _streamed(x: Mapping[str, Any], output: Sequence[Mapping[str, Any]]) -> int | None:
+    """Tokens that the events brought: a provider's total has reasoning that it may not have sent."""
+    total, hidden = at(x, "tokens", "output"), at(x, "tokens", "reasoning")
+    if not isinstance(total, int) or at(x, "tokens", "source") in _COUNTED_BY_CHUNKS:
+        return None
+    if isinstance(hidden, int) and not any(e.get("class") == "reasoning" for e in output):
+        return max(0, total - hidden)
+    return total
+
+
+def _reader(reading: _Reading | None) -> str:
+    if reading is None:
+        return ""
+    if reading.ahead_ns < 0:
+        return f"WAITS {milliseconds(-reading.ahead_ns / 1e9)} ms"
+    return f"{milliseconds(reading.ahead_ns / 1e9)} ms ahead" if reading.ahead_ns else "just in time"
+
+
+def _ns(seconds: Any) -> int:
+    return round(float(seconds) * 1e9)
+
+
+def story(x: Mapping[str, Any]) -> Iterator[str]:
+    """What the exchange came to, fact by fact."""
+    yield f"{shown(x.get('id'))}: {shown(x.get('outcome'))}"
+    yield f"{shown(x.get('method'))} {shown(x.get('path'), 60)} {shown(x.get('status'))}"
+    for name in ("tenant", "model", "arm", "dialect", "finish_reason"):
+        if x.get(name) is not None:
+            yield f"{name.replace('_', ' ')} {shown(x[name])}"
+    metrics = x.get("metrics") or {}
+    for name, title in (("ttft", "TTFT"), ("tpot", "TPOT"), ("e2e", "E2E"), ("user_idle", "user idle")):
+        if metrics.get(name) is not None:
+            yield f"{title} {milliseconds(metrics[name])} ms"
+    output, source = at(x, "tokens", "output"), at(x, "tokens", "source")
+    if output is not None:
+        yield f"{output:,} output tokens by {shown(source)}"
+    for name in ("refusal", "guardrail"):
+        told = x.get(name)
+        if isinstance(told, Mapping):
+            said = told.get("kind") or told.get("action")
+            yield f"{name}: {shown(said)} by {shown(told.get('source') or told.get('signal'))}"
+    if x.get("error") is not None:
+        yield f"error: {shown(x['error'], 120)}"
+    added = at(x, "added", "chunk_max")
+    if added is not None:
+        yield f"added by the tap at most {milliseconds(added)} ms a chunk"
+    if x.get("uncertainty") is not None:
+        yield f"uncertainty {milliseconds(x['uncertainty'])} ms"

@@ -1,0 +1,50 @@
+// Elements, made of text and nothing else: what traffic is called must never become markup.
+
+/** An element; `about` are attributes (`on...` are listeners), children are nodes or text. */
+export function el(tag, about = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(about)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (value === true) node.setAttribute(name, "");
+    else node.setAttribute(name, String(value));
+  }
+  fill(node, ...children);
+  return node;
+}
+
+/** Adds children; null is left out. */
+export function fill(node, ...children) {
+  for (const child of children.flat(2)) {
+    if (child === null || child === undefined || child === false) continue;
+    node.append(child instanceof Node ? child : document.createTextNode(String(child)));
+  }
+  return node;
+}
+
+/** Puts these children in place of what is there. */
+export function refill(node, ...children) {
+  node.replaceChildren();
+  return fill(node, ...children);
+}
+
+/** Sets the text where it differs, so that what did not change costs nothing. */
+export function say(node, text) {
+  const value = String(text);
+  if (node.textContent !== value) node.textContent = value;
+}
+
+/** A part of the page, with a heading that screen readers find. */
+export function section(title, ...children) {
+  const id = `h-${title.toLowerCase().replace(/[^a-z]+/g, "-")}`;
+  return el("section", { "aria-labelledby": id }, el("h2", { id }, title), ...children);
+}
+
+/** What to do where there is nothing to see; `command` can be copied. */
+export function emptyState(words, command = null, more = null) {
+  return el("div", { class: "empty" }, el("p", {}, words), command && el("pre", {}, el("code", {}, command)), more && el("p", { class: "soft" }, more));
+}
+
+export const ASK_ONE = `curl -N http://localhost:8080/v1/chat/completions -H 'Content-Type: application/json' \\
+  -d '{"model":"MODEL","stream":true,"messages":[{"role":"user","content":"Hello"}]}'`;
+export const ASK_WHERE = "8080 is the port of the tap unless --listen says another. No gateway at hand? llmtap sim serve is one.";

@@ -1,0 +1,63 @@
+// Figures as text. Unknown is a dash, never 0.
+
+export const NONE = "–";
+
+function digits(value) {
+  const size = Math.abs(value);
+  if (size === 0 || size >= 100) return 0;
+  return size >= 10 ? 1 : 2;
+}
+
+export function number(value, least = null) {
+  if (value === null || value === undefined || Number.isNaN(value)) return NONE;
+  const places = least ?? (Number.isInteger(value) ? 0 : digits(value));
+  return value.toLocaleString("en", { minimumFractionDigits: places, maximumFractionDigits: places });
+}
+
+/** Seconds, in the unit that people say: "0.85 ms", "120 ms", "1.2 s", "3 min 20 s". */
+export function seconds(value) {
+  if (value === null || value === undefined) return NONE;
+  const size = Math.abs(value);
+  if (size === 0) return "0 ms";
+  if (size < 0.001) return `${number(value * 1e6, size < 1e-5 ? 1 : 0)} µs`;
+  if (size < 1) return `${number(value * 1e3)} ms`;
+  if (size < 120) return `${number(value)} s`;
+  if (size < 7200) return `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;
+  return `${number(value / 3600)} h`;
+}
+
+export function share(value) {
+  return value === null || value === undefined ? NONE : `${number(value * 100, value > 0 && value < 0.1 ? 2 : 1)} %`;
+}
+
+export function count(value) {
+  return value === null || value === undefined ? NONE : value.toLocaleString("en");
+}
+
+export function bytes(value) {
+  if (value === null || value === undefined) return NONE;
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let at = 0;
+  for (; value >= 1024 && at < units.length - 1; at++) value /= 1024;
+  return `${number(value, at ? 1 : 0)} ${units[at]}`;
+}
+
+/** "n 1,234 · 1m (58 s)" */
+export function basis(n, window) {
+  return window ? `n ${count(n)} · ${window.name} (${seconds(window.seconds)})` : `n ${count(n)}`;
+}
+
+/** How wide a stamp can be. */
+export function width(uncertainty) {
+  return uncertainty === null || uncertainty === undefined ? "± unknown" : `± ${seconds(uncertainty)}`;
+}
+
+export function clock(date) {
+  const at = new Date(date);
+  return Number.isNaN(at.getTime()) ? NONE : at.toLocaleTimeString("en-GB");
+}
+
+/** Counts by name, the largest first: [["complete", 12], ...] */
+export function ranked(counts) {
+  return Object.entries(counts ?? {}).sort((a, b) => b[1] - a[1]);
+}

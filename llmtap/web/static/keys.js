@@ -1,0 +1,33 @@
+// The keyboard, where nobody is typing.
+
+const byId = (id) => document.getElementById(id);
+
+export function listen(app) {
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
+    const at = event.target;
+    if (at.matches("input, select, textarea")) {
+      if (event.key === "Escape" && at.id === "filter") {
+        at.value = "";
+        app.setFilter("");
+        at.blur();
+      }
+      return;
+    }
+    if (act(app, event.key, at)) event.preventDefault();
+  });
+}
+
+/** Whether the key meant something. */
+function act(app, key, at) {
+  if (key >= "1" && key <= String(app.views.length) && key.length === 1) location.hash = app.views[Number(key) - 1].id;
+  else if (key === "/") byId("filter").focus();
+  else if (key === "?") byId("help").showModal();
+  else if (key === "t") app.nextTheme();
+  // A table that scrolls wants its arrows, a button its space.
+  else if (key === "ArrowRight" && !at.closest(".scroll")) app.go(1);
+  else if (key === "ArrowLeft" && !at.closest(".scroll")) app.go(-1);
+  else if (key === " " && app.view.pause && !at.closest("button, a, summary, .scroll")) app.view.pause();
+  else return false;
+  return true;
+}

@@ -1,0 +1,136 @@
+// Asking again and again: one question after the other, slower while it fails, not at all while nobody looks.
+
+const PATIENCE_MS = 15000;
+
+export class Poll {
+  /**
+   * @param ask (signal) => data
+   * @param period ms between two answers, or a function that says so
+   * @param heard is given each answer
+   */
+  constructor(name, ask, period, heard) {
+    this.name = name;
+    this.ask = ask;
+    this.period = typeof period === "function" ? period : () => period;
+    this.heard = heard;
+    this.at = null;
+    this.error = null;
+    this.failures = 0;
+    this.timer = null;
+    this.aborter = null;
+    this.runs = false;
+  }
+
+  start() {
+    if (this.runs) return;
+    this.runs = true;
+    this.began = performance.now();
+    this.turn();
+  }
+
+  stop() {
+    this.runs = false;
+    clearTimeout(this.timer);
+    this.aborter?.abort();
+    this.aborter = null;
+  }
+
+  /** Asks now: something about the question has changed. */
+  again() {
+    if (!this.runs) return;
+    clearTimeout(this.timer);
+    this.aborter?.abort();
+    this.turn();
+  }
+
+  /** Seconds since the last answer where that is too long ago, else null. */
+  staleFor() {
+    if (!this.runs) return null;
+    const age = performance.now() - (this.at ?? this.began);
+    return age > 3 * this.period() + 2000 ? age / 1000 : null;
+  }
+
+  async turn() {
+    const aborter = new AbortController();
+    this.aborter = aborter;
+    const patience = setTimeout(() => aborter.abort("late"), PATIENCE_MS);
+    try {
+      const data = await this.ask(aborter.signal);
+      if (this.aborter !== aborter) return;
+      this.at = performance.now();
+      this.error = null;
+      this.failures = 0;
+      this.heard(data);
+    } catch (error) {
+      if (this.aborter !== aborter) return; // stopped, or asked anew
+      this.failures++;
+      this.error = aborter.signal.aborted ? `${this.name}: no answer within ${PATIENCE_MS / 1000} s` : error.message;
+      if (!("status" in error) && !aborter.signal.aborted) console.error(error); // ours, not the tap's
+    } finally {
+      clearTimeout(patience);
+    }
+    if (!this.runs || this.aborter !== aborter) return;
+    this.timer = setTimeout(() => this.turn(), this.period() * Math.min(8, 2 ** Math.max(0, this.failures - 1)));
+  }
+}
+
+/** The live feed's summaries, one a second; it is asked again when it ends. */
+export class Feed {
+  constructor(api, heard) {
+    this.api = api;
+    this.heard = heard;
+    this.name = "live";
+    /** Of starts: a loop that was stopped must not go on beside the next one. */
+    this.generation = 0;
+    this.at = null;
+    this.error = null;
+    this.runs = false;
+  }
+
+  start() {
+    if (this.runs) return;
+    this.runs = true;
+    this.began = performance.now();
+    this.listen(++this.generation);
+  }
+
+  stop() {
+    this.runs = false;
+    this.aborter?.abort();
+  }
+
+  again() {
+    this.aborter?.abort();
+    this.wake?.();
+  }
+
+  staleFor() {
+    if (!this.runs) return null;
+    const age = performance.now() - (this.at ?? this.began);
+    return age > 5000 ? age / 1000 : null;
+  }
+
+  async listen(generation) {
+    let wait = 1000;
+    while (this.runs && generation === this.generation) {
+      const aborter = new AbortController();
+      this.aborter = aborter;
+      try {
+        for await (const [name, data] of this.api.events("live", { exchanges: "0" }, aborter.signal)) {
+          this.at = performance.now();
+          this.error = null;
+          wait = 1000;
+          if (name === "summary") this.heard(data);
+        }
+      } catch (error) {
+        if (!aborter.signal.aborted) this.error = error.message;
+      }
+      if (!this.runs || generation !== this.generation) return;
+      await new Promise((go) => {
+        this.wake = go;
+        setTimeout(go, aborter.signal.aborted ? 50 : wait);
+      });
+      wait = Math.min(15000, wait * 2);
+    }
+  }
+}

@@ -1,0 +1,59 @@
+// The reader of a stream (seed 001, eq. 4 and 6): takes a fixed time for each token, waits where there is none.
+// Pure: seconds in, seconds out.
+
+/** Follows one stream as it comes. */
+export class Reader {
+  /** @param began when the reader begins to wait (submit) @param pace seconds for each token */
+  constructor(began, pace) {
+    this.pace = pace;
+    /** When all that came is read. */
+    this.free = began;
+    /** All waits together. */
+    this.idle = 0;
+  }
+
+  /** Tokens came at `t`: when the reader had run dry, or null where there was still something to read. */
+  hear(t, tokens) {
+    let dry = null;
+    if (t > this.free) {
+      dry = this.free;
+      this.idle += t - this.free;
+      this.free = t;
+    }
+    this.free += tokens * this.pace;
+    return dry;
+  }
+}
+
+/** Tokens of each event that carries output: as declared, or each the same share of the total, or one. */
+export function sharesOf(events, total) {
+  const declared = events.every((event) => event.tokens !== null);
+  const even = total && events.length ? total / events.length : 1;
+  return events.map((event) => (declared ? event.tokens : even));
+}
+
+const OUTPUT = new Set(["content", "reasoning", "tool_call", "refusal"]);
+
+/**
+ * One exchange under the reader's eyes: `chunks` [{index, t, tokens, before, due, late}], `waits` [[from, to]], `idle`,
+ * and `worst`, the index of the chunk that decides (the turning point of Fig. 1).
+ *
+ * `due` is when a reader who never waited would have wanted the chunk's first token.
+ */
+export function follow(events, submit, pace, total = null) {
+  const carrying = events.map((event, index) => ({ ...event, index })).filter((event) => OUTPUT.has(event.class));
+  const tokens = sharesOf(carrying, total);
+  const reader = new Reader(submit, pace);
+  const chunks = [], waits = [];
+  let before = 0, worst = null;
+  carrying.forEach((event, i) => {
+    const due = submit + before * pace;
+    const late = event.t - due;
+    const dry = reader.hear(event.t, tokens[i]);
+    if (dry !== null) waits.push([dry, event.t]);
+    chunks.push({ index: event.index, t: event.t, tokens: tokens[i], before, due, late });
+    if (worst === null || late > chunks[worst].late) worst = i;
+    before += tokens[i];
+  });
+  return { chunks, waits, idle: reader.idle, worst, tokens: before };
+}

@@ -1,0 +1,129 @@
+// A table that keeps its rows: what did not change is not touched, so focus and selection stay.
+
+import { el, say } from "./dom.js";
+
+export class Table {
+  /**
+   * @param columns [{id, head, title?, text: row => string, value?: row => sortable, mark?: row => string,
+   *                  kind?: "text", link?: row => href, state?: row => class}]
+   * @param about caption (said to screen readers), key: row => string, sort: id of a column, rows: the most shown
+   */
+  constructor(columns, { caption, key, sort = null, down = true, rows = 200 }) {
+    this.columns = columns;
+    this.key = key;
+    this.sort = sort;
+    this.down = down;
+    this.most = rows;
+    this.kept = new Map();
+    this.data = [];
+    this.heads = columns.map((column) => this.head(column));
+    this.body = el("tbody");
+    this.more = el("p", { class: "soft" });
+    this.caption = el("caption", { class: "unseen" }, caption);
+    this.table = el("table", {}, this.caption, el("thead", {}, el("tr", {}, this.heads)), this.body);
+    // It scrolls sideways on a phone, so the keyboard has to reach it.
+    this.node = el("div", {}, el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption }, this.table), this.more);
+    this.markSorted();
+  }
+
+  head(column) {
+    const about = { scope: "col", class: column.kind === "text" ? "text" : null, title: column.title };
+    if (!column.value) return el("th", about, column.head);
+    return el("th", about, el("button", { type: "button", onclick: () => this.sortBy(column.id) }, column.head));
+  }
+
+  sortBy(id) {
+    this.down = this.sort === id ? !this.down : true;
+    this.sort = id;
+    this.markSorted();
+    this.update(this.data);
+  }
+
+  markSorted() {
+    this.columns.forEach((column, i) => {
+      if (column.id === this.sort) this.heads[i].setAttribute("aria-sort", this.down ? "descending" : "ascending");
+      else this.heads[i].removeAttribute("aria-sort");
+    });
+  }
+
+  update(data) {
+    this.data = data;
+    const rows = this.sorted(data);
+    const shown = rows.slice(0, this.most);
+    // What is gone goes first: rows that stay then lie in their order already, and are not moved.
+    const keys = new Set(shown.map(this.key));
+    const spare = [];
+    for (const [key, line] of this.kept) {
+      if (keys.has(key)) continue;
+      line.node.remove();
+      this.kept.delete(key);
+      spare.push(line);
+    }
+    let before = null;
+    for (const row of shown) {
+      const key = this.key(row);
+      let line = this.kept.get(key);
+      if (!line) {
+        line = spare.pop() ?? this.line();
+        this.kept.set(key, line);
+      }
+      this.put(line, row);
+      const place = before ? before.nextSibling : this.body.firstChild;
+      if (place !== line.node) this.body.insertBefore(line.node, place);
+      before = line.node;
+    }
+    const left = rows.length - shown.length;
+    say(this.more, left > 0 ? `${left.toLocaleString("en")} more; sort or filter to see them` : "");
+  }
+
+  sorted(data) {
+    const column = this.columns.find((one) => one.id === this.sort);
+    if (!column?.value) return data;
+    const sign = this.down ? -1 : 1;
+    return data
+      .map((row) => [column.value(row), row])
+      .sort(([a], [b]) => {
+        // What is unknown stands last, either way.
+        if (a === null || a === undefined) return b === null || b === undefined ? 0 : 1;
+        if (b === null || b === undefined) return -1;
+        return sign * (typeof a === "string" ? a.localeCompare(b) : a - b);
+      })
+      .map(([, row]) => row);
+  }
+
+  line() {
+    const cells = this.columns.map((column, i) => {
+      const base = column.kind === "text" ? "text" : "";
+      const node = el(i === 0 ? "th" : "td", { scope: i === 0 ? "row" : null, class: base || null });
+      const text = node.appendChild(column.link ? el("a") : document.createTextNode(""));
+      const mark = column.mark ? node.appendChild(el("span", { class: "few" })) : null;
+      return { node, text, mark, base, said: "", marked: "", state: "", href: "" };
+    });
+    return { node: el("tr", {}, cells.map((cell) => cell.node)), cells };
+  }
+
+  /** Sets what differs from what was said last; asking the document itself would take longer than all the rest. */
+  put(line, row) {
+    this.columns.forEach((column, i) => {
+      const cell = line.cells[i];
+      const said = String(column.text(row)), marked = column.mark?.(row) ?? "", state = column.state?.(row) ?? "";
+      if (cell.said !== said) cell.text.textContent = cell.said = said;
+      if (cell.marked !== marked) cell.mark.textContent = cell.marked = marked;
+      if (cell.state !== state) {
+        cell.state = state;
+        cell.node.className = `${cell.base} ${state}`.trim();
+      }
+      if (column.link) {
+        const href = column.link(row);
+        if (cell.href !== href) cell.text.setAttribute("href", (cell.href = href));
+      }
+    });
+  }
+}
+
+/** Rows that have the filter's words in one of these values. */
+export function matching(rows, filter, values) {
+  const words = filter.trim().toLowerCase();
+  if (!words) return rows;
+  return rows.filter((row) => values(row).some((value) => value?.toLowerCase().includes(words)));
+}

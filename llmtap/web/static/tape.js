@@ -1,0 +1,133 @@
+// The lanes as a tape that moves to the left. What was drawn is moved as a picture; only what is new is drawn, so
+// a frame costs as much as its few new chunks, however many streams there are.
+
+import { colour } from "./charts.js";
+
+const FRAME_MS = 32;
+const ROW_MAX = 22, ROW_MIN = 4, HEIGHT_MAX = 820;
+
+export class Tape {
+  constructor(canvas, lanes, about = {}) {
+    this.canvas = canvas;
+    this.lanes = lanes;
+    this.window = 10;
+    this.paused = false;
+    this.measured = about.measured ?? ((name, work) => work());
+    this.at = null;
+    this.frame = null;
+    this.last = 0;
+    this.inks = null;
+    this.rows = 0;
+    new ResizeObserver(() => this.anew()).observe(canvas);
+  }
+
+  start() {
+    this.frame ??= requestAnimationFrame((now) => this.turn(now));
+  }
+
+  stop() {
+    if (this.frame !== null) cancelAnimationFrame(this.frame);
+    this.frame = null;
+    this.at = null;
+  }
+
+  /** All has to be drawn again: another size, other colours, other lanes. */
+  anew() {
+    this.at = null;
+    this.inks = null;
+  }
+
+  turn(now) {
+    this.frame = requestAnimationFrame((next) => this.turn(next));
+    if (this.paused || now - this.last < FRAME_MS) return;
+    this.last = now;
+    const { until, behind } = this.lanes;
+    if (until > -Infinity) this.measured("tape", () => this.draw(Math.min(until, now / 1000 - behind)));
+  }
+
+  /** Brings the tape to `now`. */
+  draw(now) {
+    if (this.lanes.slots.length !== this.rows || this.at === null) this.shape();
+    const { canvas, ctx } = this;
+    if (!canvas.width) return;
+    const scale = canvas.width / this.window; // pixels a second
+    const edge = Math.max(Math.floor(now * scale), this.at ?? -Infinity);
+    const late = this.lanes.freshFrom * scale < this.at;
+    this.lanes.freshFrom = Infinity;
+    if (this.at === null || late || edge - this.at >= canvas.width) {
+      ctx.clearRect(0, 0, canvas.width, canvas.height);
+      this.strip(edge - canvas.width, edge, edge, scale);
+    } else if (edge > this.at) {
+      const moved = edge - this.at;
+      ctx.globalCompositeOperation = "copy";
+      ctx.drawImage(canvas, -moved, 0);
+      ctx.globalCompositeOperation = "source-over";
+      this.strip(this.at, edge, edge, scale);
+    }
+    this.at = edge;
+  }
+
+  /** The canvas in the size that its lanes need. */
+  shape() {
+    const { canvas } = this;
+    const n = this.rows = this.lanes.slots.length;
+    const row = Math.max(ROW_MIN, Math.min(ROW_MAX, Math.floor(HEIGHT_MAX / Math.max(1, n))));
+    const ratio = Math.min(2, window.devicePixelRatio || 1);
+    this.row = Math.round(row * ratio);
+    const height = Math.max(1, n) * row;
+    canvas.style.height = `${height}px`;
+    canvas.width = Math.round(canvas.clientWidth * ratio);
+    canvas.height = Math.round(height * ratio);
+    this.ctx = canvas.getContext("2d", { alpha: true });
+    this.inks ??= Object.fromEntries(["waiting", "streaming", "stalled", "chunk", "first"].map((name) => [name, colour(`lane-${name}`)]));
+    this.at = null;
+  }
+
+  /** Draws the pixels [from, to) of the tape, whose right end is `edge`. */
+  strip(from, to, edge, scale) {
+    const { ctx, row, inks } = this;
+    const shift = this.canvas.width - edge;
+    const gap = row > 8 ? 2 : 1;
+    const begin = from / scale, end = to / scale;
+    const paint = (ink, a, b, y, height) => {
+      const left = Math.max(from, Math.floor(a * scale)), right = Math.min(to, Math.ceil(b * scale));
+      if (right <= left) return;
+      ctx.fillStyle = ink;
+      ctx.fillRect(left + shift, y, right - left, height);
+    };
+    this.lanes.slots.forEach((lane, i) => {
+      if (!lane) return;
+      const y = i * row, height = row - gap;
+      const low = Math.max(1, Math.round(height / 3)), middle = y + Math.floor((height - low) / 2);
+      const over = lane.ended ?? Infinity;
+      const first = lane.first ?? Infinity;
+      paint(inks.waiting, lane.arrival, Math.min(first, over, end), middle, low);
+      if (first < end) paint(inks.streaming, first, Math.min(over, end), middle, low);
+      const { t, dry } = lane;
+      let k = t.length; // the first chunk in the strip, found from the end: strips are at the end
+      while (k > 0 && t[k - 1] >= begin) k--;
+      for (let j = k; j < t.length; j++) {
+        // A wait ends with a chunk: one that ends behind the strip may begin in it.
+        if (dry[j] !== null && t[j] > first) paint(inks.stalled, Math.max(dry[j], first), t[j], y, height);
+        if (t[j] >= end) break;
+      }
+      if (lane.first !== null && lane.reader.free < end && lane.ended === null) paint(inks.stalled, lane.reader.free, end, y, height);
+      let drawn = -1;
+      for (let j = k; j < t.length && t[j] < end; j++) {
+        const x = Math.floor(t[j] * scale);
+        if (x === drawn || x < from || x >= to) continue;
+        drawn = x;
+        const isFirst = t[j] === lane.first;
+        ctx.fillStyle = isFirst ? inks.first : inks.chunk;
+        ctx.fillRect(x + shift, y, isFirst ? Math.max(2, Math.round(row / 6)) : 1, height);
+      }
+    });
+  }
+
+  /** The lane at a place of the page. */
+  laneAt(clientY) {
+    const box = this.canvas.getBoundingClientRect();
+    const slot = Math.floor(((clientY - box.top) / box.height) * this.rows);
+    return this.lanes.slots[slot] ?? null;
+  }
+}

@@ -1,0 +1,139 @@
+"""`llmtap top` as one types it: in front of a real tap, and of nobody."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from llmtap.sim.gateway.options import SimOptions
+from llmtap.units import Duration
+from tests.support.fake_admin import fake_admin, recorded
+from tests.support.live_proxy import live_proxy, port_free
+from tests.support.sim_engine import engine
+
+TOP = [sys.executable, "-P", "-m", "llmtap.cli", "top"]
+MS = 1_000_000
+ENVIRON = {name: value for name, value in os.environ.items() if not name.startswith("LLMTAP_")}
+
+
+async def top(*args: str, **environ: str) -> tuple[int | None, str, str]:
+    process = await asyncio.create_subprocess_exec(
+        *TOP, *args, env={**ENVIRON, **environ}, stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    async with asyncio.timeout(60):
+        out, err = await process.communicate()
+    return process.returncode, out.decode(), err.decode()
+
+
+def test_once_of_a_real_tap_has_exchanges_and_streams_under_way() -> None:
+    """Two streams are over, and one goes on while it is looked at."""
+    body = {"model": "sim", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
+    slow = {"x-sim-itl": "200ms", "x-llm-d-inference-fairness-id": "patient"}
+
+    async def run() -> None:
+        options = SimOptions(ttft=Duration(5 * MS), itl=Duration(1 * MS), tokens=5)
+        async with engine(options) as e, live_proxy(e.url) as proxy:
+            url = f"http://127.0.0.1:{proxy.listen}/v1/chat/completions"
+            for _ in range(2):
+                async with e.session.post(url, json=body) as response:
+                    assert response.status == 200
+                    await response.read()
+            await proxy.measured(2)
+            timeout = aiohttp.ClientTimeout(total=None)
+            async with e.session.post(
+                url,
+                json={**body, "max_tokens": 2_000},
+                headers={**slow, "x-sim-tokens": "2000"},
+                timeout=timeout,
+            ) as response:
+                await response.content.readany()
+                await response.content.readany()
+                admin = f"http://127.0.0.1:{proxy.admin}"
+                code, out, err = await top("--admin", admin, "--once", "--json", "--window", "all")
+                assert (code, err) == (0, "")
+                told: dict[str, Any] = json.loads(out)
+                code, text, err = await top("--admin", admin)
+                assert (code, err) == (0, "")
+            assert told["summary"]["n"] == 2
+            assert [x["outcome"] for x in told["exchanges"]["exchanges"]] == ["complete"] * 2
+            assert told["experiment"]["state"] == "none"
+            [stream] = told["streams"]["streams"]
+            assert (stream["tenant"], stream["model"], stream["stream"]) == ("patient", "sim", True)
+            assert stream["timeline"]
+            assert "n 2" in text
+            assert "patient" in text
+            assert "1 stream under way" in text
+
+    asyncio.run(run())
+
+
+def test_nobody_there_says_what_to_start() -> None:
+    code, out, err = asyncio.run(top("--admin", f"http://127.0.0.1:{port_free()}", "--once"))
+    assert (code, out) == (2, "")
+    assert err.startswith("llmtap: --admin: http://127.0.0.1:")
+    assert "connection refused" in err
+    assert "llmtap proxy --upstream" in err
+
+
+def test_a_token_is_taken_from_the_environment_or_a_file_and_asked_for(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("from-file")
+
+    async def run() -> None:
+        async with fake_admin(recorded()) as fake:
+            fake.status = 401
+            code, _, err = await top("--admin", fake.url, "--once")
+            assert code == 2
+            assert "--token-env" in err
+            assert "$LLMTAP_ADMIN_TOKEN" in err
+            fake.status = None
+            for args, environ, token in (
+                ((), {"LLMTAP_ADMIN_TOKEN": "usual"}, "usual"),
+                (("--token-env", "MINE"), {"MINE": "mine"}, "mine"),
+                (("--token-file", str(file)), {}, "from-file"),
+            ):
+                fake.headers.clear()
+                code, _, err = await top("--admin", fake.url, "--once", *args, **environ)
+                assert code == 0, err
+                assert {h["Authorization"] for h in fake.headers} == {f"Bearer {token}"}
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("--window", "2m"), "llmtap: --window: there is no window '2m'"),
+        (("--interval", "0"), "llmtap: --interval: "),
+        (("--admin", "http://u:p@host"), "llmtap: --admin: has a user or a password in it"),
+        (("--token-env", "NOT_THERE"), "llmtap: --token-env: the environment has no NOT_THERE"),
+    ],
+)
+def test_what_does_not_fit_is_exit_2_and_named(args: tuple[str, ...], says: str) -> None:
+    done = subprocess.run([*TOP, *args], capture_output=True, text=True, timeout=60, env=ENVIRON)
+    assert done.returncode == 2
+    assert says in done.stderr
+
+
+def test_without_textual_once_works_and_the_screen_says_what_to_install() -> None:
+    code = (
+        "import sys; sys.modules['textual'] = None\n"
+        "import importlib.util as u\n"
+        "find = u.find_spec\n"
+        "u.find_spec = lambda name, *a: None if name == 'textual' else find(name, *a)\n"
+        "from llmtap.cli import top\n"
+        "from llmtap.errors import ConfigError\n"
+        "from llmtap.top.options import TopOptions\n"
+        "import llmtap.top.plain\n"
+        "try: top._watch(TopOptions())\n"
+        "except ConfigError as exc: print(exc)\n"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60)
+    assert "pip install llmtap[top]" in done.stdout, done.stderr

@@ -1,0 +1,146 @@
+"""The boards: what the code makes, as Grafana's classic model has it, asking for what can be scraped."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.exposed import FUNCTIONS, exposed, labels_grouped, selectors
+
+HOUSE = Path(__file__).parents[2]
+FOLDER = HOUSE / "deploy" / "grafana"
+FILES = sorted((FOLDER / "boards").glob("*.json"))
+UIDS = ["llmtap-guardrails", "llmtap-slo", "llmtap-streams", "llmtap-tap"]
+VARIABLES = {"$__rate_interval": "5m", "$__range": "1h"}
+
+
+def boards() -> list[Any]:
+    return [pytest.param(json.loads(file.read_text()), id=file.stem) for file in FILES]
+
+
+def panels(board: dict[str, Any]) -> list[dict[str, Any]]:
+    return [panel for panel in board["panels"] if panel["type"] != "row"]
+
+
+def queries(board: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for panel in panels(board):
+        for target in panel["targets"]:
+            yield panel["title"], target["expr"]
+
+
+def known() -> dict[str, frozenset[str]]:
+    """What can be scraped, and what the rules make of it."""
+    found = dict(exposed())
+    rules = yaml.safe_load((HOUSE / "deploy" / "prometheus" / "llmtap-rules.yaml").read_text())
+    for group in rules["groups"]:
+        for rule in group["rules"]:
+            if "record" in rule:
+                found[rule["record"]] = frozenset(rule["labels"])
+    return found | {"ALERTS": frozenset({"alertname", "alertstate", "severity", "slo", "instance"})}
+
+
+def test_the_files_are_what_the_code_makes(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-B", str(FOLDER / "boards.py"), str(tmp_path)], check=True, timeout=60)
+    made = {file.name: file.read_text() for file in tmp_path.iterdir()}
+    assert made == {file.name: file.read_text() for file in FILES}, "run: python deploy/grafana/boards.py"
+
+
+def test_there_are_four() -> None:
+    assert [json.loads(file.read_text())["uid"] for file in FILES] == UIDS
+
+
+@pytest.mark.parametrize("board", boards())
+def test_it_is_a_classic_dashboard_for_anybodys_grafana(board: dict[str, Any]) -> None:
+    assert board["id"] is None
+    assert 36 <= board["schemaVersion"] <= 41
+    ids = [panel["id"] for panel in board["panels"]]
+    assert len(set(ids)) == len(ids)
+    for panel in panels(board):
+        assert panel["description"], panel["title"]
+        assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        refs = [target["refId"] for target in panel["targets"]]
+        assert refs == sorted(set(refs)), panel["title"]
+        assert all(target["datasource"] == panel["datasource"] for target in panel["targets"])
+        if panel["fieldConfig"]["defaults"].get("thresholds"):
+            first, *_ = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
+            assert first["value"] is None, "the lowest step has no edge"
+
+
+@pytest.mark.parametrize("board", boards())
+def test_no_panel_lies_on_another(board: dict[str, Any]) -> None:
+    taken: dict[tuple[int, int], str] = {}
+    for panel in board["panels"]:
+        at = panel["gridPos"]
+        assert at["x"] + at["w"] <= 24, panel["title"]
+        for x in range(at["x"], at["x"] + at["w"]):
+            for y in range(at["y"], at["y"] + at["h"]):
+                assert taken.setdefault((x, y), panel["title"]) is panel["title"]
+
+
+@pytest.mark.parametrize("board", boards())
+def test_variables_have_all_and_each_is_used(board: dict[str, Any]) -> None:
+    variables = {v["name"]: v for v in board["templating"]["list"]}
+    assert list(variables)[:2] == ["datasource", "job"]
+    text = " ".join(query for _, query in queries(board))
+    for name, variable in variables.items():
+        if name == "datasource":
+            continue
+        assert (variable["includeAll"], variable["multi"], variable["allValue"]) == (True, True, ".*")
+        assert f'=~"${name}"' in text, name
+        (_, matched) = selectors(variable["definition"])[0]
+        metric = re.search(r"llmtap_\w+", variable["definition"])
+        label = variable["definition"].rsplit(" ", 1)[1].rstrip(")")
+        assert metric is not None
+        assert {label, *matched} <= exposed()[metric[0]]
+    assert set(re.findall(r"\$(\w+)", text)) <= {*variables, "__rate_interval", "__range"}
+
+
+@pytest.mark.parametrize("board", boards())
+def test_every_query_asks_for_what_there_is(board: dict[str, Any]) -> None:
+    names = known()
+    for title, query in queries(board):
+        assert query.count("(") == query.count(")"), title
+        assert query.count("{") == query.count("}"), title
+        assert set(re.findall(r"\b([a-z_]+)\s*\(", query)) <= FUNCTIONS, query
+        found = selectors(query)
+        assert found, f"{title}: {query} names no metric"
+        labels: set[str] = set()
+        for name, matched in found:
+            assert name in names, f"{title}: {name}"
+            assert matched <= names[name], f"{title}: {matched - names[name]} of {name}"
+            labels |= names[name]
+        assert labels_grouped(query) <= labels, f"{title}: {query}"
+
+
+@pytest.mark.parametrize("board", boards())
+def test_every_legend_names_labels_that_the_query_leaves(board: dict[str, Any]) -> None:
+    for panel in panels(board):
+        for target in panel["targets"]:
+            shown = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
+            grouped = labels_grouped(target["expr"])
+            if grouped:
+                assert shown <= grouped, panel["title"]
+
+
+@pytest.mark.parametrize("board", boards())
+def test_boards_lead_to_one_another(board: dict[str, Any]) -> None:
+    linked = {link["url"].rsplit("/", 1)[1] for link in board["links"]}
+    assert linked == set(UIDS) - {board["uid"]}
+
+
+def test_provisioning_names_what_there_is() -> None:
+    source = yaml.safe_load((FOLDER / "provisioning/datasources/prometheus.yaml").read_text())
+    boards_from = yaml.safe_load((FOLDER / "provisioning/dashboards/llmtap.yaml").read_text())
+    compose = yaml.safe_load((HOUSE / "deploy" / "compose.yaml").read_text())["services"]
+    scrape = yaml.safe_load((HOUSE / "deploy/prometheus/prometheus.yml").read_text())["global"][
+        "scrape_interval"
+    ]
+    assert source["datasources"][0]["jsonData"]["timeInterval"] == scrape
+    (provider,) = boards_from["providers"]
+    assert f"./grafana/boards:{provider['options']['path']}:ro" in compose["grafana"]["volumes"]

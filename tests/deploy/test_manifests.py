@@ -1,0 +1,241 @@
+"""Manifests, compose and the unit name the ports, paths and times that the program has."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from llmtap import __version__
+from llmtap.clock import ManualClock
+from llmtap.config import keys, load_settings
+from llmtap.meter.admin import admin_app
+from llmtap.meter.options import MeterOptions, split_address
+from llmtap.meter.process import RECORDER_S
+from llmtap.meter.tally import Tally
+from llmtap.relay.options import RelayOptions
+from llmtap.supervisor.supervisor import GRACE_S, check_settings
+from llmtap.units import parse_duration_ns
+
+HOUSE = Path(__file__).parents[2]
+DEPLOY = HOUSE / "deploy"
+HTTP, ADMIN = (split_address(text, "x")[1] for text in (RelayOptions().listen, MeterOptions().admin))
+END_S = GRACE_S + RECORDER_S
+"""What the supervisor needs after the drain, at most."""
+
+
+def documents(name: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((DEPLOY / name).read_text()))
+
+
+def pods(name: str) -> list[dict[str, Any]]:
+    return [d["spec"]["template"]["spec"] for d in documents(name) if d["kind"] == "Deployment"]
+
+
+def taps(name: str) -> list[dict[str, Any]]:
+    found = [c for pod in pods(name) for c in (*pod.get("initContainers", []), *pod["containers"])]
+    return [container for container in found if container["name"] == "llmtap"]
+
+
+MANIFESTS = ["kubernetes/standalone.yaml", "kubernetes/sidecar.yaml"]
+
+
+@pytest.mark.parametrize("file", sorted(DEPLOY.rglob("*.y*ml")), ids=lambda file: file.name)
+def test_every_yaml_file_parses(file: Path) -> None:
+    if "templates" not in file.parts:
+        assert list(yaml.safe_load_all(file.read_text()))
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_ports_are_the_programs(name: str) -> None:
+    for tap in taps(name):
+        assert {p["name"]: p["containerPort"] for p in tap["ports"]} == {"http": HTTP, "admin": ADMIN}
+    for service in (d for d in documents(name) if d["kind"] == "Service"):
+        for port in service["spec"]["ports"]:
+            assert port["targetPort"] in ("http", "admin")
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_probes_ask_for_paths_that_the_admin_port_answers_without_a_token(name: str) -> None:
+    routes = {
+        r.resource.canonical
+        for r in admin_app(Tally(MeterOptions(), ManualClock())).router.routes()
+        if r.resource
+    }
+    for tap in taps(name):
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            asked = tap[probe]["httpGet"]
+            assert asked["port"] == "admin"
+            assert asked["path"] in routes
+            assert asked["path"] in ("/healthz", "/readyz")
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_pods_are_more_patient_than_the_proxy(name: str) -> None:
+    text = (DEPLOY / name).read_text()
+    drain = re.search(r'drain_timeout ?= ?"?([0-9]+s)', text)
+    sleep = re.search(r"time\.sleep\((\d+)\)", text)
+    assert drain is not None
+    assert sleep is not None
+    drain_s = parse_duration_ns(drain[1]) / 1e9
+    for pod in pods(name):
+        assert pod["terminationGracePeriodSeconds"] > drain_s + int(sleep[1]) + END_S
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_containers_have_no_privileges_and_no_writable_root(name: str) -> None:
+    for tap in taps(name):
+        assert tap["securityContext"] == {
+            "runAsNonRoot": True, "runAsUser": 65532, "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
+        } | ({"runAsGroup": 65532} if "runAsGroup" in tap["securityContext"] else {})  # fmt: skip
+        assert any(mount["mountPath"] == "/run/llmtap" for mount in tap["volumeMounts"])
+        assert tap["image"] == f"llmtap:{__version__}"
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_variables_are_keys_of_the_configuration(name: str) -> None:
+    known = {f"LLMTAP_{key.replace('.', '_')}".upper() for key in keys()}
+    for tap in taps(name):
+        assert {variable["name"] for variable in tap["env"]} <= known
+
+
+def test_the_config_map_is_one_that_the_proxy_takes(tmp_path: Path) -> None:
+    (text,) = [d["data"]["llmtap.toml"] for d in documents(MANIFESTS[0]) if d["kind"] == "ConfigMap"]
+    file = tmp_path / "llmtap.toml"
+    file.write_text(text)
+    settings = load_settings(file, {}, {})
+    assert settings.relay.upstream == "http://gateway:4000"
+    assert settings.relay.drain_timeout == 120 * 10**9
+
+
+def test_scrapes_find_the_admin_service() -> None:
+    (monitor,) = documents("kubernetes/servicemonitor.yaml")
+    wanted = monitor["spec"]["selector"]["matchLabels"]
+    found = [
+        d for d in documents(MANIFESTS[0])
+        if d["kind"] == "Service" and wanted.items() <= d["metadata"]["labels"].items()
+    ]  # fmt: skip
+    assert [d["metadata"]["name"] for d in found] == ["llmtap-admin"]
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert endpoint["port"] in {port["name"] for port in found[0]["spec"]["ports"]}
+    assert found[0]["metadata"]["labels"][monitor["spec"]["jobLabel"]] == "llmtap", "the rules' job"
+
+
+# ---------------------------------------------------------------- compose and image
+
+
+def compose() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    return found
+
+
+def test_compose_mounts_files_that_are_there() -> None:
+    for service in compose()["services"].values():
+        for volume in service.get("volumes", []):
+            source = volume.split(":")[0]
+            if source.startswith("."):
+                assert (DEPLOY / source).exists(), source
+        if "build" in service:
+            assert (DEPLOY / service["build"]["context"] / service["build"]["dockerfile"]).exists()
+
+
+def test_compose_waits_longer_than_the_drain() -> None:
+    tap = compose()["services"]["llmtap"]
+    assert parse_duration_ns(tap["stop_grace_period"]) / 1e9 > RelayOptions().drain_timeout / 1e9 + END_S
+    assert f"{HTTP}:{HTTP}" in tap["ports"]
+    assert f"127.0.0.1:{ADMIN}:{ADMIN}" in tap["ports"]
+
+
+def test_compose_gives_prometheus_the_token_of_the_tap() -> None:
+    services, secrets = compose()["services"], compose()["secrets"]
+    variable = secrets["llmtap-admin-token"]["environment"]
+    assert services["llmtap"]["environment"]["LLMTAP_METER_ADMIN_TOKEN"].startswith(f"${{{variable}:?")
+    (job,) = documents("prometheus/prometheus.yml")[0]["scrape_configs"]
+    assert job["authorization"]["credentials_file"] == "/run/secrets/llmtap-admin-token"
+    assert job["static_configs"] == [{"targets": [f"llmtap:{ADMIN}"]}]
+
+
+def test_compose_keeps_samples_for_the_longest_window() -> None:
+    command = " ".join(compose()["services"]["prometheus"]["command"])
+    kept = re.search(r"retention\.time=(\d+)d", command)
+    assert kept is not None
+    assert int(kept[1]) > 30
+
+
+def test_the_image_is_small_rootless_and_checks_itself() -> None:
+    text = (DEPLOY / "Containerfile").read_text()
+    froms = re.findall(r"^FROM (.+)$", text, re.MULTILINE)
+    assert froms == ["python:${PYTHON}-slim AS build", "python:${PYTHON}-slim"]
+    last = text.rsplit("\nFROM ", 1)[1]
+    assert "USER 65532:65532" in last
+    assert f"http://127.0.0.1:{ADMIN}/healthz" in last
+    assert f"EXPOSE {HTTP} {ADMIN}" in last
+    assert f"LLMTAP_RELAY_LISTEN=0.0.0.0:{HTTP}" in last
+    assert 'ENTRYPOINT ["llmtap"]' in last, "no shell in between, so that signals arrive"
+    told = dict(re.findall(r"(LLMTAP_\w+)=(\S+)", last.split("\nENV ")[1].split("\nRUN ")[0]))
+    told |= {"LLMTAP_METER_ADMIN_TOKEN": "t", "LLMTAP_RELAY_UPSTREAM": "http://gateway:4000"}
+    check_settings(load_settings(None, told, {}))
+    for copied in re.findall(r"^COPY (?!--)(.+) \S+$", text, re.MULTILINE):
+        for name in copied.split():
+            assert (HOUSE / name).exists(), name
+
+
+# ---------------------------------------------------------------- systemd
+
+UNIT = DEPLOY / "systemd" / "llmtap.service"
+
+
+def unit(file: Path = UNIT) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for line in file.read_text().splitlines():
+        if "=" in line and not line.startswith("#"):
+            key, _, value = line.partition("=")
+            found.setdefault(key, []).append(value)
+    return found
+
+
+def test_the_unit_is_more_patient_than_the_proxy() -> None:
+    found = unit()
+    assert float(found["TimeoutStopSec"][0]) > RelayOptions().drain_timeout / 1e9 + END_S
+    assert (found["KillMode"], found["Type"]) == (["mixed"], ["notify"])
+    assert int(found["LimitNOFILE"][0]) > 2 * RelayOptions().connections
+
+
+@pytest.mark.parametrize(
+    ("name", "address", "socket"),
+    [
+        ("llmtap", RelayOptions().listen, "listen"),
+        ("llmtap-admin", MeterOptions().admin, "admin"),
+    ],
+)
+def test_its_sockets_are_those_that_it_would_open(name: str, address: str, socket: str) -> None:
+    found = unit(UNIT.with_name(f"{name}.socket"))
+    assert found["ListenStream"] == [address]
+    assert (found["FileDescriptorName"], found["Service"]) == ([socket], [UNIT.name])
+
+
+def test_the_unit_gives_everything_away() -> None:
+    found = unit()
+    assert found["DynamicUser"] == ["yes"]
+    assert found["ProtectSystem"] == ["strict"]
+    assert found["CapabilityBoundingSet"] == [""]
+    assert found["NoNewPrivileges"] == ["yes"]
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze")
+def test_systemd_has_nothing_against_the_unit(tmp_path: Path) -> None:
+    # It looks whether the program is there.
+    text = UNIT.read_text().replace("/opt/llmtap/bin/llmtap", "/bin/true")
+    file = tmp_path / "llmtap.service"
+    file.write_text(text)
+    sockets = [shutil.copy(UNIT.with_name(f"{name}.socket"), tmp_path) for name in ("llmtap", "llmtap-admin")]
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", str(file), *map(str, sockets)],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    ours = [line for line in done.stderr.splitlines() if "llmtap" in line]
+    assert (done.returncode, ours) == (0, []), done.stderr

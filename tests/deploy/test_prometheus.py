@@ -1,0 +1,64 @@
+"""The checked-in rules are what the command makes, and promtool agrees with their tests, where it is."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from llmtap.cli.main import main
+
+HOUSE = Path(__file__).parents[2]
+FOLDER = HOUSE / "deploy" / "prometheus"
+UNPACKED = HOUSE / ".e2e" / "prometheus" / "package" / "usr" / "bin" / "promtool"
+"""Where e2e/prometheus.py has it."""
+PROMTOOL = shutil.which("promtool") or (str(UNPACKED) if UNPACKED.exists() else None)
+needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="no promtool; e2e/prometheus.py gets one")
+
+
+def promtool(*args: str) -> str:
+    assert PROMTOOL is not None
+    done = subprocess.run([PROMTOOL, *args], cwd=FOLDER, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_rules_are_those_of_the_example(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made = tmp_path / "rules.yaml"
+    args = ["slo", "generate", "--config", str(HOUSE / "config" / "slo.toml"), "--out", str(made)]
+    monkeypatch.setattr(sys, "argv", ["llmtap", *args])
+    with pytest.raises(SystemExit):
+        main()
+    text = (FOLDER / "llmtap-rules.yaml").read_text()
+    assert text == made.read_text(), "run: llmtap " + " ".join(
+        [*args[:-1], "deploy/prometheus/llmtap-rules.yaml"]
+    )
+
+
+def test_the_scrape_job_is_the_one_of_the_rules() -> None:
+    config = yaml.safe_load((FOLDER / "prometheus.yml").read_text())
+    (job,) = config["scrape_configs"]
+    assert job["job_name"] == "llmtap"
+    assert config["rule_files"] == ["/etc/prometheus/llmtap-rules.yaml"]
+
+
+def test_every_alert_with_a_time_of_its_own_is_planted_in_the_tests() -> None:
+    text = (FOLDER / "tests.yaml").read_text()
+    for alert in (
+        "ErrorBudgetBurn", "Down", "Absent", "NoRelay", "NoTraffic", "ExchangesUnmeasured", "MeterRestarts",
+        "CapturePaused", "RelayLag", "SloRulesOutdated",
+    ):  # fmt: skip
+        assert f"Llmtap{alert}" in text, alert
+
+
+@needs_promtool
+def test_promtool_has_nothing_against_them() -> None:
+    promtool("check", "rules", "llmtap-rules.yaml")
+    promtool("check", "config", "--syntax-only", "prometheus.yml")
+
+
+@needs_promtool
+def test_what_is_planted_rings_when_theory_says_and_clears() -> None:
+    assert "SUCCESS" in promtool("test", "rules", "tests.yaml")

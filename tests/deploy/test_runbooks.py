@@ -1,0 +1,58 @@
+"""A page for each alert, with what somebody needs at night, and commands that name what there is."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from llmtap.slo.prometheus import SLO_ALERTS
+from llmtap.slo.watches import watches
+from tests.support.exposed import exposed
+
+FOLDER = Path(__file__).parents[2] / "deploy" / "runbooks"
+ALERTS = [*SLO_ALERTS, *(alert.name for alert in watches("llmtap"))]
+SECTIONS = ["What it means", "What users see", "Look first", "What to do", "Silence"]
+
+
+def page(alert: str) -> str:
+    return (FOLDER / f"{alert}.md").read_text()
+
+
+def test_there_is_a_page_for_each_alert_and_no_other() -> None:
+    assert sorted(file.stem for file in FOLDER.glob("*.md") if file.stem != "README") == sorted(ALERTS)
+    index = (FOLDER / "README.md").read_text()
+    assert sorted(re.findall(r"^\| \[(\w+)\]\(\1\.md\)", index, re.MULTILINE)) == sorted(ALERTS)
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_a_page_has_its_sections_and_three_checks_with_commands(alert: str) -> None:
+    text = page(alert)
+    assert text.startswith(f"# {alert}\n")
+    assert re.findall(r"^## (.+)$", text, re.MULTILINE) == SECTIONS
+    look = text.split("## Look first")[1].split("## ")[0]
+    checks = re.split(r"^\d\. ", look, flags=re.MULTILINE)[1:]
+    assert len(checks) == 3
+    assert all("`" in check for check in checks)
+    assert f"amtool silence add alertname={alert}" in text
+
+
+@pytest.mark.parametrize("alert", watches("llmtap"), ids=lambda alert: alert.name)
+def test_a_page_says_its_severity(alert: object) -> None:
+    name, severity = alert.name, alert.severity  # type: ignore[attr-defined]
+    assert f"Severity: `{severity}`." in page(name)
+    assert f"| [{name}]({name}.md) | {severity} |" in (FOLDER / "README.md").read_text()
+
+
+def test_metrics_that_pages_name_exist() -> None:
+    bare = {
+        name.removesuffix(end) for name in exposed() for end in ("", "_bucket", "_sum", "_count", "_total")
+    }
+    for alert in ALERTS:
+        for name in re.findall(r"\bllmtap_[a-z_]*[a-z]", page(alert)):
+            assert name in bare or any(known.startswith(name) for known in bare), f"{alert}: {name}"
+
+
+def test_links_lead_somewhere() -> None:
+    for file in FOLDER.glob("*.md"):
+        for target in re.findall(r"\]\(([\w.]+\.md)\)", file.read_text()):
+            assert (FOLDER / target).exists(), f"{file.name}: {target}"

@@ -1,0 +1,182 @@
+"""The rules file: Sloth's names, our numbers, and nothing that the exporter does not have."""
+
+import re
+from typing import Any
+
+import pytest
+import yaml
+
+from llmtap.errors import ConfigError
+from llmtap.meter.options import SloOptions
+from llmtap.meter.slo import SloClass
+from llmtap.slo.prometheus import SLO_ALERTS, check_job, render
+from llmtap.slo.rules import Promise, promises
+from llmtap.slo.watches import watches
+from tests.support.exposed import FUNCTIONS, OF_A_SCRAPE, exposed, labels_grouped, selectors
+
+IDENTITY = {"sloth_id", "sloth_service", "sloth_slo"}
+
+
+def asked(**classes: SloOptions) -> list[Promise]:
+    return promises(SloClass.of(name, options) for name, options in classes.items())
+
+
+GOLD = SloOptions(objectives="ttft:500ms tpot:50ms", target=0.99)
+BATCH = SloOptions(objectives="e2e:120s", target=0.9, tenants=("nightly-*",))
+
+
+def groups(job: str = "llmtap", runbooks: str = "https://wiki/tap/", **classes: SloOptions) -> dict[str, Any]:
+    text = render(asked(**(classes or {"gold": GOLD})), job, runbooks)
+    return {group["name"]: group for group in yaml.safe_load(text)["groups"]}
+
+
+def rules(name: str = "llmtap-slo-gold", **more: Any) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = groups(**more)[name]["rules"]
+    return found
+
+
+def recorded(**more: Any) -> dict[str, dict[str, Any]]:
+    return {rule["record"]: rule for rule in rules(**more) if "record" in rule}
+
+
+def test_each_class_has_a_group_and_the_tap_one() -> None:
+    found = groups(gold=GOLD, batch=BATCH)
+    assert list(found) == ["llmtap-slo-gold", "llmtap-slo-batch", "llmtap-tap"]
+    assert {group["interval"] for group in found.values()} == {"30s"}
+
+
+def test_recordings_have_sloths_names_and_labels() -> None:
+    found = recorded()
+    windows = ["5m", "30m", "1h", "2h", "6h", "1d", "3d", "30d"]
+    assert [name for name in found if "ratio_rate" in name] == [
+        f"slo:sli_error:ratio_rate{w}" for w in windows
+    ]
+    assert {
+        "slo:objective:ratio", "slo:error_budget:ratio", "slo:time_period:days",
+        "slo:current_burn_rate:ratio", "slo:period_burn_rate:ratio",
+        "slo:period_error_budget_remaining:ratio", "sloth_slo_info",
+    } <= found.keys()  # fmt: skip
+    who = {"sloth_id": "llmtap-gold", "sloth_service": "llmtap", "sloth_slo": "gold"}
+    for name, rule in found.items():
+        assert rule["labels"].items() >= who.items(), name
+    assert found["slo:sli_error:ratio_rate1h"]["labels"] == who | {"sloth_window": "1h"}
+    assert found["slo:objective:ratio"]["expr"] == "vector(0.99)"
+    assert found["slo:error_budget:ratio"]["expr"] == "vector(0.01)"
+
+
+def test_short_windows_read_the_counters_and_long_ones_the_rates() -> None:
+    found = recorded()
+    six = found["slo:sli_error:ratio_rate6h"]["expr"]
+    assert " ".join(six.split()) == (
+        'clamp_min( 1 - sum(rate(llmtap_slo_good_total{job="llmtap",slo="gold"}[6h]))'
+        ' / (sum(rate(llmtap_slo_events_total{job="llmtap",slo="gold"}[6h])) > 0), 0 )'
+    )
+    month = found["slo:sli_error:ratio_rate30d"]["expr"]
+    assert 'sum_over_time(slo:llmtap_slo_good:rate5m{sloth_id="llmtap-gold"}[30d])' in month
+    assert "_total" not in month
+
+
+def alerts(**more: Any) -> list[dict[str, Any]]:
+    return [rule for rule in rules(**more) if rule.get("alert") == "LlmtapErrorBudgetBurn"]
+
+
+def test_alerts_have_the_windows_factors_and_least_counts() -> None:
+    told = []
+    for rule in alerts():
+        long, short = rule["labels"]["long"], rule["labels"]["short"]
+        ratios = re.findall(r"ratio_rate(\w+)\{.*?\}\) / (\S+) > (\S+)", rule["expr"])
+        least = int(rule["expr"].rsplit(">= ", 1)[1])
+        assert ratios == [(long, "0.01", ratios[0][2]), (short, "0.01", ratios[0][2])]
+        told.append((rule["labels"]["severity"], long, short, ratios[0][2], least))
+    # 1 / (14.4 x 0.01) = 6.9, 1 / 0.06 = 16.7, 1 / 0.03 = 33.3, 1 / 0.01 = 100
+    assert told == [
+        ("page", "1h", "5m", "14.4", 7), ("page", "6h", "30m", "6", 17),
+        ("ticket", "1d", "2h", "3", 34), ("ticket", "3d", "6h", "1", 100),
+    ]  # fmt: skip
+
+
+def test_an_unreachable_alarm_is_a_comment_and_no_rule() -> None:
+    text = render(asked(batch=BATCH), "llmtap", "x")
+    said = " ".join(line.removeprefix("# ").strip() for line in text.splitlines() if line.startswith("#"))
+    assert "Left out: slo.batch: no page over 1h and 5m: a burn rate above 14.4 can't be seen" in said
+    found = yaml.safe_load(text)["groups"][0]["rules"]
+    assert [r["labels"]["long"] for r in found if r.get("alert") == "LlmtapErrorBudgetBurn"] == [
+        "6h",
+        "1d",
+        "3d",
+    ]
+
+
+def test_the_classs_own_burn_rate_rings() -> None:
+    batch = SloOptions(objectives="e2e:120s", target=0.9, burn={"1h": 8.0, "6h": 4.0})
+    hour, six, *_ = alerts(name="llmtap-slo-batch", batch=batch)
+    assert "/ 0.1 > 8\n" in hour["expr"]
+    assert hour["expr"].rstrip().endswith(">= 2"), "1 / (8 x 0.1) = 1.25"
+    assert "/ 0.1 > 4\n" in six["expr"]
+
+
+def test_each_alert_says_what_and_where_to_read_on() -> None:
+    for group in groups().values():
+        for rule in group["rules"]:
+            if "alert" not in rule:
+                continue
+            name, notes = rule["alert"], rule["annotations"]
+            assert rule["labels"]["severity"] in ("page", "ticket"), name
+            assert notes["runbook_url"] == f"https://wiki/tap/{name}.md"
+            assert notes["summary"], name
+            assert re.search(r"\d|\{\{ \$value", notes["description"]), f"{name} has no number"
+
+
+def test_a_description_names_bounds_share_and_what_is_left() -> None:
+    hour, *_ = alerts()
+    assert hour["annotations"]["description"] == (
+        "Over 1h it burns {{ $value | humanize }} times faster than allowed, and over 5m, too, more than 14.4"
+        " times: over 14.4 % of the exchanges of gold miss ttft:500ms tpot:50ms (allowed: 1 %). At this rate"
+        " the budget of 30 days lasts less than 2.08 days."
+    )
+
+
+def test_rules_of_a_job_name_no_other() -> None:
+    text = render(asked(gold=GOLD), "serving/llmtap", "x")
+    jobs = set(re.findall(r'job="([^"]*)"', text))
+    assert jobs == {"serving/llmtap"}
+    assert set(re.findall(r'sloth_id="([^"]*)"', text)) == {"serving/llmtap-gold"}
+
+
+@pytest.mark.parametrize("job", ["", 'a"b', "a b", "a{b}", "a\n"])
+def test_a_job_that_would_need_quoting_is_refused(job: str) -> None:
+    with pytest.raises(ConfigError, match="--job"):
+        check_job(job)
+
+
+def test_every_name_and_label_is_one_that_can_be_scraped_or_is_recorded() -> None:
+    known = dict(exposed())
+    for name, rule in recorded().items():
+        known[name] = frozenset(rule["labels"])
+    queries = [rule["expr"] for group in groups(gold=GOLD, batch=BATCH).values() for rule in group["rules"]]
+    for query in queries:
+        assert query.count("(") == query.count(")"), query
+        assert set(re.findall(r"\b([a-z_]+)\s*\(", query)) <= FUNCTIONS, query
+        labels: set[str] = set()
+        for name, matched in selectors(query):
+            assert name in known, f"{name} in {query}"
+            assert matched <= known[name], f"{matched - known[name]} of {name} in {query}"
+            labels |= known[name]
+        assert labels_grouped(query) <= labels | {"sloth_window"}, query
+
+
+def test_every_alert_is_of_one_of_the_two_kinds() -> None:
+    named = {rule["alert"] for group in groups().values() for rule in group["rules"] if "alert" in rule}
+    of_tap = [alert.name for alert in watches("llmtap")]
+    assert named == {*SLO_ALERTS, *of_tap}
+    assert len(set(of_tap)) == len(of_tap)
+
+
+def test_the_watches_look_at_each_thing_that_can_fail() -> None:
+    looked_at = {name for alert in watches("llmtap") for name, _ in selectors(alert.expr)}
+    assert {
+        "up", "llmtap_relay_up", "llmtap_relay_exchanges_total", "llmtap_tap_dropped_exchanges_total",
+        "llmtap_meter_frames_total", "llmtap_tap_loop_lag_seconds_bucket", "llmtap_uncertain_exchanges_total",
+        "llmtap_tap_added_seconds_bucket", "llmtap_capture_paused", "llmtap_relay_refused_total",
+    } <= looked_at  # fmt: skip
+    assert exposed()["llmtap_relay_up"] >= OF_A_SCRAPE

@@ -1,0 +1,213 @@
+"""A headless Chromium, driven over the DevTools protocol: what a page says, asks for and looks like."""
+
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+
+__all__ = ["CHROMIUM", "Browser", "Page", "browser"]
+
+CHROMIUM: Final = shutil.which("chromium") or shutil.which("chromium-browser")
+"""None where there is none: tests are skipped then."""
+FLAGS: Final = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--disable-dev-shm-usage", "--hide-scrollbars", "--remote-debugging-port=0",
+)  # fmt: skip
+START_S: Final = 60.0
+ANSWER_S: Final = 60.0
+STOP_S: Final = 15.0
+
+
+class Page:
+    """One tab."""
+
+    def __init__(self, browser: "Browser", session: str, target: str) -> None:
+        self._browser = browser
+        self.session = session
+        self.target = target
+        self.problems: list[str] = []
+        """What the console was told of errors and warnings, and exceptions that nobody caught."""
+        self.requests: list[str] = []
+        """URLs of all that was asked for."""
+
+    async def send(self, method: str, **params: Any) -> dict[str, Any]:
+        return await self._browser.send(method, params, self.session)
+
+    async def open(self, url: str) -> None:
+        """Goes there; returns when it is on its way."""
+        await self.send("Page.navigate", url=url)
+
+    async def look(self, expression: str) -> Any:
+        """The value of a JavaScript expression, awaited if it is a promise."""
+        answer = await self.send(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
+        failed = answer.get("exceptionDetails")
+        assert failed is None, f"{expression}: {failed}"
+        return answer["result"].get("value")
+
+    async def until(self, expression: str, seconds: float = 60.0) -> None:
+        """Until the expression is true; while the page is being loaded it may not even be possible."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        while True:
+            try:
+                if await self.look(f"!!({expression})"):
+                    return
+                wrong = None
+            except AssertionError as exc:
+                wrong = exc
+            if loop.time() > end:
+                shown = await self.look("document.body?.innerText?.slice(0, 1500)")
+                raise AssertionError(
+                    f"not within {seconds} s: {expression}\n{self.problems}\n{shown}"
+                ) from wrong
+            await asyncio.sleep(0.05)
+
+    async def press(self, key: str) -> None:
+        """A key, as a keyboard sends it."""
+        about: dict[str, Any] = {"key": key}
+        if len(key) == 1:
+            about["text"] = key
+        await self.send("Input.dispatchKeyEvent", type="keyDown", **about)
+        await self.send("Input.dispatchKeyEvent", type="keyUp", key=key)
+
+    async def screen(self, width: int, height: int, *, dark: bool = False, scale: float = 1.0) -> None:
+        """As on a screen of this size."""
+        await self.send(
+            "Emulation.setDeviceMetricsOverride",
+            width=width, height=height, deviceScaleFactor=scale, mobile=width < 600,
+        )  # fmt: skip
+        await self.send(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}],
+        )
+
+    async def picture(self, path: Path) -> None:
+        """What is seen, as PNG."""
+        answer = await self.send("Page.captureScreenshot", format="png")
+        await asyncio.to_thread(path.write_bytes, base64.b64decode(answer["data"]))
+
+    def heard(self, method: str, params: dict[str, Any]) -> None:
+        match method:
+            case "Runtime.consoleAPICalled" if params["type"] in ("error", "warning", "assert"):
+                words = (str(arg.get("value", arg.get("description"))) for arg in params["args"])
+                self.problems.append(" ".join(words))
+            case "Runtime.exceptionThrown":
+                details = params["exceptionDetails"]
+                self.problems.append(details.get("exception", {}).get("description") or details["text"])
+            case "Log.entryAdded" if params["entry"]["level"] in ("error", "warning"):
+                self.problems.append(f"{params['entry']['text']} {params['entry'].get('url', '')}")
+            case "Network.requestWillBeSent":
+                self.requests.append(params["request"]["url"])
+
+
+class Browser:
+    """The process, by its one connection."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._socket = socket
+        self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._pages: dict[str, Page] = {}
+        self._number = 0
+        self._reading = asyncio.create_task(self._read())
+
+    async def send(self, method: str, params: dict[str, Any], session: str | None = None) -> dict[str, Any]:
+        self._number += 1
+        told = {"id": self._number, "method": method, "params": params}
+        if session is not None:
+            told["sessionId"] = session
+        answer = self._answers[self._number] = asyncio.get_running_loop().create_future()
+        await self._socket.send_str(json.dumps(told))
+        async with asyncio.timeout(ANSWER_S):
+            return await answer
+
+    async def page(self) -> Page:
+        """A new tab, empty."""
+        target = (await self.send("Target.createTarget", {"url": "about:blank"}))["targetId"]
+        attached = await self.send("Target.attachToTarget", {"targetId": target, "flatten": True})
+        page = self._pages[attached["sessionId"]] = Page(self, attached["sessionId"], target)
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            await page.send(f"{domain}.enable")
+        return page
+
+    async def _read(self) -> None:
+        async for message in self._socket:
+            told = json.loads(message.data)
+            if "id" in told:
+                answer = self._answers.pop(told["id"])
+                if answer.done():
+                    continue
+                if "error" in told:
+                    answer.set_exception(AssertionError(told["error"]["message"]))
+                else:
+                    answer.set_result(told["result"])
+            elif (page := self._pages.get(told.get("sessionId", ""))) is not None:
+                page.heard(told["method"], told["params"])
+
+    async def close(self) -> None:
+        self._reading.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._reading
+
+
+@asynccontextmanager
+async def browser() -> AsyncIterator[Browser]:
+    """A fresh browser that remembers nothing; gone at the end."""
+    assert CHROMIUM is not None
+    home = tempfile.mkdtemp(prefix="browser-")
+    folder = Path(home)
+    process = await asyncio.create_subprocess_exec(
+        CHROMIUM, *FLAGS, f"--user-data-dir={folder}", "about:blank",
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL, start_new_session=True,
+        env={**os.environ, "HOME": home, "XDG_CONFIG_HOME": home, "XDG_CACHE_HOME": home},
+    )  # fmt: skip
+    try:
+        url = await _address(folder / "DevToolsActivePort", process)
+        async with (
+            aiohttp.ClientSession() as session,
+            session.ws_connect(url, max_msg_size=0, autoping=True) as socket,
+        ):
+            running = Browser(socket)
+            try:
+                yield running
+            finally:
+                await running.close()
+    finally:
+        # All of its processes are in the group that it leads.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        try:
+            async with asyncio.timeout(STOP_S):
+                await process.wait()
+        except TimeoutError:
+            pass
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+
+async def _address(told: Path, process: asyncio.subprocess.Process) -> str:
+    loop = asyncio.get_running_loop()
+    end = loop.time() + START_S
+    while True:
+        with contextlib.suppress(FileNotFoundError):
+            lines = (await asyncio.to_thread(told.read_text)).splitlines()
+            if len(lines) == 2:
+                return f"ws://127.0.0.1:{lines[0]}{lines[1]}"
+        assert process.returncode is None, f"the browser ended with {process.returncode}"
+        assert loop.time() < end, "the browser did not start"
+        await asyncio.sleep(0.05)

@@ -1,0 +1,361 @@
+"""The screen, driven by keys, in front of an admin port with recorded documents."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("textual", reason="the extra `top` is not installed")
+
+from textual.pilot import Pilot
+from textual.widgets import Static
+
+from llmtap.record.outcome import Outcome
+from llmtap.top.app import TopApp
+from llmtap.top.feed import Link
+from llmtap.top.options import TopOptions
+from llmtap.top.text_table import ROWS_MAX, TextTable
+from llmtap.top.views import VIEWS
+from tests.support.exchanges import streamed
+from tests.support.experiments import an_experiment
+from tests.support.fake_admin import FakeAdmin, a_stream, fake_admin, recorded
+
+SMALL, LARGE = (80, 24), (120, 40)
+WAIT_S = 30.0
+Screenplay = Callable[["Stage"], Awaitable[None]]
+
+
+def some() -> dict[str, Any]:
+    documents = recorded(
+        [
+            streamed(1, 5, tenant="acme", model="tiny"),
+            streamed(2, 5, tenant="acme", model="big", gap_ms=80),
+            streamed(3, 40, tenant="globex", model="tiny", outcome=Outcome.TRUNCATED),
+            streamed(4, 3, tenant="initech", model="tiny", arm="marked", unit="7"),
+        ],
+        experiment=an_experiment(),
+    )
+    documents["streams"] = {
+        "count": 2,
+        "window": 10.0,
+        "streams": [a_stream(8), a_stream(7, tenant="globex")],
+    }
+    return documents
+
+
+class Stage:
+    """An app in front of a fake admin port, and what its screen says."""
+
+    def __init__(self, app: TopApp, pilot: Pilot[None], fake: FakeAdmin) -> None:
+        self.app = app
+        self.pilot = pilot
+        self.fake = fake
+
+    def text(self, id_: str) -> str:
+        return str(self.app.screen.query_one(f"#{id_}", Static).content)
+
+    def table(self, id_: str = "grid") -> TextTable:
+        return self.app.screen.query_one(f"#{id_}", TextTable)
+
+    def row_keys(self, id_: str = "grid") -> list[str | None]:
+        """Of the rows, from above."""
+        return [row.key.value for row in self.table(id_).ordered_rows]
+
+    def lines(self) -> list[str]:
+        """What is on the screen, as text."""
+        width = self.app.size.width
+        rows = self.app.screen._compositor.render_strips()
+        return ["".join(segment.text for segment in row)[:width].rstrip() for row in rows]
+
+    async def until(self, true: Callable[[], Any]) -> None:
+        """Keys and answers take their time."""
+        end = asyncio.get_running_loop().time() + WAIT_S
+        while not true():
+            assert asyncio.get_running_loop().time() < end, "\n".join(self.lines())
+            await self.pilot.pause(0.02)
+
+    async def press(self, *keys: str) -> None:
+        await self.pilot.press(*keys)
+        await self.pilot.pause()
+
+    async def open(self, name: str) -> None:
+        """A tab, with what it needs."""
+        number = [view.name for view in VIEWS].index(name) + 1
+        view = VIEWS[number - 1]
+        await self.press(str(number))
+        await self.until(lambda: self.app.view is view)
+        if view.path is not None:
+            await self.until(lambda: view.path in self.app.feed.shown.beside)
+        await self.until(
+            lambda: self.app.feed.shown.summary.get("by", {}).keys() and self.table().table.columns
+        )
+        await self.pilot.pause()
+
+
+def play(
+    screenplay: Screenplay, documents: dict[str, Any] | None = None, size: tuple[int, int] = SMALL
+) -> None:
+    async def run() -> None:
+        async with asyncio.timeout(120), fake_admin(some() if documents is None else documents) as fake:
+            app = TopApp(TopOptions(admin=fake.url, interval="200ms"))
+            async with app.run_test(size=size) as pilot:
+                stage = Stage(app, pilot, fake)
+                await stage.until(lambda: app.feed.link is Link.LIVE)
+                await screenplay(stage)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("size", [SMALL, LARGE])
+def test_every_tab_shows_its_table_and_the_header_its_figures(size: tuple[int, int]) -> None:
+    wanted = {
+        "tenants": ["acme", "globex", "initech"],
+        "models": ["tiny", "big"],
+        "arms": ["marked"],
+        "streams": ["r0-8", "r0-7"],
+        "exchanges": [f"run.0.1-{seq}" for seq in (4, 3, 2, 1)],
+        "refusals": ["", "tenant acme", "tenant globex", "tenant initech"],
+    }
+
+    async def screenplay(stage: Stage) -> None:
+        for name, keys in wanted.items():
+            await stage.open(name)
+            await stage.until(lambda keys=keys: stage.row_keys() == keys)
+        await stage.open("tap")
+        await stage.until(lambda: "relay r0/measured" in stage.row_keys())
+        said = stage.text("head")
+        for part in (
+            "LIVE",
+            "req/s",
+            "n 4",
+            "TTFT p50",
+            "ITL (B-even)",
+            "goodput",
+            "smooth goodput",
+            "uncertainty",
+        ):
+            assert part in said, said
+        lines = stage.lines()
+        assert len(lines) == size[1]
+        assert all(len(line) <= size[0] for line in lines)
+        assert "Quit" in lines[-1]
+
+    play(screenplay, size=size)
+
+
+def test_figures_that_matter_are_on_a_small_screen() -> None:
+    async def screenplay(stage: Stage) -> None:
+        await stage.until(lambda: stage.row_keys() == ["acme", "globex", "initech"])
+        text = "\n".join(stage.lines())
+        for part in ("acme", "p99", "99.0*", "smooth", "1 Tenants", "7 Tap"):
+            assert part in text, text
+
+    play(screenplay)
+
+
+def test_sorting_goes_through_the_columns_and_turns() -> None:
+    async def screenplay(stage: Stage) -> None:
+        await stage.until(lambda: stage.row_keys() == ["acme", "globex", "initech"])
+        await stage.press("s")
+        assert (stage.table().order, stage.row_keys()) == ("name", ["acme", "globex", "initech"])
+        await stage.press("S")
+        assert stage.row_keys() == ["initech", "globex", "acme"]
+        await stage.press("s")
+        assert (stage.table().order, stage.row_keys()[0]) == ("n", "acme")
+        assert "▼" in "\n".join(stage.lines())
+        # It holds for the figures that come, and is kept by the tab.
+        asked = len(stage.fake.asked)
+        await stage.until(lambda: len(stage.fake.asked) > asked + 1)
+        assert stage.row_keys()[0] == "acme"
+        await stage.open("models")
+        assert stage.table().order is None
+        await stage.open("tenants")
+        assert stage.table().order == "n"
+
+    play(screenplay)
+
+
+def test_the_cursor_stays_on_its_row_while_rows_move() -> None:
+    async def screenplay(stage: Stage) -> None:
+        await stage.until(lambda: len(stage.row_keys()) == 3)
+        await stage.press("down", "down")
+        assert stage.table().key_under_cursor() == "initech"
+        await stage.press("s", "S")
+        assert stage.row_keys()[0] == "initech"
+        assert stage.table().key_under_cursor() == "initech"
+
+    play(screenplay)
+
+
+def test_a_filter_is_typed_kept_and_dropped() -> None:
+    async def screenplay(stage: Stage) -> None:
+        await stage.until(lambda: len(stage.row_keys()) == 3)
+        await stage.press("slash", "g", "l", "o", "b", "q")
+        assert stage.row_keys() == []
+        await stage.press("backspace")
+        assert stage.row_keys() == ["globex"]
+        await stage.press("enter")
+        assert stage.app.focused is stage.table()
+        assert "filter 'glob': 1 of 3" in stage.text("notes")
+        await stage.press("escape")
+        assert len(stage.row_keys()) == 3
+
+    play(screenplay)
+
+
+def test_an_exchange_is_inspected_event_by_event() -> None:
+    async def screenplay(stage: Stage) -> None:
+        await stage.open("exchanges")
+        await stage.until(lambda: len(stage.row_keys()) == 4)
+        await stage.press("down", "down", "down", "enter")
+        await stage.until(lambda: len(stage.app.screen_stack) == 2)
+        await stage.until(lambda: len(stage.row_keys("events")) == 6)
+        assert "run.0.1-1: complete" in stage.text("story")
+        assert "a reader of 20 tokens/s" in stage.text("story")
+        assert "WAITS 99.0 ms" in "\n".join(stage.lines())
+        # Keys of the tabs do nothing here, and its own sort.
+        await stage.press("w", "slash", "p", "tab", "s", "s", "s")
+        assert stage.app.feed.window == "1m"
+        assert not stage.app.feed.paused
+        assert stage.table("events").order == "gap"
+        await stage.press("escape")
+        assert len(stage.app.screen_stack) == 1
+        assert stage.table().order is None
+
+    play(screenplay)
+
+
+def test_a_long_exchange_is_shown_whole_and_a_long_table_says_that_it_goes_on() -> None:
+    documents = recorded(streamed(i, 300, tenant=f"t{i:03}") for i in range(1, ROWS_MAX + 3))
+
+    async def screenplay(stage: Stage) -> None:
+        await stage.until(lambda: len(stage.row_keys()) == ROWS_MAX)
+        assert f"the first {ROWS_MAX} of {ROWS_MAX + 2} lines" in stage.text("notes")
+        await stage.open("exchanges")
+        await stage.press("enter")
+        await stage.until(lambda: len(stage.app.screen_stack) == 2)
+        await stage.until(lambda: len(stage.row_keys("events")) == 301)
+
+    play(screenplay, documents)
+
+
+def test_an_exchange_that_is_gone_is_said_to_be() -> None:
+    async def screenplay(stage: Stage) -> None:
+        await stage.open("exchanges")
+        await stage.until(lambda: len(stage.row_keys()) == 4)
+        stage.fake.documents["events"] = {}
+        await stage.press("enter")
+        await stage.until(lambda: "is not kept any more" in stage.text("story"))
+
+    play(screenplay)
+
+
+def test_windows_change_and_a_pause_holds_everything() -> None:
+    async def screenplay(stage: Stage) -> None:
+        await stage.press("w")
+        await stage.until(lambda: "window 5m" in stage.text("head"))
+        await stage.press("p")
+        assert stage.text("head").startswith(f"llmtap top {stage.fake.url}  PAUSED")
+        await stage.pilot.pause(0.5)  # a question that was under way
+        asked = len(stage.fake.asked)
+        await stage.pilot.pause(0.6)
+        assert len(stage.fake.asked) == asked
+        # Another tab is asked for all the same.
+        await stage.press("3")
+        await stage.until(lambda: "experiment" in stage.app.feed.shown.beside)
+        await stage.press("p")
+        await stage.until(lambda: stage.app.feed.link is Link.LIVE)
+
+    play(screenplay)
+
+
+def test_a_tap_that_goes_away_and_comes_back() -> None:
+    async def screenplay(stage: Stage) -> None:
+        await stage.until(lambda: len(stage.row_keys()) == 3)
+        await stage.fake.stop()
+        await stage.until(lambda: "DISCONNECTED" in stage.text("head"))
+        await stage.until(lambda: "connection refused" in stage.text("head"))
+        assert "figures of" in stage.text("head")
+        assert stage.row_keys() == ["acme", "globex", "initech"], "the last figures stay"
+        await stage.fake.start()
+        await stage.until(lambda: "LIVE" in stage.text("head"))
+
+    play(screenplay)
+
+
+def test_a_token_that_is_refused_and_relays_that_are_gone_are_marked() -> None:
+    documents = recorded([streamed()], relay=False)
+
+    async def screenplay(stage: Stage) -> None:
+        await stage.until(lambda: "NO RELAY SPEAKS" in stage.text("head"))
+        stage.fake.status = 401
+        await stage.until(lambda: "it asks for a token" in stage.text("head"))
+
+    play(screenplay, documents)
+
+
+def test_an_older_tap_without_streams_says_so() -> None:
+    documents = some()
+    del documents["streams"]
+
+    async def screenplay(stage: Stage) -> None:
+        await stage.open("streams")
+        await stage.until(lambda: "no /api/v1/streams" in stage.text("notes"))
+
+    play(screenplay, documents)
+
+
+def test_hostile_names_are_letters_and_nothing_else() -> None:
+    evil = ["\x1b[2J\x1b[31mred", "[bold red]x[/bold red]", "a\r\nb\tc", "\u202egnp.exe", "[/]", "y" * 300]
+    documents = recorded([streamed(i, 3, tenant=name, model=name) for i, name in enumerate(evil, 1)])
+    documents["streams"] = {"count": 1, "window": 10.0, "streams": [a_stream(tenant=evil[0], model=evil[1])]}
+
+    async def screenplay(stage: Stage) -> None:
+        for view in VIEWS:
+            await stage.open(view.name)
+            await stage.pilot.pause(0.1)
+            for line in stage.lines():
+                assert line.isprintable(), repr(line)
+        await stage.open("tenants")
+        await stage.until(lambda: len(stage.row_keys()) == len(evil))
+        text = "\n".join(stage.lines())
+        assert "[bold red]" in text
+        assert "\\u001b[2J" in text
+        await stage.press("slash", *(["left_square_bracket", "slash"]), "enter")
+        assert "filter" in stage.text("notes")
+        await stage.press("escape")
+        await stage.open("exchanges")
+        await stage.press("enter")
+        await stage.until(lambda: "run.0.1-6" in stage.text("story"))
+        assert all(line.isprintable() for line in stage.lines())
+
+    play(screenplay, documents, LARGE)
+
+
+def test_without_colour_everything_is_grey_and_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    async def screenplay(stage: Stage) -> None:
+        await stage.until(lambda: len(stage.row_keys()) == 3)
+        await stage.press("s")
+        for strip in stage.app.screen._compositor.render_strips():
+            for segment in strip:
+                for colour in (segment.style.color, segment.style.bgcolor) if segment.style else ():
+                    if colour is not None and colour.triplet is not None:
+                        assert len(set(colour.triplet)) == 1, segment
+        text = "\n".join(stage.lines())
+        assert "LIVE" in text
+        assert "▲" in text
+
+    play(screenplay)
+
+
+def test_q_and_ctrl_c_leave() -> None:
+    for key in ("q", "ctrl+c"):
+
+        async def screenplay(stage: Stage, key: str = key) -> None:
+            await stage.pilot.press(key)
+            await stage.until(lambda: not stage.app.is_running or stage.app._exit)
+
+        play(screenplay)

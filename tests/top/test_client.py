@@ -1,0 +1,112 @@
+import asyncio
+import ssl
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+
+from llmtap.top.client import Admin, Denied, NotThere, Trouble
+from llmtap.top.options import TopOptions
+from tests.support.fake_admin import FakeAdmin, fake_admin, recorded
+from tests.support.live_proxy import port_free
+from tests.support.peer import scene
+
+
+@scene
+async def test_a_document_is_asked_for_with_the_token_in_a_header() -> None:
+    async with fake_admin(recorded()) as fake, Admin(fake.url, "sesame") as admin:
+        summary = await admin.get("summary", window="5m", by="none")
+        assert summary["n"] == 0
+        assert fake.asked == [("summary", {"window": "5m", "by": "none"})]
+        assert fake.headers[0]["Authorization"] == "Bearer sesame"
+        assert fake.headers[0]["User-Agent"].startswith("llmtap-top/")
+
+
+async def refused(fake: FakeAdmin, token: str | None = None) -> Trouble:
+    async with Admin(fake.url, token) as admin:
+        with pytest.raises(Trouble) as caught:
+            await admin.get("summary")
+        return caught.value
+
+
+@scene
+async def test_each_refusal_says_what_it_is() -> None:
+    async with fake_admin(recorded()) as fake:
+        fake.status = 401
+        assert (str(await refused(fake)), str(await refused(fake, "t"))) == (
+            "it asks for a token",
+            "the token is refused",
+        )
+        assert isinstance(await refused(fake), Denied)
+        fake.status = 404
+        assert isinstance(await refused(fake), NotThere)
+        fake.status = 503
+        assert str(await refused(fake)) == "it answers 503: said so"
+        fake.status, fake.body = 302, b"elsewhere"
+        assert str(await refused(fake, "t")) == "it answers 302"
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[]", b"\xff", b'{"a": ' * 100_000])
+def test_what_is_no_json_object_is_no_admin_port(body: bytes) -> None:
+    @scene
+    async def play() -> None:
+        async with fake_admin(recorded()) as fake:
+            fake.body = body
+            assert "no admin port" in str(await refused(fake))
+
+    play()
+
+
+@scene
+async def test_nobody_there_is_told_in_words() -> None:
+    async with Admin(f"http://127.0.0.1:{port_free()}") as admin:
+        with pytest.raises(Trouble, match="connection refused"):
+            await admin.get("summary")
+
+
+@scene
+async def test_an_answer_without_end_is_given_up() -> None:
+    from llmtap.top import client
+
+    async with fake_admin(recorded()) as fake:
+        before, client.DOCUMENT_BYTES_MAX = client.DOCUMENT_BYTES_MAX, 1_000  # type: ignore[misc]
+        try:
+            fake.body = b'{"a": "' + b"x" * 2_000 + b'"}'
+            assert "longer than" in str(await refused(fake))
+        finally:
+            client.DOCUMENT_BYTES_MAX = before  # type: ignore[misc]
+
+
+def test_https_is_verified_by_the_ca_that_was_named(tmp_path: Path) -> None:
+    ca = trustme.CA()
+    ca.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    ca.issue_cert("127.0.0.1").configure_cert(context)
+
+    async def run() -> None:
+        fake = FakeAdmin(recorded())
+        await fake.start(context)
+        url = f"https://127.0.0.1:{fake.port}"
+        try:
+            options = TopOptions(admin=url, token="sesame", ca=str(tmp_path / "ca.pem"))
+            assert not options.in_clear()
+            async with Admin(options.url, options.token, options.tls()) as admin:
+                assert (await admin.get("summary"))["n"] == 0
+            async with Admin(url) as stranger:
+                with pytest.raises(Trouble, match="TLS: certificate not trusted"):
+                    await stranger.get("summary")
+        finally:
+            await fake.stop()
+
+    asyncio.run(run())
+
+
+def test_a_cancelled_question_passes_through() -> None:
+    async def run() -> Any:
+        async with fake_admin(recorded()) as fake, Admin(fake.url) as admin:
+            asking = asyncio.ensure_future(admin.get("summary"))
+            asking.cancel()
+            return await asyncio.gather(asking, return_exceptions=True)
+
+    assert isinstance(asyncio.run(run())[0], asyncio.CancelledError)

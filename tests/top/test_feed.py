@@ -1,0 +1,121 @@
+"""What is shown while nobody answers: the last figures, their age, and when it is tried again."""
+
+import asyncio
+
+from llmtap.clock import ManualClock
+from llmtap.top.client import Admin
+from llmtap.top.feed import RETRY_NS, Feed, Link
+from llmtap.top.views import VIEWS
+from tests.support.exchanges import streamed
+from tests.support.fake_admin import fake_admin, recorded
+from tests.support.peer import scene
+
+S = 1_000_000_000
+BY_NAME = {view.name: view for view in VIEWS}
+
+
+@scene
+async def test_a_view_asks_for_what_it_shows_and_no_more() -> None:
+    async with fake_admin(recorded([streamed()])) as fake, Admin(fake.url) as admin:
+        feed = Feed(admin, ManualClock(), window="5m", interval_ns=S)
+        asked = {}
+        for name, view in BY_NAME.items():
+            fake.asked.clear()
+            await feed.poll(view)
+            assert fake.asked[0][0] == "summary"
+            assert fake.asked[0][1]["window"] == "5m"
+            asked[name] = (fake.asked[0][1]["by"], *(path for path, _ in fake.asked[1:]))
+        assert asked == {
+            "tenants": ("tenant",), "models": ("model",), "arms": ("arm", "experiment"),
+            "streams": ("none", "streams"), "exchanges": ("none", "exchanges"), "refusals": ("tenant",),
+            "tap": ("none",),
+        }  # fmt: skip
+        assert feed.link is Link.LIVE
+
+
+@scene
+async def test_an_older_tap_is_no_trouble() -> None:
+    documents = recorded()
+    del documents["streams"]
+    async with fake_admin(documents) as fake, Admin(fake.url) as admin:
+        feed = Feed(admin, ManualClock(), window="1m", interval_ns=S)
+        await feed.poll(BY_NAME["streams"])
+        assert feed.trouble is None
+        assert feed.shown.beside == {"streams": None}
+
+
+@scene
+async def test_tries_grow_rarer_and_figures_stay() -> None:
+    clock = ManualClock(now_ns=S)
+    async with fake_admin(recorded([streamed()])) as fake, Admin(fake.url) as admin:
+        feed = Feed(admin, clock, window="1m", interval_ns=S)
+        assert (feed.link, feed.said()) == (Link.CONNECTING, "CONNECTING")
+        await feed.poll(VIEWS[0])
+        assert feed.said().startswith("LIVE ")
+        fake.status = 503
+        pauses = []
+        for _ in range(len(RETRY_NS) + 2):
+            await feed.poll(VIEWS[0])
+            before = clock.now_ns
+            said = feed.said()
+            assert said.startswith("DISCONNECTED ")
+            assert "it answers 503: said so" in said
+            assert "figures of " in said
+            pauses.append(int(said.split("again in ")[1].split(" s")[0]) * S)
+            clock.advance(pauses[-1])
+            assert clock.now_ns - before == pauses[-1]
+        assert pauses == [*RETRY_NS, RETRY_NS[-1], RETRY_NS[-1]]
+        assert feed.said().startswith(f"DISCONNECTED {sum(pauses) // S} s")
+        assert feed.shown.summary["n"] == 1
+        fake.status = None
+        await feed.poll(VIEWS[0])
+        assert feed.link is Link.LIVE
+
+
+@scene
+async def test_figures_that_nobody_renewed_are_stale() -> None:
+    clock = ManualClock(now_ns=S)
+    async with fake_admin(recorded([streamed()])) as fake, Admin(fake.url) as admin:
+        feed = Feed(admin, clock, window="1m", interval_ns=2 * S)
+        await feed.poll(VIEWS[0])
+        clock.advance(6 * S)
+        assert feed.link is Link.LIVE
+        clock.advance(1)
+        assert feed.link is Link.STALE
+        assert feed.said().startswith("STALE: no answer for 6 s")
+        feed.paused = True
+        assert feed.link is Link.PAUSED
+
+
+@scene
+async def test_while_paused_only_a_wish_ends_the_wait() -> None:
+    async with fake_admin(recorded()) as fake, Admin(fake.url) as admin:
+        feed = Feed(admin, ManualClock(now_ns=S), window="1m", interval_ns=0)
+        woken = asyncio.Event()
+        await feed.poll(VIEWS[0])
+        await feed.wait(woken)  # nothing is waited for
+        feed.paused = True
+        waiting = asyncio.ensure_future(feed.wait(woken))
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        woken.set()
+        await waiting
+
+
+@scene
+async def test_an_exchange_that_is_not_kept_any_more_is_none() -> None:
+    async with fake_admin(recorded([streamed(seq=4)])) as fake, Admin(fake.url) as admin:
+        feed = Feed(admin, ManualClock(), window="1m", interval_ns=S)
+        x = await feed.exchange("run.0.1-4")
+        assert x is not None
+        assert len(x["events"]) == 4
+        assert await feed.exchange("run.0.1-5") is None
+
+
+@scene
+async def test_an_answer_of_somebody_else_is_trouble() -> None:
+    async with fake_admin({"summary": {"hello": "world"}}) as fake, Admin(fake.url) as admin:
+        feed = Feed(admin, ManualClock(), window="1m", interval_ns=S)
+        await feed.poll(VIEWS[0])
+        assert feed.trouble is not None
+        assert "no admin port" in feed.trouble

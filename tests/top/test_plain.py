@@ -1,0 +1,75 @@
+from io import StringIO
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from llmtap.errors import ConfigError
+from llmtap.top.client import Admin
+from llmtap.top.options import TopOptions
+from llmtap.top.plain import ROWS_MAX, probe, render_once
+from tests.support.exchanges import streamed
+from tests.support.fake_admin import a_stream, fake_admin, recorded
+from tests.support.live_proxy import port_free
+from tests.support.peer import scene
+
+
+def printed(documents: dict[str, Any], width: int = 200) -> str:
+    out = StringIO()
+    console = Console(file=out, width=width, highlight=False, no_color=True)
+    console.print(render_once({"admin": "http://tap", **documents}, width), soft_wrap=True)
+    return out.getvalue()
+
+
+def test_one_screen_has_every_view_that_has_lines() -> None:
+    documents = recorded([streamed(i, tenant=f"t{i % 3}") for i in range(1, 6)])
+    documents["streams"] = {"count": 1, "window": 10.0, "streams": [a_stream()]}
+    text = printed(documents)
+    lines = text.splitlines()
+    assert lines[0] == "llmtap top http://tap"
+    for title in ("Tenants", "Models", "Streams", "Exchanges", "Refusals", "Tap"):
+        assert title in lines
+    assert "n 5" in text
+    assert "run.0.1-5" in text
+    assert "█·" in text
+
+
+def test_a_long_table_is_cut_and_says_so() -> None:
+    text = printed(recorded([streamed(i, tenant=f"t{i:03}") for i in range(1, ROWS_MAX + 4)]))
+    assert "... 3 more" in text
+
+
+def test_an_older_tap_is_told_of() -> None:
+    documents = recorded([streamed()])
+    documents["streams"] = documents["experiment"] = None
+    text = printed(documents)
+    assert "no /api/v1/streams" in text
+    assert "does not tell of experiments" in text
+
+
+def test_names_are_printed_as_they_are_and_harmless() -> None:
+    text = printed(recorded([streamed(1, tenant="[red]x[/red]"), streamed(2, tenant="\x1b[2Jy")]))
+    assert "[red]x[/red]" in text
+    assert "\x1b" not in text
+    assert "\\u001b[2Jy" in text
+
+
+async def wrong(url: str) -> ConfigError:
+    options = TopOptions(admin=url)
+    async with Admin(url) as admin:
+        with pytest.raises(ConfigError) as caught:
+            await probe(options, admin)
+    return caught.value
+
+
+@scene
+async def test_what_is_wrong_at_the_start_says_what_to_do() -> None:
+    nobody = await wrong(f"http://127.0.0.1:{port_free()}")
+    assert (nobody.place, "connection refused" in nobody.problem) == ("--admin", True)
+    assert "llmtap proxy --upstream" in (nobody.hint or "")
+    async with fake_admin({}) as fake:
+        assert (await wrong(fake.url)).place == "--admin"
+        fake.status = 401
+        denied = await wrong(fake.url)
+        assert denied.place == "--token-env"
+        assert "$LLMTAP_ADMIN_TOKEN" in (denied.hint or "")

@@ -1,0 +1,59 @@
+"""Whatever names say: nothing in a table moves a cursor, and sorting loses no row."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmtap.top.table import Cell, Row, count_cell, figure_cell, filtered, ms_cell, ordered, shown, unique
+
+TEXT = st.text(max_size=200)
+
+
+@given(TEXT, st.integers(2, 60))
+def test_a_shown_text_is_printable_and_short(text: str, chars: int) -> None:
+    told = shown(text, chars)
+    assert told.isprintable()
+    assert 1 <= len(told) <= chars
+    if text.isprintable() and 0 < len(text) <= chars:
+        assert told == text
+
+
+def test_what_is_not_printable_is_spelt_out() -> None:
+    assert shown("a\x1b[31mred\r\n", 40) == "a\\u001b[31mred\\u000d\\u000a"
+    assert shown("\u202etxt") == "\\u202etxt"
+    assert shown("x" * 50, 10) == "x" * 9 + "…"
+    assert (shown(None), shown("")) == ("-", "-")
+
+
+def row(key: str, value: float | str | None) -> Row:
+    return Row(key, (Cell(key), Cell(str(value), value)))
+
+
+def test_rows_are_ordered_and_those_without_a_value_are_last() -> None:
+    rows = [row("a", 2.0), row("b", None), row("c", 10.0), row("d", 2.0)]
+    assert [r.key for r in ordered(rows, 1, largest_first=True)] == ["c", "a", "d", "b"]
+    assert [r.key for r in ordered(rows, 1, largest_first=False)] == ["a", "d", "c", "b"]
+    names = [row("a", "beta"), row("b", "Alpha"), row("c", None)]
+    assert [r.key for r in ordered(names, 1, largest_first=False)] == ["b", "a", "c"]
+
+
+@given(st.lists(st.none() | st.floats(allow_nan=False) | TEXT, max_size=20), st.booleans())
+def test_ordering_keeps_every_row(values: list[float | str | None], largest_first: bool) -> None:
+    rows = [row(str(i), value) for i, value in enumerate(values)]
+    assert sorted(r.key for r in ordered(rows, 1, largest_first=largest_first)) == sorted(r.key for r in rows)
+
+
+def test_a_filter_looks_at_each_cell() -> None:
+    rows = [row("Acme", 1.0), row("globex", 17.0)]
+    assert [r.key for r in filtered(rows, "ACM")] == ["Acme"]
+    assert [r.key for r in filtered(rows, "7.0")] == ["globex"]
+    assert filtered(rows, "") == rows
+
+
+def test_a_key_comes_once() -> None:
+    assert [r.cells[1].text for r in unique([row("a", 1.0), row("a", 2.0)])] == ["1.0"]
+
+
+def test_cells_of_what_is_not_there_are_empty() -> None:
+    assert count_cell(None) == ms_cell("x") == figure_cell(None, "p99") == Cell("-")
+    assert figure_cell({"p99": 0.2, "marks": ["p99"]}, "p99") == Cell("200*", 0.2)
+    assert ms_cell(0.0123) == Cell("12.3", 0.0123)

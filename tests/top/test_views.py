@@ -1,0 +1,156 @@
+"""The tables of documents that a meter made."""
+
+from typing import Any
+
+from llmtap.record.outcome import Outcome
+from llmtap.top.header import facts, flowed, silent_relays
+from llmtap.top.table import Table
+from llmtap.top.view import Shown
+from llmtap.top.views import VIEWS
+from tests.support.exchanges import streamed
+from tests.support.experiments import an_experiment
+from tests.support.fake_admin import recorded
+
+BY_NAME = {view.name: view for view in VIEWS}
+
+
+def some() -> dict[str, Any]:
+    refusal = {"kind": "output_guardrail", "source": "finish_reason", "detail": {}, "confidence": "high"}
+    return recorded(
+        [
+            streamed(1, 5, tenant="acme", model="tiny"),
+            streamed(2, 5, tenant="acme", model="big", gap_ms=80),
+            streamed(3, 2, tenant="globex", model="tiny", outcome=Outcome.TRUNCATED),
+            streamed(4, 1, tenant="globex", model="tiny", outcome=Outcome.REFUSED, refusal=refusal),
+        ],
+        experiment=an_experiment(),
+    )
+
+
+def table(name: str, documents: dict[str, Any], width: int = 80) -> Table:
+    view = BY_NAME[name]
+    beside = {} if view.path is None else {view.path: documents.get(view.path)}
+    return view.table(Shown(documents["summary"], beside), width)
+
+
+def cells(found: Table) -> dict[str, dict[str, str]]:
+    keys = [column.key for column in found.columns]
+    return {row.key: dict(zip(keys, (cell.text for cell in row.cells), strict=True)) for row in found.rows}
+
+
+def test_tenants_and_models_have_their_figures() -> None:
+    tenants, models = cells(table("tenants", some())), cells(table("models", some()))
+    assert tenants.keys() == {"acme", "globex"}
+    assert models.keys() == {"tiny", "big"}
+    acme = tenants["acme"]
+    assert (acme["n"], acme["ttft_p50"], acme["ttft_p99"], acme["failed"]) == ("2", "99.0", "99.0*", "0")
+    assert acme["good"] == "50.0%", "80 ms between tokens is above tpot:50ms"
+    assert (tenants["globex"]["failed"], tenants["globex"]["refused"]) == ("1", "1")
+
+
+def test_a_caption_says_what_figures_rest_on() -> None:
+    [note] = table("tenants", some()).notes
+    assert "window 1m" in note
+    assert "ITL B-even" in note
+    assert "20 tok/s" in note
+    assert "* p99 of < 1,000 samples" in note
+
+
+def test_arms_are_told_with_the_experiment() -> None:
+    documents = recorded(
+        [streamed(i, 3, arm="control" if i % 2 else "marked", unit=f"{i:x}") for i in range(1, 9)],
+        experiment=an_experiment(),
+    )
+    found = table("arms", documents)
+    assert cells(found).keys() == {"control", "marked"}
+    assert "experiment test: running" in found.notes[0]
+    assert "means are compared from 50 units an arm on" in " ".join(found.notes)
+    assert "no experiment is configured" in table("arms", recorded()).notes[0]
+
+
+def test_exchanges_are_newest_first_and_can_be_looked_into() -> None:
+    found = table("exchanges", some())
+    assert [row.key for row in found.rows] == [f"run.0.1-{seq}" for seq in (4, 3, 2, 1)]
+    first = cells(found)["run.0.1-4"]
+    assert (first["outcome"], first["refusal"], first["tokens"], first["status"]) == (
+        "refused", "output_guardrail", "1", "200",
+    )  # fmt: skip
+    assert BY_NAME["exchanges"].inspects
+
+
+def test_refusals_and_chunking_are_of_all_and_of_each_tenant() -> None:
+    found = cells(table("refusals", some(), 120))
+    assert list(found) == ["", "tenant acme", "tenant globex"]
+    assert (found[""]["refused"], found[""]["share"], found[""]["kinds"]) == (
+        "1",
+        "25.0%",
+        "output_guardrail 1",
+    )
+    assert (found["tenant acme"]["refused"], found["tenant acme"]["single"]) == ("0", "100.0%")
+    # Two events and an end marker in three reads.
+    assert found["tenant globex"]["events_read"] == "1"
+
+
+def test_a_tenant_called_all_is_another_line() -> None:
+    found = cells(table("refusals", recorded([streamed(tenant="all")])))
+    assert [line["name"] for line in found.values()] == ["all", "all"]
+
+
+def test_the_tap_tells_of_itself() -> None:
+    found = cells(table("tap", some(), 120))
+    assert found["relay r0/measured"]["value"] == "7"
+    assert found["relay r0/dropped"] == {
+        "of": "relay r0", "what": "dropped", "value": "2", "about": "overflow 2",
+    }  # fmt: skip
+    assert found["relay r0/lag max"]["value"] == "3.00"
+    assert found["relay r0/state"]["value"] == "connected"
+    assert found["added/chunk p50"]["about"].startswith("ms; ")
+    assert found["stamps/uncertainty"]["value"] != "-"
+
+
+def test_names_of_others_are_harmless_in_every_view() -> None:
+    evil = ["\x1b[31mred", "[bold]x[/bold]", "a\nb\r", "\u202egnp", "x" * 500, "[/]", "tenant'; drop"]
+    documents = recorded(
+        [streamed(i, 3, tenant=name, model=name, path=name) for i, name in enumerate(evil, 1)]
+    )
+    for name in BY_NAME:
+        for row in table(name, documents).rows:
+            for cell in row.cells:
+                assert cell.text.isprintable()
+                assert len(cell.text) <= 170
+    assert "[bold]x[/bold]" in [line["name"] for line in cells(table("tenants", documents)).values()]
+
+
+def test_every_view_stands_a_tap_that_tells_nothing() -> None:
+    for view in VIEWS:
+        for beside in ({}, {view.path or "": None}, {view.path or "": {}}):
+            assert view.table(Shown({}, beside), 80).columns
+
+
+def test_the_header_has_every_figure_with_what_it_rests_on() -> None:
+    said = list(facts(some()["summary"]))
+    assert said[0].startswith("window 1m")
+    assert "n 4" in said
+    assert any(one.startswith("TTFT p50 99.0 p99 99.0* ms (n 4)") for one in said)
+    assert any(one.startswith("ITL (B-even) p50") for one in said)
+    assert any("met ttft:500ms tpot:50ms" in one for one in said)
+    assert any("alpha 5, reader 20 tok/s" in one for one in said)
+    assert any(one.startswith("uncertainty") for one in said)
+    assert list(facts({})) == []
+    assert any(one == "TTFT -" for one in facts(recorded()["summary"]))
+
+
+def test_facts_flow_into_lines_and_are_never_torn() -> None:
+    said = ["one", "two three", "four", "a fact longer than the line"]
+    assert flowed(said, 15) == ["one · two three", "four", "a fact longer than the line"]
+    assert flowed(["日本", "語"], 7) == ["日本", "語"], "each letter is two cells wide"
+    assert flowed([], 10) == []
+
+
+def test_relays_that_are_silent_or_gone_are_told_of() -> None:
+    assert silent_relays(recorded()["summary"]) is None
+    assert "NO RELAY SPEAKS" in (silent_relays(recorded(relay=False)["summary"]) or "")
+    gone = recorded()["summary"]
+    gone["relays"]["r0"]["status_age"] = 60.0
+    assert silent_relays(gone) is not None
+    assert silent_relays({}) is None
