@@ -19,6 +19,7 @@ __all__ = ["ray_cluster"]
 
 _REACHED_WITHIN_S: Final = 5.0
 _STARTS: Final = 2
+_LOOPBACK: Final = "127.0.0.1"
 _OBJECT_STORE_BYTES: Final = 256 << 20
 """Of a Ray of our own: a million requests are 24 MB, a load's bodies travel in pieces of some MB."""
 
@@ -64,10 +65,28 @@ def ray_cluster(address: str, workers: int | None) -> Iterator[Any]:
             "runtime_env": {"env_vars": {"PYTHONPATH": _import_path()}},
         }  # fmt: skip
         try:
-            _start(ray, settings)
+            with _on_loopback_only(ray):
+                _start(ray, settings)
             yield ray
         finally:
             ray.shutdown()
+
+
+@contextmanager
+def _on_loopback_only(ray: Any) -> Iterator[None]:
+    """For one that starts here. Ray reads the variable when it is imported, and somebody may have done that
+    before us. Raises ConfigError where it would be reached from elsewhere all the same."""
+    constants = ray._private.ray_constants
+    before, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = before
+    addresses = {node["NodeManagerAddress"] for node in ray.nodes()}
+    if addresses != {_LOOPBACK}:
+        raise ConfigError(
+            "--ray", f"Ray would listen on {', '.join(sorted(addresses))}, not on loopback alone"
+        )
 
 
 def _start(ray: Any, settings: dict[str, Any]) -> None:

@@ -127,10 +127,13 @@ def addresses(pids: set[int]) -> set[tuple[str, int]]:
 
 
 @needs_ray
+@pytest.mark.parametrize("imported", [False, True], ids=["as it is", "imported before"])
 @pytest.mark.timeout(400)  # Ray takes 6 s to start here, and a minute where others are busy
 @pytest.mark.filterwarnings("default")
-def test_ray_agrees_and_leaves_nothing_behind() -> None:
+def test_ray_agrees_and_leaves_nothing_behind(imported: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     # Its token stays as an earlier test of this process made it: Ray reads it once.
+    if imported:
+        monkeypatch.setattr("ray._private.ray_constants.ENABLE_RAY_CLUSTER", True)
     before = children(os.getpid())
     jobs = [*JOBS[:3], FAILS, deadly_job(), *JOBS[3:]]
     stream = on_ray(jobs, TRACES | {DEADLY: Deadly()}, "local", workers=2)
