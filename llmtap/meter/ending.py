@@ -14,9 +14,10 @@ import asyncio
 import logging
 import signal
 import sys
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from llmtap.meter.receiver import Receiver
+if TYPE_CHECKING:  # the supervisor needs RENEW, and not the 19 MB of a meter
+    from llmtap.meter.receiver import Receiver
 
 __all__ = ["RENEW", "Ending"]
 
@@ -51,7 +52,7 @@ class Ending:
         """Until somebody wants the end, or the supervisor is gone."""
         await self._asked.wait()
 
-    async def relays_left(self, receiver: Receiver) -> None:
+    async def relays_left(self, receiver: "Receiver") -> None:
         """Until no relay is connected, or there is no more time."""
         self._loop.call_later(self._limit_s, self._now.set)
         left = self._loop.create_task(receiver.relays_left())
