@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import exp
-from statistics import NormalDist
+from statistics import NormalDist, median
 from typing import Any, Final
 
 import virtual_truth as virtual
@@ -22,6 +22,8 @@ __all__ = ["Case", "Log", "Row", "cases"]
 
 WAY_S: Final = 0.005
 """What the way between engine and load generator may add to a time, on a machine that does other work too."""
+DIFFERENCE_S: Final = 0.0002
+"""How far two ways may differ: where answers take longer, more are under way, all a little later."""
 MS: Final = 1e3
 Told = Mapping[str, Any]
 Log = Sequence[Mapping[str, Any]]
@@ -92,13 +94,13 @@ def figure(
     one: Told | None,
     unit: str = "ms",
     *,
-    way: bool = False,
+    way: float | None = None,
     sent: float | None = None,
 ) -> Row:
-    """Of a figure with its interval, as results have them."""
+    """Of a figure with its interval, as results have them. `way` is what the way may add, if anything."""
     if one is None:
         return Row(what, planted, None, None, None, unit)
-    way_to = (planted if sent is None else sent) + WAY_S if way else None
+    way_to = None if way is None else (planted if sent is None else sent) + way
     return Row(what, planted, one["value"], one["low"], one["high"], unit, way_to, sent)
 
 
@@ -110,6 +112,23 @@ def between(what: str, planted: float, low: float | None, high: float | None, un
 def exactly(what: str, planted: float, found: float | None, unit: str = "") -> Row:
     """Of a count, or of a yes (1) or no (0)."""
     return Row(what, planted, found, found, found, unit)
+
+
+def sent_loads(log: Log) -> list[list[Mapping[str, Any]]]:
+    """The requests of each load: their ids begin alike."""
+    loads: dict[str, list[Mapping[str, Any]]] = {}
+    for one in log:
+        loads.setdefault(one["id"].rpartition("-")[0], []).append(one)
+    return list(loads.values())
+
+
+def sent_ttfts(load: Log) -> dict[int, list[float]]:
+    """TTFT as it was sent, ascending, by the number of tokens of the answer."""
+    found: dict[int, list[float]] = {}
+    for one in load:
+        sent = one["sent_ns"][0]
+        found.setdefault(len(sent), []).append((sent[0] - one["accepted_ns"]) / NS)
+    return {tokens: sorted(values) for tokens, values in found.items()}
 
 
 def sent_gaps(log: Log) -> list[float]:
@@ -277,11 +296,14 @@ def _fairness(s: float, scheduler: str, short_input: int, long_input: int) -> Ca
         of = told["classes"]
         alone = [of[name]["alone"]["rate_rps"] for name in ("short", "long")]
         index, inflation = virtual.jain(shape, told["rate_rps"], alone)
+        sent_index, sent = virtual.compared(*_mixed_and_alone(log, [one[2] for one in shape.classes]))
         jain = told["jain"] and told["jain"]["headline"]
         return [
-            figure("Jain's index", index, jain, ""),
+            figure("Jain's index", index, jain, "", sent=sent_index),
             *(
-                figure(f"inflation at P50, {name}", inflation[i], of[name]["inflation"]["p50"], "")
+                figure(
+                    f"inflation at P50, {name}", inflation[i], of[name]["inflation"]["p50"], "", sent=sent[i]
+                )
                 for i, name in enumerate(("short", "long"))
             ),
         ]
@@ -295,6 +317,16 @@ def _fairness(s: float, scheduler: str, short_input: int, long_input: int) -> Ca
         },
         read,
     )  # fmt: skip
+
+
+def _mixed_and_alone(
+    log: Log, tokens: Sequence[int]
+) -> tuple[dict[int, list[float]], dict[int, list[float]]]:
+    """TTFTs as they were sent in the mix, and of each class by itself; classes by their answers' tokens."""
+    loads = [sent_ttfts(load) for load in sorted(sent_loads(log), key=len)]  # warm-ups are short
+    mixed = next(load for load in reversed(loads) if set(load) == set(tokens))
+    alone = [next(load for load in reversed(loads) if set(load) == {n})[n] for n in tokens]
+    return {i: mixed[n] for i, n in enumerate(tokens)}, dict(enumerate(alone))
 
 
 def _prefix_cache(s: float) -> Case:
@@ -314,7 +346,7 @@ def _prefix_cache(s: float) -> Case:
                 way_to=1 - (middle["warm"] + WAY_S) / (middle["off"] + WAY_S),
             ),
             *(
-                figure(f"TTFT P50, {state}", middle[state], told["ttft"][state]["p50"], way=True)
+                figure(f"TTFT P50, {state}", middle[state], told["ttft"][state]["p50"], way=WAY_S)
                 for state in middle
             ),
             exactly("hit rate, warm", 1.0, None if hits is None else round(hits["value"], 3)),
@@ -364,7 +396,7 @@ def _long_context(s: float) -> Case:
         bend = None if quadratic is None else quadratic["c2"] * 1e9
         return [
             *(
-                figure(f"mean TTFT of {one['length']}", ttft_s(one["context"]), one["ttft_mean"], way=True)
+                figure(f"mean TTFT of {one['length']}", ttft_s(one["context"]), one["ttft_mean"], way=WAY_S)
                 for one in told["lengths"]
             ),
             exactly("the best fit is quadratic", 1, float(told["best_fit"] == "quadratic")),
@@ -383,7 +415,8 @@ def _long_context(s: float) -> Case:
 
 
 def _guardrails(s: float) -> Case:
-    filter_in, filter_out, itl, hold = 0.040, 0.015, 0.010, 4
+    filter_in, filter_out, ttft, itl, hold = 0.040, 0.015, 0.100, 0.010, 4
+    requests = round(5 * s)
     # Held are the first four tokens, which the fourth lets go; the last piece waits for the filter alone.
     late = {
         "input_filter": (filter_in, filter_in),
@@ -394,21 +427,36 @@ def _guardrails(s: float) -> Case:
 
     def read(told: Told, log: Log) -> list[Row]:
         (level,) = told["levels"]
-        found = []
+        sent, found = _filtered(log), []
         for arm, planted in {**late, "baseline_again": (0.0, 0.0)}.items():
-            for metric, value in zip(("ttft", "e2e"), planted, strict=True):
+            for i, (metric, value) in enumerate(zip(("ttft", "e2e"), planted, strict=True)):
                 shift = level["arms"][arm]["overhead"][metric]["shift"]
                 if shift is not None:
                     shift = {**shift, "value": shift["difference"]}
-                found.append(figure(f"{metric.upper()} overhead, {arm}", value, shift))
+                really = sent[round(late[arm][0], 6)][i] - sent[0.0][i] if arm in late else None
+                what = f"{metric.upper()} overhead, {arm}"
+                found.append(
+                    figure(what, value, shift, sent=really, way=DIFFERENCE_S if arm in late else None)
+                )
         return found
+
+    def _filtered(log: Log) -> dict[float, tuple[float, float]]:
+        """Medians of TTFT and E2E as they were sent, by how much later the first token was due."""
+        found: dict[float, list[tuple[float, float]]] = {}
+        for one in (one for load in sent_loads(log) if len(load) == requests for one in load):
+            begun, sent = one["accepted_ns"], one["sent_ns"][0]
+            later = round((one["due_ns"][0][0] - begun) / NS - ttft, 6)
+            found.setdefault(later, []).append(((sent[0] - begun) / NS, (sent[-1] - begun) / NS))
+        return {
+            later: (median(t for t, _ in all_), median(e for _, e in all_)) for later, all_ in found.items()
+        }
 
     before = f'"x-sim-input-filter" = "{filter_in * MS:g}ms"'
     after = f'"x-sim-output-hold" = "{hold}", "x-sim-output-filter" = "{filter_out * MS:g}ms"'
     return Case(
         "guardrail-overhead", "guardrail-overhead", "input 40 ms; output 15 ms for each 4 tokens",
-        {"sim": ("--ttft", "100ms", "--itl", f"{itl * MS:g}ms")},
-        {"max_rate": 20, "levels": 50, "requests": round(5 * s), "repeats": 3}, read,
+        {"sim": ("--ttft", f"{ttft * MS:g}ms", "--itl", f"{itl * MS:g}ms")},
+        {"max_rate": 20, "levels": 50, "requests": requests, "repeats": 3}, read,
         "input = 32\noutput = 20\n",
         {
             "baseline": "", "input_filter": f"headers = {{{{ {before} }}}}",
@@ -422,7 +470,7 @@ def cases(s: float) -> list[Case]:
     """All, with loads of about so many seconds."""
     return [
         _ttft(s), _throughput(s), _tradeoff(s), _itl(s), _bimodal(s), _capacity(s),
-        _fairness(s, "static_fifo", 12, 50), _fairness(s, "continuous_batching", 200, 400),
+        _fairness(s, "static_fifo", 12, 50), _fairness(s, "continuous_batching", 600, 1_200),
         _prefix_cache(s),
         _memory_pressure(s), _long_context(s), _guardrails(s),
     ]  # fmt: skip

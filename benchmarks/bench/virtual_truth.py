@@ -20,7 +20,7 @@ from llmtap.sim.serving import Setup, read_serving
 from llmtap.sim.virtual import play
 from llmtap.workload.requests import Requests
 
-__all__ = ["Shape", "backlog_rps", "gaps", "jain", "knee", "ttfts"]
+__all__ = ["Shape", "backlog_rps", "compared", "gaps", "jain", "knee", "ttfts"]
 
 NS = 1_000_000_000
 MANY = 5_000
@@ -106,18 +106,26 @@ def knee(shape: Shape, rates: Sequence[float], seconds: float) -> float | None:
 
 def jain(shape: Shape, rate_rps: float, alone_rps: Sequence[float]) -> tuple[float, dict[int, float]]:
     """Jain's index by class, and each class's inflation at P50, of endless streams."""
-    mixed = ttfts(shape, rate_rps)
-    medians = {}
+    alone = {}
     for kind, (one, rate) in enumerate(zip(shape.classes, alone_rps, strict=True)):
         single = Shape(shape.scheduler, shape.serving, [(1.0, *one[1:])])
-        median = percentile(ttfts(single, rate)[0], 0.5)
-        assert median is not None
-        medians[kind] = median
-    read = jain_readings({str(k): v for k, v in mixed.items()}, {str(k): m for k, m in medians.items()})
+        alone[kind] = ttfts(single, rate)[0]
+    return compared(ttfts(shape, rate_rps), alone)
+
+
+def compared(
+    mixed: Mapping[int, Sequence[float]], alone: Mapping[int, Sequence[float]]
+) -> tuple[float, dict[int, float]]:
+    """The same of TTFTs by class, ascending."""
+    middle = {kind: _median(values) for kind, values in alone.items()}
+    read = jain_readings(
+        {str(kind): list(values) for kind, values in mixed.items()}, {str(k): m for k, m in middle.items()}
+    )
     assert read.per_class is not None
-    inflation = {}
-    for kind, values in mixed.items():
-        median = percentile(values, 0.5)
-        assert median is not None
-        inflation[kind] = median / medians[kind]
-    return read.per_class, inflation
+    return read.per_class, {kind: _median(values) / middle[kind] for kind, values in mixed.items()}
+
+
+def _median(values: Sequence[float]) -> float:
+    found = percentile(values, 0.5)
+    assert found is not None
+    return found

@@ -337,6 +337,7 @@ def _remark(found: Found, session: Session, params: GuardrailParams, cells: Cell
     found.notes += [
         "input filter overhead is of TTFT; total guardrail overhead is of E2E, in the full configuration",
         "the baseline was measured twice (A/A): what the two differ by is found where there is no difference",
+        'intervals of "Overhead" hold what changes from block to block; those at P50 only these requests',
         *_headlines(told),
         *_refusals(told),
         *_noise(told),

@@ -19,7 +19,6 @@ from llmtap.bench.measurement import Measurement, Recorder
 from llmtap.bench.requests import write_requests
 from llmtap.bench.sut import Sut
 from llmtap.bench.target import Arm, Target
-from llmtap.bench.warming import other_words
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.load.bodies import BodyOptions
 from llmtap.load.crew import Outcome
@@ -108,7 +107,7 @@ class Session:
                 is what is measured (4.5.3).
             slo: bounds by which the result's goodput counts.
             warm_by: whose lengths a warm-up has, where that is not the load itself (5.9.3: short requests);
-                the words are others in any case (`warming.py`).
+                the words are others in any case (`replay/warming.py`).
             prime: sent just before the load, whenever that is sent; nothing of it is kept. It fills a prefix
                 cache (5.7.3), which may be empty again after an interruption.
 
@@ -187,7 +186,7 @@ class Session:
     async def _warm_up(self, load: Load, overlay: Arm, warmup: str) -> dict[str, Any]:
         """Warms up with requests like those of a load, which are none of them; what it came to."""
         options = self._options(load, overlay, warmup=warmup)
-        one = self._replay_of(other_words(load.plan), options, overlay)
+        one = self._replay_of(load.plan, options, overlay)
         return await self._perform(one, one.warm())
 
     def _replay_of(self, plan: Plan, options: ReplayOptions, overlay: Arm) -> Replay:

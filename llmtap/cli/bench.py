@@ -12,6 +12,7 @@ import typer
 from llmtap.bench.registry import TESTS
 from llmtap.cli.main import app
 from llmtap.cli.outputs import STDOUT, need_outputs, write_output
+from llmtap.cli.stopping import Heard
 from llmtap.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 __all__ = ["bench"]
 
 _FAILED: Final = 1
-_INTERRUPTED: Final = 130
 _ALL: Final = "all"
 
 GROUP_EPILOG = """Examples:
@@ -45,7 +45,7 @@ TEST_EPILOG = """The results folder keeps every load: what was sent, each exchan
 same command with --results goes on where it was stopped; loads that were measured are not sent again.
 
 Exit codes: 0 ok; 1 figures are not to be believed (the report says which), or a test failed; 2 a wrong option
-or a missing parameter, which is named; 130 stopped by Ctrl-C, what is done kept."""
+or a missing parameter, which is named; 130 stopped by Ctrl-C, 143 by SIGTERM, what is done kept."""
 
 bench = typer.Typer(
     name="bench", no_args_is_help=True, rich_markup_mode=None, epilog=GROUP_EPILOG,
@@ -119,15 +119,17 @@ def _run(
     file = load_bench(config, target=target, sets=assign or (), tests=names)
     place = results if results is not None else _fresh_folder(name)
     again = _command(place)
+    heard = Heard()
     with watching() as watcher:
         one = Bench(
             file, Folder(place), watcher, seed=seed, quick=quick, warmup=warmup, runs=runs, command=again
         )  # fmt: skip
         try:
-            document = asyncio.run(_performed(one, watcher, names))
+            document = asyncio.run(_performed(one, watcher, names, heard))
         except Interrupted:
             print(f"llmtap: stopped; what is done is in {place}. To go on:\n  {again}", file=sys.stderr)
-            raise typer.Exit(_INTERRUPTED) from None
+            assert heard.code is not None
+            raise typer.Exit(heard.code) from None
     # The folder's own are of all that is in it, also of tests that were run before.
     whole = load_document(place) | {"not_run": document["not_run"]} if document["tests"] else document
     write_output("--results", place / "report.md", _told("--markdown", whole))
@@ -209,15 +211,16 @@ def compliance() -> None:
         print("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]))
 
 
-async def _performed(one: "Bench", watcher: "BenchLines", names: list[str]) -> dict[str, Any]:
+async def _performed(one: "Bench", watcher: "BenchLines", names: list[str], heard: Heard) -> dict[str, Any]:
     loop = asyncio.get_running_loop()
 
-    def stop() -> None:
+    def stop(number: int) -> None:
+        heard.numbers.append(number)
         watcher.stopping()
         one.stop()
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop)
+        loop.add_signal_handler(number, stop, number)
     return await one.run(names)
 
 

@@ -11,6 +11,7 @@ import typer
 
 from llmtap.cli.bench import bench
 from llmtap.cli.outputs import STDOUT, need_outputs, write_output
+from llmtap.cli.stopping import Heard
 from llmtap.errors import ConfigError
 from llmtap.units import Duration, parse_duration_ns
 
@@ -34,10 +35,9 @@ Examples:
   --tg 128 --concurrency 1,4 --use-prefix-cache --json result.json
 
 Exit codes: 0 ok; 1 some requests failed (the table says how many); 2 a wrong option; 130 stopped by Ctrl-C,
-with what was measured until then."""
+143 by SIGTERM, with what was measured until then."""
 
 _FAILED: Final = 1
-_INTERRUPTED: Final = 130
 
 
 @bench.command(epilog=EPILOG)
@@ -131,12 +131,14 @@ def exo(
         headers=read_headers(header or [], None, api_key_env), fields=parse_body_fields(body_field or []),
         ca=ca, timeout=_duration("--timeout", timeout), metrics=metrics, seed=seed,
     )  # fmt: skip
+    heard = Heard()
     with watching() as watcher:
         one = ExoBench(options, grid, watcher)
-        result = asyncio.run(_run(one))
+        result = asyncio.run(_run(one, heard))
     _tell(result, json, places)
     if one.stopped:
-        raise typer.Exit(_INTERRUPTED)
+        assert heard.code is not None
+        raise typer.Exit(heard.code)
     if any(row.failed for row in _rows(result)):
         raise typer.Exit(_FAILED)
 
@@ -217,10 +219,15 @@ _COLUMNS: Final[Sequence[tuple[str, Callable[["Row"], str]]]] = (
 """Heads, and what stands below; a column without a single figure is left out."""
 
 
-async def _run(one: "ExoBench") -> "ExoResult":
+async def _run(one: "ExoBench", heard: Heard) -> "ExoResult":
     loop = asyncio.get_running_loop()
+
+    def stop(number: int) -> None:
+        heard.numbers.append(number)
+        one.stop()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, one.stop)
+        loop.add_signal_handler(number, stop, number)
     return await one.run()
 
 

@@ -151,8 +151,7 @@ def replay(
         typer.Option(
             metavar="auto|none|N",
             help="Before measuring: 100 requests and 10,000 tokens, then until latency is stable (IETF 4.5);"
-            " none (a"
-            " cold start), or N requests.",
+            " none (a cold start), or N requests. As long as the first ones of the load, in other words.",
         ),
     ] = "none",
     processes: Annotated[

@@ -8,7 +8,7 @@ import asyncio
 import secrets
 from array import array
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -26,7 +26,7 @@ from llmtap.load.bodies import BodyOptions, server_of
 from llmtap.load.crew import STOPPED, Crew, Outcome
 from llmtap.load.member import LocalMember, Member
 from llmtap.load.messages import Progress, Setup
-from llmtap.load.prepared import Prepared, prepare
+from llmtap.load.prepared import Maker, Prepared, prepare
 from llmtap.load.sender import SenderOptions
 from llmtap.load.target import shown_url
 from llmtap.load.warmup import WarmUpOptions, warm_up
@@ -42,6 +42,7 @@ from llmtap.replay.plan import Plan
 from llmtap.replay.protocols import http_beside, maker_for, notes_of, reach
 from llmtap.replay.result import QUANTILES, result_of
 from llmtap.replay.seen import Lengths, Seen
+from llmtap.replay.warming import other_words
 from llmtap.units import NEVER
 from llmtap.workload.requests import Requests
 
@@ -129,7 +130,7 @@ class Replay:
             if self.asking is not None:
                 self.asking(prepared)
             setup = self._setup(prepared.fd, body, exact_output=maker.output_exact)
-            warmed = await self._warmed(prepared, setup)
+            warmed = await self._warmed(prepared, maker, body)
             beside_http = http_beside(options.target)
             scraped = options.scrape != "none" and (options.scrape or beside_http) is not None
             watch = Watch(
@@ -185,14 +186,10 @@ class Replay:
         )  # fmt: skip
 
     async def warm(self) -> dict[str, object]:
-        """The warm-up alone, by the first requests of the plan: what it came to. Raises as `run`."""
+        """The warm-up alone: what it came to. Raises as `run`."""
         check_target(self._setup(-1, self.body))
         body = await self._served(self.body)
-        maker = maker_for(self.options.target, body, self.plan.decode)
-        with prepare(self.plan.requests, self.plan.prompts, maker, self.audience.preparing) as prepared:
-            return await self._warmed(
-                prepared, self._setup(prepared.fd, body, exact_output=maker.output_exact)
-            )
+        return await self._warmed(None, maker_for(self.options.target, body, self.plan.decode), body)
 
     @contextmanager
     def _hiring(self) -> Iterator[Callable[[], Member]]:
@@ -285,17 +282,18 @@ class Replay:
             most = max(most, last - first + 1)
         return min(most, CONNECTIONS_MAX)
 
-    async def _warmed(self, prepared: Prepared, setup: Setup) -> dict[str, object]:
+    async def _warmed(self, prepared: Prepared | None, maker: Maker, body: BodyOptions) -> dict[str, object]:
+        """What it came to. `prepared` is the plan, for one that has no words to be mixed."""
         self.stage = Stage.SENDING
         if self._stopped:
             raise Stopped("stopped before anything was sent")
-        self._warming = asyncio.ensure_future(self._warm_up(prepared, setup))
+        self._warming = asyncio.ensure_future(self._warm_up(prepared, maker, body))
         try:
             return await self._warming
         except asyncio.CancelledError:
             raise Stopped("stopped while the server was warmed up: nothing was measured") from None
 
-    async def _warm_up(self, prepared: Prepared, setup: Setup) -> dict[str, object]:
+    async def _warm_up(self, prepared: Prepared | None, maker: Maker, body: BodyOptions) -> dict[str, object]:
         kind = self.options.warmup
         if kind == "none":
             chosen = WarmUpOptions(cold=True)
@@ -304,8 +302,15 @@ class Replay:
         else:
             chosen = WarmUpOptions(requests=int(kind), requests_max=int(kind), tokens=0, probe=False)
         self.audience.warming(kind)
-        # By one process of this host: what is warmed up is the server.
-        found = await warm_up(setup, self.plan.requests, prepared.begins, prepared.ends, chosen)
+        plan = self.plan if chosen.cold else other_words(self.plan)
+        with ExitStack() as stack:
+            if prepared is None or plan is not self.plan:
+                prepared = stack.enter_context(
+                    prepare(plan.requests, plan.prompts, maker, self.audience.preparing)
+                )
+            setup = self._setup(prepared.fd, body, exact_output=maker.output_exact)
+            # By one process of this host: what is warmed up is the server.
+            found = await warm_up(setup, plan.requests, prepared.begins, prepared.ends, chosen)
         return found.to_dict()
 
     def _baseline(self) -> Baseline | None:

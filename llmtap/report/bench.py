@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from llmtap.report.capture import harmless
+from llmtap.report.terminal import is_words
 
 __all__ = ["compliance_said", "findings_said", "render_bench", "render_table"]
 
@@ -60,7 +61,8 @@ def render_table(table: Mapping[str, Any]) -> Table:
     """One of a report's tables, without its caption: texts to the left, figures to the right."""
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for i, head in enumerate(table["heads"]):
-        shown.add_column(Text(harmless(head)), justify="left" if i == 0 else "right")
+        left = i == 0 or is_words(row[i] for row in table["rows"])
+        shown.add_column(Text(harmless(head)), justify="left" if left else "right")
     for row in table["rows"]:
         shown.add_row(*(Text(harmless(cell)) for cell in row))
     return shown

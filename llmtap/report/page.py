@@ -12,6 +12,8 @@ from typing import Any, Final
 
 import msgspec
 
+from llmtap.report.terminal import is_words
+
 __all__ = [
     "DASH_ARRAYS", "contents_html", "legend_html", "page_html", "script_json", "scrolled_html", "table_html",
     "terms_html",
@@ -116,7 +118,14 @@ def _table_parts(
 ) -> Iterator[str]:
     lines = [(label, *cells) for label, cells in rows]
     columns = zip_longest(*lines, fillvalue="")
-    kinds = [" class=said" if breaks and any(map(_is_sentence, column)) else "" for column in columns]
+    kinds = [
+        " class=said"
+        if breaks and any(map(_is_sentence, column))
+        else " class=words"
+        if is_words(column)
+        else ""
+        for column in columns
+    ]
     kinds += [""] * (len(heads) - len(kinds))
     yield f"<table><caption>{escape(caption)}</caption><thead><tr>"
     yield from (f"<th scope=col{kind}>{escape(head)}</th>" for head, kind in zip(heads, kinds, strict=False))

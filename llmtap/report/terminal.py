@@ -4,7 +4,7 @@ Takes the public JSON form (`Summary.to_dict`, `/api/v1/summary`), so a summary 
 HTTP prints like one made here. Whatever makes a figure doubtful is printed beside it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from rich.console import Console, Group, RenderableType
@@ -13,7 +13,7 @@ from rich.text import Text
 
 from llmtap.metrics.statistics import SAMPLES_MIN
 
-__all__ = ["figure_text", "milliseconds", "number_text", "render_summary", "summary_text"]
+__all__ = ["figure_text", "is_words", "milliseconds", "number_text", "render_summary", "summary_text"]
 
 _ROWS: Final = {
     "ttft": "TTFT",
@@ -30,6 +30,7 @@ _ROWS: Final = {
 _ADDED: Final = {"request": "added, request", "first_chunk": "added, first chunk", "chunk": "added, chunk"}
 _FIGURES: Final = ("mean", "p50", "p90", "p99", "max")
 _MARK: Final = "*"
+_UNIT_WORDS_MAX: Final = 2
 
 
 def render_summary(summary: Mapping[str, Any]) -> RenderableType:
@@ -141,6 +142,14 @@ def _is_marked(summary: Mapping[str, Any]) -> bool:
         for group, rows in (("metrics", _ROWS), ("added", _ADDED))
         for name, figures in (summary.get(group) or {}).items()
         if name in rows
+    )
+
+
+def is_words(column: Iterable[str]) -> bool:
+    """Whether a table's column is to be read from the left: names, sentences, and no figures with units."""
+    return any(
+        cell[:1].isalpha() or sum(word[:1].isalpha() for word in cell.split()) > _UNIT_WORDS_MAX
+        for cell in column
     )
 
 

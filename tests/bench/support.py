@@ -24,7 +24,7 @@ from tests.support.peer import play
 __all__ = ["SERVE", "Planted", "Silent", "measured", "perform", "session_to", "sim", "truths"]
 
 SERVE = [sys.executable, "-P", "-m", "llmtap.cli", "sim", "serve", "--listen", "127.0.0.1:0"]
-SECONDS_MAX = 120.0
+SECONDS_MAX = 280.0
 
 
 class Silent:
@@ -86,7 +86,7 @@ def session_to(
 
 
 def perform(test: BenchTest[Any], session: Session, **params: Any) -> Found:
-    """The test, checked and run, with these parameters and else its defaults. Within two minutes."""
+    """The test, checked and run, with these parameters and else its defaults. Within some minutes."""
     given = msgspec.convert(params, test.params)
     if test.check is not None:
         test.check(session, given)
@@ -105,7 +105,7 @@ def truths(url: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     since = 0
     while True:
-        with urlopen(f"{url}/sim/truth?since={since}", timeout=10) as response:
+        with urlopen(f"{url}/sim/truth?since={since}", timeout=60) as response:
             page = msgspec.json.decode(response.read())
         if not page["truths"]:
             return found

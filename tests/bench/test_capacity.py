@@ -13,6 +13,7 @@ from llmtap.bench.measurement import Measurement
 from llmtap.errors import ConfigError
 from llmtap.units import Duration
 from tests.bench.support import Planted, measured, perform, session_to, sim
+from tests.support.busy_machine import measures
 
 S = 1_000_000_000
 SECOND = Duration(S)
@@ -154,6 +155,7 @@ def test_what_cannot_be_is_named(tmp_path: Path, params: dict[str, Any], place: 
     assert not session.asked
 
 
+@measures
 def test_an_engines_seats_are_counted(tmp_path: Path) -> None:
     """Six seats for answers of 64 tokens, 0.47 s: the seventh waits for about as long, the sixth does not."""
     workload = tmp_path / "planted.toml"

@@ -59,7 +59,7 @@ def found(answers: dict[str, Any], stream: list[bytes] | None = None, **target: 
         async with serving(answers, stream) as url:
             return await detect(Target(url=url, **target))
 
-    told: Detected = play(run(), limit_s=60)
+    told: Detected = play(run(), limit_s=250)
     return told
 
 

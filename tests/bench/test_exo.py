@@ -14,6 +14,7 @@ from llmtap.sim.gateway.options import EngineOptions, SimOptions, load_engine
 from llmtap.units import Duration
 from llmtap.workload.counter import load_counter
 from tests.bench.support import Silent
+from tests.support.busy_machine import measures
 from tests.support.exo import LIMIT_S, bench
 from tests.support.model_folder import model_folder
 from tests.support.nvml import FakeGpu, FakeNvml
@@ -58,6 +59,7 @@ def cached() -> EngineOptions | None:
     return load_engine("continuous_batching", {}, serving={"prefix_cache": "true"}, readings={})
 
 
+@measures
 def test_rates_are_those_of_the_server_s_truth() -> None:
     async def measured() -> tuple[ExoResult, list[dict[str, Any]]]:
         async with engine(SimOptions(ttft=Duration(80 * MS), itl=Duration(8 * MS))) as e:

@@ -12,6 +12,7 @@ from llmtap.bench.measurement import Measurement
 from llmtap.bench.target import Arm
 from llmtap.errors import ConfigError
 from tests.bench.support import Planted, measured, perform, session_to, sim
+from tests.support.busy_machine import measures
 
 INPUT = {"x-sim-input-filter-ms": "40"}
 OUTPUT = {"x-sim-output-hold": "4", "x-sim-output-filter-ms": "30"}
@@ -151,6 +152,7 @@ def test_a_search_fills_table_14(tmp_path: Path) -> None:
     assert float(table.rows[1][2].removesuffix("%")) == pytest.approx(-50, abs=2)
 
 
+@measures
 def test_filters_of_known_cost_are_found_and_a_second_baseline_is_not(tmp_path: Path) -> None:
     """The input filter takes 40 ms before the engine. The output filter lets four tokens go together, 30 ms
     later: the first with the fourth, three gaps of 2 ms late, and the last 30 ms late."""

@@ -16,6 +16,7 @@ from llmtap.bench.measurement import Measurement
 from llmtap.errors import ConfigError
 from llmtap.metrics.statistics import percentile
 from tests.bench.support import Planted, measured, perform, session_to, sim, truths
+from tests.support.busy_machine import measures
 
 MS = 1_000_000
 DIRECT = "direct (single-token chunks); tokens by usage"
@@ -200,6 +201,7 @@ def gaps_of(url: str, n: int, stamps: str) -> list[float]:
     return sorted((b - a) / 1e9 for times in told for a, b in pairwise(times))
 
 
+@measures
 def test_a_noisy_pace_of_a_server_has_one_mode_and_its_percentiles(tmp_path: Path) -> None:
     with sim("--ttft", "5ms", "--itl", "15ms", "--jitter", "0.3") as url:
         session = session_to(url, tmp_path, "itl", target={"endpoint": "completions"}, warmup="none")
@@ -218,6 +220,7 @@ def test_a_noisy_pace_of_a_server_has_one_mode_and_its_percentiles(tmp_path: Pat
         assert one["itl"][name]["low"] - 0.001 < truth < one["itl"][name]["high"] + 0.001
 
 
+@measures
 def test_prefills_that_stall_decodes_are_found_as_a_second_mode(tmp_path: Path) -> None:
     """Continuous batching takes in a prompt of 512 tokens in 51 ms, in which nobody who runs makes a token; a
     step takes 6 to 8."""

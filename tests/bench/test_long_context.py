@@ -14,6 +14,7 @@ from llmtap.errors import ConfigError
 from llmtap.metrics.scaling import fit_power
 from llmtap.sim.latency import SEED_ITERATIONS
 from tests.bench.support import Planted, measured, perform, session_to, sim
+from tests.support.busy_machine import measures
 
 LENGTHS = [1_024, 2_048, 4_096, 8_192, 16_384]
 Law = Callable[[float], float]
@@ -135,6 +136,7 @@ def test_what_cannot_be_sent_is_named(given: dict[str, Any], place: str, tmp_pat
 # ---------------------------------------------------------------- a real server
 
 
+@measures
 @pytest.mark.parametrize(
     ("attention_ms", "lengths", "best", "warmup"),
     [

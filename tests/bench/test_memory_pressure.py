@@ -16,6 +16,7 @@ from llmtap.bench.memory_pressure import TEST, WARNING
 from llmtap.errors import ConfigError
 from llmtap.units import Duration
 from tests.bench.support import Planted, Silent, measured, perform, session_to, sim
+from tests.support.busy_machine import measures
 
 S = 1_000_000_000
 
@@ -182,13 +183,14 @@ def test_what_cannot_be_is_named(tmp_path: Path, params: dict[str, Any], place: 
 
 
 def preemptions(url: str) -> float:
-    with urlopen(f"{url}/metrics", timeout=10) as response:
+    with urlopen(f"{url}/metrics", timeout=60) as response:
         text = response.read().decode()
     found = re.search(r"^vllm:num_preemptions_total\{[^}]*\} (\S+)$", text, re.MULTILINE)
     assert found is not None
     return float(found[1])
 
 
+@measures
 def test_an_engine_whose_memory_is_too_small_preempts_and_that_is_told(tmp_path: Path) -> None:
     """Requests of 16 + 48 tokens need 4 blocks of 16, and there are 20: room for five at a time. Eight are
     seated, since there is room for their prompts, and there is none for their answers."""

@@ -29,7 +29,7 @@ def bench(results: Path, url: str, *sets: str, tests: Sequence[str] = ("ttft",),
 
 
 def run(one: Bench, *names: str) -> dict[str, Any]:
-    told: dict[str, Any] = play(one.run(names or ("ttft",)), limit_s=60)
+    told: dict[str, Any] = play(one.run(names or ("ttft",)), limit_s=250)
     return told
 
 

@@ -17,6 +17,7 @@ from llmtap.bench.target import Arm
 from llmtap.errors import ConfigError
 from llmtap.sim.latency import SEED_ITERATIONS
 from tests.bench.support import Planted, measured, perform, session_to, sim
+from tests.support.busy_machine import measures
 
 S = 1_000_000_000
 ARMS = {"cache_off": Arm(headers={"x-cache": "off"}), "cache_on": Arm()}
@@ -234,6 +235,7 @@ def test_what_is_missing_is_named(tmp_path: Path, arms: dict[str, Arm], place: s
     assert caught.value.place == place
 
 
+@measures
 def test_a_real_cache_helps_as_its_latency_model_says(tmp_path: Path) -> None:
     """An iteration takes 5.7 ms and 0.088 ms a token of a prompt. Of 2,096 tokens 2,048 are the prefix, 128
     whole blocks: 190.7 ms without the cache, 10.0 ms with it, a reduction of 0.948. What the way costs

@@ -18,6 +18,7 @@ from llmtap.load.messages import Progress
 from llmtap.sim.latency import SEED_ITERATIONS
 from llmtap.units import Duration
 from tests.bench.support import Planted, Silent, measured, perform, session_to, sim, truths
+from tests.support.busy_machine import measures
 
 S = 1_000_000_000
 
@@ -206,6 +207,7 @@ class Stopping(Silent):
             self.session.stop()
 
 
+@measures
 def test_an_engines_capacity_is_found_and_a_stopped_search_goes_on(tmp_path: Path) -> None:
     """Two seats, prompts of 8 tokens and answers of 32: 9.1 to 9.5 requests a second, so 8 and not 12."""
     least, most = capacity_bounds(2, 8, 32)

@@ -13,6 +13,7 @@ from llmtap.bench.tradeoff import TEST
 from llmtap.errors import ConfigError
 from llmtap.units import Duration
 from tests.bench.support import Planted, measured, perform, session_to, sim
+from tests.support.busy_machine import measures
 
 S = 1_000_000_000
 OVER = {"stopped": "the time was up"}
@@ -140,6 +141,7 @@ def test_what_cannot_be_is_named(tmp_path: Path, params: dict[str, Any], place: 
     assert not session.asked
 
 
+@measures
 def test_an_engines_knee_is_where_it_was_planted(tmp_path: Path) -> None:
     """Two seats, prompts of 1,000 tokens (94 ms) and answers of 32 (206 ms): 5.07 requests a second.
 

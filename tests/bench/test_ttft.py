@@ -12,6 +12,7 @@ from llmtap.bench.ttft import TEST
 from llmtap.errors import ConfigError
 from llmtap.metrics.statistics import percentile
 from tests.bench.support import Planted, measured, perform, session_to, sim, truths
+from tests.support.busy_machine import measures
 
 MS = 1_000_000
 
@@ -128,6 +129,7 @@ def test_one_load_model_has_to_be_chosen(given: dict[str, Any], place: str, tmp_
     assert caught.value.place == place
 
 
+@measures
 def test_a_server_s_ttft_is_found_within_the_intervals(tmp_path: Path) -> None:
     """TTFT uniform between 20 and 60 ms. The server says when it sent each first token, and when the request
     was there: what we see is that, and the way there and back."""

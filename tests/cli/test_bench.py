@@ -28,7 +28,7 @@ SMALL = (
 
 def run(*args: str, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
     where = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    return subprocess.run([*BENCH, *args], capture_output=True, text=True, timeout=200, cwd=cwd, env=where)
+    return subprocess.run([*BENCH, *args], capture_output=True, text=True, timeout=280, cwd=cwd, env=where)
 
 
 def test_the_tests_are_commands_with_their_sections_and_parameters() -> None:
@@ -49,7 +49,7 @@ def test_help_is_quick_to_come_and_loads_no_room_of_a_benchmark() -> None:
         "import sys, llmtap.cli.bench;"
         " print([m for m in sys.modules if m in ('scipy', 'pyarrow', 'aiohttp', 'llmtap.bench.session')])"
     )
-    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=280)
     assert done.stdout.strip() == "[]", done.stderr
 
 
@@ -124,7 +124,7 @@ def test_a_result_is_shown_written_and_gone_on_with(tmp_path: Path) -> None:
     assert "load: measured before" in second.stderr
     assert "sent" not in second.stderr
     page = subprocess.run(
-        [*BENCH[:-1], "report", "r", "--html", "again.html"], capture_output=True, text=True, timeout=200,
+        [*BENCH[:-1], "report", "r", "--html", "again.html"], capture_output=True, text=True, timeout=280,
         cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
     )  # fmt: skip
     assert page.returncode == 0, page.stderr
@@ -132,7 +132,8 @@ def test_a_result_is_shown_written_and_gone_on_with(tmp_path: Path) -> None:
     assert (tmp_path / "again.html").exists()
 
 
-def test_one_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+def test_one_signal_keeps_what_is_done_and_says_how_to_go_on(tmp_path: Path, number: signal.Signals) -> None:
     with sim("--ttft", "20ms", "--itl", "20ms") as url:
         args = ("ttft", "--target", url, *SMALL, "--set", "ttft.requests=500", "--results", "r")
         with subprocess.Popen(
@@ -143,12 +144,12 @@ def test_one_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(tmp_path: Path) -> 
             for line in process.stderr:
                 if " of 500, in flight" in line:
                     break
-            process.send_signal(signal.SIGINT)
+            process.send_signal(number)
             began = time.monotonic()
             said = process.stderr.read()
-            code = process.wait(60)
-    assert code == 130, said
-    assert time.monotonic() - began < 60
+            code = process.wait(200)
+    assert code == 128 + number, said
+    assert time.monotonic() - began < 120, "not the minutes that all of it takes"
     assert "To go on:" in said
     assert f"llmtap bench ttft --target {url}" in said
     assert "--results r" in said

@@ -80,10 +80,8 @@ async def gateway(
 async def replayed(url: str, **more: Any) -> dict[str, Any]:
     """For a second and a half."""
     plan = make_plan(Asked(source="conversation", requests=N, rate_rps=N / 1.5, arrivals="uniform"))
-    second = Duration(NS_PER_S)
-    options = ReplayOptions(
-        target=url, timeout=Duration(30 * second), connect_timeout=second, retry_wait=second, **more
-    )
+    second, minute = Duration(NS_PER_S), Duration(60 * NS_PER_S)
+    options = ReplayOptions(target=url, timeout=minute, connect_timeout=minute, retry_wait=second, **more)
     return await Replay(plan, options, BodyOptions(temperature=0.0), Silent()).run()
 
 
@@ -111,7 +109,9 @@ async def test_the_load_has_no_user_agent_of_its_own_and_metrics_are_asked_again
     assert asked["POST", "/v1/chat/completions", None] == N
     told = beside(asked)
     assert told["/v1/models"] == 1
-    assert told["/metrics"] == result["system"]["summary"]["scrape"]["scrapes"] >= 2
+    # One that was under way at the end of the load was broken off, and asked for all the same.
+    assert told["/metrics"] - result["system"]["summary"]["scrape"]["scrapes"] in (0, 1)
+    assert told["/metrics"] >= 2
     assert not result["system"]["summary"]["scrape"]["gave_up"]
 
 
@@ -119,7 +119,8 @@ async def test_the_load_has_no_user_agent_of_its_own_and_metrics_are_asked_again
 async def test_metrics_that_somebody_named_are_asked_again_also_where_there_are_none() -> None:
     async with gateway() as (url, asked):
         result = await replayed(url, scrape=f"{url}/elsewhere")
-    assert beside(asked)["/elsewhere"] == result["system"]["summary"]["scrape"]["failed"] >= 2
+    asks = beside(asked)["/elsewhere"]
+    assert asks - result["system"]["summary"]["scrape"]["failed"] in (0, 1) and asks >= 2
     assert "/metrics" not in beside(asked)
 
 
@@ -139,7 +140,8 @@ async def test_models_and_metrics_trust_whom_the_load_trusts(tmp_path: Path) -> 
             asked.clear()
             result = await replayed(url, **more)
             assert result["outcomes"] == {"complete": N}
-            assert result["system"]["summary"]["scrape"]["failed"] == 0
+            # The last scrape waits no longer than a second.
+            assert result["system"]["summary"]["scrape"]["failures"] in ({}, {"no answer in time": 1})
             assert beside(asked).keys() == {"/v1/models", "/metrics"}
 
 

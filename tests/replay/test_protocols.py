@@ -1,6 +1,5 @@
 """Replays over Realtime and gRPC, as over HTTP; and options that mean nothing there are refused by name."""
 
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,6 +19,7 @@ from llmtap.replay.plan import Asked, make_plan
 from llmtap.replay.protocols import http_beside, maker_for, notes_of, refuse_meaningless
 from llmtap.sim.gateway.options import SimOptions
 from llmtap.units import NS_PER_S, Duration
+from tests.support.live_proxy import port_free
 from tests.support.peer import play, scene, wait_until
 from tests.support.sim_engine import engine
 from tests.support.sim_grpc import grpc_engine
@@ -56,10 +56,8 @@ async def serving(spoken: str) -> AsyncIterator[tuple[str, Any]]:
 
 async def replayed(url: str, workload: str = "synthetic-skewed", **more: Any) -> dict[str, Any]:
     plan = make_plan(Asked(source=workload, requests=N, rate_rps=60.0, chat=False))
-    second = Duration(NS_PER_S)
-    options = ReplayOptions(
-        target=url, timeout=Duration(60 * second), connect_timeout=second, retry_wait=second, **more
-    )
+    second, minute = Duration(NS_PER_S), Duration(60 * NS_PER_S)
+    options = ReplayOptions(target=url, timeout=minute, connect_timeout=minute, retry_wait=second, **more)
     return await Replay(plan, options, BodyOptions(temperature=0.0), Silent()).run()
 
 
@@ -74,7 +72,7 @@ def test_a_replay_of_twenty_requests(spoken: str, workload: str, tmp_path: Path)
             await wait_until(lambda: len(log.since(0)["truths"]) == N)
             return found, log.since(0)["truths"]
 
-    result, truths = play(work(), 40)
+    result, truths = play(work(), 200)
     assert (result["load"]["sent"], result["load"]["unsent"], result["outcomes"]) == (N, 0, {"complete": N})
     assert result["dispatch_lateness"]["n"] == N
     assert result["sender"]["clock"] == ("mono" if spoken == "grpc" else "kernel")
@@ -114,9 +112,7 @@ async def test_a_warm_up_and_a_closed_loop_go_the_same_way() -> None:
 @pytest.mark.parametrize("scheme", ["ws", "grpc"])
 @scene
 async def test_nobody_there_is_said_before_anything_is_prepared(scheme: str) -> None:
-    free = socket.create_server(("127.0.0.1", 0))
-    port = free.getsockname()[1]
-    free.close()
+    port = port_free()
     with pytest.raises(ConfigError, match=f"--target: {scheme}://127.0.0.1:{port} cannot be reached"):
         await replayed(f"{scheme}://127.0.0.1:{port}")
 

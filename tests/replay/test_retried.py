@@ -62,11 +62,11 @@ async def busy_server() -> AsyncIterator[tuple[str, Counter[str]]]:
 
 @scene
 async def test_the_wait_is_in_no_lateness_and_in_what_counts_from_the_schedule() -> None:
-    second = Duration(NS_PER_S)
+    second, minute = Duration(NS_PER_S), Duration(60 * NS_PER_S)
     async with busy_server() as (url, came):
         plan = make_plan(Asked(source="conversation", requests=N, rate_rps=N, arrivals="uniform"))
         options = ReplayOptions(
-            target=url, model="m", timeout=Duration(30 * second), connect_timeout=second, retries=3,
+            target=url, model="m", timeout=minute, connect_timeout=minute, retries=3,
             retry_wait=Duration(10 * second), scrape="none",
         )  # fmt: skip
         result = await Replay(plan, options, BodyOptions(model="m", temperature=0.0), Silent()).run()

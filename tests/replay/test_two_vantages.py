@@ -12,6 +12,7 @@ from llmtap.replay.perform import Replay
 from llmtap.replay.plan import Asked, make_plan
 from llmtap.sim.gateway.options import SimOptions
 from llmtap.units import NS_PER_S, Duration
+from tests.support.busy_machine import measures
 from tests.support.live_proxy import live_proxy
 from tests.support.peer import scene
 from tests.support.sim_engine import engine
@@ -46,9 +47,9 @@ class Silent:
 
 
 def options_to(url: str, **more: Any) -> ReplayOptions:
-    second = Duration(NS_PER_S)
+    second, minute = Duration(NS_PER_S), Duration(60 * NS_PER_S)
     return ReplayOptions(
-        target=url, endpoint="completions", timeout=Duration(60 * second), connect_timeout=second,
+        target=url, endpoint="completions", timeout=minute, connect_timeout=minute,
         retry_wait=second, scrape="none", **more,
     )  # fmt: skip
 
@@ -78,6 +79,7 @@ def apart(ours: dict[str, Any], tap: dict[str, Any]) -> list[str]:
     return wrong + ([f"an event: {late:.0f} us"] if late > allowed_us else [])
 
 
+@measures
 @scene
 async def test_the_replay_s_own_record_is_the_tap_s(tmp_path: Path) -> None:
     options = SimOptions(ttft=Duration(30 * MS), itl=Duration(5 * MS))

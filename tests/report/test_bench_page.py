@@ -8,7 +8,7 @@ from typing import Any
 import plotly.graph_objects as plotly
 from rich.console import Console
 
-from llmtap.report.bench import render_bench
+from llmtap.report.bench import render_bench, render_table
 from llmtap.report.bench_charts import chart_keys, chart_panel, chart_rows
 from llmtap.report.bench_page import bench_html
 from tests.support.bench_documents import CHARTS, bench_document, bench_report, load_step
@@ -212,3 +212,12 @@ def test_the_terminal_has_tables_notes_and_what_is_in_the_way() -> None:
         "NOT VALID: ttft, load and 1 other load: late",
     ):  # fmt: skip
         assert line in said
+
+
+def test_a_terminal_table_has_sentences_on_the_left_and_figures_on_the_right() -> None:
+    rows = [
+        ["1", "3.2 to 12 requests/s", "yes", "2 of 19 failed"],
+        ["10", "4 req/s", "no", "TTFT P99 is above 1 s"],
+    ]
+    shown = render_table({"heads": ["Level", "Load", "Steady", "Why"], "rows": rows})
+    assert [column.justify for column in shown.columns] == ["left", "right", "left", "left"]

@@ -3,15 +3,23 @@
 from array import array
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
+import llmtap
 from llmtap.bench.loads import closed_load
-from llmtap.bench.warming import ROWS_MAX, other_words
-from llmtap.replay.plan import Plan
+from llmtap.load.bodies import BodyOptions
+from llmtap.replay.options import ReplayOptions
+from llmtap.replay.perform import Replay
+from llmtap.replay.plan import Asked, Plan, make_plan
+from llmtap.replay.warming import ROWS_MAX, other_words
+from llmtap.units import NS_PER_S, Duration
 from llmtap.workload.prompt import Prompt
 from llmtap.workload.requests import Requests
 from llmtap.workload.words import count_tokens
+from tests.bench.support import Silent, sim
+from tests.support.peer import play
 
 
 @dataclass
@@ -105,3 +113,20 @@ def test_turns_wait_for_nobody_and_tenants_stay() -> None:
 def test_recorded_bodies_without_prompts_are_what_there_is() -> None:
     plan = Plan(Requests(array("q", [0]), bodies=[b"{}"]), None, {})
     assert other_words(plan) is plan
+
+
+def test_a_replay_is_warmed_up_by_none_of_its_own_prompts(tmp_path: Path) -> None:
+    """A server that keeps prefixes would answer those from its cache."""
+    second, minute = Duration(NS_PER_S), Duration(60 * NS_PER_S)
+    plan = make_plan(Asked(source="synthetic-uniform", requests=8, rate_rps=40.0, chat=False))
+    with sim("--scheduler", "continuous_batching", "--serving", "prefix_cache=true") as url:
+        options = ReplayOptions(
+            target=url, timeout=minute, connect_timeout=minute, retry_wait=second,
+            endpoint="completions", warmup="8", capture=str(tmp_path),
+        )  # fmt: skip
+        result = play(
+            Replay(plan, options, BodyOptions(endpoint="completions", temperature=0.0), Silent()).run(),
+            limit_s=60,
+        )
+    assert (result["warmup"]["requests"], result["outcomes"]) == (8, {"complete": 8})
+    assert set(llmtap.read(tmp_path).table().column("cached_tokens").to_pylist()) <= {0, None}
