@@ -2,26 +2,35 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+USABLE := $(VENV)/.usable
 STAMP  := $(VENV)/.installed
+# The extras of who runs it; the others are of who works on it.
+RUNTIME := tokenizers,bench,gpu,ray,top
+AGAIN  := echo 'FAILED BESIDE OTHERS, now each by itself. What passes now is a bug nevertheless: see CONTRIBUTING.md'
 
-.PHONY: help setup demo test lint fmt bench e2e clean
+.PHONY: help setup demo test lint fmt docs audit sbom bench e2e clean
 
 help:  ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
-$(STAMP): pyproject.toml constraints.txt
+# What the README's commands need, and no more: who comes for the first time does not wait for the tests' packages.
+$(USABLE): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "llmtap needs Python 3.11 or newer; set PYTHON=")'
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench,top]'
+	@touch $@
+
+$(STAMP): $(USABLE)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
 setup: $(STAMP)  ## install into .venv
 
-demo: $(STAMP)  ## bursts of requests through the tap to a simulated engine with a guardrail; then the table and a verdict
+demo: $(USABLE)  ## bursts of requests through the tap to a simulated engine with a guardrail; then the table and a verdict
 	$(BIN)/llmtap demo
 
-test: lint  ## lint, types, layers, then every test
-	$(BIN)/pytest -n auto --dist loadfile
+test: lint  ## lint, types, layers, then every test; what failed once more by itself
+	$(BIN)/pytest -n auto --dist loadfile || { $(AGAIN); $(BIN)/pytest -n 0 -x --last-failed --lfnf none; }
 
 lint: $(STAMP)  ## ruff, mypy, import-linter
 	$(BIN)/ruff check .
@@ -33,15 +42,41 @@ fmt: $(STAMP)  ## format and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+docs: $(VENV)/.docs  ## the documentation, into site/
+	$(BIN)/mkdocs build --strict
+
+$(VENV)/.docs: $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
+
+audit: $(VENV)/.audit  ## known weaknesses of the pinned versions, as a service on the internet knows them
+	$(BIN)/pip-audit --requirement constraints.txt --strict --no-deps --disable-pip --progress-spinner off
+
+# Installed and taken out again: what is left is what it needs. Nothing of this machine comes into the file.
+sbom: $(VENV)/.audit  ## what a user installs with every extra, as CycloneDX, into deploy/sbom.cdx.json
+	rm -rf $(VENV)-runtime
+	$(PYTHON) -m venv --without-pip $(VENV)-runtime
+	$(BIN)/pip --python $(VENV)-runtime install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(RUNTIME)]'
+	$(BIN)/pip --python $(VENV)-runtime uninstall --quiet --yes llmtap
+	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --output-file deploy/sbom.cdx.json $(VENV)-runtime
+	$(BIN)/python deploy/sbom.py $(VENV)-runtime
+
+$(VENV)/.audit: $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[audit]'
+	@touch $@
+
 bench: $(STAMP)  ## the relay beside nginx, HAProxy and LLM gateways (see benchmarks/relay/README.md)
 	$(BIN)/python benchmarks/relay/run.py
 
 e2e: $(STAMP)  ## a real engine, gateway, client and Prometheus, with the tap between them; clients of the simulated one
 	$(BIN)/python e2e/prometheus.py
+	$(BIN)/python e2e/browser.py
 	$(BIN)/python e2e/run.py
 	$(BIN)/python e2e/replay.py
 	$(BIN)/python e2e/clients.py
 	$(BIN)/python e2e/middleware.py
+	$(BIN)/python e2e/live_streams.py
+	$(BIN)/python e2e/fleet.py
 
 clean:  ## remove what the targets made
-	rm -rf $(VENV) .e2e .mypy_cache .ruff_cache .pytest_cache .hypothesis benchmarks/relay/build benchmarks/load/build
+	rm -rf $(VENV) $(VENV)-runtime site .e2e .mypy_cache .ruff_cache .pytest_cache .hypothesis benchmarks/relay/build benchmarks/load/build

@@ -30,10 +30,10 @@ from servers import Failure, Server, get_json, port_free, tail
 
 HOME = ROOT / "clients"
 RUN_S_MAX = 1_500  # with an install of everything on a slow machine
-READY_S_MAX = 30
-CLIENT_S_MAX = 180  # LiteLLM alone takes 15 s to import here
-SETTLE_S_MAX = 5  # from a client's last byte to the last line of the server's account
-NPM_S_MAX = 180
+READY_S_MAX = 120
+CLIENT_S_MAX = 400  # LiteLLM alone takes 15 s to import here
+SETTLE_S_MAX = 60  # from a client's last byte to the last line of the server's account
+NPM_S_MAX = 400
 NODE_MIN = 20
 
 Json = dict[str, Any]
@@ -155,7 +155,7 @@ def count_tokens(texts: list[str]) -> list[int]:
     """As Hugging Face's `tokenizers` counts with the file that `llmtap sim tokenizer` writes."""
     file = HOME / "tokenizer/tokenizer.json"
     argv = [*in_gateway("token_counts.py"), str(file)]
-    done = subprocess.run(argv, input=json.dumps(texts), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(argv, input=json.dumps(texts), capture_output=True, text=True, timeout=200)
     if done.returncode:
         raise Failure(f"the tokens could not be counted: {done.stderr}")
     return json.loads(done.stdout)
@@ -165,7 +165,7 @@ def write_tokenizer(llmtap: Path) -> Path:
     """A folder as `AutoTokenizer.from_pretrained` reads it, with the server's own tokenizer."""
     folder = HOME / "tokenizer"
     folder.mkdir(exist_ok=True)
-    subprocess.run([str(llmtap), "sim", "tokenizer", str(folder / "tokenizer.json")], check=True, timeout=60)
+    subprocess.run([str(llmtap), "sim", "tokenizer", str(folder / "tokenizer.json")], check=True, timeout=200)
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}\n')
     return folder
 

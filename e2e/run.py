@@ -48,9 +48,9 @@ KEY = "sk-e2e-on-loopback-only"  # LiteLLM starts with no empty key
 RUN_S_MAX = 1_500  # everything, a cold install on a slow machine included
 READY_S_MAX = 180
 WARM_UP_S_MAX = 240  # the first answer of an engine may take half a minute
-CLIENT_S_MAX = 180
+CLIENT_S_MAX = 400
 COMPLAINTS_MAX = 30  # printed; the number of all of them stands below
-SETTLE_S_MAX = 10  # from the client's last byte to the last exchange in the tap's API
+SETTLE_S_MAX = 60  # from the client's last byte to the last exchange in the tap's API
 
 OFFLINE = {
     "HF_HUB_OFFLINE": "1",
@@ -241,7 +241,7 @@ def read_tap(admin: int, expected: int) -> tuple[list[Any], dict[str, Any]]:
 def check_capture(kept: Path, expected: int, options: argparse.Namespace) -> list[str]:
     """What is wrong with the files that the tap, which has ended, left of what it measured."""
     argv = [str(options.llmtap), "report", str(kept), "--json"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=200)
     if done.returncode:
         return [f"the capture cannot be read: {done.stderr.strip()}"]
     told = json.loads(done.stdout)
@@ -266,7 +266,7 @@ def run_path(
         argv += ["--listen", f"127.0.0.1:{ports['tap']}", "--admin", f"127.0.0.1:{admin}"]
         argv += ["--capture", str(kept)]
         with running(f"tap-{way.key}", argv, wrong) as tap:
-            tap.wait_ready(f"http://127.0.0.1:{admin}/readyz", limit_s=30)
+            tap.wait_ready(f"http://127.0.0.1:{admin}/readyz", limit_s=READY_S_MAX)
             records = run_client(way, ports, plan, options)
             exchanges, summary = read_tap(admin, len(plan))
             (ROOT / f"exchanges-{way.key}.json").write_text(json.dumps(exchanges))
@@ -296,7 +296,7 @@ def run_experiment(ports: dict[str, int], options: argparse.Namespace, *, aa: bo
     argv += ["--upstream", f"http://127.0.0.1:{ports['gateway']}"]
     argv += ["--listen", f"127.0.0.1:{ports['tap']}", "--admin", f"127.0.0.1:{admin}"]
     with running(f"tap-{way.key}", argv, wrong) as tap:
-        tap.wait_ready(f"http://127.0.0.1:{admin}/readyz", limit_s=30)
+        tap.wait_ready(f"http://127.0.0.1:{admin}/readyz", limit_s=READY_S_MAX)
         calm = argparse.Namespace(**{**vars(options), "concurrency": 2})
         records = run_client(way, ports, requests, calm)
         exchanges, _ = read_tap(admin, len(requests))

@@ -16,8 +16,9 @@ from typing import Any
 
 __all__ = ["Failure", "Server", "get_json", "port_free", "post_json", "tail"]
 
-LAST_MOMENT_S = 2.0  # from the end of a process to the end of its children, as far as we put up with it
+LAST_MOMENT_S = 20.0  # from the end of a process to the end of its children, as far as we put up with it
 LOCAL = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never through the user's own proxy
+_KEPT: list[socket.socket] = []
 
 
 class Failure(Exception):
@@ -57,7 +58,7 @@ class Server:
             time.sleep(0.1)
         raise Failure(f"{self.name} not ready at {url} within {limit_s:.0f} s ({last})\n{tail(self.log)}")
 
-    def stop(self, limit_s: float = 15) -> str | None:
+    def stop(self, limit_s: float = 60) -> str | None:
         """Asks the process to end; returns what was wrong with how it did, None if nothing was.
 
         What is left of its group a moment later is killed, and counts as wrong.
@@ -95,13 +96,19 @@ class Server:
 
 
 def port_free() -> int:
-    """A loopback port nobody listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A loopback port for a server that is yet to start.
+
+    It stays bound here, and never listens: nobody else is given it, and a server that sets SO_REUSEADDR, as
+    servers do, can listen on it all the same.
+    """
+    kept = socket.socket()
+    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    kept.bind(("127.0.0.1", 0))
+    _KEPT.append(kept)
+    return kept.getsockname()[1]
 
 
-def get_json(url: str, *, timeout_s: float = 10) -> Any:
+def get_json(url: str, *, timeout_s: float = 60) -> Any:
     with LOCAL.open(url, timeout=timeout_s) as response:
         return json.load(response)
 

@@ -13,6 +13,12 @@ settings.register_profile("llmtap", deadline=None)
 settings.load_profile("llmtap")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--screenshots", metavar="DIR", help="where test_pictures.py puts what it makes: docs/images"
+    )
+
+
 @pytest.fixture(scope="module", autouse=True)
 def one_ray_at_a_time(request: pytest.FixtureRequest) -> Iterator[None]:
     """Two Rays that start beside each other on two CPUs give up waiting for their own processes.

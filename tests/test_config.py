@@ -16,7 +16,7 @@ from llmtap.relay.options import RelayOptions
 from llmtap.supervisor.supervisor import check_settings
 
 HOUSE = Path(__file__).parents[1]
-OTHERS = ("workload.toml", "bench.toml")
+OTHERS = ("workload.toml", "bench.toml", "bench-sim.toml")
 """Of `llmtap replay` and `llmtap bench`."""
 EXAMPLES = sorted(file for file in (HOUSE / "config").glob("*.toml") if file.name not in OTHERS)
 S = 1_000_000_000

@@ -26,7 +26,7 @@ class Peer(threading.Thread):
         self.came_at: float | None = None
 
     def run(self) -> None:
-        self._sock.settimeout(10)
+        self._sock.settimeout(60)
         if self._sock.recv(1):
             self.came_at = time.monotonic()
 
@@ -55,7 +55,7 @@ def delay_of(how: str) -> float:
 
         loop.call_soon(callback)
         wrote_at: float = await done
-        await loop.run_in_executor(None, peer.join, 10)
+        await loop.run_in_executor(None, peer.join, 60)
         transport.close()
         assert peer.came_at is not None
         return peer.came_at - wrote_at
@@ -68,7 +68,8 @@ def delay_of(how: str) -> float:
 
 @pytest.mark.parametrize("how", ["transport", "socket"])
 def test_a_write_inside_a_callback_leaves_at_once(how: str) -> None:
-    assert delay_of(how) < WORK_S / 2
+    # What waits for the end of its callback does so each time; a peer that gets no CPU, now and then.
+    assert any(delay_of(how) < WORK_S / 2 for _ in range(5))
 
 
 def test_uvloop_is_new_enough() -> None:

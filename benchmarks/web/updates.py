@@ -1,11 +1,11 @@
-"""How long the dashboard takes for an update while 200 streams are under way; and its pictures for the docs.
+"""How long the dashboard takes for an update while 200 streams are under way.
 
 The simulated engine, the tap in front of it with an experiment and objectives, 200 clients that always have a
 stream open, and a headless Chromium. The page itself notes how long each piece of its work took
 (`window.llmtap.renders`): an answer worked into the page, a frame of the lanes, a chart. Rastering is not in
 it; the frames a second of the lanes tell of that.
 
-    .venv/bin/python benchmarks/web/updates.py [--streams 200] [--seconds 20] [--json FILE] [--images FOLDER]
+    .venv/bin/python benchmarks/web/updates.py [--streams 200] [--seconds 20] [--json FILE]
 
 Exit code 1 where an update took 100 ms or more.
 """
@@ -88,7 +88,6 @@ async def main() -> int:
     parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=20.0, help="in each view")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--images", type=Path, help="where pictures of every view go")
     args = parser.parse_args()
     if CHROMIUM is None:
         sys.exit("there is no chromium")
@@ -98,9 +97,6 @@ async def main() -> int:
         await page.open(f"{admin}/")
         await until_open(admin, args.streams)
         found = await measure(page, args.seconds)
-        if args.images:
-            args.images.mkdir(parents=True, exist_ok=True)
-            await pictures(page, admin, args.images)
         problems = page.problems
     for problem in problems:
         print(f"the page complained: {problem}")
@@ -148,26 +144,6 @@ def show(found: dict[str, list[float]], streams: int) -> float:
         table.add_row(name, str(len(values)), f"{p50:.1f}", f"{p99:.1f}", f"{values[-1]:.1f}")
     Console(width=100).print(table)
     return worst
-
-
-async def pictures(page: Page, admin: str, folder: Path) -> None:
-    """Every view, light and dark, on a desk and on a phone."""
-    for name in (*VIEWS, "inspector"):
-        place = name if name in VIEWS else f"exchanges/{await worst_of(admin)}"
-        for look, size in (("light", (1_440, 1_000)), ("dark", (1_440, 1_000)), ("phone", (375, 760))):
-            await page.screen(*size, dark=look == "dark", scale=2.0 if look == "phone" else 1.0)
-            await page.look(f"location.hash = '{place}'; scrollTo(0, 0)")
-            await page.until("document.getElementById('status').dataset.state === 'live'")
-            await asyncio.sleep(14 if name == "streams" and look != "phone" else 4)
-            await page.picture(folder / f"{name}-{look}.png")
-
-
-async def worst_of(admin: str) -> str:
-    """The exchange whose reader waited longest, of the newest of an arm."""
-    url = f"{admin}/api/v1/exchanges?arm=guarded&outcome=complete&limit=50"
-    async with aiohttp.ClientSession() as session, session.get(url) as answer:
-        exchanges = (await answer.json())["exchanges"]
-    return str(max(exchanges, key=lambda x: x["metrics"]["user_idle"] or 0)["id"])
 
 
 @asynccontextmanager

@@ -199,9 +199,16 @@ def latest_ledger(infos: Sequence[CaptureInfo]) -> Ledger:
     for name, count in relays.items():
         first = began[name]
         relays[name] = msgspec.structs.replace(count, since=first.since, before=first.before)
-    # A meter that ended in order may have been followed by another one that did not.
-    _, closed = max(((info.began_ns, info.ledger.closed) for info in infos), default=(0, False))
-    return Ledger(relays, _summed(meters.values()), closed=closed)
+    return Ledger(relays, _summed(meters.values()), closed=_closed(infos))
+
+
+def _closed(infos: Sequence[CaptureInfo]) -> bool:
+    """The meter that came last ended in order. In a hot restart the one before writes its last file later."""
+    files: dict[str, list[tuple[int, bool]]] = {}
+    for info in infos:
+        files.setdefault(info.ledger.meter, []).append((info.began_ns, info.ledger.closed))
+    _, (_, closed) = max(((min(told)[0], max(told)) for told in files.values()), default=(0, (0, False)))
+    return closed
 
 
 def _progress(count: RelayCount) -> tuple[int, int, int]:

@@ -38,6 +38,7 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
+from llmtap.capture.aside import LOCK, take_back
 from llmtap.capture.files import LocalFiles
 from llmtap.capture.finisher import ClosedSpool, Finisher, make_folder
 from llmtap.capture.options import CaptureOptions
@@ -67,7 +68,6 @@ LOOK_NOW_AND_THEN_NS: Final = 10_000_000_000
 _HEAD_BYTES: Final = 6 << 10
 _FRAME_BYTES: Final = 1 << 10
 """Of a batch, whatever is in it: what Arrow says of 105 columns, packed, and the ledger behind it."""
-_LOCK: Final = "llmtap.lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +114,11 @@ def spool_folder(options: CaptureOptions) -> Path:
     return Path(state) / "llmtap" / f"spool-{name}"
 
 
-def check(options: CaptureOptions) -> None:
+def check(options: CaptureOptions, supervisor: int | None = None) -> None:
     """What `open` would find wrong, told before anything starts; nothing is left behind.
 
-    A child of this process that holds the lock, while the supervisor looks at new settings, is no fault.
+    A child of process `supervisor` (or of this one) that holds the lock is no fault: the settings are for a
+    proxy that runs.
 
     Raises ConfigError.
     """
@@ -127,8 +128,8 @@ def check(options: CaptureOptions) -> None:
     try:
         for key, folder in _folders(options, place, spool):
             made += _probe(key, folder)
-        if (spool / _LOCK).exists():
-            holder = _lock(options, spool, mine=True)
+        if (spool / LOCK).exists():
+            holder = _lock(options, spool, os.getpid() if supervisor is None else supervisor)
             if holder is not None:
                 os.close(holder)
     finally:
@@ -173,6 +174,8 @@ class Store:
         for key, folder in _folders(self._options, self._place, self._folder):
             _probe(key, folder)
         self._lock = _lock(self._options, self._folder)
+        with suppress(OSError):  # they wait for the next start then
+            take_back(self._folder)
         self._look(self._clock.mono_ns())
         for path in sorted(self._folder.glob("llmtap-*.spool")):
             self._finisher.add(ClosedSpool(path, path.stat().st_size))
@@ -296,7 +299,7 @@ class Store:
             log.warning(
                 "event=capture_spool_restored spool=%s rows=%d", self._writer.path, self._writer.rows
             )  # fmt: skip
-        elif not (self._folder / _LOCK).exists():
+        elif not (self._folder / LOCK).exists():
             self._make_again()
         if batch.num_rows:
             self._leave_room(batch)
@@ -453,13 +456,13 @@ def _probe(key: str, folder: Path) -> list[Path]:
     return made
 
 
-def _lock(options: CaptureOptions, folder: Path, *, mine: bool = False) -> int | None:
-    """The lock on the folder, held until it is closed; with `mine`, None where a child of ours holds it.
+def _lock(options: CaptureOptions, folder: Path, supervisor: int | None = None) -> int | None:
+    """The lock on the folder, held until it is closed; None where a child of process `supervisor` holds it.
 
     Raises ConfigError where another tap does.
     """
     key = "capture.to" if options.spool is None else "capture.spool"
-    path = folder / _LOCK
+    path = folder / LOCK
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as exc:
@@ -469,7 +472,7 @@ def _lock(options: CaptureOptions, folder: Path, *, mine: bool = False) -> int |
     except OSError:
         holder = os.read(fd, 64).split()
         os.close(fd)
-        if mine and holder[1:] == [b"%d" % os.getpid()]:
+        if supervisor is not None and holder[1:] == [b"%d" % supervisor]:
             return None
         raise ConfigError(
             key, f"another llmtap captures in {folder}", "give each its own capture.to, or capture.spool"

@@ -26,7 +26,8 @@ EPILOG = """Examples:
 
   llmtap proxy --config /etc/llmtap.toml --set relay.idle_timeout=120s
 
-SIGTERM drains the streams under way, SIGHUP reads the configuration again without losing a connection."""
+SIGTERM drains the streams under way, SIGHUP reads the configuration again without losing a connection, and
+SIGUSR2, after an upgrade, goes on as the program that is on disk now, without losing one either."""
 
 
 @app.command(epilog=EPILOG)
@@ -82,15 +83,20 @@ def proxy(
     import asyncio
 
     from llmtap.log import set_up
-    from llmtap.supervisor.supervisor import Supervisor, check_settings
+    from llmtap.supervisor.checks import check_settings
+    from llmtap.supervisor.handover import take_handover
+    from llmtap.supervisor.supervisor import Supervisor
 
-    check_settings(settings)
     if check:
+        # A proxy that is to become this program asks whether it can.
+        asking = take_handover(os.environ, os.getppid())
+        check_settings(settings, None if asking is None else asking.pid)
         print(f"ok (config {fingerprint(settings)})")
         if settings.capture.to is not None:
             to, spool = capture_places(settings.capture)
             print(f"capture: {to} (level {settings.capture.level})\nspool: {spool}")
         return
+    check_settings(settings)
     set_up(settings.log)
     scheme = "https" if settings.relay.tls_certificate else "http"
     admin_scheme = "https" if settings.meter.admin_tls_certificate else "http"

@@ -3,6 +3,7 @@
 | what happens | what it means | the meter waits for its relays |
 |---|---|---|
 | SIGTERM | the end of the proxy; an init system may tell the whole group at once | `drain_s` and a grace |
+| HAND_OVER on stdin | another meter takes over from now on; the relays that are here drain | the same |
 | SIGTERM again, SIGUSR1 | now; the latter where another meter follows and the relays stay | no |
 | stdin ends | the supervisor died: relays drain, and nobody else would stop us | the same, 24 s at most |
 
@@ -12,6 +13,7 @@ Apps with the middleware are guests, and never waited for.
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 from typing import TYPE_CHECKING, Final
@@ -19,10 +21,14 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:  # the supervisor needs RENEW, and not the 19 MB of a meter
     from llmtap.meter.receiver import Receiver
 
-__all__ = ["RENEW", "Ending"]
+__all__ = ["HAND_OVER", "RENEW", "Ending"]
 
 RENEW: Final = signal.SIGUSR1
 """End now: another meter takes over, and the relays stay."""
+HAND_OVER: Final = b"another meter takes over at "
+"""With the path of its socket, a line on stdin. No signal: one for the supervisor may be sent to the whole
+group."""
+LINE_BYTES: Final = 4_096
 GRACE_S: Final = 5.0
 """On top of the relays' own limit: for their last batches."""
 ORPHAN_S: Final = 24.0
@@ -38,15 +44,20 @@ class Ending:
         self._loop = loop
         self._limit_s = drain_s + GRACE_S
         self._asked = asyncio.Event()
+        self._told = False
+        """To end, and not just to hand over."""
         self._now = asyncio.Event()
         self.orphaned = False
+        self.successor: str | None = None
+        """The socket of the meter that takes over."""
         loop.add_signal_handler(signal.SIGTERM, self._on_term)
         loop.add_signal_handler(RENEW, self._on_renewal)
         # A terminal's Ctrl-C and hang-up reach the whole group; where there is a supervisor, it decides.
         for number in (signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, (lambda: None) if supervised else self._on_term)
         if supervised:
-            loop.add_reader(sys.stdin.fileno(), self._on_orphaned)
+            loop.add_signal_handler(signal.SIGUSR2, lambda: None)
+            loop.add_reader(sys.stdin.fileno(), self._on_stdin)
 
     async def asked(self) -> None:
         """Until somebody wants the end, or the supervisor is gone."""
@@ -62,17 +73,27 @@ class Ending:
         enough.cancel()
 
     def _on_term(self) -> None:
-        if self._asked.is_set():
+        if self._told:
             self._now.set()
+        self._told = True
         self._asked.set()
 
     def _on_renewal(self) -> None:
         self._now.set()
         self._asked.set()
 
+    def _on_stdin(self) -> None:
+        said = os.read(sys.stdin.fileno(), LINE_BYTES)
+        if not said:
+            self._on_orphaned()
+        elif said.startswith(HAND_OVER):
+            self.successor = os.fsdecode(said.removeprefix(HAND_OVER).strip())
+            log.info("event=meter_succeeded socket=%s", self.successor)
+            self._asked.set()
+
     def _on_orphaned(self) -> None:
         self._loop.remove_reader(sys.stdin.fileno())
         log.error("event=supervisor_lost child=meter")
-        self.orphaned = True
+        self.orphaned = self._told = True
         self._loop.call_later(min(self._limit_s, ORPHAN_S), self._now.set)
         self._asked.set()

@@ -135,6 +135,13 @@ class Experiments:
             return "ended"
         return "running" if self._on else "off"
 
+    @property
+    def word(self) -> int:
+        """What a meter that takes over must know of the switch; 0 while it stands as configured."""
+        if self.experiment is None or self._by == "config":
+            return 0
+        return switch_word(self.experiment.id, self._on)
+
     def switch(self, on: bool, by: str = "api") -> None:
         """Tell every relay, and every one still to come."""
         assert self.experiment is not None

@@ -120,7 +120,10 @@ ROUTES: Final = (
                 {**COUNT, "minimum": 1, "maximum": STREAMS_MAX, "default": STREAMS_DEFAULT},
             ),
             Parameter("window", f"length of timelines, up to {WINDOW_MAX_S}s", {**TEXT, "default": "10s"}),
-            *(Parameter(name, f"only those whose {name} is this") for name in ("tenant", "model", "arm")),
+            *(
+                Parameter(name, f"only those whose {name} is this")
+                for name in ("id", "tenant", "model", "arm")
+            ),
         ),
     ),
     Route(

@@ -11,6 +11,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -29,6 +30,7 @@ from llmtap.meter.admin_tls import AdminTls
 from llmtap.meter.ending import Ending
 from llmtap.meter.options import CostOptions, MeterOptions, SloOptions, TenantOptions, split_address
 from llmtap.meter.receiver import Receiver, listen_on
+from llmtap.meter.successor import Successor
 from llmtap.meter.tally import Tally
 from llmtap.tap.experiment import Experiment
 from llmtap.units import decode_special
@@ -41,6 +43,9 @@ __all__ = ["MeterSetup", "main", "serve"]
 
 NICE = 5
 """A third of a relay's share when both want the same CPU: enough to keep up, not enough to rule."""
+ADMIN_LOOK_S = 0.05
+ADMIN_LOOKS_MAX = 100
+"""5 s: relays tell of themselves twice a second."""
 RECORDER_S = 4.0
 """For the last files at the end, below the supervisor's patience; what is left the next start recovers."""
 
@@ -73,6 +78,8 @@ class MeterSetup(msgspec.Struct, kw_only=True):
     """Number of the last relay that was there before this capture; 0 for all but its first meter."""
     config: str = ""
     """Fingerprint of the configuration."""
+    takes_over: bool = False
+    """Another meter has the admin port until a relay of ours is ready."""
     drain_s: float = 30.0
     """How long relays let streams finish at the end: `relay.drain_timeout`."""
 
@@ -154,6 +161,7 @@ def _start_recorder(setup: MeterSetup, tally: Tally, encode: Encode | None) -> "
             salt=bytes.fromhex(setup.capture_salt),
             after=setup.capture_after,
             encode=encode,
+            waits=setup.takes_over,
         )
         recorder.start()
     except Exception as exc:  # measuring goes on without
@@ -215,32 +223,55 @@ async def _run(
     else:
         host, port = split_address(setup.options.admin, "meter.admin")
         site = web.TCPSite(runner, host, port, ssl_context=context)
-    await site.start()
+    opening = loop.create_task(_open_admin(site, tally, at_once=not setup.takes_over))
+    if not setup.takes_over:
+        await opening
     renewing = None if tls is None else asyncio.create_task(tls.renew())
     announce()
     log.info("event=meter_ready socket=%s admin=%s", setup.socket, site.name)
 
     await ending.asked()
+    opening.cancel()
     if renewing is not None:
         renewing.cancel()
-    if ending.orphaned:
+    closing = None
+    successor = None
+    if ending.successor is not None:
+        # From here on the other meter answers, also those who are connected to us.
+        closing = loop.create_task(runner.cleanup())
+        successor = Successor(ending.successor, tally)
+        successor.start()
+        if recorder is not None:
+            recorder.give_way()
+    elif ending.orphaned:
         # Whoever starts the proxy anew wants the port; connections that are open stay.
         await site.stop()
     await ending.relays_left(receiver)
     await receiver.close()
+    if successor is not None:
+        await successor.finish()
     if recorder is not None:
         relays = tally.relays.states(tally.clock.mono_ns())
         # All of them ended in order, and this is their last word: nothing more can be missing.
         whole = all(not r.connected and r.status is not None and r.status.draining for r in relays)
         for relay in relays:
-            if relay.status is not None:
+            if relay.status is not None and not tally.relays.is_elsewhere(relay.name):
                 said = relay.status
                 recorder.relay_said(relay.name, said.opened, said.dropped, said.unsettled)
-        await asyncio.to_thread(recorder.close, RECORDER_S, whole=whole)
+        # Where another meter goes on with the capture, it is not ours to close.
+        await asyncio.to_thread(recorder.close, RECORDER_S, whole=whole and successor is None)
     if exporter is not None:
         await asyncio.to_thread(exporter.close)
-    await runner.cleanup()
-    try:
-        os.unlink(setup.socket)
-    except FileNotFoundError:
-        pass
+    await (runner.cleanup() if closing is None else closing)
+    if successor is None:  # else it is the other meter's by now
+        with suppress(FileNotFoundError):
+            os.unlink(setup.socket)
+
+
+async def _open_admin(site: web.BaseSite, tally: Tally, *, at_once: bool) -> None:
+    """At once, or when a relay is ready: until then another meter has the port, and knows more."""
+    looks = 0 if at_once else ADMIN_LOOKS_MAX
+    while looks and not tally.relays.ready(tally.clock.mono_ns()):
+        looks -= 1
+        await asyncio.sleep(ADMIN_LOOK_S)
+    await site.start()

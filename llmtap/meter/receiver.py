@@ -3,7 +3,8 @@
 Each connection is one relay, and says so in its first frame. A batch is acknowledged when everything in
 it has been accounted; what a dying meter had not acknowledged, the relay counts as not measured. Where a
 relay hangs up with exchanges open, it has died, and they end as `tap_error`; where we hang up, or it has come
-again, it lives and counts them by itself.
+again, it lives and counts them by itself. What another meter tells of a relay is its hello and its status,
+and no exchange.
 """
 
 import asyncio
@@ -69,6 +70,7 @@ class _Connection(asyncio.Protocol):
         self._epoch = 0
         self._acks = bytearray()
         self._hung_up = False
+        self._elsewhere = False
         self.guest = False
         self.lost = asyncio.Event()
 
@@ -109,11 +111,14 @@ class _Connection(asyncio.Protocol):
         self._tally.streams.leave(self._assembler)
         reckoning = self._assembler.reckoning
         open_exchanges, final = reckoning.running, None
-        if self._hung_up or self._tally.relays.has_come_again(self._relay, self._epoch):
+        again = self._tally.relays.has_come_again(self._relay, self._epoch)
+        if self._hung_up or self._elsewhere or again:
             self._assembler.discard()
         else:
             final = reckoning.final()
             self._assembler.lose()
+            if final is not None:
+                self._tally.left(self._relay, final)
         now_ns = self._tally.clock.mono_ns()
         self._tally.relays.leave(self._relay, self._epoch, open_exchanges, now_ns, final)
         log.info("event=relay_left relay=%s open_exchanges=%d", self._relay, open_exchanges)
@@ -133,7 +138,9 @@ class _Connection(asyncio.Protocol):
         if frame[0] != FrameKind.HELLO:
             raise ValueError(f"the first frame is of kind {frame[0]}, not a hello")
         hello = msgspec.json.decode(frame[4], type=Hello)
-        self._relay, self.guest = hello.relay, hello.guest
+        self._relay = hello.relay
+        self._elsewhere = hello.elsewhere
+        self.guest = hello.guest or hello.elsewhere
         self._epoch = self._tally.relays.join(hello)
         self._tally.experiments.join(hello.switch, self._say)
         self._assembler = Assembler(hello, self._tally)

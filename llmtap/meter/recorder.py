@@ -10,14 +10,17 @@ with the defaults. A kill of this process costs no more than that.
 """
 
 import logging
+import os
 import secrets
 import threading
 from collections import deque
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any, Final
 
+from llmtap.capture.aside import aside_of, clear
 from llmtap.capture.blocks import BlockHasher
 from llmtap.capture.options import CaptureOptions
 from llmtap.capture.places import redacted
@@ -25,7 +28,7 @@ from llmtap.capture.redaction import Redactor
 from llmtap.capture.rows import to_batch
 from llmtap.capture.schema import CaptureInfo, Ledger, RelayCount
 from llmtap.capture.sessions import Keys, Sessions
-from llmtap.capture.store import Store
+from llmtap.capture.store import Store, spool_folder
 from llmtap.capture.tokenizer import Encode
 from llmtap.clock import Clock
 from llmtap.errors import LlmtapError
@@ -46,6 +49,8 @@ EXCHANGE_BYTES: Final = 4_000
 """What an exchange takes in memory, about, without its events and its body."""
 EVENT_BYTES: Final = 40
 RETRY_OPEN_NS: Final = 1_000_000_000
+STEP_ASIDE_S: Final = 4.0
+"""For the files of what was recorded until then; exchanges wait in memory meanwhile."""
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +97,7 @@ class Recorder:
         salt: key of all hashes; it is written nowhere.
         after: relays up to this number were there before the capture began, and so have a past; 0: none.
         encode: the configured tokenizer, if there is one.
+        waits: another recorder is about to leave the folder to us.
     """
 
     def __init__(
@@ -103,6 +109,7 @@ class Recorder:
         salt: bytes,
         after: int = 0,
         encode: Encode | None = None,
+        waits: bool = False,
     ) -> None:
         self._options = options
         self._clock = clock
@@ -145,6 +152,9 @@ class Recorder:
         self._whole = False
         self._opened = False
         self._open_at_ns = 0
+        self._waits = waits
+        self._gives_way = False
+        self._aside: Path | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
 
@@ -215,6 +225,10 @@ class Recorder:
             damaged=store.damaged,
         )
 
+    def give_way(self) -> None:
+        """Another recorder goes on with the capture: leave it the folder, keep what still ends beside it."""
+        self._gives_way = True
+
     def close(self, timeout_s: float, *, whole: bool = False) -> None:
         """Writes what waits, and finishes the files if the time allows; the next start finds the rest.
 
@@ -230,6 +244,8 @@ class Recorder:
             log.error("event=capture_closed_early exchanges_lost=%d", left)
         if self._opened:
             self._store.close(max(0.0, (end_ns - self._clock.mono_ns()) / 1e9))
+        if self._aside is not None:
+            clear(self._aside)
 
     @property
     def _pending_bytes(self) -> int:
@@ -246,6 +262,7 @@ class Recorder:
     def _run(self) -> None:
         while not self._stop.wait(TURN_S):
             self._turn()
+        self._open_at_ns = 0  # the last try need not wait
         self._turn(last=True)
 
     def _turn(self, *, last: bool = False) -> None:
@@ -254,6 +271,8 @@ class Recorder:
             due_ns = self._oldest_ns + self._options.flush
             if self._rows and (last or self._clock.mono_ns() >= due_ns):
                 self._encode()
+            if self._gives_way:
+                self._step_aside()
             if self._opened or self._open():
                 self._write()
                 if last:
@@ -263,6 +282,19 @@ class Recorder:
         except Exception as error:  # capture may fail, measuring may not
             self._failed(error)
 
+    def _step_aside(self) -> None:
+        """Our spools become files, and the folder is free. Where they do not in time, it is when we end."""
+        self._gives_way = False
+        if self._opened:
+            self._store.append(self._nothing, self._ledger())
+            self._store.close(STEP_ASIDE_S)
+        options = aside_of(self._options, spool_folder(self._options), os.getpid())
+        self._store = Store(options, self._info, self._clock)
+        self._aside = spool_folder(options)
+        self._open_at_ns = 0
+        self._opened = False
+        self._open()
+
     def _open(self) -> bool:
         now_ns = self._clock.mono_ns()
         if now_ns < self._open_at_ns:
@@ -270,7 +302,7 @@ class Recorder:
         try:
             self._store.open()
         except LlmtapError as exc:
-            if not self._open_at_ns:
+            if not self._open_at_ns and not self._waits:
                 log.error("event=capture_not_opened error=%r", str(exc))
             self._open_at_ns = now_ns + RETRY_OPEN_NS
             return False

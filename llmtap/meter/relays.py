@@ -1,6 +1,6 @@
 """What the meter knows of each relay: who they are, what they last said of themselves, who went away."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -102,9 +102,9 @@ class RelayBook:
         return self._epoch
 
     def say(self, name: str, status: RelayStatus, now_ns: int) -> None:
-        """A relay's status came."""
+        """A relay's status came. On its way through other meters an older one may come after a newer one."""
         relay = self._relays.get(name)
-        if relay is not None:
+        if relay is not None and not (relay.hello.elsewhere and _is_older(status, relay.status)):
             relay.status, relay.status_at_ns = status, now_ns
 
     def has_come_again(self, name: str, epoch: int) -> bool:
@@ -126,6 +126,27 @@ class RelayBook:
             relay.open_when_left = open_exchanges
             if final is not None:
                 relay.status = final
+
+    def connected(self) -> list[str]:
+        """Who speaks to us now, be it through another meter."""
+        return [name for name, relay in self._relays.items() if relay.connected]
+
+    def is_elsewhere(self, name: str) -> bool:
+        """Another meter measures it: its exchanges are not ours to keep account of in a capture."""
+        relay = self._relays.get(name)
+        return relay is not None and relay.hello.elsewhere
+
+    def accounts(self, names: Iterable[str]) -> Iterator[tuple[Hello, RelayStatus, bool]]:
+        """Of each of these: who it is, what became of its exchanges, and whether more is to come."""
+        for name in names:
+            relay = self._relays.get(name)
+            if relay is None or relay.status is None:
+                continue
+            status = relay.status
+            if not relay.connected and relay.open_when_left:
+                dropped = {**status.dropped, "relay_lost": relay.open_when_left}
+                status = msgspec.structs.replace(status, dropped=dropped, unsettled=0)
+            yield relay.hello, status, relay.connected
 
     def ready(self, now_ns: int) -> bool:
         """At least one relay is connected, spoke lately and takes connections."""
@@ -149,6 +170,13 @@ class RelayBook:
         gone = [name for name, relay in self._relays.items() if not relay.connected]
         for name in gone[: max(0, len(self._relays) - RELAYS_MAX)]:
             del self._relays[name]
+
+
+def _is_older(status: RelayStatus, than: RelayStatus | None) -> bool:
+    if than is None:
+        return False
+    # A meter brings the last status of a relay that has left up to its last frame, and leaves its time.
+    return (status.t_ns, status.opened - status.unsettled) < (than.t_ns, than.opened - than.unsettled)
 
 
 def _lost(relay: _Relay, now_ns: int) -> int:

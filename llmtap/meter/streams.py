@@ -37,7 +37,7 @@ EVENTS_MAX: Final = 1_000_000
 """Events copied for one answer, at 17 bytes each; of a stream its share of them, the newest."""
 SLICE: Final = 16
 """Streams looked at before frames get their turn: about half a millisecond."""
-_FILTERS: Final = ("tenant", "model", "arm")
+_FILTERS: Final = ("id", "tenant", "model", "arm")
 
 OpenExchange = tuple[Observer, str | None]
 """One that is open, and its arm."""
@@ -49,6 +49,7 @@ class StreamsQuery:
 
     limit: int = LIMIT_DEFAULT
     window_ns: int = WINDOW_DEFAULT_NS
+    id: str | None = None
     tenant: str | None = None
     model: str | None = None
     arm: str | None = None
@@ -71,7 +72,8 @@ class StreamsQuery:
         observer, arm = found
         x = observer.exchange
         return (
-            (self.tenant is None or x.tenant == self.tenant)
+            (self.id is None or x.id == self.id)
+            and (self.tenant is None or x.tenant == self.tenant)
             and (self.model is None or x.model == self.model)
             and (self.arm is None or arm == self.arm)
         )

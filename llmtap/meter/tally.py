@@ -160,9 +160,17 @@ class Tally:
     def status(self, relay: str, status: RelayStatus) -> None:
         """A relay spoke of itself."""
         self.relays.say(relay, status, self.clock.mono_ns())
+        if self.relays.is_elsewhere(relay):
+            return  # counted here, measured and kept there
         self.windows.lagged(status.lag_ns_max)
         if self.recorder is not None:
             self.recorder.relay_said(relay, status.opened, status.dropped, status.unsettled)
+
+    def left(self, relay: str, final: RelayStatus) -> None:
+        """A relay went away; `final` are its counts as of its last frame, and nothing of it is under way."""
+        if self.recorder is not None:
+            # Its own last word is up to a second older: a capture would doubt what has become rows since.
+            self.recorder.relay_said(relay, final.opened, final.dropped, 0)
 
     def failed(self, kind: str, error: BaseException | str) -> None:
         """Something could not be measured: counted always, told once for each kind."""

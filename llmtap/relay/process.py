@@ -69,8 +69,9 @@ async def _run(setup: RelaySetup) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    # A terminal's Ctrl-C and hang-up reach the whole group; the supervisor decides what they mean.
-    loop.add_signal_handler(signal.SIGHUP, lambda: None)
+    # A hang-up reaches the whole group, as a signal to a service may; the supervisor decides what it means.
+    for number in (signal.SIGHUP, signal.SIGUSR2):
+        loop.add_signal_handler(number, lambda: None)
     loop.add_reader(sys.stdin.fileno(), bereave)
     if setup.experiment is not None:
         await relay.briefed()  # connections wait in the kernel meanwhile

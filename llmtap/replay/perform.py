@@ -26,7 +26,7 @@ from llmtap.load.bodies import BodyOptions, server_of
 from llmtap.load.crew import STOPPED, Crew, Outcome
 from llmtap.load.member import LocalMember, Member
 from llmtap.load.messages import Progress, Setup
-from llmtap.load.prepared import Maker, Prepared, prepare
+from llmtap.load.prepared import Prepared, prepare
 from llmtap.load.sender import SenderOptions
 from llmtap.load.target import shown_url
 from llmtap.load.warmup import WarmUpOptions, warm_up
@@ -39,7 +39,7 @@ from llmtap.record.exchange import Exchange
 from llmtap.replay.baseline import Baseline, read_then
 from llmtap.replay.options import USER_AGENT, ReplayOptions
 from llmtap.replay.plan import Plan
-from llmtap.replay.protocols import http_beside, maker_for, notes_of, reach
+from llmtap.replay.protocols import AnyMaker, http_beside, maker_for, notes_of, reach
 from llmtap.replay.result import QUANTILES, result_of
 from llmtap.replay.seen import Lengths, Seen
 from llmtap.replay.warming import other_words
@@ -282,7 +282,9 @@ class Replay:
             most = max(most, last - first + 1)
         return min(most, CONNECTIONS_MAX)
 
-    async def _warmed(self, prepared: Prepared | None, maker: Maker, body: BodyOptions) -> dict[str, object]:
+    async def _warmed(
+        self, prepared: Prepared | None, maker: AnyMaker, body: BodyOptions
+    ) -> dict[str, object]:
         """What it came to. `prepared` is the plan, for one that has no words to be mixed."""
         self.stage = Stage.SENDING
         if self._stopped:
@@ -293,7 +295,9 @@ class Replay:
         except asyncio.CancelledError:
             raise Stopped("stopped while the server was warmed up: nothing was measured") from None
 
-    async def _warm_up(self, prepared: Prepared | None, maker: Maker, body: BodyOptions) -> dict[str, object]:
+    async def _warm_up(
+        self, prepared: Prepared | None, maker: AnyMaker, body: BodyOptions
+    ) -> dict[str, object]:
         kind = self.options.warmup
         if kind == "none":
             chosen = WarmUpOptions(cold=True)

@@ -10,8 +10,9 @@ from llmtap.load.asking import PromptMaker, Spoken, protocol_of
 from llmtap.load.bodies import BodyMaker, BodyOptions, Decode
 from llmtap.net.failures import failure_said
 
-__all__ = ["http_beside", "maker_for", "notes_of", "protocol_of", "reach", "refuse_meaningless"]
+__all__ = ["AnyMaker", "http_beside", "maker_for", "notes_of", "protocol_of", "reach", "refuse_meaningless"]
 
+AnyMaker = BodyMaker | PromptMaker
 REACHED_WITHIN_S: Final = 10.0
 _BEHIND_GRPC: Final = (
     "gRPC's own threads stand between the wire and our stamps: what they delay is in the latencies, and in"
@@ -53,7 +54,7 @@ def refuse_meaningless(target: str, given: Mapping[str, bool]) -> None:
             )
 
 
-def maker_for(target: str, body: BodyOptions, decode: Decode | None) -> BodyMaker | PromptMaker:
+def maker_for(target: str, body: BodyOptions, decode: Decode | None) -> AnyMaker:
     """What makes bodies for this target."""
     spoken = protocol_of(target)
     if spoken == "http":

@@ -13,7 +13,9 @@ from llmtap.meter.receiver import listen_on
 from llmtap.meter.socket_path import need_no_meter
 from llmtap.meter.tenants import host_salt
 from llmtap.net.listener import bind, parse_address
-from llmtap.supervisor.supervisor import check_measuring, name_of, new_capture_id
+from llmtap.supervisor.checks import check_measuring
+from llmtap.supervisor.ports import name_of
+from llmtap.supervisor.run import new_capture_id
 
 __all__ = ["check_alone", "run_meter"]
 

@@ -1,445 +1,304 @@
-"""Starts relays and meter, restarts what dies, drains on SIGTERM, reloads on SIGHUP.
+"""Starts relays and meter and restarts what dies; drains on SIGTERM, reloads on SIGHUP, upgrades on SIGUSR2.
 
 The supervisor owns what must outlive its children: the listening sockets (so that connections wait instead
 of being refused while a relay restarts) and the folder of the tap's socket. A reload starts a new set of
 relays on the same sockets, waits until they are ready, and lets the old ones drain: no connection is lost.
+
+A hot restart does the same with the program that is on disk now, for all three kinds of process. The new one
+is tried first; then this process becomes it (`handover.py`). Beside the children that it finds it starts a
+meter and relays of its own, and once all of these are ready the old relays drain, and the old meter measures
+them to their end. Until then the old ones are at work, and when one of the new ones fails they stay.
 """
 
 import asyncio
 import logging
 import os
-import secrets
 import shutil
 import signal
-import socket
-import tempfile
 import time
-from collections.abc import Callable
-from datetime import UTC, datetime
-from pathlib import Path
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, Final
 
 import msgspec
 
-from llmtap.capture.tokenizer import load_tokenizer
-from llmtap.clock import SystemClock
 from llmtap.config import Settings, fingerprint
 from llmtap.errors import ConfigError, LlmtapError
-from llmtap.meter.ending import RENEW
-from llmtap.meter.socket_path import check_socket_path, need_no_meter
-from llmtap.meter.tenants import host_salt
-from llmtap.net.listener import bind, is_free, parse_address
-from llmtap.net.pool import parse_origin
-from llmtap.net.tls import client_context, server_context
-from llmtap.relay.process import RelaySetup
+from llmtap.meter.ending import HAND_OVER, RENEW
+from llmtap.meter.socket_path import need_no_meter
+from llmtap.supervisor.checks import check_settings
 from llmtap.supervisor.child import Child
-from llmtap.supervisor.systemd import notify, take_sockets
-from llmtap.tap.experiment import Experiment, resolve
-from llmtap.units import encode_special
+from llmtap.supervisor.handover import (
+    Handover,
+    become,
+    command,
+    hold_signals,
+    let_signals_in,
+    take_handover,
+    try_out,
+)
+from llmtap.supervisor.ports import Ports, name_of
+from llmtap.supervisor.run import Run
+from llmtap.supervisor.systemd import notify
 
-__all__ = ["Supervisor", "check_measuring", "check_settings", "name_of", "new_capture_id"]
+__all__ = ["Supervisor"]
 
-BACKOFF_S = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-HEALTHY_S = 10.0
+BACKOFF_S: Final = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+HEALTHY_S: Final = 10.0
 """A child that lived this long starts again at once."""
-HEAD_BYTES_MIN = 256
-METER_S = 5.0
+METER_S: Final = 5.0
 """How long relays wait for the meter at the start; it takes half a second, or one with a capture."""
-GRACE_S = 5.0
+GRACE_S: Final = 5.0
 """On top of the drain limit, before a child is killed."""
+HEARD_S: Final = 0.02
+"""A few turns of the loop: so long a signal that came takes at most to reach us."""
+ASIDE: Final = ".old"
+"""What the old meter's socket is called while a new one begins to listen: it may need its name back."""
 
 log = logging.getLogger(__name__)
 
 
-def check_settings(settings: Settings) -> None:
-    """Find what only a look at the world can find, before anything starts.
-
-    Raises ConfigError.
-    """
-    relay = settings.relay
-    if not relay.upstream:
-        raise ConfigError(
-            "relay.upstream", "the gateway's URL is missing", "give --upstream http://HOST:PORT"
-        )
-    origin = parse_origin(relay.upstream, "relay.upstream")
-    if bool(relay.tls_certificate) != bool(relay.tls_key):
-        raise ConfigError("relay.tls_key", "tls_certificate and tls_key go together")
-    if relay.tls_certificate and relay.tls_key:
-        server_context(relay.tls_certificate, relay.tls_key)
-    if origin.tls or relay.upstream_ca:
-        client_context(relay.upstream_ca, relay.upstream_verify)
-    for key, text in (("relay.listen", relay.listen), ("meter.admin", settings.meter.admin)):
-        try:
-            parse_address(text)
-        except ValueError as exc:
-            raise ConfigError(key, str(exc)) from None
-    if relay.head_bytes < HEAD_BYTES_MIN:
-        raise ConfigError("relay.head_bytes", f"no request fits in {relay.head_bytes} bytes")
-    check_measuring(settings)
-    for key in ("idle_timeout", "head_timeout", "connect_timeout"):
-        if getattr(relay, key) <= 0:
-            raise ConfigError(f"relay.{key}", "must be more than 0", "for no limit to speak of, try 365d")
-    if settings.experiment.enabled and not settings.experiment.arms:
-        raise ConfigError("experiment.arms", "is empty, and experiment.enabled is true", "name two arms")
-    upstreams = {"relay.upstream": origin}
-    for i, arm in enumerate(settings.experiment.arms):
-        if arm.upstream is not None:
-            place = f"experiment.arms[{i}].upstream"
-            upstreams[place] = parse_origin(arm.upstream, place)
-    for place, found in upstreams.items():
-        if (found.host, found.port) == parse_address(relay.listen):
-            raise ConfigError(place, "is the tap's own address: it would forward to itself")
-    host, _ = parse_address(settings.meter.admin)
-    if host not in ("127.0.0.1", "::1", "localhost") and not settings.meter.admin_token:
-        raise ConfigError(
-            "meter.admin_token", f"is needed when the admin port listens on {host or 'every interface'}"
-        )
-
-
-def check_measuring(settings: Settings) -> None:
-    """The part of it that is about measuring, and no proxy. Raises ConfigError."""
-    if settings.meter.admin_tls_certificate and settings.meter.admin_tls_key:
-        server_context(settings.meter.admin_tls_certificate, settings.meter.admin_tls_key, "meter.admin_tls_")
-    if settings.meter.socket is not None:
-        check_socket_path(settings.meter.socket)
-    if settings.cost.gpu_hour and not settings.cost.gpus:
-        raise ConfigError("cost.gpus", "is 0, and cost.gpu_hour has a price", "how many are there?")
-    if settings.meter.tokenizer is not None:
-        load_tokenizer(settings.meter.tokenizer)
-    if settings.capture.to is not None:
-        # Arrow takes 40 MB and 200 ms, so only for who captures.
-        from llmtap.capture.store import check
-
-        check(settings.capture)
-    if settings.otlp.ca and not os.access(settings.otlp.ca, os.R_OK):
-        raise ConfigError("otlp.ca", f"{settings.otlp.ca} cannot be read")
-
-
-def new_capture_id(wall_ns: int) -> str:
-    """The name of a capture that begins now."""
-    began = datetime.fromtimestamp(wall_ns / 1e9, UTC)
-    return f"{began:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
-
-
-def _bind(key: str, text: str, copies: int) -> list[socket.socket]:
-    host, port = parse_address(text)
-    try:
-        if copies == 1:
-            return [bind(host, port, shared=False)]
-        is_free(host, port)  # SO_REUSEPORT would let two proxies share a port without a word
-        return [bind(host, port, shared=True) for _ in range(copies)]
-    except OSError as exc:
-        raise ConfigError(key, f"cannot listen on {text}: {exc.strerror}") from None
-
-
-def _servers(settings: Settings) -> dict[str, tuple[str, int]]:
-    """Host and port of the upstream by arm; under "" of whoever has no arm, or an arm without its own."""
-    urls = {"": settings.relay.upstream}
-    urls |= {arm.name: arm.upstream for arm in settings.experiment.arms if arm.upstream is not None}
-    origins = {arm: parse_origin(url, "upstream") for arm, url in urls.items()}
-    return {arm: (origin.host, origin.port) for arm, origin in origins.items()}
-
-
-def name_of(sock: socket.socket) -> str:
-    """HOST:PORT as bound, which tells the port where 0 was asked for."""
-    host, port = sock.getsockname()[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 class Supervisor:
     """The parent of one proxy."""
+
+    _run: Run
+    _ports: Ports
 
     def __init__(
         self, settings: Settings, reload: Callable[[], Settings], announce: Callable[[str, str], None]
     ) -> None:
         """`reload` reads the settings again; `announce` is told the addresses of clients and admin port."""
         self._settings = settings
-        self._reload = reload
+        self._read_again = reload
         self._announce = announce
-        self._run_id = secrets.token_hex(2)
-        self._experiment_key = secrets.token_hex(16)
-        self._tenant_salt = host_salt() or secrets.token_hex(16)
-        self._experiment = self._resolve_experiment()
-        self._begin_capture()
-        self._folder = Path(tempfile.mkdtemp(prefix="llmtap-"))
-        self._sockets: list[socket.socket] = []
-        self._handed = False
-        """The clients' sockets came with the process (systemd): they are not ours to move."""
-        self._admin: socket.socket | None = None
+        self._children: set[Child] = set()
+        """All that live, those on their way out as well."""
+        self._relays: dict[int, Child] = {}
+        """Those at work."""
         self._meter: Child | None = None
         self._meter_came = asyncio.Event()
         self._meter_renewed = False
-        self._relays: dict[int, Child] = {}
         self._generation = 0
-        """Counts reloads; a relay of an older generation is draining and is not started again."""
-        self._started = 0
+        """Counts sets of relays; one of an older generation is draining and is not started again."""
+        self._starting = asyncio.Lock()
+        """Held while a child comes into the world: this process does not become another one meanwhile."""
         self._stopping = asyncio.Event()
-        self._hang_ups = asyncio.Event()
+        self._asked = asyncio.Event()
+        self._wants_restart = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._retiring: set[asyncio.Task[None]] = set()
 
     async def run(self) -> int:
         """Until SIGTERM or SIGINT; 0 when everything ended in order. Raises ConfigError."""
-        loop = asyncio.get_running_loop()
+        left = take_handover(os.environ, os.getpid())
+        if left is None:
+            if self._settings.meter.socket is not None:
+                need_no_meter(self._settings.meter.socket)
+            self._ports = Ports.open(self._settings, os.environ, os.getpid())
+            self._run = Run.begin(self._settings)
+        else:
+            self._inherit(left)
         try:
+            self._listen_for_signals()
             settings = self._settings
-            if settings.meter.socket is not None:
-                need_no_meter(settings.meter.socket)
-            self._open_sockets()
-            assert self._admin is not None
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, self._on_stop)
-            loop.add_signal_handler(signal.SIGHUP, self._hang_ups.set)
-            listen, admin = name_of(self._sockets[0]), name_of(self._admin)
+            listen, admin = name_of(self._ports.clients[0]), name_of(self._ports.admin)
             self._announce(listen, admin)
             log.info(
                 "event=start listen=%s upstream=%s admin=%s workers=%d config=%s",
                 listen, settings.relay.upstream, admin, settings.relay.workers, fingerprint(settings),
             )  # fmt: skip
-            self._spawn(self._keep_meter())
-            await self._meter_comes()
-            await self._start_generation()
-            notify(f"READY=1\nSTATUS=forwarding to {settings.relay.upstream}")
-            self._spawn(self._reload_for_ever())
+            await self._unless_stopped(self._start() if left is None else self._take_over(left))
+            if not self._stopping.is_set():
+                notify(f"READY=1\nSTATUS=forwarding to {settings.relay.upstream}")
+                self._spawn(self._obey_for_ever())
             await self._stopping.wait()
             await self._stop()
         finally:
             for task in list(self._tasks):
                 task.cancel()
-            self._close_sockets()
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._ports.close()
+            shutil.rmtree(self._run.folder, ignore_errors=True)
+            with suppress(OSError):
+                os.unlink(self._run.tap_path(self._settings) + ASIDE)
         return 0
 
-    def _open_sockets(self) -> None:
-        """Those that came with the process, else our own."""
-        relay = self._settings.relay
-        handed = take_sockets(os.environ, os.getpid())
-        self._handed = bool(handed.clients)
-        self._sockets = handed.clients or _bind("relay.listen", relay.listen, relay.workers)
-        self._share_sockets()
-        if handed.admin is not None:
-            # Who reaches it is told by the socket, not by the option: the rules are those of its address.
-            msgspec.structs.replace(self._settings.meter, admin=name_of(handed.admin))
-        self._admin = handed.admin or _bind("meter.admin", self._settings.meter.admin, 1)[0]
+    def _inherit(self, left: Handover) -> None:
+        """What the supervisor before us had. Its children stay at work until ours are ready."""
+        self._ports = Ports.take(left.ports)
+        self._run = left.run
+        self._run.follow(self._settings)
+        for handed in left.children:
+            child = self._keep(Child.adopt(handed))
+            if handed.until_s is not None:
+                self._await_end(child, max(0.0, handed.until_s - time.monotonic()))
+            elif not handed.ready:  # it was killed: nobody would have heard it say so
+                self._await_end(child, 0.0)
+            elif handed.kind == "meter":
+                self._meter = child
+            else:
+                self._relays[handed.index] = child
 
-    def _share_sockets(self) -> None:
-        """Where there are more workers than sockets, the first is served by several."""
-        missing = self._settings.relay.workers - len(self._sockets)
-        self._sockets += [self._sockets[0].dup() for _ in range(missing)]
+    def _listen_for_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_stop)
+        loop.add_signal_handler(signal.SIGHUP, self._asked.set)
+        loop.add_signal_handler(signal.SIGUSR2, self._on_restart)
+        let_signals_in()
 
-    def _resolve_experiment(self) -> Experiment | None:
-        """The experiment of the present settings, the same for all children however often they start."""
-        experiment = resolve(self._settings.experiment, self._experiment_key, SystemClock.wall_ns())
-        if experiment is not None:
-            log.info(
-                "event=experiment name=%s enabled=%s unit=%s arms=%d key_fingerprint=%s",
-                experiment.name, experiment.enabled, experiment.unit, len(experiment.arms),
-                experiment.key_fingerprint,
-            )  # fmt: skip
-        return experiment
+    def _on_stop(self) -> None:
+        if self._stopping.is_set():  # asked twice: now means now
+            for child in self._children:
+                if child.kind == "relay":
+                    child.signal(signal.SIGKILL)
+        self._stopping.set()
 
-    def _begin_capture(self) -> None:
-        """A new id, and a new salt that is kept here only: hashes of two captures can't be compared."""
-        self._capture_id = new_capture_id(SystemClock.wall_ns())
-        self._capture_salt = secrets.token_hex(32)
-        self._capture_met = False
-        """A meter has been started for it: a later one only goes on with it."""
+    def _on_restart(self) -> None:
+        self._wants_restart = True
+        self._asked.set()
 
-    def _spawn(self, coroutine: "asyncio._CoroutineLike[None]") -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(coroutine)
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _on_stop(self) -> None:
-        if self._stopping.is_set():  # asked twice: now means now
-            for child in self._relays.values():
-                child.signal(signal.SIGKILL)
-        self._stopping.set()
-
-    def _close_sockets(self) -> None:
-        for sock in self._sockets:
-            sock.close()
-        self._sockets = []
-        if self._admin is not None:
-            self._admin.close()
-            self._admin = None
+    async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> None:
+        """Until it is done, or we are told to stop: then `_stop` cancels it. Raises what it raised."""
+        task = self._spawn(work)
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        await asyncio.wait((task, stopping), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if task.done():
+            task.result()
 
     # ---------------------------------------------------------------- children
 
-    @property
-    def _tap_path(self) -> str:
-        return self._settings.meter.socket or str(self._folder / "tap.sock")
+    async def _start(self) -> None:
+        """The first meter and the first relays."""
+        self._spawn(self._keep_meter(None))
+        with suppress(TimeoutError):  # so that the first exchanges are measured, too
+            await asyncio.wait_for(self._meter_came.wait(), METER_S)
+        fresh, _ = await self._start_relays()
+        self._go_on_with(fresh)
 
-    async def _start_generation(self) -> None:
-        """Start every relay with the present settings; returns when each is ready, or has failed to be."""
+    async def _start_relays(self) -> tuple[dict[int, Child], bool]:
+        """A relay for each worker, with the present settings, and whether all of them are ready."""
+        fresh = {i: await self._start_relay(i) for i in range(self._settings.relay.workers)}
+        ready = await asyncio.gather(*(_is_ready(child) for child in fresh.values()))
+        return fresh, all(ready)
+
+    def _go_on_with(self, relays: dict[int, Child]) -> dict[int, Child]:
+        """These are at work now; returns those that were."""
         self._generation += 1
-        self._relays = {}
-        begun = []
-        for index in range(self._settings.relay.workers):
-            first_try = asyncio.Event()
-            begun.append(first_try.wait())
-            self._spawn(self._keep_relay(index, self._generation, first_try))
-        await asyncio.gather(*begun)
+        before, self._relays = self._relays, relays
+        for index, child in relays.items():
+            self._spawn(self._keep_relay(index, self._generation, child))
+        return before
 
-    async def _keep_relay(self, index: int, generation: int, first_try: asyncio.Event) -> None:
-        """Run relay `index`, again and again, while its generation is the present one."""
+    async def _keep_relay(self, index: int, generation: int, child: Child) -> None:
+        """Start relay `index` again whenever it dies, while its generation is the present one."""
         failures = 0
-        while generation == self._generation and not self._stopping.is_set():
-            began = time.monotonic()
-            child = await self._start_relay(index)
-            if generation == self._generation:
-                self._relays[index] = child
-            else:
-                self._retire(child)
-            if not await child.ready():
-                log.error("event=relay_not_ready relay=%s pid=%d", child.name, child.pid)
-            first_try.set()
+        while True:
             status = await child.wait()
-            if generation != self._generation or self._stopping.is_set():
+            if generation != self._generation:
                 return
-            failures = 0 if time.monotonic() - began > HEALTHY_S else failures + 1
-            await self._back_off("relay", child, status, failures)
+            failures = 0 if time.monotonic() - child.began_s > HEALTHY_S else failures + 1
+            await _back_off(child, status, failures)
+            if generation != self._generation:
+                return
+            child = await self._start_relay(index)
+            if generation != self._generation:
+                self._retire(child)
+                return
+            self._relays[index] = child
+            await _is_ready(child)
 
-    async def _keep_meter(self) -> None:
-        """Run the meter, again and again."""
+    async def _keep_meter(self, child: Child | None) -> None:
+        """Run the meter, again and again, until another one has its place."""
         failures = 0
-        while not self._stopping.is_set():
-            began = time.monotonic()
-            self._meter = child = await self._start_meter()
-            await child.ready()
-            self._meter_came.set()
+        while True:
+            if child is None:
+                self._meter = child = await self._start_meter()
+                await child.ready()
+                self._meter_came.set()
             status = await child.wait()
-            if self._stopping.is_set():
+            if child is not self._meter:
                 return
             if self._meter_renewed:
                 self._meter_renewed = False
                 log.info("event=meter_renewed pid=%d", child.pid)
-                continue
-            failures = 0 if time.monotonic() - began > HEALTHY_S else failures + 1
-            await self._back_off("meter", child, status, failures)
-
-    async def _meter_comes(self) -> None:
-        """Until the meter is there: the first exchanges are measured, too. Traffic waits METER_S at most."""
-        waiting = [asyncio.ensure_future(e.wait()) for e in (self._meter_came, self._stopping)]
-        await asyncio.wait(waiting, timeout=METER_S, return_when=asyncio.FIRST_COMPLETED)
-        for task in waiting:
-            task.cancel()
-
-    async def _back_off(self, kind: str, child: Child, status: int, failures: int) -> None:
-        delay_s = BACKOFF_S[min(failures, len(BACKOFF_S) - 1)]
-        log.error(
-            "event=%s_died name=%s pid=%d status=%d restart_s=%s",
-            kind,
-            child.name,
-            child.pid,
-            status,
-            delay_s,
-        )
-        await asyncio.sleep(delay_s)
+            else:
+                failures = 0 if time.monotonic() - child.began_s > HEALTHY_S else failures + 1
+                await _back_off(child, status, failures)
+            child = None
 
     async def _start_relay(self, index: int) -> Child:
-        self._started += 1
-        sockets = self._sockets[index : index + 1]
-        if index == self._settings.relay.workers - 1:
-            sockets = self._sockets[index:]  # after a reload to fewer workers, someone has to serve the rest
-        fds = [sock.fileno() for sock in sockets]
-        setup = RelaySetup(
-            options=self._settings.relay,
-            name=f"{self._run_id}.{index}.{self._started}",
-            listen_fds=fds,
-            tap_path=self._tap_path,
-            log=self._settings.log,
-            experiment=self._experiment,
-        )
-        line = msgspec.json.encode(setup, enc_hook=encode_special)
-        return await Child.start(setup.name, "llmtap.relay", line, fds)
+        fds = [sock.fileno() for sock in self._ports.of(index, self._settings.relay.workers)]
+        name, line = self._run.relay_line(self._settings, index, fds)
+        async with self._starting:
+            return self._keep(await Child.start("relay", name, index, line, fds))
 
-    async def _start_meter(self) -> Child:
-        assert self._admin is not None
-        fd = self._admin.fileno()
-        after = 0 if self._capture_met else self._started
-        self._capture_met = True
-        setup = {
-            "options": self._settings.meter,
-            "socket": self._tap_path,
-            "admin_fd": fd,
-            "log": self._settings.log,
-            "experiment": None if self._experiment is None else self._experiment.without_key(),
-            "otlp": self._settings.otlp,
-            "servers": _servers(self._settings),
-            "tenants": self._settings.tenants,
-            "salt": self._settings.tenants.salt or self._tenant_salt,
-            "slo": self._settings.slo,
-            "cost": self._settings.cost,
-            "capture": self._settings.capture,
-            "capture_id": self._capture_id,
-            "capture_salt": self._capture_salt,
-            "capture_after": after,
-            "config": fingerprint(self._settings),
-            "drain_s": self._settings.relay.drain_timeout / 1e9,
-        }
-        return await Child.start(
-            "meter", "llmtap.meter", msgspec.json.encode(setup, enc_hook=encode_special), [fd]
-        )
+    async def _start_meter(self, *, takes_over: bool = False) -> Child:
+        fd = self._ports.admin.fileno()
+        line = self._run.meter_line(self._settings, fd, takes_over=takes_over)
+        async with self._starting:
+            return self._keep(await Child.start("meter", "meter", 0, line, [fd]))
 
-    def _retire(self, child: Child) -> None:
-        """Let a relay of an older generation finish what it has."""
-        limit_s = self._settings.relay.drain_timeout / 1e9 + GRACE_S
-        task = self._spawn(child.stop(limit_s))
+    def _keep(self, child: Child) -> Child:
+        """It is one of ours until it has ended."""
+        self._children.add(child)
+        self._spawn(self._bury(child))
+        return child
+
+    async def _bury(self, child: Child) -> None:
+        await child.buried()
+        self._children.discard(child)
+
+    def _retire(self, child: Child, drain_s: float | None = None) -> None:
+        """Let a relay of an older generation finish what it has, for as long as it was told it may."""
+        child.signal(signal.SIGTERM)
+        limit_s = self._settings.relay.drain_timeout / 1e9 if drain_s is None else drain_s
+        self._await_end(child, limit_s + GRACE_S)
+
+    def _await_end(self, child: Child, limit_s: float) -> None:
+        child.until_s = time.monotonic() + limit_s
+        task = self._spawn(child.end_within(limit_s))
         self._retiring.add(task)
         task.add_done_callback(self._retiring.discard)
 
     # ---------------------------------------------------------------- reload
 
-    async def _reload_for_ever(self) -> None:
+    async def _obey_for_ever(self) -> None:
+        """One wish after the other. A hot restart reads the configuration, too."""
         while True:
-            await self._hang_ups.wait()
-            self._hang_ups.clear()
-            try:
-                settings = self._reload()
-                check_settings(settings)
-            except LlmtapError as exc:
-                log.error("event=reload_refused error=%r", str(exc))
-                continue
-            await self._apply(settings)
+            await self._asked.wait()
+            self._asked.clear()
+            wants_restart, self._wants_restart = self._wants_restart, False
+            await (self._restart() if wants_restart else self._reload())
 
-    async def _apply(self, settings: Settings) -> None:
+    async def _reload(self) -> None:
+        try:
+            settings = self._read_again()
+            check_settings(settings)
+            self._ports.move_clients(settings)
+        except LlmtapError as exc:
+            log.error("event=reload_refused error=%r", str(exc))
+            return
         old, self._settings = self._settings, settings
-        if settings.relay.listen != old.relay.listen and self._handed:
+        if settings.relay.listen != old.relay.listen and self._ports.listen_at is None:
             log.warning("event=reload_partial key=relay.listen hint='its sockets came from outside'")
-        elif settings.relay.listen != old.relay.listen:
-            try:
-                sockets = _bind("relay.listen", settings.relay.listen, settings.relay.workers)
-            except ConfigError as exc:
-                log.error("event=reload_refused error=%r", str(exc))
-                self._settings = old
-                return
-            for sock in self._sockets:
-                sock.close()  # the old relays have their own copies, and drain them
-            self._sockets = sockets
-        if settings.relay.workers > len(self._sockets):
-            if not self._handed:
-                host, port = parse_address(settings.relay.listen)
-                try:
-                    for _ in range(settings.relay.workers - len(self._sockets)):
-                        self._sockets.append(bind(host, port, shared=True))
-                except OSError:
-                    pass  # a single worker's socket does not share its port
-            self._share_sockets()
         if settings.meter.admin != old.meter.admin:
-            log.warning("event=reload_partial key=meter.admin hint='needs a restart'")
+            log.warning("event=reload_partial key=meter.admin hint='needs a restart: SIGUSR2'")
         renewed = any(
             getattr(settings, table) != getattr(old, table)
             for table in ("experiment", "otlp", "tenants", "slo", "cost", "capture")
         )
-        if settings.capture != old.capture:
-            self._begin_capture()
-        if settings.experiment != old.experiment:
-            self._experiment = self._resolve_experiment()
-        retiring = self._relays
-        await self._start_generation()
+        self._run.follow(settings)
+        fresh, _ = await self._start_relays()
+        retiring = self._go_on_with(fresh)
         for child in retiring.values():
-            self._retire(child)
+            self._retire(child, old.relay.drain_timeout / 1e9)
         kept = msgspec.structs.replace(settings.meter, admin=old.meter.admin)
         if (kept != old.meter or renewed) and self._meter is not None:
             # Its watcher starts it again, with the new settings; what is under way goes unmeasured, counted.
@@ -447,16 +306,116 @@ class Supervisor:
             self._meter.signal(RENEW)
         log.info("event=reloaded config=%s retiring=%d", fingerprint(settings), len(retiring))
 
+    # ---------------------------------------------------------------- hot restart
+
+    async def _restart(self) -> None:
+        """Become the program that is on disk now, if it is fit for it."""
+        argv = command()
+        log.info("event=restart_asked pid=%d", os.getpid())
+        notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1_000}")
+        problem = await try_out(self._to_leave(), argv)
+        if problem is None:
+            async with self._starting:
+                hold_signals()
+                await asyncio.sleep(HEARD_S)  # what came before is heard
+                if self._stopping.is_set():
+                    let_signals_in()
+                    return
+                for child in self._children:
+                    if not child.is_ready:  # nobody would hear it say so
+                        child.signal(signal.SIGKILL)
+                try:
+                    become(self._to_leave(), argv)
+                except OSError as exc:
+                    problem = f"{argv[0]} cannot be run: {exc.strerror}"
+                let_signals_in()
+        log.error("event=restart_refused error=%r", problem)
+        notify("READY=1")
+
+    def _to_leave(self) -> Handover:
+        return Handover(
+            pid=os.getpid(),
+            run=self._run,
+            tap_path=self._run.tap_path(self._settings),
+            drain_s=self._settings.relay.drain_timeout / 1e9,
+            ports=self._ports.to_hand(),
+            children=[child.to_hand() for child in self._children],
+        )
+
+    async def _take_over(self, left: Handover) -> None:
+        """A meter and relays of this program beside those of the one before, which go once ours are ready."""
+        for move in (self._ports.move_clients, self._ports.move_admin):
+            try:
+                move(self._settings)
+            except ConfigError as exc:
+                log.error("event=restart_partial error=%r", str(exc))
+        with suppress(FileNotFoundError):
+            os.rename(left.tap_path, left.tap_path + ASIDE)
+        fresh: dict[int, Child] = {}
+        meter = await self._start_meter(takes_over=self._meter is not None)
+        ready = await _is_ready(meter)
+        if ready:
+            fresh, ready = await self._start_relays()
+        if not ready:
+            await self._fall_back(left, [meter, *fresh.values()])
+            return
+        old, self._meter = self._meter, meter
+        self._spawn(self._keep_meter(meter))
+        if old is not None:
+            old.tell(HAND_OVER + self._run.tap_path(self._settings).encode())
+            # It measures until its relays have left, and writes its last files then.
+            self._await_end(old, left.drain_s + 3 * GRACE_S)
+        for child in self._go_on_with(fresh).values():
+            self._retire(child, left.drain_s)
+        with suppress(FileNotFoundError):
+            os.unlink(left.tap_path + ASIDE)
+        log.info("event=restarted config=%s pid=%d", fingerprint(self._settings), os.getpid())
+
+    async def _fall_back(self, left: Handover, failed: list[Child]) -> None:
+        """What we started is of no use: those that are at work stay."""
+        log.error("event=restart_failed pid=%d hint='the old relays and their meter go on'", os.getpid())
+        meter, *relays = failed
+        for child in relays:
+            self._retire(child)
+        await meter.stop(GRACE_S)
+        with suppress(FileNotFoundError):
+            os.rename(left.tap_path + ASIDE, left.tap_path)
+        for index in range(self._settings.relay.workers):
+            if index not in self._relays:  # it had died, and was not back in time
+                self._relays[index] = await self._start_relay(index)
+        self._go_on_with(self._relays)
+        self._spawn(self._keep_meter(self._meter))
+
     # ---------------------------------------------------------------- the end
 
     async def _stop(self) -> None:
         notify("STOPPING=1")
         limit_s = self._settings.relay.drain_timeout / 1e9 + GRACE_S
         log.info("event=stopping drain_s=%s pid=%d", self._settings.relay.drain_timeout / 1e9, os.getpid())
-        for sock in self._sockets:
-            sock.close()
-        self._sockets = []
-        await asyncio.gather(*(c.stop(limit_s) for c in self._relays.values()), *self._retiring)
-        if self._meter is not None:
-            await self._meter.stop(GRACE_S)
+        # Whoever is being started comes into the world first, and from then on nobody is.
+        async with self._starting:
+            for task in self._tasks - self._retiring:
+                task.cancel()
+        self._ports.close_clients()
+        at_work = sorted((c for c in self._children if c.until_s is None), key=lambda c: c.began_s)
+        await asyncio.gather(*(c.stop(limit_s) for c in at_work if c.kind == "relay"), *self._retiring)
+        for child in at_work:
+            if child.kind == "meter":
+                await child.stop(GRACE_S)
         log.info("event=stopped pid=%d", os.getpid())
+
+
+async def _is_ready(child: Child) -> bool:
+    ready = await child.ready()
+    if not ready:
+        log.error("event=%s_not_ready name=%s pid=%d", child.kind, child.name, child.pid)
+    return ready
+
+
+async def _back_off(child: Child, status: int, failures: int) -> None:
+    delay_s = BACKOFF_S[min(failures, len(BACKOFF_S) - 1)]
+    log.error(
+        "event=%s_died name=%s pid=%d status=%d restart_s=%s",
+        child.kind, child.name, child.pid, status, delay_s,
+    )  # fmt: skip
+    await asyncio.sleep(delay_s)

@@ -110,6 +110,8 @@ class Hello(msgspec.Struct, kw_only=True):
     """The last switch word it was told: a meter that has just started learns it from its relays."""
     guest: bool = False
     """An app with the middleware in it, and no process of this proxy: nobody waits for it at the end."""
+    elsewhere: bool = False
+    """Another meter measures it, the one that this one took over from: here it is counted, by its status."""
 
 
 class Anchored(msgspec.Struct, kw_only=True, omit_defaults=True):

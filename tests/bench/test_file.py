@@ -46,6 +46,13 @@ def test_the_example_loads_and_says_what_the_comments_beside_it_say() -> None:
     assert [one.name for one in params(file, "fairness").classes] == ["short", "long"]
 
 
+def test_the_example_of_the_embedded_engine_has_the_arms_of_all_tests() -> None:
+    file = load_bench(HOUSE / "config/bench-sim.toml", tests=list(registry.TESTS))
+    arms = {"baseline", "input_filter", "output_filter", "full", "cache_off", "cache_on"}
+    assert file.arms.keys() == arms
+    assert file.arms["cache_on"].url != file.target.url
+
+
 def test_each_place_gives_way_to_the_next(tmp_path: Path) -> None:
     usual = registry.test_named("ttft").params()
     assert params(flags()) == usual

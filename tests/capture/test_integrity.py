@@ -140,7 +140,16 @@ def test_only_the_end_of_the_last_file_is_the_end() -> None:
     files = [info(ledger(1, closed=True), began_ns=1), info(ledger(1, meter="m2"), began_ns=2)]
     assert not check(files, [batch(1)]).captures[0].closed
     assert not check(files[::-1], [batch(1)]).captures[0].closed
-    assert check([*files, info(ledger(1, closed=True), began_ns=3)], [batch(1)]).captures[0].closed
+    assert (
+        check([*files, info(ledger(1, meter="m3", closed=True), began_ns=3)], [batch(1)]).captures[0].closed
+    )
+
+
+def test_a_meter_that_gave_way_may_write_its_last_file_after_the_other_has_begun() -> None:
+    gave_way = [info(ledger(1, meter="m1"), began_ns=1), info(ledger(1, meter="m1"), began_ns=3)]
+    for closed in (False, True):
+        files = [*gave_way, info(ledger(1, meter="m2", closed=closed), began_ns=2)]
+        assert check(files, [batch(1)]).captures[0].closed is closed
 
 
 def test_of_a_trace_without_relays_nothing_is_said() -> None:

@@ -272,7 +272,7 @@ def test_a_supervisor_may_look_at_settings_anew_while_its_own_meter_captures(tmp
         with pytest.raises(ConfigError, match="another llmtap captures"):
             store(tmp_path)
     finally:
-        meter.communicate(timeout=30)
+        meter.communicate(timeout=120)
     assert meter.returncode == 0
     store(tmp_path).close(10)
 

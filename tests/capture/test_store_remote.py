@@ -76,7 +76,7 @@ def test_files_get_to_the_store_and_nothing_stays_here(server, wire, caplog):
     for start in (1, 6, 11):
         append(at, thin(start))
         at.rotate()
-    at.close(20)
+    at.close(100)
     found = _there(server, "plain")
     assert _rows(found) == list(range(1, 16))
     assert len(found) == 3 == wire.puts
@@ -108,7 +108,7 @@ def test_a_slow_store_gets_each_file_once(server, wire):
     assert at.state().files == 0
     until(lambda: at.state().files == 1)
     wire.put_delay_s = 0.0
-    at.close(20)
+    at.close(100)
     found = _there(server, "slow")
     assert _rows(found) == list(range(1, 11))
     assert len(found) == 2 == wire.puts
@@ -141,7 +141,7 @@ def test_what_a_failing_store_does_not_take_waits_and_is_there_once_in_the_end(s
         wire.connect()
     until(lambda: at.state().files == 4)
     assert at.state().files_problem is None
-    at.close(20)
+    at.close(100)
     found = _there(server, f"fails-{fault}")
     assert _rows(found) == list(range(1, 21))
     assert len(found) == 4
@@ -167,7 +167,7 @@ def test_an_upload_that_the_store_kept_and_did_not_confirm_goes_to_the_same_name
     append(at, thin(1))
     at.close(0)
     again = store_again(at, wire, "unsure")
-    again.close(20)
+    again.close(100)
     found = _there(server, "unsure")
     assert len(failed) == 1
     assert len(found) == 1
@@ -196,7 +196,7 @@ def test_a_dead_store_fills_the_spool_to_its_bound_and_then_capture_pauses(serve
     wire.connect()
     until(lambda: at.append(fat(seq), NOTHING))
     assert at.problem is None
-    at.close(20)
+    at.close(100)
     assert _rows(_there(server, "bound")) == list(range(1, seq + 1))
 
 
@@ -216,7 +216,7 @@ def test_a_store_that_hangs_holds_up_neither_rows_nor_the_end(server, wire, monk
     assert at.state().failures >= 1
     wire.hang = False
     again = store_again(at, wire, "hangs")
-    again.close(20)
+    again.close(100)
     assert again.state().recovered == 10
     assert _rows(_there(server, "hangs")) == list(range(1, 11))
 
@@ -230,5 +230,5 @@ def test_spools_that_somebody_removes_while_they_wait_are_counted(wire):
     until(lambda: at.state().failures >= 1)
     shutil.rmtree(spool_folder(options(url)))
     until(lambda: at.state().lost_rows == 5)
-    at.close(5)
+    at.close(100)
     assert at.state().files_waiting == 0

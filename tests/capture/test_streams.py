@@ -185,6 +185,6 @@ def test_a_file_that_cannot_grow_leaves_nothing_and_says_nothing_on_its_own(
     ending: str, tmp_path: Path
 ) -> None:
     command = [sys.executable, "-c", FULL, str(tmp_path / f"out{ending}")]
-    done = subprocess.run(command, capture_output=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, timeout=200)
     assert (done.returncode, done.stdout, done.stderr) == (7, b"", b"")
     assert os.listdir(tmp_path) == []

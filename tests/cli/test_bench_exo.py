@@ -17,7 +17,7 @@ from llmtap.units import Duration
 from tests.support.sim_engine import QUICK, engine
 
 EXO = [sys.executable, "-P", "-m", "llmtap.cli", "bench", "exo"]
-TIMEOUT_S = 120
+TIMEOUT_S = 250
 NOBODY = "http://127.0.0.1:9"
 assert bench_exo.exo is not None, "imported, it is one of the commands"
 

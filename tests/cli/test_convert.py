@@ -172,17 +172,17 @@ def test_styles_and_models_reach_the_writer(
 def test_pipes_do_and_the_report_stays_out_of_the_data() -> None:
     done = subprocess.run(
         [*COMMAND, "-", "-", "--from", "mooncake", "--to", "azure"],
-        input=gzip.compress(MOONCAKE), capture_output=True, timeout=60,
+        input=gzip.compress(MOONCAKE), capture_output=True, timeout=200,
     )  # fmt: skip
     assert done.returncode == 0
     assert done.stdout.startswith(b"TIMESTAMP,ContextTokens,GeneratedTokens\r\n")
     assert len(done.stdout.splitlines()) == 21
     assert b"prefix blocks\t0 of 20\tlost" in done.stderr
     capture = subprocess.run(
-        [*COMMAND, "-", "-", "--to", "llmtap"], input=MOONCAKE, capture_output=True, timeout=60
+        [*COMMAND, "-", "-", "--to", "llmtap"], input=MOONCAKE, capture_output=True, timeout=200
     )
     again = subprocess.run(
-        [*COMMAND, "-", "-", "--to", "mooncake"], input=capture.stdout, capture_output=True, timeout=60
+        [*COMMAND, "-", "-", "--to", "mooncake"], input=capture.stdout, capture_output=True, timeout=200
     )
     assert again.stdout == MOONCAKE
 
@@ -204,7 +204,7 @@ def test_a_reader_that_goes_away_is_no_traceback(trace: Path) -> None:
 def test_a_list_that_nobody_reads_says_nothing(args: list[str]) -> None:
     ours, theirs = os.pipe()
     os.close(ours)
-    done = subprocess.run([*COMMAND, *args], stdout=theirs, stderr=subprocess.PIPE, timeout=60)
+    done = subprocess.run([*COMMAND, *args], stdout=theirs, stderr=subprocess.PIPE, timeout=200)
     os.close(theirs)
     assert (done.returncode, done.stderr) == (141, b"")
 
@@ -276,7 +276,7 @@ def test_of_little_there_is_no_bar_and_of_many_files_one(trace: Path) -> None:
     folder = trace.parent / "capture"
     folder.mkdir()
     run_quietly = [*COMMAND, str(trace), str(folder / "a.parquet")]
-    assert subprocess.run(run_quietly, capture_output=True, timeout=60).returncode == 0
+    assert subprocess.run(run_quietly, capture_output=True, timeout=200).returncode == 0
     to = ("--to", "azure", "--force")
     assert on_a_terminal(folder, trace.with_name("b.csv"), *to).startswith("llmtap to azure: ")
     text = on_a_terminal(folder, trace.with_name("b.csv"), *to, bar_after_ns=0).split("llmtap to azure")[0]

@@ -52,7 +52,7 @@ def running(*args: str, mark: str) -> Iterator["subprocess.Popen[str]"]:
 
 def test_a_short_demo_shows_all_there_is() -> None:
     with running("--requests", "12", "--seconds", "4s", "--json", mark="short") as process:
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=250)
     assert process.returncode == 0, err
     told = json.loads(out)
     sent = told["clients"]["n"]
@@ -78,7 +78,7 @@ def short_answers(folder: Path) -> str:
 
 def test_a_trace_is_played_and_the_table_and_the_verdict_printed(tmp_path: Path) -> None:
     with running(short_answers(tmp_path), "--requests", "12", "--speed", "10", mark="trace") as process:
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=250)
     assert process.returncode == 0, err
     assert "TTFT" in out
     assert "experiment guardrail: running, dealt by request, control plain" in out
@@ -94,7 +94,7 @@ def test_a_signal_ends_it_with_the_summary_so_far(number: signal.Signals) -> Non
             if "measured" in line:
                 break
         process.send_signal(number)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=250)
     assert process.returncode == 128 + number, err
     assert out.startswith("window all")
     assert "experiment guardrail" in out
@@ -106,7 +106,7 @@ def test_a_signal_before_anything_was_sent_is_no_harm() -> None:
         assert process.stderr is not None
         process.stderr.readline()  # the engine's: processes are being started
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=250)
     assert process.returncode == 130, err
     assert "Traceback" not in err
 
@@ -121,7 +121,7 @@ def test_it_stays_up_when_asked_to(tmp_path: Path) -> None:
                 break
         assert any(line.startswith("the clients' view") for line in said)
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
+        process.communicate(timeout=250)
     assert process.returncode == 130
 
 
@@ -136,7 +136,7 @@ def test_it_stays_up_when_asked_to(tmp_path: Path) -> None:
 )
 def test_what_does_not_fit_is_exit_2_and_named(args: tuple[str, ...], says: str) -> None:
     with running(*args, mark=f"wrong-{'-'.join(args).replace('/', '_')}") as process:
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=250)
     assert process.returncode == 2, err
     assert says in err
 

@@ -29,7 +29,7 @@ def interrupted(when: str, *args: str, ignoring: bool = False) -> "subprocess.Co
     before = signal.signal(signal.SIGINT, signal.SIG_IGN if ignoring else signal.default_int_handler)
     try:
         command = [sys.executable, "-P", "-c", SCRIPT, when, *args]
-        return subprocess.run(command, capture_output=True, text=True, timeout=120)
+        return subprocess.run(command, capture_output=True, text=True, timeout=280)
     finally:
         signal.signal(signal.SIGINT, before)
 

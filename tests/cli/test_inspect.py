@@ -155,10 +155,10 @@ def test_bad_input_is_named_and_ends_with_2(
 
 def test_a_pipe_is_read_too() -> None:
     command = [sys.executable, "-P", "-m", "llmtap.cli", "inspect", "-"]
-    done = subprocess.run(command, input=BODY, capture_output=True, timeout=60)
+    done = subprocess.run(command, input=BODY, capture_output=True, timeout=200)
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.decode().startswith("event stream · ")
-    done = subprocess.run(command, input=b"", capture_output=True, timeout=60)
+    done = subprocess.run(command, input=b"", capture_output=True, timeout=200)
     assert (done.returncode, done.stderr) == (2, b"llmtap: standard input: the file is empty\n")
 
 

@@ -25,7 +25,7 @@ from tests.support.relay_status import relay_status
 from tests.support.served import standalone_meter
 from tests.support.tap_frames import Script
 
-LIMIT_S = 90.0
+LIMIT_S = 250.0
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_it_ends_at_once_and_in_order_whatever_its_guests_do(folder: Path, numbe
             await seen.measured(3)
             assert await seen.told("/readyz") == 200
             process.send_signal(number)
-            assert await asyncio.wait_for(process.wait(), 30) == 0, "guests are not waited for"
+            assert await asyncio.wait_for(process.wait(), 120) == 0, "guests are not waited for"
             assert not path.exists()
             for reader, writer in guests:
                 assert await reader.read() == b""
@@ -94,7 +94,7 @@ def test_a_path_that_is_in_use_is_not_taken(folder: Path) -> None:
                     [sys.executable, "-P", "-m", "llmtap.cli", *args],
                     capture_output=True,
                     text=True,
-                    timeout=60,
+                    timeout=120,
                 )
                 assert (second.returncode, second.stdout) == (2, "")
                 assert f"another meter listens at {path}" in second.stderr

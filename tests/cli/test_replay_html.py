@@ -13,7 +13,7 @@ from tests.support.pages import Page
 from tests.support.sim_engine import engine
 
 REPLAY = [sys.executable, "-P", "-m", "llmtap.cli", "replay"]
-TIMEOUT_S = 120
+TIMEOUT_S = 250
 
 
 async def replayed(*args: str) -> tuple[int, str, str]:

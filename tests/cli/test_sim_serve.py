@@ -12,7 +12,7 @@ LLMTAP = [sys.executable, "-P", "-m", "llmtap.cli", "sim"]
 
 
 def run(*args: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([*LLMTAP, *args], capture_output=True, text=True, timeout=60)
+    return subprocess.run([*LLMTAP, *args], capture_output=True, text=True, timeout=200)
 
 
 def test_the_tokenizer_file_counts_as_we_do(tmp_path: Path) -> None:
@@ -89,8 +89,8 @@ def test_grpc_is_served_beside_http_and_imported_only_then() -> None:
         finally:
             server.send_signal(signal.SIGINT)
         assert said == ["llmtap sim: http", "llmtap sim: grpc"]
-        assert server.wait(30) == 0
+        assert server.wait(200) == 0
     check = "'grpc' in sys.modules, 'google.protobuf' in sys.modules"
     code = f"import sys, llmtap.sim.gateway.server; print({check})"
-    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=200)
     assert done.stdout.split() == ["False", "False"]

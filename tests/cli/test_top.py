@@ -27,7 +27,7 @@ async def top(*args: str, **environ: str) -> tuple[int | None, str, str]:
         *TOP, *args, env={**ENVIRON, **environ}, stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(200):
         out, err = await process.communicate()
     return process.returncode, out.decode(), err.decode()
 
@@ -117,7 +117,7 @@ def test_a_token_is_taken_from_the_environment_or_a_file_and_asked_for(tmp_path:
     ],
 )
 def test_what_does_not_fit_is_exit_2_and_named(args: tuple[str, ...], says: str) -> None:
-    done = subprocess.run([*TOP, *args], capture_output=True, text=True, timeout=60, env=ENVIRON)
+    done = subprocess.run([*TOP, *args], capture_output=True, text=True, timeout=200, env=ENVIRON)
     assert done.returncode == 2
     assert says in done.stderr
 
@@ -135,5 +135,5 @@ def test_without_textual_once_works_and_the_screen_says_what_to_install() -> Non
         "try: top._watch(TopOptions())\n"
         "except ConfigError as exc: print(exc)\n"
     )
-    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=200)
     assert "pip install llmtap[top]" in done.stdout, done.stderr

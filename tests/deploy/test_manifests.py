@@ -235,7 +235,7 @@ def test_systemd_has_nothing_against_the_unit(tmp_path: Path) -> None:
     sockets = [shutil.copy(UNIT.with_name(f"{name}.socket"), tmp_path) for name in ("llmtap", "llmtap-admin")]
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", str(file), *map(str, sockets)],
-        capture_output=True, text=True, timeout=60,
+        capture_output=True, text=True, timeout=200,
     )  # fmt: skip
     ours = [line for line in done.stderr.splitlines() if "llmtap" in line]
     assert (done.returncode, ours) == (0, []), done.stderr

@@ -3,7 +3,6 @@
 import http.client
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -15,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.live_proxy import port_free
 from tests.support.otlp_receiver import OtlpReceiver, plain
 from tests.support.telemetry import PARENT, SPAN, TRACE
 
-GUARD_S = 20.0
+GUARD_S = 60.0
 CLEAN = {k: v for k, v in os.environ.items() if not k.startswith(("LLMTAP_", "OTEL_"))}
 EVENTS = (
     '{"model":"tiny-1","choices":[{"index":0,"delta":{"role":"assistant"}}]}',
@@ -56,12 +56,6 @@ def gateway() -> Iterator[int]:
         thread.join(GUARD_S)
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        port: int = sock.getsockname()[1]
-        return port
-
-
 def ask(port: int, method: str, path: str, body: bytes = b"", **fields: str) -> bytes:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=GUARD_S)
     try:
@@ -74,7 +68,7 @@ def ask(port: int, method: str, path: str, body: bytes = b"", **fields: str) -> 
 @contextmanager
 def proxy(gateway: int, environ: dict[str, str], *settings: str) -> Iterator[tuple[int, int]]:
     """A proxy with these settings: its port and its admin port. It ends in order with the block."""
-    listen, admin = free_port(), free_port()
+    listen, admin = port_free(), port_free()
     sets = [part for setting in ("log.level=warning", *settings) for part in ("--set", setting)]
     process = subprocess.Popen(
         [sys.executable, "-m", "llmtap.cli", "proxy", "--upstream", f"http://127.0.0.1:{gateway}",

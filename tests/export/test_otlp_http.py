@@ -21,7 +21,7 @@ from llmtap.export.otlp import METRICS, TRACES, Answer, connect
 from llmtap.metrics.latency import measure
 from tests.support.telemetry import chat
 
-GUARD_S = 20.0
+GUARD_S = 60.0
 
 
 class Server(ThreadingHTTPServer):

@@ -1,13 +1,13 @@
 """Whatever a server does, a request ends once, as one Exchange that says what happened."""
 
 import asyncio
-import socket
 
 import pytest
 
 from llmtap.clock import SystemClock
 from llmtap.load.call import HEAD_BYTES_MAX
 from llmtap.record.outcome import Outcome
+from tests.support.live_proxy import port_free
 from tests.support.loading import BODY, events, sender_to, streamed_answer
 from tests.support.peer import chunked, scene, wait_until
 from tests.support.upstream import CLOSE, RESET, Call, Script, answers, says, unanswered_port, upstream
@@ -187,8 +187,7 @@ def then_silent(*pieces: bytes) -> Script:
 
 @scene
 async def test_nobody_listens() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as was:
-        port = was.getsockname()[1]
+    port = port_free()
     async with sender_to(f"http://127.0.0.1:{port}") as to:
         for _ in range(2):  # the second one knows the address already
             x = await to.ask()

@@ -1,7 +1,6 @@
 """Load over gRPC against the simulated engine on a real socket: exchanges as the engine's books have them."""
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -20,6 +19,7 @@ from llmtap.units import Duration
 from llmtap.wire.inference import METHOD, SERVICE
 from llmtap.workload.prompt import Prompt
 from llmtap.workload.words import count_tokens
+from tests.support.live_proxy import port_free
 from tests.support.peer import scene
 from tests.support.sim_engine import QUICK
 from tests.support.sim_grpc import GrpcEngine, grpc_engine
@@ -176,9 +176,7 @@ async def test_a_time_out_and_a_close_end_what_is_under_way() -> None:
 
 @scene
 async def test_no_server_is_told() -> None:
-    free = socket.create_server(("127.0.0.1", 0))
-    port = free.getsockname()[1]
-    free.close()
+    port = port_free()
     target = GrpcTarget(f"grpc://127.0.0.1:{port}")
     x = await ask(target)
     await target.close()

@@ -18,6 +18,7 @@ from llmtap.sim.gateway.options import SimOptions
 from llmtap.units import Duration
 from llmtap.workload.prompt import Prompt
 from llmtap.workload.words import count_tokens
+from tests.support.live_proxy import port_free
 from tests.support.peer import scene
 from tests.support.sim_engine import Engine, engine
 
@@ -162,12 +163,17 @@ async def test_a_session_that_the_server_closed_meanwhile_is_replaced() -> None:
 @scene
 async def test_pings_are_answered_and_are_keepalives() -> None:
     async with (
-        engine(SimOptions(ttft=Duration(20 * MS), tokens=1)) as e,
+        engine(SimOptions(ttft=Duration(100 * MS), tokens=1)) as e,
         target_of(e, x_sim_keepalive_ms="3") as target,
     ):
-        x = await ask(target, output=1)
-        assert x.timeline.first_any_ns is not None and x.timeline.first_token_ns is not None
-        assert x.timeline.first_any_ns < x.timeline.first_token_ns
+        for again in range(5, -1, -1):
+            x = await ask(target, output=1)
+            assert x.timeline.first_any_ns is not None and x.timeline.first_token_ns is not None
+            assert x.timeline.first_any_ns <= x.timeline.first_token_ns
+            # On a busy machine all may be read at once: then nothing tells a ping from the token.
+            if x.timeline.first_any_ns < x.timeline.first_token_ns:
+                break
+            assert again, "pings were never read before the token"
 
 
 @scene
@@ -196,9 +202,7 @@ async def test_close_cancels_what_is_under_way_and_so_does_its_task() -> None:
 
 @scene
 async def test_no_server_and_no_websocket_are_told() -> None:
-    free = socket.create_server(("127.0.0.1", 0))
-    port = free.getsockname()[1]
-    free.close()
+    port = port_free()
     target = RealtimeTarget(f"ws://127.0.0.1:{port}")
     x = await ask(target)
     assert (x.outcome, x.status, x.timeline.submit_ns) == (Outcome.UPSTREAM_ERROR, None, None)

@@ -216,7 +216,7 @@ async def test_nothing_to_send() -> None:
 @scene
 async def test_the_time_is_up() -> None:
     async with upstream() as server, sender_to(server.url + server.on(says(*ANSWER))) as to:
-        playing = await Playing(to, requests([0, 5, 60_000, 60_001]), duration_ns=30 * MS).go()
+        playing = await Playing(to, requests([0, 5, 60_000, 60_001]), duration_ns=300 * MS).go()
         assert (sorted(playing.rows), playing.schedule.left) == ([0, 1], 2)
         assert playing.run.stopped == "the time was up"
 
@@ -346,7 +346,7 @@ async def test_with_too_many_under_way_rows_are_skipped_and_never_sent_late() ->
     held = Held()
     async with upstream() as server, sender_to(server.url + server.on(held)) as to:
         # Row 4 would follow row 2, which is skipped.
-        r = requests([0, 0, 1, 2, 0, 200], after=[-1, -1, -1, -1, 2, -1], think_ms=[0] * 6)
+        r = requests([0, 0, 1, 2, 0, 1_500], after=[-1, -1, -1, -1, 2, -1], think_ms=[0] * 6)
         playing = Playing(to, r, limit_in_flight=2)
         going = asyncio.ensure_future(playing.go())
         await wait_until(lambda: playing.run.skipped == 2)
@@ -355,7 +355,7 @@ async def test_with_too_many_under_way_rows_are_skipped_and_never_sent_late() ->
         assert sorted(rows_of(server)) == [0, 1, 5]
         assert (playing.run.skipped, playing.schedule.dropped) == (2, 1)
         assert playing.run.stopped is None
-        assert playing.exchanges[5].scheduled_ns == playing.start_ns + 200 * MS
+        assert playing.exchanges[5].scheduled_ns == playing.start_ns + 1_500 * MS
 
 
 @scene

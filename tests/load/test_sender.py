@@ -18,8 +18,9 @@ from llmtap.load.target import parse_target
 from llmtap.net.tls import client_context
 from llmtap.record.outcome import Outcome
 from llmtap.units import decode_special, encode_special
+from tests.support.live_proxy import port_free
 from tests.support.loading import BODY, events, sender_to, streamed_answer
-from tests.support.peer import scene, wait_until
+from tests.support.peer import scene, wait_taken, wait_until
 from tests.support.sim_engine import QUICK, ask_chat, engine
 from tests.support.upstream import says, upstream
 
@@ -74,7 +75,7 @@ async def until_the_end(reader: asyncio.StreamReader, writer: asyncio.StreamWrit
 async def cut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     writer.write(b"".join(streamed_answer(3)[:3]))
     await writer.drain()
-    await asyncio.sleep(0.02)
+    await wait_taken(writer.get_extra_info("sockname"), writer.get_extra_info("peername"))
     writer.transport.abort()
 
 
@@ -298,8 +299,7 @@ async def test_bodies_that_are_not_read_tell_the_same() -> None:
 
 @scene
 async def test_a_stream_that_never_began_is_known_as_one() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as was:
-        url = f"http://127.0.0.1:{was.getsockname()[1]}"
+    url = f"http://127.0.0.1:{port_free()}"
     target = parse_target(url, "chat.completions", [])
     for stream in (True, False):
         sender = Sender(asyncio.get_running_loop(), target, SenderOptions(model="mine", stream=stream))

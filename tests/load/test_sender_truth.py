@@ -94,7 +94,7 @@ def test_a_loop_that_stalls_says_so(clock: str, shared: bool) -> None:
         sent_ns.append(mono_ns())
         held(0.1)
         if not shared:
-            await asyncio.sleep(0.02)
+            await call.peer.taken()
         await call.say(*chunks[1:])
         return None
 

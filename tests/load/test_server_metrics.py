@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 import llmtap.load.server_metrics as module
 from llmtap.clock import SystemClock
 from llmtap.load.server_metrics import SERIES, ServerScraper, metrics_url, read_metrics
+from tests.support.live_proxy import port_free
 from tests.support.peer import scene, wait_until
 
 QUICK_NS = 10_000_000
+PATIENT_NS = 300_000_000
+"""The last scrape waits no longer than a period: this long where it must not fail."""
 
 VLLM = """\
 # HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -205,7 +208,7 @@ async def test_a_server_is_scraped_again_and_again_and_once_more_at_the_end() ->
         return web.Response(text=f"vllm:num_requests_running {len(asked)}\n")
 
     async with serving(answer) as url:
-        scraper = ServerScraper(url, SystemClock(), period_ns=QUICK_NS, headers={"X-Key": "secret"})
+        scraper = ServerScraper(url, SystemClock(), period_ns=PATIENT_NS, headers={"X-Key": "secret"})
         began_ns = SystemClock().mono_ns()
         scraper.start()
         await wait_until(lambda: len(scraper.columns) > 3)
@@ -306,9 +309,7 @@ async def test_a_scrape_that_fails_is_counted_and_told(answer: Answer, reason: s
 @pytest.mark.parametrize("url", ["http://127.0.0.1:{port}/metrics", "nonsense", "http://"])
 @scene
 async def test_where_nobody_is_the_run_goes_on(url: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    scraper = ServerScraper(url.format(port=port), SystemClock(), period_ns=QUICK_NS)
+    scraper = ServerScraper(url.format(port=port_free()), SystemClock(), period_ns=PATIENT_NS)
     scraper.start()
     await wait_until(lambda: scraper.about()["failed"] > 1)
     await scraper.close()
@@ -326,7 +327,7 @@ async def test_a_server_that_comes_back_is_scraped_again() -> None:
         return web.Response(text="tgi_queue_size 1\n") if n > 2 else web.Response(status=500 + n)
 
     async with serving(answer) as url:
-        scraper = ServerScraper(url, SystemClock(), period_ns=QUICK_NS)
+        scraper = ServerScraper(url, SystemClock(), period_ns=PATIENT_NS)
         scraper.start()
         await wait_until(lambda: len(scraper.columns))
         await scraper.close()

@@ -16,6 +16,7 @@ from llmtap.clock import SystemClock
 from llmtap.load.processes import Host, Process
 from llmtap.load.system import SystemSampler
 from tests.support.busy_child import busy_child
+from tests.support.live_proxy import port_free
 from tests.support.nvml import FakeGpu, FakeNvml
 
 TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
@@ -28,7 +29,7 @@ def sampler(**more: Any) -> SystemSampler:
     return SystemSampler(SystemClock(), **{"sender": [], "nvml": NO_GPU, "period_ns": QUICK_NS, **more})
 
 
-def wait(true: Callable[[], Any], seconds: float = 20.0) -> None:
+def wait(true: Callable[[], Any], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, f"still not so after {seconds} s"
@@ -79,8 +80,7 @@ sys.stdin.read()
 
 
 def test_the_server_is_found_by_its_port_once_it_listens() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = port_free()
     with subprocess.Popen(
         [sys.executable, "-c", LISTEN, str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as child:

@@ -18,7 +18,10 @@ from tests.support.nvml import FakeGpu, FakeNvml
 from tests.support.peer import scene, wait_until
 
 SERVE = [sys.executable, "-P", "-m", "llmtap.cli", "sim", "serve", "--listen", "127.0.0.1:0"]
-TOKENS, STREAMS = 40, 3
+TOKENS, STREAMS = 400, 3
+PERIOD_NS = 100_000_000
+THE_LAST = ({}, {"no answer in time": 1})
+"""The last scrape waits no longer than a period, and so may fail on a busy machine; no other may."""
 
 
 @contextmanager
@@ -51,7 +54,7 @@ async def ask(session: aiohttp.ClientSession, url: str) -> int:
 async def test_a_real_server_is_watched_from_both_sides() -> None:
     nvml = FakeNvml(FakeGpu(milliwatts=[200_000]))
     with sim("--scheduler", "continuous_batching") as (url, pid):
-        watch = Watch(SystemClock(), f"{url}/v1", period_ns=20_000_000, nvml=nvml)
+        watch = Watch(SystemClock(), f"{url}/v1", period_ns=PERIOD_NS, nvml=nvml)
         start_ns = SystemClock().mono_ns()
         watch.start()
         async with aiohttp.ClientSession() as session:
@@ -60,6 +63,7 @@ async def test_a_real_server_is_watched_from_both_sides() -> None:
                 answers = [tasks.create_task(ask(session, url)) for _ in range(STREAMS)]
                 await wait_until(lambda: watch.latest()["running"] == STREAMS)
             tokens = sum(answer.result() for answer in answers)
+            await wait_until(lambda: watch.latest().get("generation_tokens") == tokens)
         series = await watch.close(start_ns)
     told = series.summary(from_ns=start_ns, tokens=tokens)
     assert tokens >= STREAMS
@@ -67,7 +71,7 @@ async def test_a_real_server_is_watched_from_both_sides() -> None:
     assert told["server"]["running"]["max"] == STREAMS
     assert told["server"]["waiting"]["n"] == told["server"]["running"]["n"] > 2
     assert 0 < told["server"]["kv_use"]["max"] <= 1
-    assert told["scrape"]["failed"] == 0
+    assert told["scrape"]["failures"] in THE_LAST
     # The server was found by its port.
     assert [process["pid"] for process in told["processes"]["server"]] == [pid]
     assert os.getpid() in [process["pid"] for process in told["processes"]["sender"]]
@@ -82,14 +86,14 @@ async def test_a_real_server_is_watched_from_both_sides() -> None:
     for part in ("system", "server"):
         assert 0 <= whole[part]["t"][0] < whole[part]["t"][-1] < 60
     text = system_text(told, 120)
-    for said in ("server, CPU", "KV use", f"output tokens {tokens}", "GPU 0, power", "W on average"):
+    for said in ("server, CPU", "KV use", f"output tokens {tokens:,}", "GPU 0, power", "W on average"):
         assert said in text
 
 
 @scene
 async def test_a_target_that_is_away_is_told_and_no_more() -> None:
     watch = Watch(
-        SystemClock(), "http://127.0.0.1:1/v1", period_ns=20_000_000, nvml=FakeNvml(fails="Driver Not Loaded")
+        SystemClock(), "http://127.0.0.1:1/v1", period_ns=PERIOD_NS, nvml=FakeNvml(fails="Driver Not Loaded")
     )
     start_ns = SystemClock().mono_ns()
     watch.start()
@@ -99,7 +103,9 @@ async def test_a_target_that_is_away_is_told_and_no_more() -> None:
     assert told["server"] == {}
     assert told["gpu"] is None and told["energy"] is None
     assert told["why_not"] == {"server": "nobody listens on port 1", "gpu": "no NVML: Driver Not Loaded"}
-    assert told["scrape"]["failures"] == {"connection refused": told["scrape"]["failed"]}
+    late = told["scrape"]["failures"].pop("no answer in time", 0)
+    assert late <= 1
+    assert told["scrape"]["failures"] == {"connection refused": told["scrape"]["failed"] - late}
     assert told["scrape"]["url"] == "http://127.0.0.1:1/metrics"
     assert not told["scrape"]["gave_up"], "who is not there may come yet"
 
@@ -108,11 +114,11 @@ async def test_a_target_that_is_away_is_told_and_no_more() -> None:
 async def test_metrics_may_be_elsewhere() -> None:
     with sim() as (url, _):
         watch = Watch(
-            SystemClock(), "https://gateway.invalid", metrics=f"{url}/metrics", period_ns=20_000_000,
+            SystemClock(), "https://gateway.invalid", metrics=f"{url}/metrics", period_ns=PERIOD_NS,
             nvml=FakeNvml(fails="no"),
         )  # fmt: skip
         watch.start()
         await wait_until(lambda: "running" in watch.latest())
         series = await watch.close(0)
     assert series.about["why_not"]["server"] == "gateway.invalid is not a loopback address"
-    assert series.about["scrape"]["failed"] == 0
+    assert series.about["scrape"]["failures"] in THE_LAST

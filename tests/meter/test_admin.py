@@ -171,7 +171,7 @@ def test_health_answers_while_metrics_are_rendered(monkeypatch: pytest.MonkeyPat
     class Slow(Frozen):
         def render(self, accept: str = "") -> tuple[bytes, str]:
             # Rendered on the loop this could only time out: the probe would never get its turn.
-            return (b"in time\n" if healthy.wait(5) else b"too late\n"), "text/plain"
+            return (b"in time\n" if healthy.wait(60) else b"too late\n"), "text/plain"
 
     async def scene(tally: Tally, client: Client) -> None:
         monkeypatch.setattr(tally, "freeze", lambda: Slow("", {}, [], {}, 0, (), MeterState()))

@@ -15,7 +15,7 @@ from llmtap.meter.live import LiveFeed
 from llmtap.meter.options import MeterOptions
 from llmtap.meter.tally import Tally
 from llmtap.record.outcome import Outcome
-from tests.support.peer import wait_until
+from tests.support.peer import LIMIT_S, wait_until
 from tests.support.raw_client import RawClient, request
 from tests.support.streams import streamed
 
@@ -27,7 +27,7 @@ QUIET = "/api/v1/live?summary=0"
 
 def play(scene: Scene) -> None:
     async def run() -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(LIMIT_S):
             tally = Tally(MeterOptions(), ManualClock(now_ns=S))
             app, feed = web.Application(), LiveFeed(tally)
             feed.add_to(app)
@@ -230,7 +230,7 @@ def test_who_takes_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
         # Each is some megabytes of JSON: more than the sockets between us take.
         for seq in range(4):
             tally.ended(streamed(*range(1, 30_001), seq=seq))
-        await wait_until(lambda: len(feed) == 0, 15)
+        await wait_until(lambda: len(feed) == 0)
         raw.close()
 
     play(scene)

@@ -11,6 +11,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -25,7 +26,7 @@ from tests.support.tap_frames import Script
 
 
 class Meter:
-    def __init__(self, path: Path, **more: float) -> None:
+    def __init__(self, path: Path, **more: Any) -> None:
         self.path = str(path / "tap.sock")
         self.admin = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.admin.getsockname()[1]}"
@@ -44,14 +45,14 @@ class Meter:
         assert self.process.stdout.readline() == b"ready\n"
 
     def get(self, path: str) -> bytes:
-        with urllib.request.urlopen(self.url + path, timeout=10) as answer:
+        with urllib.request.urlopen(self.url + path, timeout=60) as answer:
             body: bytes = answer.read()
         return body
 
     def stop(self) -> tuple[int, str]:
         """Waits for its end; the exit status and what it logged."""
         assert self.process.stderr is not None
-        _, log = self.process.communicate(timeout=10)
+        _, log = self.process.communicate(timeout=60)
         self.admin.close()
         return self.process.returncode, log.decode()
 
@@ -123,7 +124,7 @@ def test_told_to_end_it_outlives_its_relays(meter: Meter) -> None:
 
 
 def test_an_orphan_outlives_its_relays_and_leaves_the_port_to_others(meter: Meter) -> None:
-    kept = http.client.HTTPConnection("127.0.0.1", meter.admin.getsockname()[1], timeout=10)
+    kept = http.client.HTTPConnection("127.0.0.1", meter.admin.getsockname()[1], timeout=60)
     kept.request("GET", "/healthz")
     assert kept.getresponse().read() == b"ok\n"
     address = meter.admin.getsockname()
@@ -151,10 +152,20 @@ def can_listen(address: tuple[str, int]) -> bool:
 
 
 def wait_for(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not true():
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+def heard(pid: int, number: signal.Signals) -> bool:
+    """The signal is no longer on its way: another of its kind is another one."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return True
+    pending = (line for line in status.splitlines() if line.startswith(("SigPnd:", "ShdPnd:")))
+    return not any(int(line.split()[1], 16) >> number - 1 & 1 for line in pending)
 
 
 @pytest.mark.parametrize("signals", [(RENEW,), (signal.SIGTERM, signal.SIGTERM)])
@@ -162,7 +173,7 @@ def test_it_can_be_told_to_end_now(meter: Meter, signals: tuple[signal.Signals, 
     with joined(meter) as relay:
         for number in signals:
             meter.process.send_signal(number)
-            time.sleep(0.2)  # two of a kind at once are one
+            wait_for(lambda n=number: heard(meter.process.pid, n))  # two of a kind at once are one
         status, log = meter.stop()
         assert status == 0, log
         assert relay.recv(1) == b""
@@ -192,7 +203,7 @@ def test_ctrl_c_and_hang_up_are_the_supervisors_business(meter: Meter) -> None:
 def test_a_line_that_makes_no_sense_ends_it_with_an_error() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "llmtap.meter"], input=b'{"options":{"colour":"red"}}\n', capture_output=True,
-        cwd=Path(__file__).parents[2], timeout=20,
+        cwd=Path(__file__).parents[2], timeout=60,
     )  # fmt: skip
     assert done.returncode != 0
     assert b"colour" in done.stderr

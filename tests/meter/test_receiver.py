@@ -6,6 +6,7 @@ import socket
 import stat
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 import uvloop
@@ -13,8 +14,10 @@ import uvloop
 from llmtap.clock import ManualClock
 from llmtap.meter.options import MeterOptions
 from llmtap.meter.receiver import Receiver, listen_on
+from llmtap.meter.recorder import Recorder
 from llmtap.meter.tally import Tally
 from llmtap.tap.frames import ACK, FrameKind
+from tests.support.peer import PATIENCE_S
 from tests.support.relay_status import relay_status
 from tests.support.tap_frames import Script
 
@@ -33,7 +36,7 @@ def play(
         await receiver.start(listen_on(str(tmp_path / "tap.sock")))
         reader, writer = await asyncio.open_unix_connection(str(tmp_path / "tap.sock"))
         try:
-            await asyncio.wait_for(_run_scene(scene, tally, reader, writer), 10)
+            await asyncio.wait_for(_run_scene(scene, tally, reader, writer), PATIENCE_S)
         finally:
             writer.close()
             await receiver.close()
@@ -152,6 +155,39 @@ def test_exchanges_of_a_relay_that_died_end_as_our_error_and_are_not_measured(tm
     ]
 
 
+class _Said:
+    """A recorder that only notes what relays said."""
+
+    def __init__(self) -> None:
+        self.last: dict[str, tuple[int, dict[str, int], int]] = {}
+
+    def relay_said(self, relay: str, opened: int, dropped: dict[str, int], unsettled: int) -> None:
+        self.last[relay] = (opened, dict(dropped), unsettled)
+
+    def hear(self, *_: object) -> bool:
+        return False
+
+
+def test_a_capture_is_told_the_counts_of_a_relay_that_left_up_to_its_last_frame(tmp_path: Path) -> None:
+    """What ended behind its last word is a row, and what died with it, too: nothing is under way."""
+    said = _Said()
+
+    async def scene(tally: Tally, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tally.recorder = cast(Recorder, said)
+        script = Script().hello().stream(1).request(2)
+        writer.write(script.status(relay_status(opened=2, measured=0, unsettled=2)).pack(1))
+        await ack(reader)
+        assert said.last == {"r0": (2, {}, 2)}
+        script = Script().head(2, 5).word(2, 6).stream(3).request(4).frame(FrameKind.DROP, 4).request(5)
+        writer.write(script.pack(2))
+        writer.transport.abort()
+        while tally.live:
+            await asyncio.sleep(0.001)
+
+    play(tmp_path, scene)
+    assert said.last == {"r0": (5, {"overflow": 1}, 0)}
+
+
 def test_when_the_meter_ends_open_exchanges_are_nobodys_error(tmp_path: Path) -> None:
     tally = Tally(MeterOptions(), ManualClock(now_ns=S))
 
@@ -161,7 +197,7 @@ def test_when_the_meter_ends_open_exchanges_are_nobodys_error(tmp_path: Path) ->
         reader, writer = await asyncio.open_unix_connection(str(tmp_path / "tap.sock"))
         writer.write(Script().hello().stream(1).request(2).pack(1))
         await ack(reader)
-        await asyncio.wait_for(receiver.close(), 5)
+        await asyncio.wait_for(receiver.close(), PATIENCE_S)
         writer.close()
 
     uvloop.run(run())

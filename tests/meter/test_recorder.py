@@ -26,10 +26,10 @@ ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
 EVENT = b'data: {"model":"m","choices":[{"index":0,"delta":{"content":"fine"},"finish_reason":"stop"}]}\n\n'
 
 
-def recording(folder: Path, *, encode: Any = None, **options: Any) -> Recorder:
+def recording(folder: Path, *, encode: Any = None, waits: bool = False, **options: Any) -> Recorder:
     chosen = CaptureOptions(to=str(folder), **options)
     info = CaptureInfo(capture="c", level=chosen.level, block_size=16, block_unit="bytes")
-    return Recorder(chosen, SystemClock(), info, salt=bytes(32), encode=encode)
+    return Recorder(chosen, SystemClock(), info, salt=bytes(32), encode=encode, waits=waits)
 
 
 def play(
@@ -68,7 +68,7 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: row["seq"])
 
 
-def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end
@@ -83,7 +83,7 @@ def test_what_is_handed_over_is_in_the_spool_soon_and_in_a_file_at_the_end(tmp_p
     until(lambda: recorder.state().exchanges == 10)
     assert recorder.state().waiting == 0 and not list(tmp_path.glob("*.parquet"))
     recorder.relay_said("r", 12, {"overflow": 2}, 0)
-    recorder.close(10, whole=True)
+    recorder.close(60, whole=True)
     rows = rows_of(tmp_path)
     assert [row["seq"] for row in rows] == list(range(1, 11))
     assert {row["session_source"] for row in rows} == {"explicit"} and rows[3]["turn"] == 3
@@ -100,7 +100,7 @@ def test_beyond_the_bound_on_memory_exchanges_are_dropped_and_counted(
     state = recorder.state()
     assert state.dropped["memory"] > 0 and state.waiting < 600
     recorder.start()
-    recorder.close(20)
+    recorder.close(60)
     kept = len(rows_of(tmp_path))
     assert kept + state.dropped["memory"] == 300 and kept > 100
 
@@ -119,7 +119,7 @@ def test_a_folder_that_cannot_be_opened_is_tried_again(
     folder.unlink()
     until(lambda: recorder.state().exchanges == 1)
     assert recorder.state().problem is None
-    recorder.close(10)
+    recorder.close(60)
     assert len(rows_of(folder)) == 1
 
 
@@ -138,7 +138,7 @@ def test_a_request_that_breaks_the_capture_costs_its_shape_and_nothing_else(
     recorder.start()
     for seq, text in enumerate(("a", "trap", "b"), 1):
         play(recorder, seq, text)
-    recorder.close(10)
+    recorder.close(60)
     rows = rows_of(tmp_path)
     assert [row["message_roles"] for row in rows] == [["user"], None, ["user"]]
     assert [row["output_tokens"] for row in rows] == [1, 1, 1]
@@ -150,7 +150,7 @@ def test_whole_conversations_are_kept_in_full_or_not(tmp_path: Path) -> None:
     for talk in range(40):
         for turn in range(3):
             play(recorder, 1 + 3 * talk + turn, tenant="gold" if talk % 2 else "tin", session=f"t{talk}")
-    recorder.close(10)
+    recorder.close(60)
     by_tenant: dict[str, dict[str, list[bool]]] = {"gold": {}, "tin": {}}
     for row in rows_of(tmp_path):
         talks = by_tenant[row["tenant"]]
@@ -165,7 +165,7 @@ def test_what_was_said_does_not_stay_in_memory(tmp_path: Path) -> None:
     recorder = recording(tmp_path, level="full", full_tenants=("*",))
     recorder.start()
     x = play(recorder)
-    recorder.close(10)
+    recorder.close(60)
     assert x.said is None and x.keeping is None
     assert rows_of(tmp_path)[0]["response_text"] == "fine"
 
@@ -174,7 +174,7 @@ def test_with_a_tokenizer_blocks_and_lengths_count_tokens(tmp_path: Path) -> Non
     recorder = recording(tmp_path, encode=lambda text: [len(word) for word in text.split()])
     recorder.start()
     play(recorder, text="one two three")
-    recorder.close(10)
+    recorder.close(60)
     (row,) = rows_of(tmp_path)
     assert row["block_unit"] == "tokens" and len(row["blocks"]) == 1
     assert (row["input_tokens"], row["input_token_source"]) == (3, "tokenizer")
@@ -190,7 +190,7 @@ def test_what_a_relay_did_before_the_capture_began_is_not_missing_from_it(tmp_pa
     for seq in (9, 10):
         play(recorder, seq, relay="ab12.0.3")
     recorder.relay_said("ab12.0.3", 12, {"no_meter": 5, "overflow": 1}, 0)
-    recorder.close(10, whole=True)
+    recorder.close(60, whole=True)
     (capture,) = llmtap.read(tmp_path).integrity().captures
     old, new = capture.relays
     assert old.ranges == [(11, 12)] and old.dropped == {"overflow": 1} and old.unexplained == 1
@@ -209,7 +209,7 @@ def test_what_cannot_be_written_at_the_end_is_in_the_last_ledger(
     for seq in range(1, 6):
         play(recorder, seq)
     recorder.relay_said("r", 5, {}, 0)
-    recorder.close(10, whole=True)
+    recorder.close(60, whole=True)
     (capture,) = llmtap.read(tmp_path).integrity().captures
     assert (capture.missing, capture.unexplained, sum(capture.not_kept.values())) == (5, 0, 5)
 
@@ -230,6 +230,60 @@ def test_bodies_count_as_long_as_they_are_held_and_no_longer(tmp_path: Path) -> 
         until(lambda: recorder.state().waiting == 0)
         del observer
     play(recorder, 14, "z" * 900_000)
-    recorder.close(10)
+    recorder.close(60)
     assert recorder.state().dropped == {} and recorder.state().unshaped == 0
     assert [row["level"] for row in rows_of(tmp_path)] == ["full"] * 11
+
+
+def test_two_recorders_of_one_capture_of_which_one_gives_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RETRY_OPEN_NS", 50_000_000)
+    old, new = recording(tmp_path), recording(tmp_path, waits=True)
+    old.start()
+    play(old, 1, relay="r.0.1")
+    until(lambda: old.state().exchanges == 1)
+    new.start()
+    play(new, 1, relay="r.0.2")
+    until(lambda: new.state().waiting == 1)
+    assert new.state().exchanges == 0, "the folder is the old one's"
+    old.give_way()
+    until(lambda: new.state().exchanges == 1)
+    play(old, 2, relay="r.0.1")
+    until(lambda: old.state().exchanges == 2)
+    (aside,) = (tmp_path / ".spool").glob("aside-*")
+    assert list(aside.glob("*.spool"))
+    assert new.state().recovered == 0, "a spool that is written to is not taken for one that was left"
+    play(new, 2, relay="r.0.2")
+    old.relay_said("r.0.1", 2, {}, 0)
+    new.relay_said("r.0.2", 2, {}, 0)
+    old.close(10)
+    new.close(10, whole=True)
+    assert sorted((row["relay"], row["seq"]) for row in rows_of(tmp_path)) == [
+        ("r.0.1", 1), ("r.0.1", 2), ("r.0.2", 1), ("r.0.2", 2),
+    ]  # fmt: skip
+    (capture,) = llmtap.read(tmp_path).integrity().captures
+    assert (capture.present, capture.missing, capture.meters, capture.closed) == (4, 0, 2, True)
+    assert not aside.exists()
+
+
+def test_what_a_killed_one_left_beside_is_found_by_the_next(tmp_path: Path) -> None:
+    old = recording(tmp_path)
+    old.start()
+    old.give_way()
+    play(old)
+    until(lambda: old.state().exchanges == 1)
+    (aside,) = (tmp_path / ".spool").glob("aside-*")
+    (spool,) = aside.glob("*.spool")
+    left = spool.read_bytes()
+    old.close(10)
+    (file,) = tmp_path.glob("*.parquet")
+    file.unlink()
+    aside.mkdir()
+    (aside / spool.name).write_bytes(left)  # as if it had been killed before
+    new = recording(tmp_path)
+    new.start()
+    until(lambda: new.state().recovered == 1)
+    new.close(10)
+    assert len(rows_of(tmp_path)) == 1
+    assert not aside.exists()

@@ -1,5 +1,6 @@
 """Invariant of the reckoning: opened = measured + dropped + running, each as in the relay's own ledger."""
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -150,3 +151,39 @@ def test_as_json_a_relay_is_its_last_status() -> None:
         0,
     )
     assert (about["status_age"], about["lag_max"]) == (2.0, 0.002)
+
+
+def test_what_another_meter_should_know_of_a_relay() -> None:
+    book = RelayBook()
+    silent, lost, away = book.join(hello("silent")), book.join(hello("lost")), book.join(hello("away"))
+    assert book.connected() == ["silent", "lost", "away"]
+    for name in ("lost", "away"):
+        book.say(name, relay_status(opened=9, measured=4, dropped={"overflow": 1}, unsettled=4), 0)
+    book.leave("silent", silent, 2, 10)
+    book.leave("lost", lost, 4, 10)
+    assert book.connected() == ["away"]
+    told = {known.relay: (status, more) for known, status, more in book.accounts(["silent", "lost", "away"])}
+    assert set(told) == {"lost", "away"}, "of a relay that never spoke there is nothing to tell"
+    assert told["lost"] == (
+        relay_status(opened=9, measured=4, dropped={"overflow": 1, "relay_lost": 4}),
+        False,
+    )
+    assert told["away"][1]
+    assert told["away"][0].unsettled == 4
+    book.leave("away", away, 0, 20)
+
+
+def test_of_a_relay_elsewhere_an_older_word_that_comes_later_says_nothing() -> None:
+    book = RelayBook()
+    other = msgspec.structs.replace(hello(), elsewhere=True)
+    book.join(other)
+    assert book.is_elsewhere("r0")
+    for t_ns, settled, taken in ((5, 1, True), (4, 2, False), (5, 0, False), (5, 3, True), (6, 2, True)):
+        book.say("r0", relay_status(t_ns=t_ns, opened=3, measured=settled, unsettled=3 - settled), 0)
+        (state,) = book.states(0)
+        assert state.status is not None
+        assert ((state.status.t_ns, state.status.measured) == (t_ns, settled)) is taken
+    book.join(hello())
+    assert not book.is_elsewhere("r0"), "it has come to us"
+    book.say("r0", relay_status(t_ns=1), 0)
+    assert book.states(0)[0].status == relay_status(t_ns=1)

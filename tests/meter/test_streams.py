@@ -106,7 +106,7 @@ def test_only_what_lies_in_the_window_is_in_the_timeline() -> None:
     assert stage.told("?window=500ms")["window"] == 0.5
 
 
-def test_tenants_models_and_arms_can_be_asked_for() -> None:
+def test_ids_tenants_models_and_arms_can_be_asked_for() -> None:
     stage = Stage(experiment=an_experiment())
     stage.play(Script().request(1).frame(
         FrameKind.ARM, 1, 0, 0, msgspec.json.encode(Assigned(arm="marked", unit="ab"))
@@ -118,6 +118,8 @@ def test_tenants_models_and_arms_can_be_asked_for() -> None:
 
     assert ids("?arm=marked") == ["r0-1"]
     assert ids("?arm=control") == []
+    assert ids("?id=r0-1") == ids("?id=r0-1&limit=1") == ["r0-1"]
+    assert ids("?id=r0-9") == ids("?id=r0-1&tenant=nobody") == []
     assert ids("?model=tiny") == ["r0-2", "r0-1"]
     assert ids("?model=other") == ids("?tenant=nobody") == []
     assert ids("?tenant=default&model=tiny&arm=marked") == ["r0-1"]

@@ -374,7 +374,7 @@ async def test_two_hundred_streams_at_once() -> None:
     async with running() as app:
         answers = await asyncio.gather(*(app.ask(request("GET", "/stream")) for _ in range(200)))
         assert {a.data for a in answers} == {b"".join(EVENTS)}
-        await wait_until(lambda: app.meter.statuses and app.meter.statuses[-1].measured == 200, 15)
+        await wait_until(lambda: app.meter.statuses and app.meter.statuses[-1].measured == 200)
         assert {app.meter.exchange(seq).data(BODY) for seq in range(1, 201)} == {b"".join(EVENTS)}
 
 

@@ -277,7 +277,8 @@ async def test_is_alive_sees_the_end_and_words_out_of_turn(clock: str) -> None:
         async with pair(clock) as (stream, _, peer, _):
             stream.pause()
             act(peer)
-            await asyncio.sleep(0.005)
+            if not alive:
+                await wait_until(lambda s=stream: not s.is_alive())
             assert stream.is_alive() is alive
 
 

@@ -14,7 +14,7 @@ import trustme
 
 from llmtap.errors import ConfigError
 from llmtap.net.tls import client_context, server_context
-from tests.support.peer import Head, chunk, scene, wait_until
+from tests.support.peer import PATIENCE_S, Ending, Head, chunk, scene, wait_still, wait_until
 from tests.support.proxy import Tapped, ms, stage, tapped
 from tests.support.raw_client import request
 from tests.support.upstream import CLOSE, Call, answers
@@ -241,7 +241,7 @@ async def test_a_tls_client_that_leaves_closes_the_upstream(papers: Papers) -> N
         client.writer.write(request("GET", up.on(endless)))
         await client.head()
         client.writer.transport.abort()
-        await asyncio.wait_for(gone.wait(), 2)
+        await asyncio.wait_for(gone.wait(), PATIENCE_S)
         assert (await tap.meter.closed(1)).closing.outcome == "client_cancelled"
 
 
@@ -282,11 +282,8 @@ async def test_a_slow_tls_client_is_back_pressure(papers: Papers) -> None:
         client.writer.write(request("GET", up.on(flood)))
         await client.head()
         client.writer.transport.pause_reading()
-        before = -1
-        while before != call_peer[0].sent_bytes:  # until the upstream can push no more
-            before = call_peer[0].sent_bytes
-            await asyncio.sleep(0.15)
-        assert before < 30_000_000
+        # Until the upstream can push no more.
+        assert await wait_still(lambda: call_peer[0].sent_bytes) < 30_000_000
         client.writer.transport.resume_reading()
         got = 0
         while got < total:
@@ -414,20 +411,24 @@ async def test_an_upstream_that_never_shakes_hands_is_a_504() -> None:
 @scene
 async def test_a_tls_answer_to_the_close_that_is_cut_looks_cut(papers: Papers) -> None:
     """RFC 9112 9.8: without a closure alert an answer that the close would end is incomplete."""
+    heard = asyncio.Event()
 
     async def cut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\n\r\nhalf of the")
-        await asyncio.sleep(0.05)
+        await heard.wait()
         writer.transport.abort()  # TCP ends, TLS never said so
 
     async with (
         tls_upstream(papers, cut) as up,
         tapped(f"https://localhost:{up.port}", upstream_ca=papers.ca) as tap,
     ):
-        answer = await (await tap.client()).get("/")
-        assert answer.data == b"half of the"
-        assert not answer.whole, "a cut answer was passed off as complete"
+        client = await tap.client()
+        await client.send(request("GET", "/"))
+        await client.head()
+        assert await client.exactly(11) == b"half of the"
+        heard.set()
+        assert await client.to_end() == (b"", Ending.RST), "a cut answer was passed off as complete"
 
 
 @scene

@@ -20,6 +20,7 @@ import pyarrow.dataset
 import pytest
 
 from llmtap.clock import SystemClock, WallAnchor
+from tests.support.busy_machine import BUSY_SHARE, waited_s
 from tests.support.capturing import capturing
 from tests.support.peer import play
 from tests.support.raw_client import RawClient, request
@@ -105,18 +106,19 @@ async def ask(port: int, number: int, sent: Sent, began: float) -> None:
         client.close()
 
 
-async def capture(folder: Path, plan: list[Sent]) -> tuple[WallAnchor, int]:
+async def capture(folder: Path, plan: list[Sent]) -> tuple[WallAnchor, int, bool]:
     async with upstream() as gateway:
         gateway.at(CHAT, lambda call: answer(call, plan))
         async with capturing(gateway.url, str(folder), "relay.workers=2") as proxy:
             anchor = WallAnchor.sample(SystemClock())
-            began = time.monotonic() + 0.5
+            began, waited = time.monotonic() + 0.5, waited_s()
             async with asyncio.TaskGroup() as group:
                 for number, sent in enumerate(plan):
                     group.create_task(ask(proxy.ports.listen, number, sent, began))
+            busy = waited_s() - waited > BUSY_SHARE * (time.monotonic() - began)
             await proxy.ports.measured(ROWS)
             summary = await proxy.ports.told("/api/v1/summary?window=all")
-    return anchor, round(summary["uncertainty"] * 1e9)
+    return anchor, round(summary["uncertainty"] * 1e9), busy
 
 
 @dataclass
@@ -125,6 +127,8 @@ class Result:
     anchor: WallAnchor
     stall_ns: int
     """The relays' worst stall, as they say themselves."""
+    busy: bool
+    """As the kernel says."""
     files: str
     rows: list[dict[str, Any]]
 
@@ -133,10 +137,10 @@ class Result:
 def result(tmp_path_factory: pytest.TempPathFactory) -> Result:
     folder = tmp_path_factory.mktemp("azure")
     plan = rows_of_trace()
-    anchor, stall_ns = play(capture(folder, plan), limit_s=90)
+    anchor, stall_ns, busy = play(capture(folder, plan), limit_s=250)
     rows = pyarrow.dataset.dataset(folder).to_table().to_pylist()
     rows.sort(key=lambda row: int(row["request_id"]))
-    return Result(plan, anchor, stall_ns, str(folder / "*.parquet"), rows)
+    return Result(plan, anchor, stall_ns, busy, str(folder / "*.parquet"), rows)
 
 
 def test_lengths_are_those_sent(result: Result) -> None:
@@ -158,6 +162,7 @@ def test_arrivals_are_those_sent(result: Result) -> None:
 
 
 def test_events_have_the_times_they_were_sent_at(result: Result) -> None:
+    late, n = [], 0
     for row, sent in zip(result.rows, result.plan, strict=True):
         arrival_ns = result.anchor.to_mono_ns(row["arrival_ns"])
         contents = [
@@ -172,7 +177,13 @@ def test_events_have_the_times_they_were_sent_at(result: Result) -> None:
                 b for b, _ in sent.events_ns[i + 1 : i + 4] if b - after < result.stall_ns + TOGETHER_NS
             ]
             latest = max([after, *nearby])
-            assert before - slack_ns <= t_ns <= latest + slack_ns, (row["request_id"], i)
+            assert before - slack_ns <= t_ns, (row["request_id"], i)
+            if t_ns > latest + slack_ns:
+                late.append((row["request_id"], i, t_ns - latest))
+        n += len(contents)
+    # The kernel stamps a packet when it gets to it: under load that is a thread which waits for a CPU
+    # as well, and no relay can know of that.
+    assert len(late) <= (n // 100 if result.busy else 0), late
 
 
 def test_every_reader_finds_the_same(result: Result) -> None:

@@ -5,9 +5,9 @@ Invariant: every client gets its whole answer; every exchange is in a file or co
 
 import asyncio
 import contextlib
-import shutil
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,11 +17,13 @@ import pytest
 
 import llmtap
 from tests.support.capturing import Load, Process, streams
-from tests.support.peer import play
+from tests.support.live_proxy import READY_S
+from tests.support.peer import play, wait_until
 from tests.support.upstream import upstream
 
 CHAT = "/v1/chat/completions"
-MIB = 1 << 20
+LIMIT_S = 500
+pytestmark = pytest.mark.timeout(LIMIT_S + 60)
 
 
 @pytest.fixture
@@ -33,7 +35,15 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     if made.returncode:
         pytest.skip(f"a tmpfs cannot be mounted here: {made.stderr.decode().strip()}")
     yield place
-    subprocess.run(["umount", place], check=True)
+    unmount(place)
+
+
+def unmount(place: Path) -> None:
+    """Once nobody has a file there: who was killed takes a moment to go."""
+    end = time.monotonic() + READY_S
+    while (done := subprocess.run(["umount", place], capture_output=True)).returncode:
+        assert time.monotonic() < end, done.stderr
+        time.sleep(0.1)
 
 
 @asynccontextmanager
@@ -64,7 +74,7 @@ async def told(process: Process) -> dict[str, Any]:
     return found
 
 
-async def until(process: Process, seconds: float = 30.0, **wanted: object) -> dict[str, Any]:
+async def until(process: Process, seconds: float = READY_S, **wanted: object) -> dict[str, Any]:
     """Until the capture says so of itself."""
     end = asyncio.get_running_loop().time() + seconds
     while True:
@@ -76,8 +86,8 @@ async def until(process: Process, seconds: float = 30.0, **wanted: object) -> di
 
 
 async def dropped(process: Process) -> None:
-    end = asyncio.get_running_loop().time() + 30
-    while not (await told(process)).get("dropped"):
+    end = asyncio.get_running_loop().time() + READY_S
+    while "disk_full" not in (await told(process)).get("dropped", {}):
         assert asyncio.get_running_loop().time() < end
         await asyncio.sleep(0.1)
 
@@ -101,14 +111,15 @@ def test_a_disk_that_fills_pauses_the_capture_and_nothing_else(small_disk: Path)
             await dropped(process)
             (small_disk / "filler").unlink()
             kept = (await until(process, problem=None))["exchanges"]
-            await asyncio.sleep(2)
-            assert (await told(process))["exchanges"] > kept, "it did not go on"
+            while (await told(process)).get("exchanges", 0) <= kept:  # or it did not go on
+                await asyncio.sleep(0.1)
             load.stopping = True
-            await asyncio.sleep(2)
+            await wait_until(lambda: not load.running)
+            await process.ports.measured(len(load.asked))
             capture = await until(process, waiting=0)
         return load, capture
 
-    load, capture = play(run(), limit_s=100)
+    load, capture = play(run(), limit_s=LIMIT_S)
     # A writer that was starved before it met the full disk drops for want of memory; both are counted below.
     assert {"disk_full"} <= set(capture["dropped"]) <= {"disk_full", "memory"}
     check(folder, load, capture)
@@ -126,24 +137,25 @@ def test_a_folder_that_goes_is_made_again(tmp_path: Path) -> None:
 
     async def run() -> Load:
         async with under_load(folder) as (process, load):
+            await wait_until(lambda: any(folder.glob("*.parquet")))
+            folder.rename(tmp_path / "taken away")
+            await wait_until(lambda: any(folder.glob("*.parquet")))
+            before = {a.id for a in load.asked} | {f"{load.prefix}-{n}" for n in range(load.begun + 1)}
+            await wait_until(lambda: len(load.asked) > len(before) + 100)
             await asyncio.sleep(1.5)
-            shutil.rmtree(folder)
-            await asyncio.sleep(0.5)
-            gone = {a.id for a in load.asked}
-            await asyncio.sleep(3)
-            later = {a.id for a in load.asked} - gone
             load.stopping = True
+            await wait_until(lambda: not load.running)
+            await process.ports.measured(len(load.asked))
             await until(process, waiting=0, problem=None)
-            load.asked[:] = [a for a in load.asked if a.id in later]
-            await asyncio.sleep(1)
+            load.asked[:] = [a for a in load.asked if a.id not in before]
         return load
 
-    load = play(run(), limit_s=100)
+    load = play(run(), limit_s=LIMIT_S)
     rows = llmtap.read(folder).table(columns=["request_id"])["request_id"].to_pylist()
-    assert all(a.whole for a in load.asked) and len(load.asked) > 50
-    # What was on its way into the folder when it went is lost with it; afterwards nothing is.
-    assert len({a.id for a in load.asked} - set(rows)) <= len(load.asked) // 2
-    assert set(rows) & {a.id for a in load.asked}
+    # What was on its way into the folder when it went may be lost with it; afterwards nothing is.
+    assert all(a.whole for a in load.asked), "traffic was touched"
+    assert len(load.asked) >= 100
+    assert {a.id for a in load.asked} <= set(rows)
 
 
 @pytest.mark.parametrize("what", ["a file", "read-only", "no right to make it"])
@@ -157,6 +169,6 @@ def test_a_folder_that_cannot_be_used_is_told_at_the_start(small_disk: Path, wha
     else:
         folder = Path("/proc/llmtap-capture")
     command = [sys.executable, "-P", "-m", "llmtap.cli", "proxy", "--upstream", "http://127.0.0.1:1"]
-    done = subprocess.run([*command, "--capture", folder], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([*command, "--capture", folder], capture_output=True, text=True, timeout=120)
     assert done.returncode == 2, done.stderr
     assert "capture.to" in done.stderr and str(folder) in done.stderr

@@ -15,13 +15,18 @@ import pytest
 
 import llmtap
 from tests.support.capturing import Asked, Load, Process, streams
+from tests.support.live_proxy import READY_S
 from tests.support.peer import play
+from tests.support.starving import Starving
 from tests.support.upstream import upstream
+
+LIMIT_S = 800
+pytestmark = pytest.mark.timeout(LIMIT_S + 60)  # the first one waits for all proxies: a minute or two here
 
 CHAT = "/v1/chat/completions"
 SEEDS = range(8)
 ROLES = ("meter", "meter", "relay", "meter", "meter", "meter", "supervisor")
-AT_ONCE = 4
+AT_ONCE = 2
 WORKERS = 2
 CLIENTS = 3
 BEFORE_S = 1.0
@@ -36,18 +41,23 @@ class Trial:
     asked: list[Asked] = field(default_factory=list)
     away: list[tuple[float, float]] = field(default_factory=list)
     """From a kill until all relays spoke to a meter again."""
+    starved_s: list[float] = field(default_factory=list)
+    """What the processes were kept waiting for a CPU, shortly before each kill."""
 
 
 async def one(trial: Trial, url: str, seed: int) -> None:
     rng = random.Random(seed)
     settings = (f"relay.workers={WORKERS}", "capture.rotate_every=2s")
     process = Process(url, str(trial.folder), *settings)
+    starving = Starving(lambda: family(process))
+    watching = asyncio.create_task(starving.watch())
     try:
         await process.start(WORKERS)
         load = Load(process.ports.listen, f"s{seed}", trial.asked)
         clients = [asyncio.create_task(load.client()) for _ in range(CLIENTS)]
         for role in ROLES:
             await asyncio.sleep(rng.uniform(0.2, 2.2))
+            trial.starved_s.append(starving.lately_s())
             killed = time.monotonic()
             pids = process.kill(role)
             if role == "supervisor":
@@ -68,14 +78,22 @@ async def one(trial: Trial, url: str, seed: int) -> None:
         await asyncio.sleep(0.5)
         assert await process.stop() == 0, process.log()
     finally:
+        watching.cancel()
         process.close()
+
+
+def family(process: Process) -> list[int]:
+    """Its meter and its relays, as far as they run."""
+    with contextlib.suppress(OSError, AssertionError):
+        return [*process.children("meter"), *process.children("relay")]
+    return []
 
 
 async def until_gone(process: Process) -> None:
     """Until nothing of its group is left."""
-    end = time.monotonic() + 40
+    end = time.monotonic() + READY_S
     while process.pid in groups():
-        assert time.monotonic() < end, "orphans after 40 s"
+        assert time.monotonic() < end, f"orphans after {READY_S} s"
         await asyncio.sleep(0.05)
 
 
@@ -106,10 +124,9 @@ async def all_of_them(folder: Path) -> list[Trial]:
 
 @pytest.fixture(scope="module")
 def trials(tmp_path_factory: pytest.TempPathFactory) -> list[Trial]:
-    return list(play(all_of_them(tmp_path_factory.mktemp("captures")), limit_s=240))
+    return list(play(all_of_them(tmp_path_factory.mktemp("captures")), limit_s=LIMIT_S))
 
 
-@pytest.mark.timeout(300)
 def test_there_were_fifty_kills_and_a_load_worth_the_name(trials: list[Trial]) -> None:
     assert sum(len(trial.away) for trial in trials) >= 50
     assert all(sum(a.whole for a in trial.asked) > 100 for trial in trials)
@@ -120,10 +137,10 @@ def test_what_ended_a_second_before_a_kill_is_kept(trials: list[Trial], seed: in
     trial = trials[seed]
     kept = [row["request_id"] for row in rows(trial)]
     assert len(kept) == len(set(kept)), "an exchange was written twice"
-    due = [a for a in trial.asked if a.whole and not touches(a, trial.away)]
-    assert len(due) > 20
+    due = [a for a in trial.asked if a.whole and not touches(a, trial)]
+    assert len(due) > 20 or max(trial.starved_s) > BEFORE_S, trial.starved_s
     lost = [a for a in due if a.id not in set(kept)]
-    assert not lost, f"seed {seed}: {[(a.id, a.began, a.ended) for a in lost]}, away {trial.away}"
+    assert not lost, (f"seed {seed}", lost, trial.away, trial.starved_s)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -143,8 +160,12 @@ def test_what_is_missing_is_counted(trials: list[Trial], seed: int) -> None:
     assert whole <= present + missing + CLIENTS * ROLES.count("relay"), (whole, present, missing)
 
 
-def touches(asked: Asked, away: list[tuple[float, float]]) -> bool:
-    return any(asked.began <= back and asked.ended + BEFORE_S >= killed for killed, back in away)
+def touches(asked: Asked, trial: Trial) -> bool:
+    """It was under way while somebody was away, or ended so shortly before that it may be lost."""
+    return any(
+        asked.began <= back and asked.ended + BEFORE_S + starved_s >= killed
+        for (killed, back), starved_s in zip(trial.away, trial.starved_s, strict=True)
+    )
 
 
 def rows(trial: Trial) -> list[dict[str, object]]:

@@ -65,16 +65,16 @@ async def capture(folder: Path, rows: list[dict[str, Any]]) -> None:
                 asked = request("POST", CHAT, f"X-Request-Id: {number}", body=body)
                 assert (await client.ask(asked)).status == 200
             client.close()
-            await proxy.ports.measured(ROWS, 30)
+            await proxy.ports.measured(ROWS)
 
 
 def test_an_export_has_the_tree_of_the_trace(tmp_path: Path) -> None:
     rows = rows_of_trace()
-    play(capture(tmp_path / "capture", rows), limit_s=90)
+    play(capture(tmp_path / "capture", rows), limit_s=250)
     out = tmp_path / "out.jsonl"
     command = [sys.executable, "-P", "-m", "llmtap.cli", "convert", str(tmp_path / "capture"), str(out)]
     done = subprocess.run(
-        [*command, "--to", "mooncake", "--json"], capture_output=True, text=True, timeout=60
+        [*command, "--to", "mooncake", "--json"], capture_output=True, text=True, timeout=200
     )
     assert done.returncode == 0, done.stderr
     exported = [json.loads(line) for line in out.read_text().splitlines()]

@@ -126,7 +126,7 @@ def files_of(folder: Path) -> tuple[dict[str, str], list[dict[str, Any]]]:
 @pytest.mark.parametrize("level", ["none", "shape"])
 def test_below_full_nothing_that_was_said_is_written(tmp_path: Path, level: str) -> None:
     folder = tmp_path / "capture"
-    told = dict(play(run(folder, f"capture.level={level}"), limit_s=60))
+    told = dict(play(run(folder, f"capture.level={level}"), limit_s=250))
     files, rows = files_of(folder)
     assert len(rows) == len(bodies())
     secrets = {**KEYS, **PRIVATE, "prompt": PROMPT, "answer": ANSWER}
@@ -141,7 +141,7 @@ def test_below_full_nothing_that_was_said_is_written(tmp_path: Path, level: str)
 
 def test_at_full_what_the_rules_cover_is_not_written(tmp_path: Path) -> None:
     folder = tmp_path / "capture"
-    told = dict(play(run(folder, "capture.level=full", 'capture.full_tenants=["*"]'), limit_s=60))
+    told = dict(play(run(folder, "capture.level=full", 'capture.full_tenants=["*"]'), limit_s=250))
     files, rows = files_of(folder)
     assert leaks({**told, **files}, {**KEYS, **PRIVATE}) == []
     assert leaks(told, {"prompt": PROMPT, "answer": ANSWER}) == [], "only files hold bodies"
@@ -155,7 +155,7 @@ def test_at_full_what_the_rules_cover_is_not_written(tmp_path: Path) -> None:
 def test_hashes_of_two_captures_cannot_be_compared(tmp_path: Path) -> None:
     found = []
     for name in "ab":
-        play(run(tmp_path / name), limit_s=60)
+        play(run(tmp_path / name), limit_s=250)
         _, rows = files_of(tmp_path / name)
         found.append({block for row in rows for block in row["blocks"] or ()})
         assert re.fullmatch(r"\d{8}T\d{6}-[0-9a-f]{6}", rows[0]["capture"])

@@ -36,28 +36,31 @@ HOSTILE = {
 
 async def scenario() -> None:
     async with upstream() as up, live_proxy(up.url) as proxy:
-        for body, fields in HOSTILE.values():
+        for opened, (body, fields) in enumerate(HOSTILE.values(), 1):
             path = up.on(answers(body, fields=fields))
             client = await RawClient.connect(proxy.listen)
             answer = await client.get(path)
             client.close()
             assert hashlib.sha256(answer.data).digest() == hashlib.sha256(body).digest()
-        summary = await settled(proxy)
+            # One after another: else what one of them leaves to do costs the next its measuring.
+            summary = await settled(proxy, opened)
         told = await proxy.told("/api/v1/exchanges?limit=100")
         assert len(told["exchanges"]) == summary["n"] >= len(HOSTILE) - 1, "100 MB at once may be too much"
         assert all(x["timeline"]["first_byte"] is not None for x in told["exchanges"])
         assert summary["meter_errors"] == {}, "none of it is an exception"
 
 
-async def settled(proxy: LiveProxy) -> dict[str, Any]:
-    """The summary, once every exchange is measured or counted as dropped."""
+async def settled(proxy: LiveProxy, opened: int) -> dict[str, Any]:
+    """The summary, once so many exchanges are measured or counted as dropped."""
     while True:
         summary = await proxy.told("/api/v1/summary?window=all")
-        (relay,) = summary["relays"].values()
-        if relay["opened"] == len(HOSTILE) == relay["measured"] + sum(relay["dropped"].values()):
-            return dict(summary)
+        relays = list(summary["relays"].values()) if isinstance(summary, dict) else []
+        if len(relays) == 1 and relays[0].get("opened") == opened:
+            (relay,) = relays
+            if opened == relay["measured"] + sum(relay["dropped"].values()):
+                return dict(summary)
         await asyncio.sleep(0.1)
 
 
 def test_hostile_answers_reach_the_client_and_do_not_stop_the_meter() -> None:
-    play(scenario(), limit_s=120)
+    play(scenario(), limit_s=250)

@@ -300,7 +300,7 @@ async def play_fixture(up: Upstream, tap: Tapped, path: Path) -> tuple[Answer, d
             await call.say(write)
             await asyncio.sleep(0.0005)
         if then == RESET:
-            await asyncio.sleep(0.02)  # or the reset would overtake the bytes
+            await call.peer.taken()  # or the reset would overtake the bytes
         return then
 
     client = await tap.client()
@@ -342,6 +342,7 @@ async def test_separate_writes_of_a_fixture_are_separate_stamps() -> None:
         await call.body()
         for write in writes:
             await call.say(write)
+            await call.peer.taken()
             await asyncio.sleep(0.01)
 
     async with stage() as (up, tap):

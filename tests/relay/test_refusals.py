@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from tests.support.peer import Gone, chunked, scene, wait_until
+from tests.support.peer import PATIENCE_S, Gone, chunked, scene, wait_still, wait_until
 from tests.support.proxy import Tapped, ms, stage
 from tests.support.raw_client import Answer, request
 from tests.support.upstream import CLOSE, RESET, Call, answers, says
@@ -189,7 +189,7 @@ async def test_malformed_chunks_never_make_a_complete_request(name: str, late: b
         assert check_own(answer, 400) == "malformed_request"
         assert (await client.to_end())[0] == b""
         if late:
-            await asyncio.wait_for(cut.wait(), 2)
+            await asyncio.wait_for(cut.wait(), PATIENCE_S)
         assert all(c.payload is None for c in up.calls)
         assert (await tap.meter.closed(1)).closing.outcome == "rejected"
 
@@ -320,10 +320,7 @@ async def test_what_is_sent_ahead_is_bounded() -> None:
         count = 30_000_000 // len(one)
         client = await tap.client(send_buffer=65_536)
         sending = asyncio.ensure_future(client.send(*[one * 100] * (count // 100)))
-        before = -1
-        while before != client.sent_bytes:
-            before = client.sent_bytes
-            await asyncio.sleep(0.1)
+        await wait_still(lambda: client.sent_bytes)
         assert not sending.done(), "30 MB of requests were taken in advance"
         (connection,) = tap.relay.connections
         assert len(connection._buffer) <= 8_192 + 65_536
@@ -411,7 +408,7 @@ async def test_a_pipeline_is_answered_to_its_end_while_the_upstream_is_away(at_o
         if at_once:
             tap.relay.pool._addresses = [(socket.AF_INET, ("255.255.255.255", 9))]
         await client.send(request("GET", path) * 3 + request("POST", path, body=b"x" * 10) * 2)
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(PATIENCE_S):
             assert [(await client.answer()).status for _ in range(5)] == [502] * 5
         up.start()
         assert (await client.get(path)).data == b"here"

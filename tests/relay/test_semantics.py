@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from llmtap.tap.frames import FrameKind
-from tests.support.peer import Ending, Gone, chunk, chunked, scene, wait_until
+from tests.support.peer import PATIENCE_S, Ending, Gone, chunk, chunked, scene, wait_until
 from tests.support.proxy import stage, tapped
 from tests.support.raw_client import request
 from tests.support.upstream import CLOSE, Call, answers, says, upstream
@@ -76,7 +76,7 @@ async def test_very_many_interim_answers_in_one_read() -> None:
         interim = b"HTTP/1.1 100 Continue\r\n\r\n" * count
         path = up.on(says(interim + b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"))
         client = await tap.client()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             answer = await client.get(path)
         assert (len(answer.interim), answer.data) == (count, b"ok")
 
@@ -627,7 +627,7 @@ async def test_max_forwards_means_nothing_to_other_methods() -> None:
 async def test_an_odd_max_forwards_hurts_nobody(value: str) -> None:
     async with stage() as (up, tap):
         path = up.on(answers())
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(PATIENCE_S):
             answer = await (await tap.client()).ask(request("OPTIONS", path, f"Max-Forwards: {value}"))
         assert answer.status in (200, 400)
 
@@ -715,7 +715,7 @@ async def test_many_connections_leave_nothing_open() -> None:
         await wait_until(lambda: not tap.relay.connections)
         assert not tap.relay.flows
         assert len(up.calls_to(path)) == 300
-        assert up.open == tap.relay.pool.idle <= 50
+        await wait_until(lambda: up.open == tap.relay.pool.idle <= 50)
 
 
 @scene
@@ -752,5 +752,5 @@ async def test_a_cut_request_is_never_seen_as_a_whole_one() -> None:
             await wait_until(lambda: up.open)
             await asyncio.sleep(0.01)
             client.close()
-            await asyncio.wait_for(cut.wait(), 2)
+            await asyncio.wait_for(cut.wait(), PATIENCE_S)
             cut.clear()

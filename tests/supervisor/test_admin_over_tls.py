@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import trustme
-from aiohttp import ClientConnectorError, ClientError, ClientSession, TCPConnector
+from aiohttp import ClientError, ClientSession, TCPConnector
 
-from tests.supervisor.test_supervisor import CLEAN, READY_S, free_port, until
+from tests.supervisor.test_supervisor import CLEAN, READY_S, until
+from tests.support.live_proxy import port_free
 from tests.support.peer import scene
 from tests.support.upstream import upstream
 
@@ -25,7 +26,7 @@ async def test_it_speaks_tls_and_asks_for_the_token(tmp_path: Path) -> None:
         pem.write_to_path(tmp_path / "cert.pem", append=True)
     trusting = ssl.create_default_context()
     ca.configure_trust(trusting)
-    listen, admin = free_port(), free_port()
+    listen, admin = port_free(), port_free()
     async with upstream() as up:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "llmtap.cli", "proxy", "--upstream", up.url,
@@ -46,7 +47,7 @@ async def test_it_speaks_tls_and_asks_for_the_token(tmp_path: Path) -> None:
                     try:
                         async with session.get(f"{url}/readyz") as answer:
                             return answer.status == 200
-                    except ClientConnectorError:
+                    except ClientError:
                         return False
 
                 await until(ready, READY_S)

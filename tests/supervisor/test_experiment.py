@@ -82,12 +82,12 @@ async def everybody(tap: Proxy, path: str) -> list[bytes]:
 
 @scene
 async def test_arms_stay_over_relays_restarts_and_reloads_and_go_off_and_on(tmp_path: Path) -> None:
-    file = tmp_path / "llmtap.toml"
+    file, log = tmp_path / "llmtap.toml", tmp_path / "log"
     async with upstream() as here, upstream() as there:
         path = here.on(answers(b"old"))
         assert there.on(answers(b"new")) == path
         write(file, here, there, enabled=True)
-        async with proxy(None, config=file) as tap:
+        async with proxy(None, "--set", "log.level=info", config=file, log=log) as tap:
             await wait_until(lambda: len(tap.relays()) == 2, READY_S)
             dealt = await everybody(tap, path)
             assert dealt == [b"old", b"new"] * 12, "as whoever has the key can work out"
@@ -107,10 +107,14 @@ async def test_arms_stay_over_relays_restarts_and_reloads_and_go_off_and_on(tmp_
             await switch(tap, False)
             await wait_until_all(tap, path, [b"old"] * 24)
             # Neither a new relay nor a new meter forgets what was switched.
-            before = tap.relays()[0]
+            before, said = tap.relays()[0], log.stat().st_size
             os.kill(before, signal.SIGKILL)
             await wait_until(lambda: len(tap.relays()) == 2 and before not in tap.relays(), READY_S)
-            assert await everybody(tap, path) == [b"old"] * 24
+            dealt_first = await everybody(tap, path)
+            # It waits for the meter's word, though not for long: a meter that gets no CPU comes too late.
+            if b"experiment_not_briefed" not in log.read_bytes()[said:]:
+                assert dealt_first == [b"old"] * 24
+            await wait_until_all(tap, path, [b"old"] * 24)
             (meter,) = tap.meters()
             os.kill(meter, signal.SIGKILL)
             await wait_until(lambda: tap.meters() and meter not in tap.meters(), READY_S)
@@ -160,8 +164,7 @@ async def test_switching_and_reloading_under_traffic_fails_no_request(tmp_path: 
             for on in (True, False, True):
                 await switch(tap, on)
                 n = len(seen)
-                await wait_until(lambda old=n: len(seen) > old + 60)
-                assert (b"new" in seen[-30:]) is on
+                await wait_until(lambda old=n, on=on: len(seen) > old + 60 and (b"new" in seen[-30:]) is on)
             write(file, here, there, enabled=True, more='until = "1s"')
             (meter,) = tap.meters()
             os.kill(tap.pid, signal.SIGHUP)
@@ -171,7 +174,11 @@ async def test_switching_and_reloading_under_traffic_fails_no_request(tmp_path: 
             stop.set()
             await asyncio.gather(*asking)
             await tap.ready()
-            assert (await told(tap))["state"] == "ended"
+
+            async def ended() -> bool:
+                return bool((await told(tap))["state"] == "ended")
+
+            await until(ended, READY_S)
 
 
 @scene

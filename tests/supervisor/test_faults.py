@@ -4,7 +4,6 @@ The faults and when they are passed: shared/faults/capture_faults.md. What conce
 """
 
 import asyncio
-import contextlib
 import json
 import os
 import re
@@ -15,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from tests.supervisor.test_supervisor import READY_S, Proxy, is_alive, proxy, until
+from tests.support.live_proxy import port_free
 from tests.support.peer import chunk, play, wait_until
 from tests.support.raw_client import Answer, RawClient, request
 from tests.support.upstream import Call, Upstream, answers, upstream
 
-LIMIT_S = 90.0
+LIMIT_S = 250.0
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 WORD = b'data: {"choices":[{"index":0,"delta":{"content":"word"}}]}\n\n'
 DONE = b"data: [DONE]\n\n"
@@ -93,8 +93,8 @@ def test_a_killed_relay_costs_its_own_streams_and_they_end_as_tap_error() -> Non
             await wait_until(lambda: held.begun == 40, READY_S)
 
             async def all_seen() -> bool:
-                relays = (await summary(tap)).get("relays", {}).values()
-                return sum(r.get("streams", 0) for r in relays) == 40
+                told = json.loads(await tap.told("/api/v1/streams?limit=1000") or b"{}")
+                return sum(s["events"] >= 5 for s in told.get("streams", ())) == 40
 
             await until(all_seen, READY_S)
             before = tap.relays()
@@ -252,7 +252,7 @@ def test_when_the_supervisor_is_killed_streams_end_measured_and_nobody_is_left(t
             (answer,) = await asyncio.gather(*late)
             assert answer.whole
             admin.close()
-            await wait_until(lambda: not any(is_alive(p) for p in family), 30)
+            await wait_until(lambda: not any(is_alive(p) for p in family), READY_S)
 
     play(scenario(), limit_s=LIMIT_S)
     ended = exchange_lines(log)
@@ -280,17 +280,7 @@ def test_sigterm_to_the_whole_family_at_once_measures_what_drains(tmp_path: Path
             family = tap.relays() + tap.meters()
             for pid in [*family, tap.pid]:
                 os.kill(pid, signal.SIGTERM)
-
-            async def refused() -> bool:
-                try:
-                    (await tap.client()).close()
-                except ConnectionRefusedError:
-                    return True
-                except ConnectionResetError:  # it was in the queue of a listener that closed: ask again
-                    pass
-                return False
-
-            await until(refused, READY_S)
+            await until(tap.refuses, READY_S)
             held.go.set()
             assert all(answer.whole for answer in await asyncio.gather(*asking))
             assert await tap.ended() == 0
@@ -328,6 +318,8 @@ def test_a_relay_held_for_300_ms_says_so_in_lag_and_in_what_it_measured() -> Non
             held = Held()
             quiet = await streams(tap, up.on(quick), 1)
             assert (await quiet[0]).whole
+            await tap.measured(1)
+            (before,) = json.loads(await tap.told("/api/v1/exchanges") or b"")["exchanges"]
             asking = await streams(tap, up.on(held), 3)
             await wait_until(lambda: held.begun == 3, READY_S)
             await asyncio.sleep(0.6)  # a status has told the lag until now
@@ -342,7 +334,9 @@ def test_a_relay_held_for_300_ms_says_so_in_lag_and_in_what_it_measured() -> Non
             assert answer is not None
             uncertain = json.loads(answer)["exchanges"]
             assert len(uncertain) >= 3
-            assert sum(x["uncertainty"] >= 0.3 for x in uncertain) == 3
+            # On a busy machine the one before may have been held as well.
+            those_held = [x for x in uncertain if x["id"] != before["id"]]
+            assert [x["uncertainty"] >= 0.3 for x in those_held] == [True] * 3
             certain = await tap.told("/api/v1/summary?window=all&certain=1")
             assert certain is not None
             assert json.loads(certain)["n"] == 4 - len(uncertain), "figures can leave them out"
@@ -394,8 +388,7 @@ def test_scrapes_without_end_and_a_collector_that_is_away_touch_no_traffic() -> 
         await until(accounted, READY_S)
 
     async def run() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            away = probe.getsockname()[1]
+        away = port_free()
         settings = [f"otlp.endpoint=http://127.0.0.1:{away}", f"otlp.queue_max={spans}", "otlp.timeout=1s"]
         args = [arg for setting in settings for arg in ("--set", setting)]
         async with upstream() as up, proxy(up, *args) as tap:

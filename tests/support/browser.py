@@ -24,6 +24,12 @@ FLAGS: Final = (
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
     "--disable-dev-shm-usage", "--hide-scrollbars", "--remote-debugging-port=0",
 )  # fmt: skip
+_KEYS: Final = {
+    "Tab": (9, ""), "Enter": (13, "\r"), "Escape": (27, ""), " ": (32, " "),
+    "ArrowLeft": (37, ""), "ArrowRight": (39, ""),
+}  # fmt: skip
+"""Virtual key code, and text that the key types: without the code a browser does nothing of its own."""
+_SHIFT: Final = 8
 START_S: Final = 60.0
 ANSWER_S: Final = 60.0
 STOP_S: Final = 15.0
@@ -75,13 +81,15 @@ class Page:
                 ) from wrong
             await asyncio.sleep(0.05)
 
-    async def press(self, key: str) -> None:
+    async def press(self, key: str, *, shift: bool = False) -> None:
         """A key, as a keyboard sends it."""
-        about: dict[str, Any] = {"key": key}
-        if len(key) == 1:
-            about["text"] = key
-        await self.send("Input.dispatchKeyEvent", type="keyDown", **about)
-        await self.send("Input.dispatchKeyEvent", type="keyUp", key=key)
+        code, text = _KEYS.get(key, (0, key if len(key) == 1 else ""))
+        about: dict[str, Any] = {"key": key, "modifiers": _SHIFT if shift else 0}
+        if code:
+            about |= {"code": "Space" if key == " " else key, "windowsVirtualKeyCode": code}
+        down = {"type": "keyDown", "text": text} if text else {"type": "rawKeyDown"}
+        await self.send("Input.dispatchKeyEvent", **about, **down)
+        await self.send("Input.dispatchKeyEvent", **about, type="keyUp")
 
     async def screen(self, width: int, height: int, *, dark: bool = False, scale: float = 1.0) -> None:
         """As on a screen of this size."""
@@ -91,7 +99,10 @@ class Page:
         )  # fmt: skip
         await self.send(
             "Emulation.setEmulatedMedia",
-            features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}],
+            features=[
+                {"name": "prefers-color-scheme", "value": "dark" if dark else "light"},
+                {"name": "prefers-reduced-motion", "value": "reduce"},  # what moves is never still
+            ],
         )
 
     async def picture(self, path: Path) -> None:

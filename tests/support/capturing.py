@@ -13,14 +13,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.support.live_proxy import LiveProxy, port_free
+from tests.support.live_proxy import ANSWER_S, READY_S, LiveProxy, port_free
 from tests.support.peer import Gone
 from tests.support.raw_client import RawClient, request
 from tests.support.upstream import Call, Script
 
 __all__ = ["Asked", "Load", "Process", "capturing", "chat_body", "streams"]
-
-READY_S = 30.0
 
 
 def chat_body(text: str = "hello", **more: object) -> bytes:
@@ -69,18 +67,28 @@ class Load:
     prefix: str
     asked: list[Asked] = field(default_factory=list)
     stopping: bool = False
-    _n: int = 0
+    running: int = 0
+    """Clients that have not ended."""
+    begun: int = 0
+    """Requests, numbered from 1."""
 
     async def client(self) -> None:
+        self.running += 1
+        try:
+            await self._ask_on_and_on()
+        finally:
+            self.running -= 1
+
+    async def _ask_on_and_on(self) -> None:
         connection: RawClient | None = None
         while not self.stopping:
-            self._n += 1
-            asked = Asked(f"{self.prefix}-{self._n}", time.monotonic(), 0.0, False)
+            self.begun += 1
+            asked = Asked(f"{self.prefix}-{self.begun}", time.monotonic(), 0.0, False)
             raw = request("POST", "/v1/chat/completions", f"X-Request-Id: {asked.id}", body=chat_body())
             try:
                 if connection is None:
                     connection = await RawClient.connect(self.port)
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(ANSWER_S):
                     answer = await connection.ask(raw)
                 asked.whole = answer.whole and answer.status == 200
             except (Gone, OSError, TimeoutError):
@@ -138,12 +146,11 @@ class Process:
 
     def children(self, role: str) -> list[int]:
         """Pids of the processes of a role: `meter` or `relay`."""
-        found = []
+        found: list[int] = []
         for task in Path(f"/proc/{self.pid}/task").iterdir():
-            for child in (task / "children").read_text().split():
-                with contextlib.suppress(OSError):
-                    if f"llmtap.{role}".encode() in Path(f"/proc/{child}/cmdline").read_bytes():
-                        found.append(int(child))
+            with contextlib.suppress(OSError):  # a thread that has just ended
+                children = (task / "children").read_text().split()
+                found += [int(child) for child in children if _is_of(role, child)]
         return found
 
     def kill(self, role: str) -> list[int]:
@@ -174,7 +181,7 @@ class Process:
         assert self._process is not None
         if self._process.returncode is None:
             self._process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(READY_S):
             return await self._process.wait()
 
     def log(self) -> str:
@@ -190,6 +197,13 @@ class Process:
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
+
+
+def _is_of(role: str, pid: str) -> bool:
+    try:
+        return f"llmtap.{role}".encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 @asynccontextmanager

@@ -16,11 +16,14 @@ from typing import IO, Any
 from tests.support.peer import Gone
 from tests.support.raw_client import RawClient, request
 
-__all__ = ["LiveProxy", "live_proxy", "port_free"]
+__all__ = ["ANSWER_S", "READY_S", "STOP_S", "LiveProxy", "live_proxy", "port_free"]
 
-READY_S = 30.0
-STOP_S = 15.0
-ANSWER_S = 10.0
+READY_S = 120.0
+"""Deadlines: they cost time only where something is broken."""
+STOP_S = 60.0
+ANSWER_S = 60.0
+
+_KEPT: list[socket.socket] = []
 
 
 class LiveProxy:
@@ -45,7 +48,7 @@ class LiveProxy:
             client.close()
         return json.loads(answer.data) if answer.status == 200 and path.startswith("/api") else answer.status
 
-    async def measured(self, n: int, seconds: float = 10.0) -> None:
+    async def measured(self, n: int, seconds: float = READY_S) -> None:
         """Until the meter has seen `n` exchanges."""
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
@@ -101,6 +104,14 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
 
 
 def port_free() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
+    """A port of the loopback for a process that is yet to start.
+
+    It stays bound here, and never listens: nobody else is given it, and whoever connects is refused, until a
+    server listens on it that sets SO_REUSEADDR, as all of ours do.
+    """
+    kept = socket.socket()
+    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    kept.bind(("127.0.0.1", 0))
+    _KEPT.append(kept)
+    port: int = kept.getsockname()[1]
     return port

@@ -80,7 +80,7 @@ class Sending:
         return await self.end_of(self.send(body, row=row, scheduled_ns=scheduled_ns))
 
     async def end_of(self, call: Call) -> Exchange:
-        await wait_until(lambda: any(of is call for of, _ in self.ended), 15)
+        await wait_until(lambda: any(of is call for of, _ in self.ended))
         return self.of(call)
 
     def of(self, call: Call) -> Exchange:
@@ -96,7 +96,7 @@ class Sending:
 @asynccontextmanager
 async def sender_to(
     url: str, *, tls: ssl.SSLContext | None = None, endpoint: str = "chat.completions",
-    connect_timeout_s: float = 10, timeout_s: float = 10, retry_wait_s: float = 10, clock: str = "kernel",
+    connect_timeout_s: float = 100, timeout_s: float = 100, retry_wait_s: float = 10, clock: str = "kernel",
     fresh: bool = False, retries: int = 0, headers: Sequence[tuple[bytes, bytes]] = (),
 ) -> AsyncIterator[Sending]:  # fmt: skip
     """The only sender to `url`. At the end every call has ended, once, and every socket is closed."""

@@ -23,7 +23,7 @@ def object_store(bucket: str) -> Iterator[int]:
     server.start()
     _, port = server.get_host_and_port()
     try:
-        connection = HTTPConnection("127.0.0.1", port, timeout=10)
+        connection = HTTPConnection("127.0.0.1", port, timeout=60)
         connection.request("PUT", f"/{bucket}")
         assert connection.getresponse().status == 200
         connection.close()

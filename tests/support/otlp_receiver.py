@@ -14,7 +14,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 __all__ = ["OtlpReceiver", "plain"]
 
-GUARD_S = 20.0
+GUARD_S = 60.0
 """No wait is longer: what has not come by then does not come."""
 
 

@@ -12,6 +12,7 @@ import struct
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import uvloop
@@ -27,10 +28,17 @@ __all__ = [
     "fields_of",
     "play",
     "scene",
+    "wait_still",
+    "wait_taken",
     "wait_until",
 ]
 
 READ_BYTES = 1 << 18
+PATIENCE_S = 60.0
+"""For a thing that takes milliseconds: a machine that is busy elsewhere stands still for seconds."""
+LIMIT_S = 150.0
+"""For a test of seconds; half of what pytest allows it."""
+STILL_TURNS = 15
 
 
 class Ending(Enum):
@@ -130,6 +138,10 @@ class Peer:
             await ready
         finally:
             self._loop.remove_writer(self.sock)
+
+    async def taken(self) -> None:
+        """Until the other side, which has to be on this host, has read all that was said."""
+        await wait_taken(self.sock.getsockname(), self.sock.getpeername())
 
     def half_close(self) -> None:
         """Say no more, still listen."""
@@ -259,7 +271,20 @@ class Peer:
         return body
 
 
-async def wait_until(true: Callable[[], Any], seconds: float = 5.0) -> None:
+def _waiting(here: tuple[str, int], there: tuple[str, int]) -> int:
+    """Bytes on their way from one end of a connection of this host to the other, and unread there."""
+    ours, theirs = (f"{end[1]:04X}" for end in (here, there))
+    columns = {(ours, theirs): 0, (theirs, ours): 1}  # tx_queue of ours, rx_queue of theirs
+    waiting = 0
+    for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        column = columns.get((fields[1].rpartition(":")[2], fields[2].rpartition(":")[2]))
+        if column is not None:
+            waiting += int(fields[4].split(":")[column], 16)
+    return waiting
+
+
+async def wait_until(true: Callable[[], Any], seconds: float = PATIENCE_S) -> None:
     """Look again and again until it is true; an AssertionError when that takes too long."""
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds
@@ -268,7 +293,29 @@ async def wait_until(true: Callable[[], Any], seconds: float = 5.0) -> None:
         await asyncio.sleep(0.002)
 
 
-def play(work: Awaitable[Any], limit_s: float = 20.0) -> Any:
+async def wait_taken(here: tuple[str, int], there: tuple[str, int]) -> None:
+    """Until the far end of a connection of this host has read all that was said at its near end.
+
+    The kernel's table of sockets knows. A reset from then on overtakes none of it.
+    """
+    await wait_until(lambda: _waiting(here, there) == 0)
+
+
+async def wait_still(count: Callable[[], int]) -> int:
+    """Until a count grows no more over some turns of the loop, and how far it came.
+
+    Turns and not time: a process that is given no CPU stands still, too.
+    """
+    before, turns = -1, 0
+    while turns < STILL_TURNS:
+        await asyncio.sleep(0.01)
+        now = count()
+        turns = turns + 1 if now == before else 0
+        before = now
+    return before
+
+
+def play(work: Awaitable[Any], limit_s: float = LIMIT_S) -> Any:
     """Run `work` on a fresh uvloop; what any callback raises fails the test."""
     faults: list[dict[str, Any]] = []
 

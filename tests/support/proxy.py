@@ -6,7 +6,7 @@ import socket
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -16,7 +16,7 @@ from llmtap.relay.relay import Relay
 from llmtap.tap.experiment import Experiment
 from llmtap.tap.frames import ACK, BatchReader, Closing, FrameKind, Hello, RelayStatus
 from llmtap.units import Duration
-from tests.support.peer import wait_until
+from tests.support.peer import PATIENCE_S, wait_until
 from tests.support.raw_client import RawClient
 from tests.support.upstream import Upstream, upstream
 
@@ -26,6 +26,10 @@ __all__ = ["FakeMeter", "Frame", "Recording", "Tapped", "ms", "spelled_out", "st
 def ms(n: float) -> Duration:
     """A duration of `n` milliseconds."""
     return Duration(round(n * 1_000_000))
+
+
+PATIENT: Final = {"connect_timeout": ms(600_000), "upstream_keepalive": ms(600_000)}
+"""Limits that a test which is not about them never meets, however long a busy machine lets it wait."""
 
 
 class Frame(NamedTuple):
@@ -157,7 +161,7 @@ class FakeMeter:
         """What came of one exchange so far."""
         return Recording([f for f in self.frames if f.seq == seq])
 
-    async def closed(self, seq: int, seconds: float = 5.0) -> Recording:
+    async def closed(self, seq: int, seconds: float = PATIENCE_S) -> Recording:
         """The exchange's frames, once it is over."""
         await wait_until(lambda: FrameKind.CLOSE in self.exchange(seq).kinds, seconds)
         return self.exchange(seq)
@@ -244,7 +248,7 @@ async def tapped(
     sock = socket.create_server(("127.0.0.1", 0), backlog=1024)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setblocking(False)
-    said: dict[str, Any] = {"drain_timeout": ms(200), "connect_timeout": ms(2_000), **options}
+    said: dict[str, Any] = {"drain_timeout": ms(200), **PATIENT, **options}
     relay = Relay(
         loop, RelayOptions(upstream=url, **said), name=name, tap_path=meter.path, experiment=experiment,
         clock=clocks,

@@ -11,13 +11,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.support.live_proxy import LiveProxy, port_free
+from tests.support.live_proxy import READY_S, STOP_S, LiveProxy, port_free
 
 __all__ = ["process", "served", "standalone_meter"]
 
 HOUSE = Path(__file__).parents[2]
-READY_S = 60.0
-STOP_S = 15.0
 
 
 @asynccontextmanager

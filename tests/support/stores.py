@@ -18,7 +18,7 @@ __all__ = ["INFO", "NOTHING", "append", "fat", "numbers", "options", "store", "t
 
 INFO = CaptureInfo(capture="c1", level="shape")
 NOTHING = Ledger()
-_WAIT_S = 30.0
+_WAIT_S = 90.0
 """Longest wait for a thing that takes a moment; it only passes when something is broken."""
 
 

@@ -22,7 +22,7 @@ from tests.support.experiments import an_experiment
 from tests.support.fake_admin import FakeAdmin, a_stream, fake_admin, recorded
 
 SMALL, LARGE = (80, 24), (120, 40)
-WAIT_S = 30.0
+WAIT_S = 90.0
 Screenplay = Callable[["Stage"], Awaitable[None]]
 
 

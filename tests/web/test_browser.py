@@ -3,34 +3,20 @@
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 
 import aiohttp
 import pytest
-from aiohttp.test_utils import TestServer
 
-from llmtap.clock import SystemClock
-from llmtap.meter.admin import admin_app
-from llmtap.meter.assembler import Assembler
-from llmtap.meter.options import MeterOptions, SloOptions
-from llmtap.meter.tally import Tally
 from llmtap.metrics.deadlines import reader_wait_ns
-from llmtap.record.outcome import Outcome
 from llmtap.sim.gateway.options import SimOptions
-from llmtap.tap.frames import Hello
 from llmtap.units import Duration
 from tests.support.browser import CHROMIUM, Page, browser
-from tests.support.experiments import an_experiment
+from tests.support.dashboard import TITLES, VIEWS, a_tally, is_live, play, reads, served, shown, under_way
 from tests.support.live_proxy import live_proxy
-from tests.support.relay_status import relay_status
 from tests.support.sim_engine import ask_chat, engine
-from tests.support.streams import streamed
-from tests.support.tap_frames import Script
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
 
-VIEWS = ("overview", "streams", "exchanges", "chunking", "experiment", "tap")
 MS = 1_000_000
 HOSTILE = '<img src=x onerror="window.pwned=1"><script>window.pwned=1</script>'
 COUNTS = "document.querySelector('.counts').textContent"
@@ -42,90 +28,6 @@ INKS = """() => {
   return seen.size;
 }"""
 """Colours on the tape."""
-TITLES = ("Now", "Streams under way", "Newest exchanges", "How answers are cut", "Experiment", "Is it well")
-
-
-def a_tally(tenant: str = "acme", model: str = "tiny", arm: str = "marked") -> Tally:
-    """A meter that has seen some of everything."""
-    arms = ({"name": "control"}, {"name": arm, "headers": {"X-Arm": "b"}})
-    slo = SloOptions(objectives="ttft:200ms tpot:50ms", target=0.95, tenants=())
-    tally = Tally(MeterOptions(), SystemClock(), an_experiment(*arms), slos={"gold": slo})
-    tally.relays.join(Hello(relay="r0", pid=1, clock="kernel", anchor_mono_ns=0, anchor_wall_ns=0))
-    tally.status("r0", relay_status(opened=200, measured=195, dropped={"overflow": 5}, lag_ns_max=2 * MS))
-    rng = random.Random(7)
-    for seq in range(1, 201):
-        first = rng.randrange(50, 300)
-        times = [first + 40 * i + rng.randrange(0, 20) + (900 if i > 20 else 0) for i in range(40)]
-        outcome = Outcome.REFUSED if seq % 9 == 0 else Outcome.COMPLETE
-        who = tenant if seq % 2 else "zebra"
-        x = streamed(*times, seq=seq, tenant=who, model=model, outcome=outcome)
-        x.arm, x.unit = ("control", arm)[seq % 2], f"{seq:016x}"
-        if outcome is Outcome.REFUSED:
-            x.refusal = {
-                "kind": "model_refusal",
-                "source": "text",
-                "confidence": "low",
-                "detail": {"t": tenant},
-            }
-        tally.opened()
-        tally.experiments.assigned(x.arm, x.unit, False)
-        tally.ended(x)
-    return tally
-
-
-def under_way(tally: Tally, tenant: str = "acme") -> None:
-    """One stream that has begun to answer, and one that has not."""
-    now_ms = tally.clock.mono_ns() // MS
-    hello = Hello(relay="r1", pid=1, clock="mono", anchor_mono_ns=0, anchor_wall_ns=0)
-    assembler = Assembler(hello, tally)
-    tally.streams.join(assembler)
-    script = Script().request(1, now_ms - 3_000).head(1, now_ms - 2_500).request(2, now_ms - 1_000)
-    for i in range(10):
-        script.word(1, now_ms - 2_400 + 40 * i)
-    assembler.digest(script.frames())
-    for observer, _ in assembler.under_way():
-        observer.exchange.tenant = tenant
-
-
-Scene = Callable[[Page, str], Awaitable[None]]
-
-
-def play(scene: Scene, tally: Tally | None = None, token: str | None = None) -> None:
-    async def run() -> None:
-        async with (
-            asyncio.timeout(240),
-            served(a_tally() if tally is None else tally, token) as url,
-            browser() as running,
-        ):
-            page = await running.page()
-            await page.screen(1_280, 900)
-            await scene(page, url)
-
-    asyncio.run(run())
-
-
-@asynccontextmanager
-async def served(tally: Tally, token: str | None = None) -> AsyncIterator[str]:
-    server = TestServer(admin_app(tally, token))
-    await server.start_server()
-    try:
-        yield f"http://127.0.0.1:{server.port}/"
-    finally:
-        await server.close()
-
-
-async def is_live(page: Page) -> None:
-    await page.until("document.getElementById('status')?.dataset.state === 'live'")
-
-
-async def reads(page: Page, words: str) -> None:
-    """Until these words can be read in the view that is shown."""
-    await page.until(f"document.getElementById('main').innerText.includes({json.dumps(words)})")
-
-
-async def shown(page: Page) -> str:
-    """What can be read in the view that is shown."""
-    return str(await page.look("document.getElementById('main').innerText"))
 
 
 def test_every_view_shows_figures_and_complains_of_nothing() -> None:

@@ -269,7 +269,7 @@ def test_another_process_draws_the_same() -> None:
     for hash_seed in ("0", "7"):
         out = subprocess.run(
             [sys.executable, "-c", code], env={"PYTHONHASHSEED": hash_seed}, capture_output=True, check=True,
-            timeout=60,
+            timeout=200,
         )  # fmt: skip
         assert out.stdout.decode().strip() == str(taken(Gamma(24, 0.5), 50))
 

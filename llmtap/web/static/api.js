@@ -2,7 +2,7 @@
 
 const KEPT = "llmtap.token";
 
-export class ApiError extends Error {
+class ApiError extends Error {
   constructor(status, message, field = null) {
     super(message);
     this.status = status;
@@ -33,7 +33,9 @@ export class Api {
     }
   }
 
-  /** Server-sent events as [name, data], until the stream ends. Not an EventSource, which can send no header. */
+  /**
+   * Server-sent events as [name, data], until the stream ends. Not an EventSource, which can send no header.
+   */
   async *events(path, fields = {}, signal = undefined) {
     const answer = await this.ask(path, fields, signal);
     const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -66,7 +68,8 @@ export class Api {
     const headers = this.token === null ? {} : { Authorization: `Bearer ${this.token}` };
     let answer;
     try {
-      answer = await fetch(url, { headers, signal, credentials: "omit", cache: "no-store", redirect: "error" });
+      const about = { headers, signal, credentials: "omit", cache: "no-store", redirect: "error" };
+      answer = await fetch(url, about);
     } catch (error) {
       if (error.name === "AbortError") throw error;
       throw new ApiError(0, "the tap does not answer");
@@ -79,6 +82,7 @@ export class Api {
     } catch {
       // Whoever answers is no tap; the status has to do.
     }
-    throw new ApiError(answer.status, `${path}: ${told?.message ?? answer.statusText} (${answer.status})`, told?.field ?? null);
+    const words = `${path}: ${told?.message ?? answer.statusText} (${answer.status})`;
+    throw new ApiError(answer.status, words, told?.field ?? null);
   }
 }

@@ -28,8 +28,10 @@ class App {
     this.measured = measured;
     this.feed = new Feed(this.api, (live) => this.lived(live));
     this.views = [Overview, Streams, Exchanges, Chunking, Experiment, Tap].map((View) => new View(this));
-    this.tabs = this.views.map((view, i) =>
-      el("a", { href: `#${view.id}`, "aria-keyshortcuts": i + 1 }, el("kbd", { "aria-hidden": "true" }, i + 1), " ", view.title));
+    this.tabs = this.views.map((view, i) => {
+      const key = el("kbd", { "aria-hidden": "true" }, i + 1);
+      return el("a", { href: `#${view.id}`, "aria-keyshortcuts": i + 1 }, key, " ", view.title);
+    });
   }
 
   /** For views: asks while they are shown. */
@@ -105,7 +107,7 @@ class App {
         if (one === view) this.tabs[i].setAttribute("aria-current", "page");
         else this.tabs[i].removeAttribute("aria-current");
       });
-      this.tabs[this.views.indexOf(view)].scrollIntoView({ block: "nearest", inline: "nearest" }); // on a phone
+      reveal(this.tabs[this.views.indexOf(view)]);
       document.title = `${view.title} · llmtap`;
       for (const poll of view.polls) poll.start();
       view.shown?.();
@@ -157,8 +159,10 @@ class App {
     const stale = asked.map((one) => one.staleFor()).filter((age) => age !== null);
     const heard = this.view.polls.every((poll) => poll.at !== null || !poll.runs);
     let state = "live", words = "live", more = "";
-    if (failed) [state, words, more] = ["failed", failed.error, stale.length ? `what is shown is ${seconds(Math.max(...stale))} old` : ""];
-    else if (stale.length) [state, words] = ["stale", `stale: the last answer came ${seconds(Math.max(...stale))} ago`];
+    const oldest = stale.length ? seconds(Math.max(...stale)) : null;
+    const age = oldest ? `what is shown is ${oldest} old` : "";
+    if (failed) [state, words, more] = ["failed", failed.error, age];
+    else if (oldest) [state, words] = ["stale", `stale: the last answer came ${oldest} ago`];
     else if (!heard) [state, words] = ["waiting", "asking the tap"];
     else if (this.view.tape?.paused) words = "paused";
     const node = byId("status");
@@ -209,6 +213,14 @@ class App {
     for (const view of this.views) view.themed?.();
     if (this.view.draw) this.view.draw();
   }
+}
+
+/** On a phone a tab may lie outside of its list. (scrollIntoView would also move where Tab goes on from.) */
+function reveal(tab) {
+  const list = tab.closest("ul");
+  const here = tab.getBoundingClientRect(), seen = list.getBoundingClientRect();
+  if (here.left < seen.left) list.scrollLeft -= seen.left - here.left;
+  else if (here.right > seen.right) list.scrollLeft += here.right - seen.right;
 }
 
 window.addEventListener("error", (event) => window.llmtap.errors.push(String(event.message)));

@@ -6,13 +6,14 @@ import { measured } from "./measure.js";
 
 let loading = null;
 
-export function plotly() {
+function plotly() {
   loading ??= new Promise((done, failed) => {
     const script = document.createElement("script");
     script.src = "assets/plotly.js";
-    // As it runs it adds a style element for maps, of which we draw none; the policy would refuse it, and say so.
+    // As it runs it adds a style element for maps, of which we draw none; the policy would refuse it aloud.
     const { head } = document;
-    head.appendChild = (node) => (node.tagName === "STYLE" ? node : Node.prototype.appendChild.call(head, node));
+    const add = (node) => Node.prototype.appendChild.call(head, node);
+    head.appendChild = (node) => (node.tagName === "STYLE" ? node : add(node));
     script.onload = () => {
       delete head.appendChild;
       done(window.Plotly);
@@ -33,7 +34,9 @@ export function colour(name) {
 
 /** What the lines of a chart are: [colour's name, words]. */
 export function legend(entries) {
-  return el("ul", { class: "legend" }, entries.map(([ink, words]) => el("li", {}, el("i", { class: `key ${ink === "area" ? "" : "line"} ink-${ink}`, "aria-hidden": "true" }), words)));
+  const key = (ink) => `key ${ink === "area" ? "" : "line"} ink-${ink}`;
+  return el("ul", { class: "legend" }, entries.map(([ink, words]) =>
+    el("li", {}, el("i", { class: key(ink), "aria-hidden": "true" }), words)));
 }
 
 /** The frame of all charts. */
@@ -67,7 +70,8 @@ export async function draw(node, data, frame) {
       const { data: traces, frame: shape } = node.wanted;
       node.wanted = null;
       if (!node.isConnected || !node.clientWidth) break; // another view is shown: it is drawn when it is back
-      await measured("chart", () => Plotly.react(node, traces, shape, { displayModeBar: false, responsive: true }));
+      const about = { displayModeBar: false, responsive: true };
+      await measured("chart", () => Plotly.react(node, traces, shape, about));
     }
     node.classList.remove("failed");
   } catch (error) {
@@ -78,7 +82,7 @@ export async function draw(node, data, frame) {
   }
 }
 
-/** Series over the time that the page is open: a point a second, and whenever it is full every second point goes. */
+/** Series over the time that the page is open: a point a second; when it is full every second point goes. */
 export class History {
   constructor(names, most = 1200) {
     this.most = most;

@@ -1,10 +1,12 @@
 // How answers were cut, and who refused them.
 
-import { ASK_ONE, ASK_WHERE, el, emptyState, refill, section } from "./dom.js";
+import { ASK_ONE, ASK_WHERE, card, el, emptyState, refill, section } from "./dom.js";
 import { NONE, basis, clock, count, number, ranked, seconds, share } from "./format.js";
 import { Table, matching } from "./table.js";
 
 const PERIODS = { "10s": 2000, "1m": 3000, "5m": 5000, "1h": 15000, all: 15000 };
+const REFUSED_MS = 5000;
+const REFUSED_MAX = 50;
 
 export class Chunking {
   constructor(app) {
@@ -13,21 +15,35 @@ export class Chunking {
     this.title = "Chunking";
     this.summary = null;
     this.polls = [
-      app.poll("summary", (signal) => app.api.get("summary", { window: app.window, by: "model,tenant" }, signal),
-        () => PERIODS[app.window] ?? 5000, (data) => this.heard(data)),
-      app.poll("refused exchanges", (signal) => app.api.get("exchanges", { outcome: "refused", limit: 50 }, signal), 5000, (data) => this.refused(data)),
+      app.poll("summary", (signal) => this.ask(signal), () => PERIODS[app.window] ?? 5000,
+        (data) => this.heard(data)),
+      app.poll("refused exchanges", (signal) => this.askRefused(signal), REFUSED_MS,
+        (data) => this.refused(data)),
     ];
     this.empty = el("div");
     this.chunking = el("dl", { class: "cards" });
     this.refusals = el("dl", { class: "cards" });
-    this.table = new Table(COLUMNS, { caption: "Chunking and refusals by model and tenant", key: (row) => `${row.label} ${row.name}`, sort: "events" });
-    this.list = new Table(REFUSED, { caption: "Newest refused exchanges", key: (x) => x.id, rows: 50 });
+    this.table = new Table(COLUMNS, {
+      caption: "Chunking and refusals by model and tenant",
+      key: (row) => `${row.label} ${row.name}`,
+      sort: "events",
+    });
+    const newest = { caption: "Newest refused exchanges", key: (x) => x.id, rows: REFUSED_MAX };
+    this.list = new Table(REFUSED, newest);
     this.none = el("div");
     this.node = el("div", {},
       section("How answers are cut", this.empty, this.chunking),
       section("Refusals and guardrails", this.refusals),
       section("By model and tenant", this.table.node),
       section("Newest refused", this.list.node, this.none));
+  }
+
+  ask(signal) {
+    return this.app.api.get("summary", { window: this.app.window, by: "model,tenant" }, signal);
+  }
+
+  askRefused(signal) {
+    return this.app.api.get("exchanges", { outcome: "refused", limit: REFUSED_MAX }, signal);
   }
 
   heard(summary) {
@@ -52,60 +68,110 @@ export class Chunking {
   render() {
     const s = this.summary;
     if (!s) return;
-    refill(this.empty, s.n ? null : emptyState(`Nothing has ended in this window (${s.window.name}). Send something through the tap:`, ASK_ONE, ASK_WHERE));
-    const c = s.chunking, rests = basis(s.n, s.window);
+    const words = `Nothing has ended in this window (${s.window.name}). Send something through the tap:`;
+    refill(this.empty, s.n ? null : emptyState(words, ASK_ONE, ASK_WHERE));
+    this.renderChunking(s.chunking, basis(s.n, s.window));
+    this.renderRefusals(s, basis(s.n, s.window));
+    const rows = ["model", "tenant"].flatMap((label) =>
+      Object.entries(s.by[label] ?? {}).map(([name, part]) => ({ label, name, part })));
+    this.table.update(matching(rows, this.app.filter, (row) => [row.name]));
+  }
+
+  renderChunking(c, rests) {
+    const known = count(c.chunks_with_known_tokens);
     refill(this.chunking, [
-      card("Tokens a chunk", number(c.tokens_per_chunk_mean), `at most ${count(c.tokens_per_chunk_max)}`, `n ${count(c.chunks_with_known_tokens)} chunks whose tokens are known`),
-      card("Single tokens", share(c.single_token_share), "of those chunks carry one token", `n ${count(c.chunks_with_known_tokens)}`),
-      card("Events a read", number(c.events_per_read), `${count(c.events)} events, ${count(c.content_events)} with output`, `n ${count(c.reads)} reads`),
-      card("Bytes an event", number(c.bytes_per_event_mean), "of the decoded body, on average", `n ${count(c.events)} events`),
-      card("Bursts", count(c.bursts.n), `in ${count(c.bursts.streams)} streams, ${count(c.bursts.events)} events`, rests),
+      card("Tokens a chunk", number(c.tokens_per_chunk_mean), `at most ${count(c.tokens_per_chunk_max)}`,
+        `n ${known} chunks whose tokens are known`),
+      card("Single tokens", share(c.single_token_share), "of those chunks carry one token", `n ${known}`),
+      card("Events a read", number(c.events_per_read),
+        `${count(c.events)} events, ${count(c.content_events)} with output`, `n ${count(c.reads)} reads`),
+      card("Bytes an event", number(c.bytes_per_event_mean), "of the decoded body, on average",
+        `n ${count(c.events)} events`),
+      card("Bursts", count(c.bursts.n),
+        `in ${count(c.bursts.streams)} streams, ${count(c.bursts.events)} events`, rests),
       card("Longest hold", seconds(c.bursts.hold_max), "before a burst: something buffered it", rests),
     ]);
-    const kinds = ranked(s.refusals.kinds).map(([kind, n]) => `${kind} ${count(n)}`).join(", ");
-    const reasons = ranked(s.no_token.reasons).map(([reason, n]) => `${reason} ${count(n)}`).join(", ");
+  }
+
+  renderRefusals(s, rests) {
+    const named = (counts) => ranked(counts).map(([name, n]) => `${name} ${count(n)}`).join(", ");
+    const made = `${count(s.tokens.cancelled)} tokens made before`;
+    const wasted = `${count(s.tokens.after_cancel)} after the client left`;
+    const reasons = named(s.no_token.reasons) || "every stream brought one";
     refill(this.refusals, [
-      card("Refused", share(s.refusals.share), kinds || "none", rests),
-      card("Never a token", count(s.no_token.n), reasons || "every stream brought one", rests),
-      card("Cancelled", count(s.outcomes.client_cancelled ?? 0), `${count(s.tokens.cancelled)} tokens made before, ${count(s.tokens.after_cancel)} after the client left`, rests),
+      card("Refused", share(s.refusals.share), named(s.refusals.kinds) || "none", rests),
+      card("Never a token", count(s.no_token.n), reasons, rests),
+      card("Cancelled", count(s.outcomes.client_cancelled ?? 0), `${made}, ${wasted}`, rests),
     ]);
-    const rows = ["model", "tenant"].flatMap((label) => Object.entries(s.by[label] ?? {}).map(([name, part]) => ({ label, name, part })));
-    this.table.update(matching(rows, this.app.filter, (row) => [row.name]));
   }
 
   renderRefused() {
     if (!this.told) return;
     const rows = matching(this.told.exchanges, this.app.filter, (x) => [x.tenant, x.model, x.arm]);
     this.list.update(rows);
-    refill(this.none, rows.length ? null : el("p", { class: "soft" }, "None among the exchanges that are kept."));
+    const words = "None among the exchanges that are kept.";
+    refill(this.none, rows.length ? null : el("p", { class: "soft" }, words));
   }
-}
-
-function card(title, value, about, rests) {
-  return el("div", { class: "card" }, el("dt", {}, title), el("dd", {}, el("b", { class: "value" }, value), el("small", {}, about), el("small", { class: "soft" }, rests)));
 }
 
 const COLUMNS = [
   { id: "name", head: "name", kind: "text", text: (row) => row.name, value: (row) => row.name },
   { id: "label", head: "is a", kind: "text", text: (row) => row.label, value: (row) => row.label },
   { id: "n", head: "n", text: (row) => count(row.part.n), value: (row) => row.part.n },
-  { id: "events", head: "events", text: (row) => count(row.part.chunking.events), value: (row) => row.part.chunking.events },
-  { id: "tokens", head: "tokens a chunk", text: (row) => number(row.part.chunking.tokens_per_chunk_mean), value: (row) => row.part.chunking.tokens_per_chunk_mean },
-  { id: "single", head: "single", title: "share of chunks with one token", text: (row) => share(row.part.chunking.single_token_share), value: (row) => row.part.chunking.single_token_share },
-  { id: "reads", head: "events a read", text: (row) => number(row.part.chunking.events_per_read), value: (row) => row.part.chunking.events_per_read },
-  { id: "bursts", head: "bursts", text: (row) => count(row.part.chunking.bursts.n), value: (row) => row.part.chunking.bursts.n },
-  { id: "hold", head: "longest hold", text: (row) => seconds(row.part.chunking.bursts.hold_max), value: (row) => row.part.chunking.bursts.hold_max },
-  { id: "refused", head: "refused", text: (row) => share(row.part.refusals.share), value: (row) => row.part.refusals.share },
-  { id: "none", head: "no token", text: (row) => count(row.part.no_token.n), value: (row) => row.part.no_token.n },
+  {
+    id: "events", head: "events",
+    text: (row) => count(row.part.chunking.events), value: (row) => row.part.chunking.events,
+  },
+  {
+    id: "tokens", head: "tokens a chunk",
+    text: (row) => number(row.part.chunking.tokens_per_chunk_mean),
+    value: (row) => row.part.chunking.tokens_per_chunk_mean,
+  },
+  {
+    id: "single", head: "single", title: "share of chunks with one token",
+    text: (row) => share(row.part.chunking.single_token_share),
+    value: (row) => row.part.chunking.single_token_share,
+  },
+  {
+    id: "reads", head: "events a read",
+    text: (row) => number(row.part.chunking.events_per_read),
+    value: (row) => row.part.chunking.events_per_read,
+  },
+  {
+    id: "bursts", head: "bursts",
+    text: (row) => count(row.part.chunking.bursts.n), value: (row) => row.part.chunking.bursts.n,
+  },
+  {
+    id: "hold", head: "longest hold",
+    text: (row) => seconds(row.part.chunking.bursts.hold_max),
+    value: (row) => row.part.chunking.bursts.hold_max,
+  },
+  {
+    id: "refused", head: "refused",
+    text: (row) => share(row.part.refusals.share), value: (row) => row.part.refusals.share,
+  },
+  {
+    id: "none", head: "no token",
+    text: (row) => count(row.part.no_token.n), value: (row) => row.part.no_token.n,
+  },
 ];
 
 const REFUSED = [
-  { id: "id", head: "id", kind: "text", text: (x) => x.id, link: (x) => `#exchanges/${encodeURIComponent(x.id)}` },
+  {
+    id: "id", head: "id", kind: "text",
+    text: (x) => x.id, link: (x) => `#exchanges/${encodeURIComponent(x.id)}`,
+  },
   { id: "arrival", head: "arrived", text: (x) => clock(x.arrival), value: (x) => x.arrival },
   { id: "tenant", head: "tenant", kind: "text", text: (x) => x.tenant, value: (x) => x.tenant },
   { id: "model", head: "model", kind: "text", text: (x) => x.model ?? NONE, value: (x) => x.model },
-  { id: "kind", head: "who", kind: "text", text: (x) => x.refusal?.kind ?? "unknown", value: (x) => x.refusal?.kind },
+  {
+    id: "kind", head: "who", kind: "text",
+    text: (x) => x.refusal?.kind ?? "unknown", value: (x) => x.refusal?.kind,
+  },
   { id: "source", head: "by what sign", kind: "text", text: (x) => x.refusal?.source ?? NONE },
   { id: "confidence", head: "confidence", kind: "text", text: (x) => x.refusal?.confidence ?? NONE },
-  { id: "late", head: "tokens before", title: "that the client had been sent", text: (x) => count(x.guardrail?.tokens_before), value: (x) => x.guardrail?.tokens_before },
+  {
+    id: "late", head: "tokens before", title: "that the client had been sent",
+    text: (x) => count(x.guardrail?.tokens_before), value: (x) => x.guardrail?.tokens_before,
+  },
 ];

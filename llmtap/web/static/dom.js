@@ -42,9 +42,23 @@ export function section(title, ...children) {
 
 /** What to do where there is nothing to see; `command` can be copied. */
 export function emptyState(words, command = null, more = null) {
-  return el("div", { class: "empty" }, el("p", {}, words), command && el("pre", {}, el("code", {}, command)), more && el("p", { class: "soft" }, more));
+  return el("div", { class: "empty" },
+    el("p", {}, words), command && el("pre", {}, el("code", {}, command)),
+    more && el("p", { class: "soft" }, more));
 }
 
-export const ASK_ONE = `curl -N http://localhost:8080/v1/chat/completions -H 'Content-Type: application/json' \\
-  -d '{"model":"MODEL","stream":true,"messages":[{"role":"user","content":"Hello"}]}'`;
-export const ASK_WHERE = "8080 is the port of the tap unless --listen says another. No gateway at hand? llmtap sim serve is one.";
+export const ASK_ONE = "curl -N http://localhost:8080/v1/chat/completions"
+  + " -H 'Content-Type: application/json' \\\n"
+  + `  -d '{"model":"MODEL","stream":true,"messages":[{"role":"user","content":"Hello"}]}'`;
+export const ASK_WHERE = "8080 is the port of the tap unless --listen says another."
+  + " No gateway at hand? llmtap sim serve is one.";
+
+/** A figure with its name, what it is about, and what it rests on. */
+export function card(title, value, about, rests) {
+  return el("div", { class: "card" },
+    el("dt", {}, title),
+    el("dd", {},
+      el("b", { class: "value" }, value),
+      el("small", {}, about),
+      el("small", { class: "soft" }, rests)));
+}

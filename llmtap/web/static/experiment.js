@@ -8,6 +8,9 @@ const PERIOD_MS = 5000;
 const TOKENS = new Set(["tokens_per_chunk", "output_tokens"]);
 const SHARES = new Set(["refused", "failed", "cancelled"]);
 const FIGURES = ["mean", "p50", "p95", "p99"];
+const STATES = { off: "is off: all traffic goes the control's way", running: "runs", ended: "has ended" };
+const SWITCH = "curl -X POST localhost:9464/api/v1/experiment"
+  + " -H 'Content-Type: application/json' -d '{\"enabled\":true}'";
 const SVG = "http://www.w3.org/2000/svg";
 
 export class Experiment {
@@ -16,19 +19,28 @@ export class Experiment {
     this.id = "experiment";
     this.title = "Experiment";
     this.told = null;
-    this.polls = [app.poll("experiment", (signal) => app.api.get("experiment", {}, signal), PERIOD_MS, (told) => this.heard(told))];
+    this.polls = [
+      app.poll("experiment", (signal) => app.api.get("experiment", {}, signal), PERIOD_MS,
+        (told) => this.heard(told)),
+    ];
     this.head = el("div");
-    this.figure = el("select", { id: "figure", onchange: () => this.render() }, FIGURES.map((name) => el("option", { value: name, selected: name === "p50" }, name)));
+    this.figure = el("select", { id: "figure", onchange: () => this.render() },
+      FIGURES.map((name) => el("option", { value: name, selected: name === "p50" }, name)));
     this.metric = el("select", { id: "metric", onchange: () => this.render() });
     this.arms = new Table(this.armColumns(), { caption: "Arms", key: (row) => row.name });
-    this.differences = new Table(DIFFERENCES, { caption: "Differences from the control", key: (row) => `${row.arm} ${row.metric}`, rows: 300 });
+    this.differences = new Table(DIFFERENCES, {
+      caption: "Differences from the control", key: (row) => `${row.arm} ${row.metric}`, rows: 300,
+    });
     this.forest = el("div", { class: "forest" });
+    this.tests = el("p", { class: "soft" });
+    this.disclosure = el("pre", {});
+    const choice = el("div", { class: "bar" },
+      el("label", { for: "metric" }, "Metric ", this.metric),
+      el("label", { for: "figure" }, "Figure ", this.figure));
     this.body = el("div", { hidden: true },
-      section("Arms", el("div", { class: "bar" },
-        el("label", { for: "metric" }, "Metric ", this.metric), el("label", { for: "figure" }, "Figure ", this.figure)),
-        this.forest, this.arms.node),
-      section("Differences from the control", (this.tests = el("p", { class: "soft" })), this.differences.node),
-      section("Disclosure", (this.disclosure = el("pre", {}))));
+      section("Arms", choice, this.forest, this.arms.node),
+      section("Differences from the control", this.tests, this.differences.node),
+      section("Disclosure", this.disclosure));
     this.node = el("div", {}, section("Experiment", this.head), this.body);
   }
 
@@ -46,52 +58,88 @@ export class Experiment {
     if (!e) return;
     this.body.hidden = e.state === "none";
     if (e.state === "none") {
-      refill(this.head, emptyState("No experiment is configured. What does the guardrail cost? Deal requests to two arms:", "llmtap proxy --upstream URL --config config/experiment.toml", "Begin with aa = true: the same in both arms, to see that no difference is found."));
+      refill(this.head, emptyState(
+        "No experiment is configured. What does the guardrail cost? Deal requests to two arms:",
+        "llmtap proxy --upstream URL --config config/experiment.toml",
+        "Begin with aa = true: the same in both arms, to see that no difference is found."));
       return;
     }
-    const state = { off: "is off: all traffic goes the control's way", running: "runs", ended: "has ended" }[e.state] ?? e.state;
-    const ratio = e.sample_ratio;
-    refill(this.head,
-      el("p", {}, el("b", {}, e.name), ` ${state}`, e.aa ? " as an A/A test" : "", ` · unit ${e.unit} · α ${e.alpha} · switched by ${e.switched_by}${e.until ? ` · until ${e.until}` : ""} · key ${e.key_fingerprint}`),
-      e.state === "off" ? el("p", { class: "banner" }, "Switch it on: ", el("code", {}, `curl -X POST localhost:9464/api/v1/experiment -H 'Content-Type: application/json' -d '{"enabled":true}'`)) : null,
-      ratio.alarm
-        ? el("p", { class: "banner bad", role: "alert" }, `Sample ratio mismatch (p ${ratio.p.toExponential(1)}): the split is not what was configured, so no comparison below can be trusted. Units: ${units(ratio)}.`)
-        : el("p", { class: "soft" }, `Sample ratio as configured (p ${number(ratio.p)}, alarm at ${ratio.alpha}): ${units(ratio)}.`));
-    const names = Object.keys(Object.values(e.arms)[0]?.metrics ?? {});
-    if (this.metric.options.length !== names.length) refill(this.metric, names.map((name) => el("option", { value: name, selected: name === "ttft" }, name)));
-    const metric = this.metric.value, figure = this.figure.value;
-    const arms = Object.entries(e.arms).map(([name, arm]) => ({ name, arm, control: name === e.control, metric, figure }));
-    this.arms.update(arms);
-    this.drawForest(arms.map(({ name, arm }) => ({ name, value: arm.metrics[metric]?.[figure], interval: arm.metrics[metric]?.intervals[figure] })), metric);
-    say(this.tests, `${e.comparisons} comparisons; a finding has p ≤ α/${e.comparisons}. The anytime interval holds however often one looks. Findings: ${e.findings.length ? e.findings.map((one) => `${one.arm} ${one.metric}`).join(", ") : "none"}.`);
-    const found = new Set(e.findings.map((one) => `${one.arm} ${one.metric}`));
-    this.differences.update(Object.entries(e.differences).flatMap(([arm, by]) => Object.entries(by).flatMap(([name, statistics]) => {
-      const key = name in statistics ? name : SHARES.has(name) ? "share" : figure;
-      const d = statistics[key];
-      return d ? [{ arm, metric: name, figure: key, d, found: found.has(`${arm} ${name}`) }] : [];
-    })));
+    refill(this.head, about(e), e.state === "off" ? switchedOff() : null, ratio(e.sample_ratio));
+    this.renderArms(e);
+    const findings = e.findings.map((one) => `${one.arm} ${one.metric}`);
+    say(this.tests, `${e.comparisons} comparisons; a finding has p ≤ α/${e.comparisons}. The anytime`
+      + ` interval holds however often one looks. Findings: ${findings.join(", ") || "none"}.`);
+    this.differences.update(differences(e, this.figure.value, new Set(findings)));
     say(this.disclosure, JSON.stringify(e.disclosure, null, 2));
+  }
+
+  renderArms(e) {
+    const names = Object.keys(Object.values(e.arms)[0]?.metrics ?? {});
+    if (this.metric.options.length !== names.length) {
+      refill(this.metric,
+        names.map((name) => el("option", { value: name, selected: name === "ttft" }, name)));
+    }
+    const metric = this.metric.value, figure = this.figure.value;
+    const arms = Object.entries(e.arms).map(([name, arm]) => {
+      return { name, arm, control: name === e.control, metric, figure };
+    });
+    this.arms.update(arms);
+    this.drawForest(arms.map(({ name, arm }) => {
+      const found = arm.metrics[metric];
+      return { name, value: found?.[figure], interval: found?.intervals[figure] };
+    }), metric);
   }
 
   armColumns() {
     const of = (row) => row.arm.metrics[row.metric];
+    const excluded = (row) => Object.values(row.arm.excluded).reduce((sum, n) => sum + n, 0);
+    const shares = (name) => ({
+      id: name, head: name,
+      text: (row) => `${share(row.arm.shares[name].share)} ${interval(name, row.arm.shares[name].interval)}`,
+      value: (row) => row.arm.shares[name].share,
+    });
     return [
-      { id: "name", head: "arm", kind: "text", text: (row) => `${row.name}${row.control ? " (control)" : ""}`, value: (row) => row.name },
-      { id: "assigned", head: "dealt", text: (row) => count(row.arm.assigned), value: (row) => row.arm.assigned },
+      {
+        id: "name", head: "arm", kind: "text",
+        text: (row) => `${row.name}${row.control ? " (control)" : ""}`, value: (row) => row.name,
+      },
+      {
+        id: "assigned", head: "dealt",
+        text: (row) => count(row.arm.assigned), value: (row) => row.arm.assigned,
+      },
       { id: "units", head: "units", text: (row) => count(row.arm.units), value: (row) => row.arm.units },
       { id: "ended", head: "ended", text: (row) => count(row.arm.ended), value: (row) => row.arm.ended },
-      { id: "n", head: "n", title: "samples of the metric", text: (row) => count(of(row)?.n), value: (row) => of(row)?.n },
-      { id: "value", head: "figure", text: (row) => inUnit(row.metric, of(row)?.[row.figure]), value: (row) => of(row)?.[row.figure], mark: (row) => (of(row)?.marks.includes(row.figure) ? "few" : "") },
-      { id: "interval", head: "interval", title: "at 1 - α", text: (row) => interval(row.metric, of(row)?.intervals[row.figure]) },
-      ...[...SHARES].map((name) => ({ id: name, head: name, text: (row) => `${share(row.arm.shares[name].share)} ${interval(name, row.arm.shares[name].interval)}`, value: (row) => row.arm.shares[name].share })),
-      { id: "excluded", head: "not changed", title: "requests that the arm's change could not be made to", text: (row) => count(Object.values(row.arm.excluded).reduce((sum, n) => sum + n, 0)) },
-      { id: "wide", head: "±", text: (row) => seconds(row.arm.uncertainty), value: (row) => row.arm.uncertainty },
+      {
+        id: "n", head: "n", title: "samples of the metric",
+        text: (row) => count(of(row)?.n), value: (row) => of(row)?.n,
+      },
+      {
+        id: "value", head: "figure",
+        text: (row) => inUnit(row.metric, of(row)?.[row.figure]),
+        value: (row) => of(row)?.[row.figure],
+        mark: (row) => (of(row)?.marks.includes(row.figure) ? "few" : ""),
+      },
+      {
+        id: "interval", head: "interval", title: "at 1 - α",
+        text: (row) => interval(row.metric, of(row)?.intervals[row.figure]),
+      },
+      ...[...SHARES].map(shares),
+      {
+        id: "excluded", head: "not changed",
+        title: "requests that the arm's change could not be made to", text: (row) => count(excluded(row)),
+      },
+      {
+        id: "wide", head: "±",
+        text: (row) => seconds(row.arm.uncertainty), value: (row) => row.arm.uncertainty,
+      },
     ];
   }
 
   /** Each arm's figure as a point on its interval, all on one scale. */
   drawForest(arms, metric) {
-    const ends = arms.flatMap(({ value, interval: bounds }) => [value, ...(bounds ?? [])]).filter((one) => one !== null && one !== undefined);
+    const ends = arms
+      .flatMap(({ value, interval: bounds }) => [value, ...(bounds ?? [])])
+      .filter((one) => one !== null && one !== undefined);
     if (!ends.length) {
       refill(this.forest, el("p", { class: "soft" }, "No samples of this metric yet."));
       return;
@@ -99,17 +147,57 @@ export class Experiment {
     const low = Math.min(...ends), high = Math.max(...ends), span = high - low || Math.abs(high) || 1;
     const at = (value) => 4 + (92 * (value - low)) / span;
     refill(this.forest, arms.map(({ name, value, interval: bounds }) => {
-      const picture = svg("svg", { viewBox: "0 0 100 10", preserveAspectRatio: "none", "aria-hidden": "true" });
-      if (bounds) picture.append(svg("rect", { x: at(bounds[0]), y: 4, width: Math.max(0.4, at(bounds[1]) - at(bounds[0])), height: 2, class: "span" }));
-      if (value !== null && value !== undefined) picture.append(svg("rect", { x: at(value) - 0.4, y: 1, width: 0.8, height: 8, class: "point" }));
-      return el("div", { class: "row" }, el("span", { class: "name" }, name), picture, el("span", {}, `${inUnit(metric, value)} ${interval(metric, bounds)}`));
+      const shape = { viewBox: "0 0 100 10", preserveAspectRatio: "none", "aria-hidden": "true" };
+      const picture = svg("svg", shape);
+      if (bounds) {
+        const width = Math.max(0.4, at(bounds[1]) - at(bounds[0]));
+        picture.append(svg("rect", { x: at(bounds[0]), y: 4, width, height: 2, class: "span" }));
+      }
+      if (value !== null && value !== undefined) {
+        picture.append(svg("rect", { x: at(value) - 0.4, y: 1, width: 0.8, height: 8, class: "point" }));
+      }
+      const words = `${inUnit(metric, value)} ${interval(metric, bounds)}`;
+      return el("div", { class: "row" }, el("span", { class: "name" }, name), picture, el("span", {}, words));
     }));
   }
 }
 
-function svg(tag, about) {
+/** What runs, since when and by whom. */
+function about(e) {
+  const state = STATES[e.state] ?? e.state;
+  const words = ` ${state}${e.aa ? " as an A/A test" : ""} · unit ${e.unit} · α ${e.alpha}`;
+  const by = ` · switched by ${e.switched_by}${e.until ? ` · until ${e.until}` : ""}`;
+  return el("p", {}, el("b", {}, e.name), `${words}${by} · key ${e.key_fingerprint}`);
+}
+
+function switchedOff() {
+  return el("p", { class: "banner" }, "Switch it on: ", el("code", {}, SWITCH));
+}
+
+/** Whether the split is what it should be. */
+function ratio(told) {
+  if (told.alarm) {
+    return el("p", { class: "banner bad", role: "alert" },
+      `Sample ratio mismatch (p ${told.p.toExponential(1)}): the split is not what was configured,`
+      + ` so no comparison below can be trusted. Units: ${units(told)}.`);
+  }
+  const words = `Sample ratio as configured (p ${number(told.p)}, alarm at ${told.alpha}): ${units(told)}.`;
+  return el("p", { class: "soft" }, words);
+}
+
+/** A row for each arm and metric that there is a difference of. */
+function differences(e, figure, findings) {
+  return Object.entries(e.differences).flatMap(([arm, by]) =>
+    Object.entries(by).flatMap(([metric, statistics]) => {
+      const key = metric in statistics ? metric : SHARES.has(metric) ? "share" : figure;
+      const d = statistics[key];
+      return d ? [{ arm, metric, figure: key, d, found: findings.has(`${arm} ${metric}`) }] : [];
+    }));
+}
+
+function svg(tag, attributes) {
   const node = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(about)) node.setAttribute(name, String(value));
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, String(value));
   return node;
 }
 
@@ -122,17 +210,41 @@ function interval(metric, bounds) {
   return bounds ? `[${inUnit(metric, bounds[0])}, ${inUnit(metric, bounds[1])}]` : NONE;
 }
 
-function units(ratio) {
-  return Object.entries(ratio.units).map(([name, n]) => `${name} ${count(n)} (${share(ratio.expected[name])} expected)`).join(", ");
+function units(told) {
+  const named = Object.entries(told.units);
+  return named.map(([name, n]) => `${name} ${count(n)} (${share(told.expected[name])} expected)`).join(", ");
+}
+
+function pValue(p) {
+  if (p === undefined) return NONE;
+  return p < 0.001 ? p.toExponential(1) : number(p, 3);
+}
+
+function verdict(row) {
+  if (row.found) return "finding";
+  if (row.d.different === null) return "too little yet";
+  return row.d.different ? "different, by itself" : "no difference shown";
 }
 
 const DIFFERENCES = [
   { id: "arm", head: "arm", kind: "text", text: (row) => row.arm, value: (row) => row.arm },
   { id: "metric", head: "metric", kind: "text", text: (row) => row.metric, value: (row) => row.metric },
   { id: "figure", head: "figure", kind: "text", text: (row) => row.figure },
-  { id: "difference", head: "difference", text: (row) => inUnit(row.metric, row.d.difference), value: (row) => row.d.difference },
-  { id: "interval", head: "interval", title: "for one look", text: (row) => interval(row.metric, row.d.interval) },
-  { id: "anytime", head: "anytime interval", title: "holds however often one looks", text: (row) => interval(row.metric, row.d.anytime_interval) },
-  { id: "p", head: "p", text: (row) => (row.d.p === undefined ? NONE : row.d.p < 0.001 ? row.d.p.toExponential(1) : number(row.d.p, 3)), value: (row) => row.d.p },
-  { id: "said", head: "says", kind: "text", text: (row) => (row.found ? "finding" : row.d.different === null ? "too little yet" : row.d.different ? "different, by itself" : "no difference shown"), state: (row) => (row.found ? "finding" : "") },
+  {
+    id: "difference", head: "difference",
+    text: (row) => inUnit(row.metric, row.d.difference), value: (row) => row.d.difference,
+  },
+  {
+    id: "interval", head: "interval", title: "for one look",
+    text: (row) => interval(row.metric, row.d.interval),
+  },
+  {
+    id: "anytime", head: "anytime interval", title: "holds however often one looks",
+    text: (row) => interval(row.metric, row.d.anytime_interval),
+  },
+  { id: "p", head: "p", text: (row) => pValue(row.d.p), value: (row) => row.d.p },
+  {
+    id: "said", head: "says", kind: "text",
+    text: verdict, state: (row) => (row.found ? "finding" : ""),
+  },
 ];

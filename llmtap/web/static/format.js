@@ -27,7 +27,8 @@ export function seconds(value) {
 }
 
 export function share(value) {
-  return value === null || value === undefined ? NONE : `${number(value * 100, value > 0 && value < 0.1 ? 2 : 1)} %`;
+  if (value === null || value === undefined) return NONE;
+  return `${number(value * 100, value > 0 && value < 0.1 ? 2 : 1)} %`;
 }
 
 export function count(value) {

@@ -20,7 +20,8 @@ export function listen(app) {
 
 /** Whether the key meant something. */
 function act(app, key, at) {
-  if (key >= "1" && key <= String(app.views.length) && key.length === 1) location.hash = app.views[Number(key) - 1].id;
+  const isView = key.length === 1 && key >= "1" && key <= String(app.views.length);
+  if (isView) location.hash = app.views[Number(key) - 1].id;
   else if (key === "/") byId("filter").focus();
   else if (key === "?") byId("help").showModal();
   else if (key === "t") app.nextTheme();

@@ -5,11 +5,11 @@ import { Reader } from "./reader.js";
 
 export const LANES_MAX = 200;
 /** So far behind now is drawn, at least: chunks must have been heard of before their place is drawn. */
-export const BEHIND_S = 1.6;
+const BEHIND_S = 1.6;
 const DIMMED_S = 2;
 
 /** One stream in its lane. */
-export class Lane {
+class Lane {
   constructor(told, arrival, pace) {
     this.id = told.id;
     this.arrival = arrival;
@@ -76,7 +76,7 @@ export class Lanes {
     this.pace = 0.05;
     /** What the tap had seen until then has been heard. */
     this.until = -Infinity;
-    /** The oldest of the chunks heard of since the tape last looked: a meter that is behind tells them late. */
+    /** The oldest of the chunks heard of since the tape last looked: a meter that is behind tells late. */
     this.freshFrom = Infinity;
     /** As BEHIND_S, or more where answers take longer. */
     this.behind = BEHIND_S;
@@ -85,7 +85,9 @@ export class Lanes {
   /** What `/api/v1/streams` told, asked between `asked` and `now`. */
   hear(streams, asked, now) {
     const here = new Set();
-    if (this.until > -Infinity) this.behind += 0.3 * (Math.max(BEHIND_S, 1.1 * (now - this.until)) - this.behind);
+    if (this.until > -Infinity) {
+      this.behind += 0.3 * (Math.max(BEHIND_S, 1.1 * (now - this.until)) - this.behind);
+    }
     this.until = asked;
     // Stamps of the tap are older than the answer by half its way.
     const at = now - (now - asked) / 2;
@@ -96,12 +98,14 @@ export class Lanes {
       else this.add(new Lane(told, at - told.age, this.pace), now);
     }
     for (const lane of this.by.values()) {
-      if (!here.has(lane.id) && lane.ended === null) lane.ended = lane.t.length ? Math.max(lane.t.at(-1), asked - 1) : asked;
+      if (here.has(lane.id) || lane.ended !== null) continue;
+      lane.ended = lane.t.length ? Math.max(lane.t.at(-1), asked - 1) : asked;
     }
   }
 
   add(lane, now) {
-    let slot = this.slots.findIndex((one) => one === null || (one.ended !== null && now - one.ended > DIMMED_S));
+    const free = (one) => one === null || (one.ended !== null && now - one.ended > DIMMED_S);
+    let slot = this.slots.findIndex(free);
     if (slot < 0) {
       if (this.slots.length >= LANES_MAX) return;
       slot = this.slots.length;

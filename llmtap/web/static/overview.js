@@ -1,7 +1,8 @@
-// How is it now: the key figures, the same by tenant, model, arm or class, and how they went since the page is open.
+// How is it now: the key figures, the same by tenant, model, arm or class, and how they went since the page
+// is open.
 
 import { History, colour, draw, layout, legend } from "./charts.js";
-import { ASK_ONE, ASK_WHERE, el, emptyState, refill, say, section } from "./dom.js";
+import { ASK_ONE, ASK_WHERE, card, el, emptyState, refill, say, section } from "./dom.js";
 import { NONE, basis, count, number, ranked, seconds, share, width } from "./format.js";
 import { Table, matching } from "./table.js";
 
@@ -9,7 +10,10 @@ const BY = ["tenant", "model", "arm", "class"];
 const PERIODS = { "10s": 2000, "1m": 2000, "5m": 5000, "1h": 15000, all: 15000 };
 const GOOD = new Set(["complete", "refused"]);
 const DRAW_MS = 2000;
+const SERIES = ["ttft50", "ttft99", "itl50", "itl99", "idle99", "achieved", "goodput", "smooth"];
 const PERCENTILES = [["c0", "p50"], ["c1", "p99"]];
+const RATES = [["c6", "all that ended"], ["c2", "met every objective"]];
+const SMOOTH = [["c2", "smooth goodput"]];
 const CLOCK = { tickformat: "%H:%M:%S", nticks: 6, tickangle: 0 };
 
 export class Overview {
@@ -20,28 +24,41 @@ export class Overview {
     this.by = "tenant";
     this.summary = null;
     this.drawn = 0;
-    this.history = new History(["ttft50", "ttft99", "itl50", "itl99", "idle99", "achieved", "goodput", "smooth"]);
+    this.history = new History(SERIES);
     this.polls = [
-      app.poll("summary", (signal) => app.api.get("summary", { window: app.window, by: BY.join(",") }, signal),
-        () => PERIODS[app.window] ?? 5000, (data) => this.heard(data)),
+      app.poll("summary", (signal) => this.ask(signal), () => PERIODS[app.window] ?? 5000,
+        (data) => this.heard(data)),
     ];
     this.cards = el("dl", { class: "cards" });
     this.outcomes = el("p", { class: "outcomes" });
     this.empty = el("div");
-    this.table = new Table(this.columns(), { caption: "Figures by tenant", key: (row) => row.name, sort: "n" });
-    this.choice = el("div", { class: "choice", role: "group", "aria-label": "Split by" }, BY.map((by) =>
-      el("button", { type: "button", "data-by": by, "aria-pressed": String(by === this.by), onclick: () => this.splitBy(by) }, by)));
+    const about = { caption: "Figures by tenant", key: (row) => row.name, sort: "n" };
+    this.table = new Table(this.columns(), about);
+    this.choice = el("div", { class: "choice", role: "group", "aria-label": "Split by" },
+      BY.map((by) => this.button(by)));
     this.tableEmpty = el("div");
-    this.charts = Object.fromEntries(["ttft", "itl", "goodput", "smooth"].map((id) => [id, el("div", { class: "plot", role: "img" })]));
+    this.charts = Object.fromEntries(["ttft", "itl", "goodput", "smooth"].map(
+      (id) => [id, el("div", { class: "plot", role: "img" })]));
+    const pairs = "Each point is of the last 10 s; the dashed line is the window chosen above.";
     this.node = el("div", {},
       section("Now", this.empty, this.cards, this.outcomes),
       section("Split by", this.choice, this.table.node, this.tableEmpty),
       section("Since this page is open",
-        el("p", { class: "soft" }, "Each point is of the last 10 s; the dashed line is the window chosen above."),
+        el("p", { class: "soft" }, pairs),
         el("div", { class: "panels" },
-          this.figure("Time to first token", "ttft", PERCENTILES), this.figure("Inter-token latency", "itl", PERCENTILES),
-          this.figure("Goodput, requests/s", "goodput", [["c6", "all that ended"], ["c2", "met every objective"]]),
-          this.figure("Smooth goodput, tokens/s", "smooth", [["c2", "smooth goodput"]]))));
+          this.figure("Time to first token", "ttft", PERCENTILES),
+          this.figure("Inter-token latency", "itl", PERCENTILES),
+          this.figure("Goodput, requests/s", "goodput", RATES),
+          this.figure("Smooth goodput, tokens/s", "smooth", SMOOTH))));
+  }
+
+  ask(signal) {
+    return this.app.api.get("summary", { window: this.app.window, by: BY.join(",") }, signal);
+  }
+
+  button(by) {
+    const pressed = String(by === this.by), onclick = () => this.splitBy(by);
+    return el("button", { type: "button", "data-by": by, "aria-pressed": pressed, onclick }, by);
   }
 
   figure(title, id, lines) {
@@ -51,7 +68,9 @@ export class Overview {
 
   splitBy(by) {
     this.by = by;
-    for (const button of this.choice.children) button.setAttribute("aria-pressed", String(button.dataset.by === by));
+    for (const button of this.choice.children) {
+      button.setAttribute("aria-pressed", String(button.dataset.by === by));
+    }
     say(this.table.caption, `Figures by ${by}`);
     this.render();
   }
@@ -82,43 +101,61 @@ export class Overview {
   render() {
     const s = this.summary;
     if (!s) return;
-    const nobody = !Object.values(s.relays).some((relay) => relay.connected);
-    if (s.n) refill(this.empty);
-    else if (nobody) refill(this.empty, emptyState("No relay speaks to the meter, so nothing is measured.", "llmtap proxy --upstream http://127.0.0.1:8000"));
-    else refill(this.empty, emptyState(`Nothing has ended in this window (${s.window.name}). Send something through the tap:`, ASK_ONE, ASK_WHERE));
+    refill(this.empty, this.nothing(s));
     this.renderCards(s);
     const outcomes = ranked(s.outcomes);
-    refill(this.outcomes, outcomes.length ? "Outcomes: " : null, outcomes.map(([name, n]) =>
-      el("span", { class: GOOD.has(name) ? "outcome" : "outcome bad" }, `${name} ${count(n)} (${share(n / s.n)})`)));
+    refill(this.outcomes, outcomes.length ? "Outcomes: " : null, outcomes.map(([name, n]) => {
+      const about = { class: GOOD.has(name) ? "outcome" : "outcome bad" };
+      return el("span", about, `${name} ${count(n)} (${share(n / s.n)})`);
+    }));
     const rows = this.rows(s);
     this.table.update(matching(rows, this.app.filter, (row) => [row.name]));
     refill(this.tableEmpty, rows.length ? null : el("p", { class: "soft" }, this.why()));
   }
 
+  /** Why there is nothing to see, and what to do; null where there is something. */
+  nothing(s) {
+    if (s.n) return null;
+    if (!Object.values(s.relays).some((relay) => relay.connected)) {
+      const words = "No relay speaks to the meter, so nothing is measured.";
+      return emptyState(words, "llmtap proxy --upstream http://127.0.0.1:8000");
+    }
+    const words = `Nothing has ended in this window (${s.window.name}). Send something through the tap:`;
+    return emptyState(words, ASK_ONE, ASK_WHERE);
+  }
+
   why() {
-    if (this.by === "arm") return "No arm has had traffic in this window. An experiment deals it: config/experiment.toml.";
-    if (this.by === "class") return "No class of tenants has objectives, or none had traffic: config/slo.toml shows how.";
+    if (this.by === "arm") {
+      return "No arm has had traffic in this window. An experiment deals it: config/experiment.toml.";
+    }
+    if (this.by === "class") {
+      return "No class of tenants has objectives, or none had traffic: config/slo.toml shows how.";
+    }
     return "Nothing in this window.";
   }
 
   renderCards(s) {
-    const m = s.metrics, smooth = s.smooth_goodput, good = s.goodput;
+    const m = s.metrics, smooth = s.smooth_goodput;
     const wide = width(s.uncertainty);
     const option = m.itl.option ? `option ${m.itl.option}` : "no gaps yet";
-    const idle = `reader of ${number(smooth.speed_tokens_per_second)} tokens/s`;
+    const speed = `${number(smooth.speed_tokens_per_second)} tokens/s`;
+    const readers = smooth.alpha === null
+      ? "several readers"
+      : `α ${number(smooth.alpha)}, ${speed}, ${afterComma(smooth.idle)}`;
+    const sources = ranked(s.tokens.source).map(([name]) => name).join(", ") || NONE;
+    this.flight = card("In flight", count(this.live?.open), "began and have not ended", "now");
     const cards = [
-      card("Requests/s", number(s.load.achieved_rps), `begun ${number(s.load.offered_rps)}/s`, basis(s.n, s.window)),
-      (this.flight = card("In flight", count(this.live?.open), "began and have not ended", "now")),
+      card("Requests/s", number(s.load.achieved_rps), `begun ${number(s.load.offered_rps)}/s`,
+        basis(s.n, s.window)),
+      this.flight,
       pair("TTFT", m.ttft, wide, s.window),
       pair("ITL", m.itl, wide, s.window, option),
-      pair("User idle", m.user_idle, wide, s.window, idle),
-      good
-        ? card("Goodput", `${number(good.requests_per_second)}/s`, `${share(good.attainment)} met ${good.objectives.startsWith("several") ? "the objectives of their class" : good.objectives}`, basis(good.counted, s.window))
-        : card("Goodput", NONE, "no objectives: config/slo.toml shows how", basis(0, s.window)),
-      card("Smooth goodput", `${number(smooth.tokens_per_second)} tokens/s`,
-        smooth.alpha === null ? "several readers" : `α ${number(smooth.alpha)}, ${number(smooth.speed_tokens_per_second)} tokens/s, ${afterComma(smooth.idle)}`,
+      pair("User idle", m.user_idle, wide, s.window, `reader of ${speed}`),
+      goodput(s.goodput, s.window),
+      card("Smooth goodput", `${number(smooth.tokens_per_second)} tokens/s`, readers,
         basis(smooth.n, s.window)),
-      card("Output", `${number(s.tokens.output_per_second)} tokens/s`, `counted by ${ranked(s.tokens.source).map(([name]) => name).join(", ") || NONE}`, basis(s.n, s.window)),
+      card("Output", `${number(s.tokens.output_per_second)} tokens/s`, `counted by ${sources}`,
+        basis(s.n, s.window)),
     ];
     this.open = this.flight.querySelector(".value");
     refill(this.cards, cards);
@@ -126,34 +163,78 @@ export class Overview {
 
   rows(s) {
     const burn = burnRates(s.slo, this.by);
-    return Object.entries(s.by[this.by] ?? {}).map(([name, part]) => ({ name, part, burn: burn(name) }));
+    const parts = Object.entries(s.by[this.by] ?? {});
+    return parts.map(([name, part]) => ({ name, part, burn: burn(name) }));
   }
 
   columns() {
     const of = (pick) => ({ text: (row) => seconds(pick(row.part)), value: (row) => pick(row.part) });
     const few = (pick) => ({ mark: (row) => (pick(row.part).marks.includes("p99") ? "few" : "") });
-    const bad = (part) => Object.entries(part.outcomes).reduce((sum, [name, n]) => sum + (GOOD.has(name) ? 0 : n), 0) / (part.n || 1);
-    const burn = (window) => ({
-      text: (row) => number(row.burn?.[window]?.burn_rate), value: (row) => row.burn?.[window]?.burn_rate ?? null,
-      mark: (row) => (row.burn?.[window]?.marks.length ? "few" : ""), state: (row) => (row.burn?.[window]?.burn_rate > 1 ? "bad" : ""),
-    });
+    const burn = (window) => {
+      const rate = (row) => row.burn?.[window]?.burn_rate;
+      return {
+        text: (row) => number(rate(row)),
+        value: (row) => rate(row) ?? null,
+        mark: (row) => (row.burn?.[window]?.marks.length ? "few" : ""),
+        state: (row) => (rate(row) > 1 ? "bad" : ""),
+      };
+    };
     return [
       { id: "name", head: "name", kind: "text", text: (row) => row.name, value: (row) => row.name },
-      { id: "n", head: "n", title: "exchanges in the window", text: (row) => count(row.part.n), value: (row) => row.part.n },
-      { id: "rps", head: "req/s", text: (row) => number(row.part.load.achieved_rps), value: (row) => row.part.load.achieved_rps },
+      {
+        id: "n", head: "n", title: "exchanges in the window",
+        text: (row) => count(row.part.n), value: (row) => row.part.n,
+      },
+      {
+        id: "rps", head: "req/s",
+        text: (row) => number(row.part.load.achieved_rps), value: (row) => row.part.load.achieved_rps,
+      },
       { id: "ttft50", head: "TTFT p50", ...of((part) => part.metrics.ttft.p50) },
-      { id: "ttft99", head: "p99", title: "TTFT p99", ...of((part) => part.metrics.ttft.p99), ...few((part) => part.metrics.ttft) },
+      {
+        id: "ttft99", head: "p99", title: "TTFT p99",
+        ...of((part) => part.metrics.ttft.p99), ...few((part) => part.metrics.ttft),
+      },
       { id: "itl50", head: "ITL p50", ...of((part) => part.metrics.itl.p50) },
-      { id: "itl99", head: "p99", title: "ITL p99", ...of((part) => part.metrics.itl.p99), ...few((part) => part.metrics.itl) },
-      { id: "option", head: "by", title: "how ITL was taken: option A, B-even or C", text: (row) => row.part.metrics.itl.option ?? NONE },
-      { id: "idle99", head: "idle p99", title: "user idle p99", ...of((part) => part.metrics.user_idle.p99), ...few((part) => part.metrics.user_idle) },
-      { id: "met", head: "met", title: "share that met its objectives", text: (row) => share(row.part.goodput?.attainment), value: (row) => row.part.goodput?.attainment ?? null },
-      { id: "smooth", head: "smooth", title: "smooth goodput, tokens/s", text: (row) => number(row.part.smooth_goodput.tokens_per_second), value: (row) => row.part.smooth_goodput.tokens_per_second },
-      { id: "refused", head: "refused", text: (row) => share(row.part.refusals.share), value: (row) => row.part.refusals.share },
-      { id: "failed", head: "failed", title: "neither complete nor refused", text: (row) => share(bad(row.part)), value: (row) => bad(row.part), state: (row) => (bad(row.part) ? "bad" : "") },
-      { id: "burn5", head: "burn 5m", title: "burn rate: 1 spends the error budget just in time", ...burn("5m") },
+      {
+        id: "itl99", head: "p99", title: "ITL p99",
+        ...of((part) => part.metrics.itl.p99), ...few((part) => part.metrics.itl),
+      },
+      {
+        id: "option", head: "by", title: "how ITL was taken: option A, B-even or C",
+        text: (row) => row.part.metrics.itl.option ?? NONE,
+      },
+      {
+        id: "idle99", head: "idle p99", title: "user idle p99",
+        ...of((part) => part.metrics.user_idle.p99), ...few((part) => part.metrics.user_idle),
+      },
+      {
+        id: "met", head: "met", title: "share that met its objectives",
+        text: (row) => share(row.part.goodput?.attainment),
+        value: (row) => row.part.goodput?.attainment ?? null,
+      },
+      {
+        id: "smooth", head: "smooth", title: "smooth goodput, tokens/s",
+        text: (row) => number(row.part.smooth_goodput.tokens_per_second),
+        value: (row) => row.part.smooth_goodput.tokens_per_second,
+      },
+      {
+        id: "refused", head: "refused",
+        text: (row) => share(row.part.refusals.share), value: (row) => row.part.refusals.share,
+      },
+      {
+        id: "failed", head: "failed", title: "neither complete nor refused",
+        text: (row) => share(failures(row.part)), value: (row) => failures(row.part),
+        state: (row) => (failures(row.part) ? "bad" : ""),
+      },
+      {
+        id: "burn5", head: "burn 5m", title: "burn rate: 1 spends the error budget just in time",
+        ...burn("5m"),
+      },
       { id: "burn60", head: "burn 1h", title: "burn rate over an hour", ...burn("1h") },
-      { id: "wide", head: "±", title: "how wide a stamp can be", text: (row) => seconds(row.part.uncertainty), value: (row) => row.part.uncertainty },
+      {
+        id: "wide", head: "±", title: "how wide a stamp can be",
+        text: (row) => seconds(row.part.uncertainty), value: (row) => row.part.uncertainty,
+      },
     ];
   }
 
@@ -162,13 +243,30 @@ export class Overview {
     const { t, series } = this.history;
     if (t.length < 2) return;
     const m = this.summary?.metrics;
-    const line = (name, y, ink, about = {}) => ({ type: "scatter", mode: "lines", name, x: t, y, line: { color: colour(ink), width: 2 }, connectgaps: false, ...about });
-    const level = (name, y, ink) => (y === null || y === undefined ? [] : [line(name, [y, y], ink, { x: [t[0], t.at(-1)], line: { color: colour(ink), width: 1, dash: "dash" }, hoverinfo: "skip", showlegend: false })]);
-    const latency = { yaxis: { ticksuffix: " s", exponentformat: "none" } };
+    const line = (name, y, ink, about = {}) => ({
+      type: "scatter", mode: "lines", name, x: t, y, line: { color: colour(ink), width: 2 },
+      connectgaps: false, ...about,
+    });
+    const level = (name, y, ink) => {
+      if (y === null || y === undefined) return [];
+      const dashed = { color: colour(ink), width: 1, dash: "dash" };
+      const about = { x: [t[0], t.at(-1)], line: dashed, hoverinfo: "skip", showlegend: false };
+      return [line(name, [y, y], ink, about)];
+    };
+    const latency = (p50, p99, figures) => [
+      [
+        line("p50", p50, "c0"), line("p99", p99, "c1"),
+        ...level("p50 of the window", figures?.p50, "c0"), ...level("p99 of the window", figures?.p99, "c1"),
+      ],
+      { yaxis: { ticksuffix: " s", exponentformat: "none" } },
+    ];
+    const rates = [
+      line("all that ended", series.achieved, "c6"), line("met every objective", series.goodput, "c2"),
+    ];
     const pairs = {
-      ttft: [[line("p50", series.ttft50, "c0"), line("p99", series.ttft99, "c1"), ...level("p50 of the window", m?.ttft.p50, "c0"), ...level("p99 of the window", m?.ttft.p99, "c1")], latency],
-      itl: [[line("p50", series.itl50, "c0"), line("p99", series.itl99, "c1"), ...level("p50 of the window", m?.itl.p50, "c0"), ...level("p99 of the window", m?.itl.p99, "c1")], latency],
-      goodput: [[line("all that ended", series.achieved, "c6"), line("met every objective", series.goodput, "c2")], {}],
+      ttft: latency(series.ttft50, series.ttft99, m?.ttft),
+      itl: latency(series.itl50, series.itl99, m?.itl),
+      goodput: [rates, {}],
       smooth: [[line("smooth goodput", series.smooth, "c2")], { yaxis: { rangemode: "normal" } }],
     };
     for (const [id, [data, about]] of Object.entries(pairs)) {
@@ -177,13 +275,19 @@ export class Overview {
   }
 }
 
-function card(title, value, about, rests) {
-  return el("div", { class: "card" }, el("dt", {}, title), el("dd", {}, el("b", { class: "value" }, value), el("small", {}, about), el("small", { class: "soft" }, rests)));
+function goodput(good, window) {
+  if (!good) return card("Goodput", NONE, "no objectives: config/slo.toml shows how", basis(0, window));
+  const several = good.objectives.startsWith("several");
+  const met = several ? "the objectives of their class" : good.objectives;
+  return card("Goodput", `${number(good.requests_per_second)}/s`, `${share(good.attainment)} met ${met}`,
+    basis(good.counted, window));
 }
 
 /** p50 and p99 of a latency, with what they rest on. */
 function pair(title, figures, wide, window, about = null) {
-  const few = figures.marks.includes("p99") ? el("span", { class: "few", title: "fewer than 1,000 samples" }, "few") : null;
+  const few = figures.marks.includes("p99")
+    ? el("span", { class: "few", title: "fewer than 1,000 samples" }, "few")
+    : null;
   return el("div", { class: "card" }, el("dt", {}, title),
     el("dd", {},
       el("span", { class: "two" },
@@ -191,6 +295,12 @@ function pair(title, figures, wide, window, about = null) {
         el("span", {}, el("i", {}, "p99"), el("b", { class: "value" }, seconds(figures.p99)), few)),
       about && el("small", {}, about),
       el("small", { class: "soft" }, `${basis(figures.n, window)} · ${wide}`)));
+}
+
+/** The share that ended neither complete nor refused. */
+function failures(part) {
+  const bad = Object.entries(part.outcomes).filter(([name]) => !GOOD.has(name));
+  return bad.reduce((sum, [, n]) => sum + n, 0) / (part.n || 1);
 }
 
 function afterComma(text) {
@@ -202,6 +312,8 @@ function burnRates(slo, by) {
   if (by === "class") return (name) => slo[name]?.windows;
   if (by !== "tenant") return () => undefined;
   const found = new Map();
-  for (const one of Object.values(slo)) for (const [tenant, windows] of Object.entries(one.by.tenant)) found.set(tenant, windows);
+  for (const one of Object.values(slo)) {
+    for (const [tenant, windows] of Object.entries(one.by.tenant)) found.set(tenant, windows);
+  }
   return (name) => found.get(name);
 }

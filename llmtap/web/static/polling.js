@@ -64,13 +64,15 @@ export class Poll {
     } catch (error) {
       if (this.aborter !== aborter) return; // stopped, or asked anew
       this.failures++;
-      this.error = aborter.signal.aborted ? `${this.name}: no answer within ${PATIENCE_MS / 1000} s` : error.message;
+      const late = `${this.name}: no answer within ${PATIENCE_MS / 1000} s`;
+      this.error = aborter.signal.aborted ? late : error.message;
       if (!("status" in error) && !aborter.signal.aborted) console.error(error); // ours, not the tap's
     } finally {
       clearTimeout(patience);
     }
     if (!this.runs || this.aborter !== aborter) return;
-    this.timer = setTimeout(() => this.turn(), this.period() * Math.min(8, 2 ** Math.max(0, this.failures - 1)));
+    const slower = Math.min(8, 2 ** Math.max(0, this.failures - 1));
+    this.timer = setTimeout(() => this.turn(), this.period() * slower);
   }
 }
 

@@ -1,5 +1,5 @@
-// The reader of a stream (seed 001, eq. 4 and 6): takes a fixed time for each token, waits where there is none.
-// Pure: seconds in, seconds out.
+// The reader of a stream (seed 001, eq. 4 and 6): takes a fixed time for each token, waits where there is
+// none. Pure: seconds in, seconds out.
 
 /** Follows one stream as it comes. */
 export class Reader {
@@ -26,7 +26,7 @@ export class Reader {
 }
 
 /** Tokens of each event that carries output: as declared, or each the same share of the total, or one. */
-export function sharesOf(events, total) {
+function sharesOf(events, total) {
   const declared = events.every((event) => event.tokens !== null);
   const even = total && events.length ? total / events.length : 1;
   return events.map((event) => (declared ? event.tokens : even));
@@ -35,13 +35,15 @@ export function sharesOf(events, total) {
 const OUTPUT = new Set(["content", "reasoning", "tool_call", "refusal"]);
 
 /**
- * One exchange under the reader's eyes: `chunks` [{index, t, tokens, before, due, late}], `waits` [[from, to]], `idle`,
- * and `worst`, the index of the chunk that decides (the turning point of Fig. 1).
+ * One exchange under the reader's eyes: `chunks` [{index, t, tokens, before, due, late}], `waits`
+ * [[from, to]], `idle`, `free` (when all that came is read), and `worst`, the index of the chunk that decides
+ * (the turning point of Fig. 1).
  *
  * `due` is when a reader who never waited would have wanted the chunk's first token.
  */
 export function follow(events, submit, pace, total = null) {
-  const carrying = events.map((event, index) => ({ ...event, index })).filter((event) => OUTPUT.has(event.class));
+  const indexed = events.map((event, index) => ({ ...event, index }));
+  const carrying = indexed.filter((event) => OUTPUT.has(event.class));
   const tokens = sharesOf(carrying, total);
   const reader = new Reader(submit, pace);
   const chunks = [], waits = [];
@@ -55,5 +57,5 @@ export function follow(events, submit, pace, total = null) {
     if (worst === null || late > chunks[worst].late) worst = i;
     before += tokens[i];
   });
-  return { chunks, waits, idle: reader.idle, worst, tokens: before };
+  return { chunks, waits, idle: reader.idle, free: reader.free, worst, tokens: before };
 }

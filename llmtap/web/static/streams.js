@@ -7,7 +7,14 @@ import { Table, matching } from "./table.js";
 import { Tape } from "./tape.js";
 
 const PERIOD_MS = 1000;
-const KEYS = [["waiting", "waits for its first token"], ["first", "first token"], ["chunk", "chunk"], ["streaming", "the reader has something to read"], ["stalled", "stalled: the reader has read all (user idle)"]];
+const KEYS = [
+  ["waiting", "waits for its first token"],
+  ["first", "first token"],
+  ["chunk", "chunk"],
+  ["streaming", "the reader has something to read"],
+  ["stalled", "stalled: the reader has read all (user idle)"],
+];
+const SPANS_S = [10, 20, 30, 60];
 
 export class Streams {
   constructor(app) {
@@ -17,31 +24,41 @@ export class Streams {
     this.lanes = new Lanes();
     this.told = null;
     this.heardAt = null;
-    this.polls = [app.poll("streams", (signal) => this.ask(signal), PERIOD_MS, (told) => this.heard(told))];
-    this.canvas = el("canvas", { class: "tape", role: "img", tabindex: "0", "aria-label": "No streams yet" });
+    this.polls = [
+      app.poll("streams", (signal) => this.ask(signal), PERIOD_MS, (told) => this.heard(told)),
+    ];
+    const picture = { class: "tape", role: "img", tabindex: "0", "aria-label": "No streams yet" };
+    this.canvas = el("canvas", picture);
     this.tape = new Tape(this.canvas, this.lanes, { measured: app.measured });
-    this.tip = el("p", { class: "tip soft", "aria-hidden": "true" }, "A lane is a stream: click one to inspect it.");
+    const tip = { class: "tip soft", "aria-hidden": "true" };
+    this.tip = el("p", tip, "A lane is a stream: click one to inspect it.");
     this.canvas.addEventListener("mousemove", (event) => this.point(event));
     this.canvas.addEventListener("click", (event) => this.open(this.tape.laneAt(event.clientY)));
     this.canvas.addEventListener("keydown", (event) => {
       if (event.key === "Enter") this.open(this.lanes.slots.find((lane) => lane && lane.ended === null));
     });
-    this.pauseButton = el("button", { type: "button", id: "pause", "aria-pressed": "false", onclick: () => this.pause() }, "Pause");
-    this.span = el("select", { id: "span", onchange: () => this.setSpan() }, [10, 20, 30, 60].map((n) => el("option", { value: n }, `${n} s`)));
+    const button = { type: "button", id: "pause", "aria-pressed": "false", onclick: () => this.pause() };
+    this.pauseButton = el("button", button, "Pause");
+    this.span = el("select", { id: "span", onchange: () => this.setSpan() },
+      SPANS_S.map((n) => el("option", { value: n }, `${n} s`)));
     this.counts = el("p", { class: "counts" });
     this.empty = el("div");
     this.axis = el("div", { class: "axis soft", "aria-hidden": "true" }, el("span"), el("span"));
-    this.table = new Table(this.columns(), { caption: "Streams under way", key: (row) => row.id, rows: 50 });
+    const about = { caption: "Streams under way", key: (row) => row.id, rows: 50 };
+    const bar = el("div", { class: "bar" },
+      this.pauseButton, el("label", { for: "span" }, "Span ", this.span), this.counts);
+    this.table = new Table(this.columns(), about);
     this.node = el("div", {},
       section("Streams under way",
-        el("div", { class: "bar" }, this.pauseButton, el("label", { for: "span" }, "Span ", this.span), this.counts),
+        bar,
         this.legend(), this.empty, el("div", { class: "lanes" }, this.canvas, this.axis), this.tip),
       el("details", { open: true }, el("summary", {}, "The same as a table"), this.table.node));
     this.setSpan();
   }
 
   legend() {
-    return el("ul", { class: "legend" }, KEYS.map(([name, words]) => el("li", {}, el("i", { class: `key lane-${name}`, "aria-hidden": "true" }), words)));
+    return el("ul", { class: "legend" }, KEYS.map(([name, words]) =>
+      el("li", {}, el("i", { class: `key lane-${name}`, "aria-hidden": "true" }), words)));
   }
 
   setSpan() {
@@ -53,7 +70,7 @@ export class Streams {
 
   async ask(signal) {
     const asked = performance.now() / 1000;
-    // Only what is new, with enough over that nothing is missed; all that is drawn at first and after a pause.
+    // Only what is new, and enough over that nothing is missed; at first and after a pause all that is drawn.
     const since = this.heardAt === null ? 60 : asked - this.heardAt + 1;
     const window = Math.min(60, Math.ceil(since));
     const told = await this.app.api.get("streams", { limit: LANES_MAX, window: `${window}s` }, signal);
@@ -79,33 +96,54 @@ export class Streams {
   render(now = performance.now() / 1000) {
     if (!this.told) return;
     const rows = this.filtered();
-    const states = this.lanes.states(now);
-    const shown = rows.length < this.told.count ? `, the newest ${count(rows.length)} shown${this.app.filter ? " (filtered)" : ""}` : "";
-    const words = `${count(this.told.count)} under way${shown}: ${states.waiting} waiting, ${states.streaming} streaming, ${states.stalled} stalled`;
+    const filtered = this.app.filter ? " (filtered)" : "";
+    const shown = rows.length < this.told.count
+      ? `, the newest ${count(rows.length)} shown${filtered}`
+      : "";
+    const { waiting, streaming, stalled } = this.lanes.states(now);
+    const states = `${waiting} waiting, ${streaming} streaming, ${stalled} stalled`;
+    const words = `${count(this.told.count)} under way${shown}: ${states}`;
     say(this.counts, words);
     this.canvas.setAttribute("aria-label", words);
     say(this.axis.children[0], `${seconds(this.tape.window + this.lanes.behind)} ago`);
     say(this.axis.children[1], `${seconds(this.lanes.behind)} ago`);
     const idle = rows.length === 0 && this.lanes.slots.length === 0;
-    if (idle && !this.isIdle) refill(this.empty, emptyState(this.told.count ? "None of the newest streams fits the filter." : "Nothing is under way. Send something through the tap:", this.told.count ? null : ASK_ONE, this.told.count ? null : ASK_WHERE));
+    if (idle && !this.isIdle) refill(this.empty, this.nothing());
     if (!idle && this.isIdle) refill(this.empty);
     this.isIdle = idle;
     this.canvas.hidden = this.axis.hidden = idle;
     this.table.update(rows.map((row) => ({ ...row, state: this.lanes.by.get(row.id)?.state(now) ?? NONE })));
   }
 
+  nothing() {
+    if (this.told.count) return emptyState("None of the newest streams fits the filter.");
+    return emptyState("Nothing is under way. Send something through the tap:", ASK_ONE, ASK_WHERE);
+  }
+
   columns() {
     return [
-      { id: "id", head: "id", kind: "text", text: (row) => row.id, link: (row) => `#exchanges/${encodeURIComponent(row.id)}` },
+      {
+        id: "id", head: "id", kind: "text",
+        text: (row) => row.id, link: (row) => `#exchanges/${encodeURIComponent(row.id)}`,
+      },
       { id: "tenant", head: "tenant", kind: "text", text: (row) => row.tenant, value: (row) => row.tenant },
-      { id: "model", head: "model", kind: "text", text: (row) => row.model ?? NONE, value: (row) => row.model },
+      {
+        id: "model", head: "model", kind: "text",
+        text: (row) => row.model ?? NONE, value: (row) => row.model,
+      },
       { id: "arm", head: "arm", kind: "text", text: (row) => row.arm ?? NONE, value: (row) => row.arm },
-      { id: "state", head: "state", kind: "text", text: (row) => row.state, value: (row) => row.state, state: (row) => `state ${row.state}` },
+      {
+        id: "state", head: "state", kind: "text",
+        text: (row) => row.state, value: (row) => row.state, state: (row) => `state ${row.state}`,
+      },
       { id: "age", head: "age", text: (row) => seconds(row.age), value: (row) => row.age },
       { id: "ttft", head: "TTFT", text: (row) => seconds(row.ttft), value: (row) => row.ttft },
       { id: "tokens", head: "tokens", text: (row) => count(row.tokens), value: (row) => row.tokens },
       { id: "events", head: "events", text: (row) => count(row.events), value: (row) => row.events },
-      { id: "last", head: "since last", text: (row) => seconds(row.since_last), value: (row) => row.since_last },
+      {
+        id: "last", head: "since last",
+        text: (row) => seconds(row.since_last), value: (row) => row.since_last,
+      },
       { id: "dialect", head: "dialect", kind: "text", text: (row) => row.dialect ?? NONE },
     ];
   }
@@ -115,7 +153,8 @@ export class Streams {
     if (!lane) return;
     const { id, tenant, model, arm, tokens, age } = lane.told;
     const who = [id, tenant, model, arm].filter((part) => part !== null).join(" · ");
-    say(this.tip, `${who} · ${count(tokens)} tokens · ${seconds(age)} old · ${lane.state(performance.now() / 1000)}`);
+    const state = lane.state(performance.now() / 1000);
+    say(this.tip, `${who} · ${count(tokens)} tokens · ${seconds(age)} old · ${state}`);
   }
 
   open(lane) {

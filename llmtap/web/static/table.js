@@ -6,7 +6,8 @@ export class Table {
   /**
    * @param columns [{id, head, title?, text: row => string, value?: row => sortable, mark?: row => string,
    *                  kind?: "text", link?: row => href, state?: row => class}]
-   * @param about caption (said to screen readers), key: row => string, sort: id of a column, rows: the most shown
+   * @param about caption (said to screen readers), key: row => string, sort: id of a column,
+   *              rows: the most shown
    */
   constructor(columns, { caption, key, sort = null, down = true, rows = 200 }) {
     this.columns = columns;
@@ -22,14 +23,16 @@ export class Table {
     this.caption = el("caption", { class: "unseen" }, caption);
     this.table = el("table", {}, this.caption, el("thead", {}, el("tr", {}, this.heads)), this.body);
     // It scrolls sideways on a phone, so the keyboard has to reach it.
-    this.node = el("div", {}, el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption }, this.table), this.more);
+    const about = { class: "scroll", tabindex: "0", role: "region", "aria-label": caption };
+    this.node = el("div", {}, el("div", about, this.table), this.more);
     this.markSorted();
   }
 
   head(column) {
     const about = { scope: "col", class: column.kind === "text" ? "text" : null, title: column.title };
     if (!column.value) return el("th", about, column.head);
-    return el("th", about, el("button", { type: "button", onclick: () => this.sortBy(column.id) }, column.head));
+    const sort = () => this.sortBy(column.id);
+    return el("th", about, el("button", { type: "button", onclick: sort }, column.head));
   }
 
   sortBy(id) {
@@ -41,7 +44,8 @@ export class Table {
 
   markSorted() {
     this.columns.forEach((column, i) => {
-      if (column.id === this.sort) this.heads[i].setAttribute("aria-sort", this.down ? "descending" : "ascending");
+      const order = this.down ? "descending" : "ascending";
+      if (column.id === this.sort) this.heads[i].setAttribute("aria-sort", order);
       else this.heads[i].removeAttribute("aria-sort");
     });
   }
@@ -102,11 +106,12 @@ export class Table {
     return { node: el("tr", {}, cells.map((cell) => cell.node)), cells };
   }
 
-  /** Sets what differs from what was said last; asking the document itself would take longer than all the rest. */
+  /** Sets what differs from what was said last: asking the document itself would take longer than that. */
   put(line, row) {
     this.columns.forEach((column, i) => {
       const cell = line.cells[i];
-      const said = String(column.text(row)), marked = column.mark?.(row) ?? "", state = column.state?.(row) ?? "";
+      const said = String(column.text(row));
+      const marked = column.mark?.(row) ?? "", state = column.state?.(row) ?? "";
       if (cell.said !== said) cell.text.textContent = cell.said = said;
       if (cell.marked !== marked) cell.mark.textContent = cell.marked = marked;
       if (cell.state !== state) {

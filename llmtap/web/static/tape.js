@@ -1,10 +1,11 @@
-// The lanes as a tape that moves to the left. What was drawn is moved as a picture; only what is new is drawn, so
-// a frame costs as much as its few new chunks, however many streams there are.
+// The lanes as a tape that moves to the left. What was drawn is moved as a picture; only what is new is
+// drawn, so a frame costs as much as its few new chunks, however many streams there are.
 
 import { colour } from "./charts.js";
 
 const FRAME_MS = 32;
 const ROW_MAX = 22, ROW_MIN = 4, HEIGHT_MAX = 820;
+const INKS = ["waiting", "streaming", "stalled", "chunk", "first"];
 
 export class Tape {
   constructor(canvas, lanes, about = {}) {
@@ -79,7 +80,7 @@ export class Tape {
     canvas.width = Math.round(canvas.clientWidth * ratio);
     canvas.height = Math.round(height * ratio);
     this.ctx = canvas.getContext("2d", { alpha: true });
-    this.inks ??= Object.fromEntries(["waiting", "streaming", "stalled", "chunk", "first"].map((name) => [name, colour(`lane-${name}`)]));
+    this.inks ??= Object.fromEntries(INKS.map((name) => [name, colour(`lane-${name}`)]));
     this.at = null;
   }
 
@@ -111,7 +112,8 @@ export class Tape {
         if (dry[j] !== null && t[j] > first) paint(inks.stalled, Math.max(dry[j], first), t[j], y, height);
         if (t[j] >= end) break;
       }
-      if (lane.first !== null && lane.reader.free < end && lane.ended === null) paint(inks.stalled, lane.reader.free, end, y, height);
+      const stalls = lane.first !== null && lane.reader.free < end && lane.ended === null;
+      if (stalls) paint(inks.stalled, lane.reader.free, end, y, height);
       let drawn = -1;
       for (let j = k; j < t.length && t[j] < end; j++) {
         const x = Math.floor(t[j] * scale);

@@ -33,7 +33,7 @@ async def stub_of(e: GrpcEngine) -> AsyncIterator[Stub]:
 
 async def answer(stub: Stub, request: Request, **metadata: str) -> list[Chunk]:
     pairs = [(name.replace("_", "-"), value) for name, value in metadata.items()]
-    return [chunk async for chunk in stub(request, metadata=pairs, timeout=30)]
+    return [chunk async for chunk in stub(request, metadata=pairs, timeout=100)]
 
 
 def text_of(chunks: list[Chunk]) -> str:
@@ -114,7 +114,7 @@ async def test_what_goes_wrong_is_told_by_the_status(
         pairs = [(name.replace("_", "-"), value) for name, value in metadata.items()]
         seen = 0
         with pytest.raises(grpc.aio.AioRpcError) as raised:
-            async for chunk in stub(Request(text="hi"), metadata=pairs, timeout=30):
+            async for chunk in stub(Request(text="hi"), metadata=pairs, timeout=100):
                 seen += chunk.tokens
         truths = await e.truths(1 if outcome else 0)
     assert raised.value.code() is code

@@ -37,7 +37,7 @@ class Client:
         await self.socket.send_json({"type": kind, **fields})
 
     async def hear(self) -> dict[str, Any]:
-        event: dict[str, Any] = await self.socket.receive_json(timeout=20)
+        event: dict[str, Any] = await self.socket.receive_json(timeout=100)
         return event
 
     async def hear_until(self, *kinds: str) -> list[dict[str, Any]]:
@@ -279,7 +279,7 @@ async def test_a_silent_response_sends_pings() -> None:
         async with e.session.ws_connect(f"{e.url}/v1/realtime", headers=headers, autoping=False) as socket:
             await socket.receive()
             await socket.send_json({"type": "response.create"})
-            message = await socket.receive(timeout=20)
+            message = await socket.receive(timeout=100)
             assert message.type is aiohttp.WSMsgType.PING
 
 

@@ -222,7 +222,7 @@ async def test_a_client_that_leaves_gives_its_memory_back_at_once(
 
 @scene
 async def test_a_client_that_leaves_while_it_waits_is_no_longer_waited_for() -> None:
-    async with engine(SimOptions(tokens=300), behind=behind(seqs_max="1")) as e:
+    async with engine(SimOptions(tokens=2_000), behind=behind(seqs_max="1")) as e:
         first = asyncio.create_task(e.answer(CHAT, ask_chat(stream=True)))
         name = f"vllm:num_requests_waiting{LABELS}"
         second = asyncio.create_task(e.answer(CHAT, ask_chat(stream=True)))
@@ -265,7 +265,7 @@ async def test_who_finds_no_room_to_wait_is_told_when_to_come_back(path: str, st
 @scene
 async def test_who_waits_too_long_for_its_first_token_is_turned_away_by_its_status(stream: bool) -> None:
     """The head of a stream leaves with the first write, so it can still say so."""
-    async with engine(SimOptions(tokens=60), behind=behind(seqs_max="1", give_up="late", ttft="20ms")) as e:
+    async with engine(SimOptions(tokens=600), behind=behind(seqs_max="1", give_up="late", ttft="20ms")) as e:
         first = asyncio.create_task(e.answer(CHAT, ask_chat(stream=True)))
         name = f"vllm:num_requests_running{LABELS}"
         while (await e.metrics())[name] == 0:

@@ -6,6 +6,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +21,8 @@ from tests.support.sweeps import DEADLY, ENDLESS, Deadly, Endless, children, dea
 
 SHORT, LONG = trace(30), trace(60)
 STARTS_RAY = True
+# Ray takes 6 s to start here, and a minute where others are busy; and the first one waits for other modules.
+pytestmark = pytest.mark.timeout(900)
 JOBS: list[Job] = [
     job(of, scheduler=scheduler, servers=servers, seed=7)
     for of in (LONG, SHORT)
@@ -128,7 +131,6 @@ def addresses(pids: set[int]) -> set[tuple[str, int]]:
 
 @needs_ray
 @pytest.mark.parametrize("imported", [False, True], ids=["as it is", "imported before"])
-@pytest.mark.timeout(400)  # Ray takes 6 s to start here, and a minute where others are busy
 @pytest.mark.filterwarnings("default")
 def test_ray_agrees_and_leaves_nothing_behind(imported: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     # Its token stays as an earlier test of this process made it: Ray reads it once.
@@ -140,6 +142,8 @@ def test_ray_agrees_and_leaves_nothing_behind(imported: bool, monkeypatch: pytes
     try:
         first = next(stream)
     except ConfigError as exc:
+        if "did not start on this machine" not in exc.problem:
+            raise
         pytest.skip(f"no time for Ray here: {exc}")
     started = children(os.getpid()) - before
     assert len(started) > 3  # its own, and two workers
@@ -150,8 +154,10 @@ def test_ray_agrees_and_leaves_nothing_behind(imported: bool, monkeypatch: pytes
     died = attempts.pop(deadly_job().id)[2]
     assert died.startswith("its process died")
     assert attempts == told(list(in_turn([*JOBS, FAILS], TRACES)))
-    assert not children(os.getpid()) - before
-    assert not [pid for pid in started if alive(pid)]
+    end = time.monotonic() + 60
+    while left := (children(os.getpid()) - before) | {pid for pid in started if alive(pid)}:
+        assert time.monotonic() < end, f"{left} are still there"
+        time.sleep(0.05)
 
 
 @needs_ray

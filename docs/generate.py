@@ -1,0 +1,284 @@
+"""The reference, as the program tells it of itself: options, commands, the admin API.
+
+A hook of mkdocs (see mkdocs.yml). The pages are made anew by each build and lie nowhere: they tell what the
+option structs of the rooms, the commands and the OpenAPI document say.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+import typer
+from msgspec import NODEFAULT
+from msgspec.structs import FieldInfo
+
+from llmtap.bench.registry import TESTS, test_named
+from llmtap.cli.main import app, load_commands
+from llmtap.config import Settings
+from llmtap.meter.openapi import document
+from llmtap.meter.options import SloOptions
+from llmtap.settings import explained
+from llmtap.sim.gateway.options import keys
+from llmtap.sim.readings import explain
+from llmtap.sim.serving import explain_serving
+from llmtap.units import Bytes, Duration, encode_special, format_ns
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+
+__all__ = ["PAGES", "api_page", "commands_page", "on_files", "options_page"]
+
+_OPTIONS: Final = """\
+# Options
+
+Made from the program. Defaults give way to the file of `--config`, that to the environment, and that
+to flags. A key `relay.idle_timeout` is `idle_timeout` in the file's table `[relay]`, the variable
+`LLMTAP_RELAY_IDLE_TIMEOUT`, and `--set relay.idle_timeout=...`. Durations are seconds or text with a unit
+(`0.5`, `"500ms"`, `"2m"`), sizes are bytes or text with a unit (`"64KiB"`).
+In the environment and in `--set`, lists and tables are written in JSON.
+
+"""
+_COMMANDS: Final = """\
+# Commands
+
+Made from the program; `--help` says the same. Exit codes: 0 is ok; 1, a check failed; 2, usage or
+configuration, and the option or key is named; 130, Ctrl-C.
+
+"""
+_API: Final = """\
+# Admin API
+
+Made from the program's [OpenAPI document](openapi.json), which a tap serves at `/api/v1/openapi.json`.
+Durations are seconds; null is unknown, or does not apply. Where `meter.admin_token` is set, all but the page
+and its parts, `/healthz` and `/readyz` want `Authorization: Bearer TOKEN`.
+
+"""
+_TYPES: Final = {
+    str: "text", int: "whole number", float: "number", bool: "true or false", Duration: "duration",
+    Bytes: "size", list: "list", tuple: "list", dict: "table",
+}  # fmt: skip
+_SIZES: Final = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of Markdown; cells are Markdown themselves."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines) + "\n"
+
+
+def plain(text: str) -> str:
+    """Words of the program, which know nothing of Markdown but its backticks."""
+    parts = re.split(r"(`[^`]*`)", text)
+    for i in range(0, len(parts), 2):
+        parts[i] = re.sub(r"([\\*_\[\]])", r"\\\1", parts[i]).replace("<", "&lt;").replace("|", "&#124;")
+    return "".join(parts)
+
+
+def code(text: str) -> str:
+    return f"`{text}`" if text else ""
+
+
+# ---------------------------------------------------------------- options
+
+
+def options_page() -> str:
+    """Every key of the configuration, of the simulated engine, and of the tests of `llmtap bench`."""
+    out = [_OPTIONS]
+    for name, kind in get_type_hints(Settings).items():
+        of_each = name == "slo"
+        rows = [
+            [code(field.name), _kind(_inner(field.type)), _default(field), plain(_meaning(field))]
+            for field in msgspec.structs.fields(SloOptions if of_each else kind)
+        ]
+        out.append(f"## [{name}{'.NAME' if of_each else ''}]\n\n")
+        out.append(table(["key", "kind", "default", "meaning"], rows))
+    out.append("## llmtap sim serve\n\nBy `--set KEY=VALUE`, or by a header of a single request.\n\n")
+    told = ([code(one.key), code(one.default), code(one.header), plain(one.meaning)] for one in keys())
+    out.append(table(["key", "default", "header", "meaning"], told))
+    out.append("### An engine that iterates\n\n`--serving NAME=VALUE`, also of `llmtap sim run`.\n\n")
+    out.append(_named(explain_serving()))
+    out.append("### An engine of whole batches\n\n`--reading NAME=VALUE`: how seed 004 is read.\n\n")
+    out.append(_named(explain()))
+    out.append("## llmtap bench\n\nBy `--set NAME=VALUE`, or in `[tests.TEST]` of the bench file.\n\n")
+    for name in TESTS:
+        test = test_named(name)
+        out.append(f"### {name}\n\n{plain(test.title)} (IETF {test.section}).\n\n")
+        out.append(_named(explained(test.params)))
+    return "".join(out)
+
+
+def _named(rows: Iterable[tuple[str, Any, str]]) -> str:
+    told = ([code(name), code(default or ""), plain(meaning)] for name, default, meaning in rows)
+    return table(["name", "default", "meaning"], told)
+
+
+def _meaning(field: FieldInfo) -> str:
+    """The line of help that every option has."""
+    [meta] = [one for one in get_args(field.type)[1:] if isinstance(one, msgspec.Meta)]
+    assert meta.description is not None
+    return meta.description
+
+
+def _inner(kind: Any) -> Any:
+    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
+
+
+def _kind(kind: Any) -> str:
+    """What a value may be, in a word or two."""
+    origin = get_origin(kind)
+    if origin is Literal:
+        return ", ".join(map(code, get_args(kind)))
+    if origin in (Union, UnionType):
+        return " or ".join(_kind(one) for one in get_args(kind) if one is not type(None))
+    return _TYPES[origin or kind]
+
+
+def _default(field: FieldInfo) -> str:
+    """As the file would have it; empty where none is nothing."""
+    value = field.default if field.default_factory is NODEFAULT else field.default_factory()
+    if value is NODEFAULT:
+        return "has to be set"
+    if value is None:
+        return ""
+    if isinstance(value, Duration):
+        return code(format_ns(value).replace(" ", ""))
+    if isinstance(value, Bytes):
+        unit, scale = next(((unit, scale) for unit, scale in _SIZES if value % scale == 0), ("", 1))
+        return code(f"{value // scale}{unit}")
+    return code(msgspec.json.encode(value, enc_hook=encode_special).decode())
+
+
+# ---------------------------------------------------------------- commands
+
+
+def commands_page() -> str:
+    """Every command, with its arguments, options and examples."""
+    load_commands()
+    out = [_COMMANDS]
+    told: dict[str, str] = {}
+    for name, command, context in _leaves(typer.main.get_command(app), "llmtap", None):
+        usage = " ".join(command.get_usage(context).split()).removeprefix("Usage: ")
+        out.append(f"## {name}\n\n{plain(command.help or '')}\n\n```text\n{usage}\n```\n\n")
+        records = filter(None, (one.get_help_record(context) for one in command.params))
+        rest = table(
+            ["argument or option", "what it is"], ([code(what), plain(help)] for what, help in records)
+        )
+        if command.epilog:
+            rest += f"```text\n{command.epilog.strip()}\n```\n\n"
+        first = told.setdefault(rest, name)
+        if first != name:  # the tests of `llmtap bench` have the same options
+            rest = f"Options are those of [{first}](#{first.replace(' ', '-')}).\n\n"
+        out.append(rest if command.params else "")
+    return "".join(out)
+
+
+def _leaves(command: Any, name: str, parent: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Commands without subcommands, by their whole names, with the context in which each tells of itself."""
+    context = command.context_class(command, info_name=name.rpartition(" ")[2], parent=parent)
+    inner = getattr(command, "commands", None)
+    if inner is None:
+        yield name, command, context
+        return
+    for word, one in inner.items():
+        yield from _leaves(one, f"{name} {word}", context)
+
+
+# ---------------------------------------------------------------- the admin API
+
+
+def api_page() -> str:
+    """Every path of the admin port, and the schemas of what it answers."""
+    described = document()
+    out = [_API]
+    for path, methods in described["paths"].items():
+        for method, one in methods.items():
+            out.append(f"## {method.upper()} {plain(path)}\n\n{plain(one['summary'])}\n\n")
+            asked = [
+                [code(p["name"]), p["in"], _shape(p["schema"]), plain(p["description"])]
+                for p in one.get("parameters", ())
+            ]
+            if asked:
+                out.append(table(["parameter", "in", "value", "meaning"], asked))
+            for body in one.get("requestBody", {}).get("content", {}).values():
+                out.append("Body, as JSON:\n\n")
+                out.append(table(["name", "value", "meaning"], _properties(body["schema"], "")))
+            answers = (
+                [status, plain(about["description"]), _contents(about)]
+                for status, about in one["responses"].items()
+            )
+            out.append(table(["status", "when", "content"], answers))
+    out.append("## Schemas\n\n")
+    for name, schema in described["components"]["schemas"].items():
+        out.append(f"### {name}\n\n{plain(schema.get('description', ''))}\n\n")
+        out.append(table(["name", "value", "meaning"], _properties(schema, "")))
+    return "".join(out)
+
+
+def _contents(about: dict[str, Any]) -> str:
+    shown = []
+    for kind, content in about.get("content", {}).items():
+        shape = _shape(content["schema"])
+        shown.append(f"{code(kind)}: {shape}" if shape.startswith("[") else code(kind))
+    return ", ".join(shown)
+
+
+def _properties(schema: dict[str, Any], prefix: str) -> Iterator[list[str]]:
+    """A row for each property and those within it; one row for all that are in an object and alike."""
+    for name, one in schema["properties"].items():
+        inner = one.get("properties", {})
+        alike = len(inner) > 1 and len({msgspec.json.encode(value) for value in inner.values()}) == 1
+        shown = _shape(one)
+        if alike:
+            shown = f"object of {', '.join(map(code, inner))}: each {_shape(next(iter(inner.values())))}"
+        left_out = "" if name in schema.get("required", ()) else " (may be left out)"
+        yield [code(prefix + name), shown, plain(one.get("description", "")) + left_out]
+        if inner and not alike:
+            yield from _properties(one, f"{prefix}{name}.")
+
+
+def _shape(schema: dict[str, Any]) -> str:
+    """What a value is, in words."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    if "anyOf" in schema:
+        return " or ".join(map(_shape, schema["anyOf"]))
+    kind = schema["type"]
+    if "enum" in schema:
+        return ", ".join(code(str(one)) for one in schema["enum"])
+    if isinstance(kind, list):
+        return " or ".join(kind)
+    if kind == "array" and "items" in schema:
+        return f"list of {_shape(schema['items'])}"
+    if isinstance(schema.get("additionalProperties"), dict):
+        return f"object: for each name {_shape(schema['additionalProperties'])}"
+    return str(kind)
+
+
+# ---------------------------------------------------------------- mkdocs
+
+
+def _openapi() -> str:
+    return msgspec.json.format(msgspec.json.encode(document())).decode()
+
+
+PAGES: Final = {
+    "reference/options.md": options_page,
+    "reference/cli.md": commands_page,
+    "reference/api.md": api_page,
+    "reference/openapi.json": _openapi,
+}
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Called by mkdocs when it has found its own files."""
+    from mkdocs.structure.files import File
+
+    for name, make in PAGES.items():
+        files.append(File.generated(config, name, content=make()))
+    return files

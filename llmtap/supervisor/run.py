@@ -1,0 +1,141 @@
+"""One run of a proxy: the names and keys that stay while its processes come and go, and what these are told.
+
+A hot restart goes on with the run of the supervisor before: keys in a capture, arms of an experiment and the
+names of relays fit together across it.
+"""
+
+import logging
+import secrets
+import tempfile
+from datetime import UTC, datetime
+from hashlib import blake2b
+from pathlib import Path
+
+import msgspec
+
+from llmtap.clock import SystemClock
+from llmtap.config import Settings, fingerprint
+from llmtap.meter.tenants import host_salt
+from llmtap.net.pool import parse_origin
+from llmtap.relay.process import RelaySetup
+from llmtap.tap.experiment import Experiment, resolve
+from llmtap.units import encode_special
+
+__all__ = ["Run", "new_capture_id"]
+
+log = logging.getLogger(__name__)
+
+
+def new_capture_id(wall_ns: int) -> str:
+    """The name of a capture that begins now."""
+    began = datetime.fromtimestamp(wall_ns / 1e9, UTC)
+    return f"{began:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
+
+
+class Run(msgspec.Struct, kw_only=True):
+    """What outlives every process of a proxy. It holds keys: it goes from hand to hand, and to no file."""
+
+    id: str
+    folder: str
+    """Where the tap's socket lies; it goes with the run."""
+    tenant_salt: str
+    experiment_key: str
+    relays: int = 0
+    """Started so far: no two have one name."""
+    experiment: Experiment | None = None
+    """The same for all children however often they start."""
+    experiment_of: str = ""
+    """Digest of the options that it was made of."""
+    capture_id: str = ""
+    capture_salt: str = ""
+    """Kept here only: hashes of two captures can't be compared."""
+    capture_of: str = ""
+    capture_met: bool = False
+    """A meter has been started for the capture: a later one only goes on with it."""
+
+    @classmethod
+    def begin(cls, settings: Settings) -> "Run":
+        """A proxy that starts by itself."""
+        run = cls(
+            id=secrets.token_hex(2),
+            folder=tempfile.mkdtemp(prefix="llmtap-"),
+            tenant_salt=host_salt() or secrets.token_hex(16),
+            experiment_key=secrets.token_hex(16),
+        )
+        run.follow(settings)
+        return run
+
+    def follow(self, settings: Settings) -> None:
+        """Begin anew the experiment and the capture, where these settings change them."""
+        of = _digest(settings.experiment)
+        if of != self.experiment_of:
+            self.experiment_of = of
+            self.experiment = resolve(settings.experiment, self.experiment_key, SystemClock.wall_ns())
+            if self.experiment is not None:
+                log.info(
+                    "event=experiment name=%s enabled=%s unit=%s arms=%d key_fingerprint=%s",
+                    self.experiment.name, self.experiment.enabled, self.experiment.unit,
+                    len(self.experiment.arms), self.experiment.key_fingerprint,
+                )  # fmt: skip
+        of = _digest(settings.capture)
+        if of != self.capture_of:
+            self.capture_of = of
+            self.capture_id = new_capture_id(SystemClock.wall_ns())
+            self.capture_salt = secrets.token_hex(32)
+            self.capture_met = False
+
+    def tap_path(self, settings: Settings) -> str:
+        """Where relays find the meter."""
+        return settings.meter.socket or str(Path(self.folder) / "tap.sock")
+
+    def relay_line(self, settings: Settings, index: int, fds: list[int]) -> tuple[str, bytes]:
+        """The name of a new relay, and what it is told."""
+        self.relays += 1
+        setup = RelaySetup(
+            options=settings.relay,
+            name=f"{self.id}.{index}.{self.relays}",
+            listen_fds=fds,
+            tap_path=self.tap_path(settings),
+            log=settings.log,
+            experiment=self.experiment,
+        )
+        return setup.name, msgspec.json.encode(setup, enc_hook=encode_special)
+
+    def meter_line(self, settings: Settings, admin_fd: int, *, takes_over: bool) -> bytes:
+        """What a new meter is told: a `MeterSetup`, whose module is 19 MB that a supervisor need not have."""
+        after = 0 if self.capture_met else self.relays
+        self.capture_met = True
+        setup = {
+            "options": settings.meter,
+            "socket": self.tap_path(settings),
+            "admin_fd": admin_fd,
+            "takes_over": takes_over,
+            "log": settings.log,
+            "experiment": None if self.experiment is None else self.experiment.without_key(),
+            "otlp": settings.otlp,
+            "servers": _servers(settings),
+            "tenants": settings.tenants,
+            "salt": settings.tenants.salt or self.tenant_salt,
+            "slo": settings.slo,
+            "cost": settings.cost,
+            "capture": settings.capture,
+            "capture_id": self.capture_id,
+            "capture_salt": self.capture_salt,
+            "capture_after": after,
+            "config": fingerprint(settings),
+            "drain_s": settings.relay.drain_timeout / 1e9,
+        }
+        return msgspec.json.encode(setup, enc_hook=encode_special)
+
+
+def _digest(options: msgspec.Struct) -> str:
+    text = msgspec.json.encode(options, enc_hook=encode_special, order="sorted")
+    return blake2b(text, digest_size=8).hexdigest()
+
+
+def _servers(settings: Settings) -> dict[str, tuple[str, int]]:
+    """Host and port of the upstream by arm; under "" of whoever has no arm, or an arm without its own."""
+    urls = {"": settings.relay.upstream}
+    urls |= {arm.name: arm.upstream for arm in settings.experiment.arms if arm.upstream is not None}
+    origins = {arm: parse_origin(url, "upstream") for arm, url in urls.items()}
+    return {arm: (origin.host, origin.port) for arm, origin in origins.items()}

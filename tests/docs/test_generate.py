@@ -1,0 +1,103 @@
+"""The reference pages have all that the program has, and are tables that Markdown understands."""
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from llmtap.config import keys
+from llmtap.meter.openapi import ROUTES
+from llmtap.meter.schemas import SCHEMAS
+from llmtap.sim.gateway.options import keys as engine_keys
+
+FILE = Path(__file__).parents[2] / "docs" / "generate.py"
+
+
+@pytest.fixture(scope="module")
+def generate() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("docs_generate", FILE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def section(page: str, heading: str) -> str:
+    """What stands below a heading, up to the next of its kind."""
+    level = heading.split(" ")[0]
+    _, found, rest = page.partition(f"\n{heading}\n")
+    assert found, f"no heading {heading}"
+    return rest.split(f"\n{level} ")[0]
+
+
+def test_every_key_is_there_with_its_meaning(generate: ModuleType) -> None:
+    page = generate.options_page()
+    for key, meaning in keys().items():
+        place, _, name = key.rpartition(".")
+        rows = section(page, f"## [{place}]").splitlines()
+        (row,) = [line for line in rows if line.startswith(f"| `{name}` |")]
+        assert generate.plain(meaning) in row
+        assert meaning, key
+    for key in engine_keys():
+        assert not key.key or f"| `{key.key}` |" in section(page, "## llmtap sim serve")
+
+
+def test_defaults_are_as_a_file_has_them(generate: ModuleType) -> None:
+    page = generate.options_page()
+    relay = section(page, "## [relay]")
+    for row in (
+        "| `idle_timeout` | duration | `600s` |", "| `head_bytes` | size | `64KiB` |",
+        "| `clock` | `kernel`, `mono` | `\"kernel\"` |", "| `via` | true or false | `false` |",
+        "| `tls_key` | text |  |",
+    ):  # fmt: skip
+        assert row in relay
+    assert "| `objectives` | text | has to be set |" in section(page, "## [slo.NAME]")
+    assert "| `rules` | list |" in section(page, "## [tenants]")
+
+
+def test_every_command_is_there_with_its_options(generate: ModuleType) -> None:
+    page = generate.commands_page()
+    for name in ("proxy", "meter", "sim serve", "sim run", "replay", "report", "convert", "inspect", "top",
+                 "demo", "bench all", "bench exo", "bench init", "slo generate"):  # fmt: skip
+        assert f"## llmtap {name}\n" in page
+    assert "`--upstream" in section(page, "## llmtap proxy")
+    said = "Options are those of [llmtap bench ttft](#llmtap-bench-ttft)."
+    assert said in section(page, "## llmtap bench all")
+
+
+def test_every_path_and_schema_is_there_and_links_lead_somewhere(generate: ModuleType) -> None:
+    page = generate.api_page()
+    for route in ROUTES:
+        assert f"## {route.method.upper()} {generate.plain(route.path)}\n" in page
+    for name in SCHEMAS:
+        assert f"\n### {name}\n" in page
+    headings = [line.lstrip("# ").lower() for line in page.splitlines() if line.startswith("#")]
+    slugs = {re.sub(r"[^\w -]", "", heading) for heading in headings}
+    assert {*re.findall(r"\]\(#([^)]*)\)", page)} <= slugs
+
+
+@pytest.mark.parametrize("name", ["options_page", "commands_page", "api_page"])
+def test_each_row_of_a_table_has_as_many_cells_as_its_head(generate: ModuleType, name: str) -> None:
+    width = None
+    for line in getattr(generate, name)().splitlines():
+        cells = re.sub(r"`[^`]*`", "", line).count("|")
+        if not line.startswith("|"):
+            width = None
+            continue
+        width = width or cells
+        assert cells == width, line
+
+
+@pytest.mark.parametrize(
+    ("said", "written"),
+    [
+        ("such as `a|b`, a|b", "such as `a|b`, a&#124;b"),
+        ("with * and ? <NAME> [relay.x]", r"with \* and ? &lt;NAME> \[relay.x\]"),
+        ("snake_case `snake_case`", r"snake\_case `snake_case`"),
+    ],
+)
+def test_words_of_the_program_are_no_markdown(generate: ModuleType, said: str, written: str) -> None:
+    assert generate.plain(said) == written

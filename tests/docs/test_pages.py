@@ -1,0 +1,68 @@
+"""Every command of the documentation's pages does what it says there; what is not run says why."""
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+
+from llmtap.cli.main import app, load_commands
+from tests.support.documents import SHELL, blocks, commands, pages
+from tests.support.walkthrough import PAGE_S, walked
+
+ROOT = Path(__file__).parents[2]
+RUN = (*SHELL, "python", "toml")
+PAGES = [page for page in pages(ROOT) if page.parent.name == "docs"]
+
+
+def to_run(page: Path) -> bool:
+    return any(block.language in RUN and block.not_run is None for block in blocks(page.read_text()))
+
+
+@pytest.mark.timeout(PAGE_S + 120)
+@pytest.mark.parametrize("page", [pytest.param(page, id=page.stem) for page in PAGES if to_run(page)])
+def test_each_command_of_a_page_runs(page: Path) -> None:
+    walked(page)
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, id=page.stem) for page in pages(ROOT)])
+def test_a_block_that_is_not_run_says_why_and_has_options_that_there_are(page: Path) -> None:
+    for block in blocks(page.read_text()):
+        if block.not_run is not None:
+            print(f"{page.name}, line {block.line}: {block.not_run}")
+            assert len(block.not_run.split()) >= 3, f"line {block.line}: why is it not run?"
+            for command in commands(block) if block.language in SHELL else ():
+                assert list(unknown(command)) == [], command
+
+
+def unknown(command: str) -> Iterator[str]:
+    """Subcommands and options of ours that there are none of."""
+    words = shlex.split(command, comments=True)
+    while words and "=" in words[0]:
+        del words[0]
+    if not words or words.pop(0).rpartition("/")[2] != "llmtap":
+        return
+    load_commands()
+    here = typer.main.get_command(app)
+    while inner := getattr(here, "commands", None):
+        word = words.pop(0)
+        if word not in inner:
+            yield word
+            return
+        here = inner[word]
+    known = {name for one in here.params for name in (*one.opts, *one.secondary_opts)} | {"--help"}
+    yield from (word for word in words if word.startswith("-") and word.partition("=")[0] not in known)
+
+
+@pytest.mark.parametrize(
+    ("command", "found"),
+    [
+        (".venv/bin/llmtap bench all --quick --config a.toml  # --fast", []),
+        ("A=1 llmtap bench al --quick", ["al"]),
+        ("llmtap sim run chat --preset=goodput --rates 1", ["--rates"]),
+        ("make demo --rates", []),
+    ],
+)
+def test_what_there_is_none_of_is_found(command: str, found: list[str]) -> None:
+    assert list(unknown(command)) == found

@@ -1,0 +1,302 @@
+"""The dashboard for everybody: by keyboard alone, by screen reader, in the system's colours, on a phone."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from tests.support.browser import CHROMIUM, Page
+from tests.support.dashboard import VIEWS, a_tally, an_empty_tally, is_live, play, reads, under_way
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
+
+PLACES = (*VIEWS, "exchanges/r-199", "exchanges/r1-1", "exchanges/r-999")
+"""Every view, an exchange that has ended, one under way, and one that is not kept."""
+NAMED = {
+    "button", "link", "searchbox", "textbox", "combobox", "listbox", "checkbox", "image", "img", "Canvas",
+    "table", "region", "dialog", "navigation", "DisclosureTriangle",
+}  # fmt: skip
+"""Roles that mean nothing without a name."""
+TABBABLE = """[...document.querySelectorAll(
+  "a[href], button, input, select, textarea, summary, [tabindex='0']")].filter(
+  (one) => one.checkVisibility() && !one.closest("dialog:not([open])"))"""
+HEADINGS = """[...document.querySelectorAll("h1, h2, h3, h4, h5, h6")].filter((one) => one.checkVisibility())
+  .map((one) => Number(one.tagName[1]))"""
+PALE = """(() => {
+  const rgba = (text) => {
+    const [r, g, b, a = 1] = text.match(/[\\d.]+/g).map(Number);
+    return [r, g, b, a];
+  };
+  const over = ([r, g, b], a, under) => [r, g, b].map((one, i) => one * a + under[i] * (1 - a));
+  const channel = (one) => (one <= 10.31 ? one / 3294.6 : ((one / 255 + 0.055) / 1.055) ** 2.4);
+  const luminance = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
+  // Ink and ground of the last one of `chain` as they are seen, on `behind`.
+  const seen = (chain, behind) => {
+    const [style, ...rest] = chain;
+    const bg = rgba(style.backgroundColor);
+    const ground = over(bg, bg[3], behind);
+    const ink = rgba(style.color);
+    const inner = rest.length ? seen(rest, ground) : [over(ink, ink[3], ground), ground];
+    return inner.map((one) => over(one, Number(style.opacity), behind));
+  };
+  const found = [];
+  let looked = 0;
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+    const parent = node.parentElement;
+    if (!node.data.trim() || parent.closest("svg, script, noscript, .unseen, .narrow-unseen, option")) {
+      continue;
+    }
+    if (!parent.checkVisibility({ visibilityProperty: true })) continue;
+    const chain = [];
+    for (let one = parent; one; one = one.parentElement) chain.unshift(getComputedStyle(one));
+    const [ink, ground] = seen(chain, [255, 255, 255]).map(luminance);
+    const ratio = (Math.max(ink, ground) + 0.05) / (Math.min(ink, ground) + 0.05);
+    const size = parseFloat(chain.at(-1).fontSize), bold = Number(chain.at(-1).fontWeight) >= 700;
+    looked++;
+    // WCAG 2.2, 1.4.3: 4.5, or 3 for 18 points and for 14 points in bold.
+    if (ratio < (size >= 24 || (bold && size >= 18.66) ? 3 : 4.5)) found.push([node.data.trim(), ratio]);
+  }
+  return { looked, found };
+})()"""
+"""Texts whose contrast with what is behind them is too low, as computed from the styles in effect."""
+
+
+async def at(page: Page, place: str) -> None:
+    """Until this place is shown and live, and has been filled."""
+    await page.look(f"location.hash = '{place}'")
+    view = place.partition("/")[0]
+    await page.until(f"document.querySelector('#tabs a[aria-current]').hash === '#{view}'")
+    await is_live(page)
+    wanted = {
+        "overview": "requests/s",
+        "streams": "under way",
+        "exchanges": "newest exchanges",
+        "chunking": "single tokens",
+        "experiment": "sample ratio",
+        "tap": "loop lag",
+        "exchanges/r-199": "added to the request",
+        "exchanges/r1-1": "it is under way",
+        "exchanges/r-999": "is not kept",
+    }[place]
+    await page.until(f"document.getElementById('main').innerText.toLowerCase().includes('{wanted}')")
+
+
+def test_everything_that_can_be_used_has_a_name_and_headings_have_an_order() -> None:
+    tally = a_tally()
+
+    async def scene(page: Page, url: str) -> None:
+        under_way(tally)
+        await page.open(url)
+        await is_live(page)
+        for place in PLACES:
+            await at(page, place)
+            nodes = [node for node in await accessible(page) if not node["ignored"]]
+            roles = [node["role"]["value"] for node in nodes]
+            nameless = [
+                (node["role"]["value"], node.get("properties"))
+                for node in nodes
+                if node["role"]["value"] in NAMED and not node.get("name", {}).get("value", "").strip()
+            ]
+            assert nameless == [], place
+            for landmark in ("banner", "navigation", "main"):
+                assert roles.count(landmark) == 1, (place, landmark)
+            assert {"button", "link", "combobox", "searchbox"} <= set(roles)
+            levels = await page.look(HEADINGS)
+            assert levels[0] == 1
+            assert levels.count(1) == 1
+            assert all(below <= above + 1 for above, below in pairwise(levels)), place
+            twice = await page.look(
+                "(() => { const ids = [...document.querySelectorAll('[id]')].map((one) => one.id);"
+                " return ids.filter((id, i) => id && ids.indexOf(id) !== i); })()"
+            )
+            assert twice == []
+        assert await page.look("document.documentElement.lang") == "en"
+        assert page.problems == []
+
+    play(scene, tally)
+
+
+async def accessible(page: Page) -> list[dict[str, Any]]:
+    """What the browser tells a screen reader."""
+    await page.send("Accessibility.enable")
+    nodes: list[dict[str, Any]] = (await page.send("Accessibility.getFullAXTree"))["nodes"]
+    return nodes
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_every_text_can_be_read_on_what_is_behind_it(dark: bool) -> None:
+    tally = a_tally()
+
+    async def scene(page: Page, url: str) -> None:
+        under_way(tally)
+        await page.screen(1_280, 900, dark=dark)
+        await page.open(url)
+        await is_live(page)
+        for place in PLACES:
+            await at(page, place)
+            told = await page.look(PALE)
+            assert told["found"] == [], place
+            assert told["looked"] > 20, place
+        # What is old is marked, and can still be read.
+        await page.look("document.getElementById('main').classList.add('stale')")
+        assert (await page.look(PALE))["found"] == []
+        await page.look("document.getElementById('help').showModal()")
+        assert (await page.look(PALE))["found"] == []
+        assert page.problems == []
+
+    play(scene, tally)
+
+
+def test_the_keyboard_reaches_everything_in_its_order_and_shows_where_it_is() -> None:
+    async def scene(page: Page, url: str) -> None:
+        await page.send("Emulation.setFocusEmulationEnabled", enabled=True)
+        await page.open(url)
+        await is_live(page)
+        await page.until("document.querySelectorAll('#main tbody tr').length === 2")
+        await page.press("Tab")
+        assert await page.look("document.activeElement.id") == "skip"
+        assert await page.look("document.activeElement.getBoundingClientRect().top >= 0"), "it is seen now"
+        await page.press("Enter")
+        assert await page.look("document.activeElement.id") == "main"
+        await page.look("document.activeElement.blur(); document.getElementById('skip').focus()")
+        n = await page.look(f"(window.wanted = {TABBABLE}).length")
+        assert n > 25
+        assert await page.look("wanted.indexOf(document.activeElement)") == 0
+        for expected in range(1, n):
+            await page.press("Tab")
+            found = await page.look("wanted.indexOf(document.activeElement)")
+            assert found == expected, await page.look("document.activeElement.outerHTML.slice(0, 200)")
+            ring = await page.look(
+                "(({ outlineStyle, outlineWidth }) => [outlineStyle, parseFloat(outlineWidth)])"
+                "(getComputedStyle(document.activeElement))"
+            )
+            assert ring[0] != "none", expected
+            assert ring[1] >= 2, expected
+        assert page.problems == []
+
+    play(scene)
+
+
+def test_an_exchange_is_found_and_left_again_by_keyboard() -> None:
+    focus = "document.activeElement"
+
+    async def tab_to(page: Page, selector: str) -> None:
+        for _ in range(60):
+            await page.press("Tab")
+            if await page.look(f"{focus}.matches({selector!r})"):
+                return
+        raise AssertionError(f"the keyboard does not come to {selector}")
+
+    async def scene(page: Page, url: str) -> None:
+        await page.send("Emulation.setFocusEmulationEnabled", enabled=True)
+        await page.open(url)
+        await is_live(page)
+        await page.press("3")
+        await page.until("document.querySelectorAll('#main tbody a').length > 50")
+        await tab_to(page, "tbody a")
+        name = await page.look(f"{focus}.textContent")
+        await page.press("Enter")
+        await page.until(f"location.hash === '#exchanges/{name}'")
+        await page.until(f"{focus}.tagName === 'H2'")
+        assert await page.look(f"{focus}.textContent") == f"Exchange {name}"
+        await page.press("Tab", shift=True)
+        assert await page.look(f"{focus}.textContent") == "← all exchanges"
+        await page.press("Enter")
+        await page.until("location.hash === '#exchanges'")
+        # The dialog keeps the keyboard until it is closed.
+        await page.press("?")
+        await page.until("document.getElementById('help').open")
+        for _ in range(4):
+            await page.press("Tab")
+            assert await page.look(f"{focus} === document.body || !!{focus}.closest('#help')")
+        await page.press("Escape")
+        await page.until("!document.getElementById('help').open")
+        # Space pauses the lanes, and a button that has the focus keeps it.
+        await page.press("2")
+        await page.until("location.hash === '#streams'")
+        await page.look(f"{focus}.blur()")
+        pressed = "document.getElementById('pause').getAttribute('aria-pressed')"
+        await page.press(" ")
+        await page.until(f"{pressed} === 'true'")
+        await page.until("document.getElementById('status-text').textContent === 'paused'")
+        await page.look("document.getElementById('pause').focus()")
+        await page.press(" ")
+        await page.until(f"{pressed} === 'false'")
+        assert page.problems == []
+
+    play(scene)
+
+
+def test_colours_are_the_systems_until_somebody_chooses() -> None:
+    ground = "getComputedStyle(document.body).backgroundColor"
+    light, dark = "rgb(255, 255, 255)", "rgb(20, 24, 29)"
+    axis = "getComputedStyle(document.querySelector('#main .plot .xtick text')).fill"
+
+    async def scene(page: Page, url: str) -> None:
+        await page.screen(1_280, 900, dark=True)
+        await page.open(url)
+        await is_live(page)
+        assert await page.look(ground) == dark
+        assert await page.look("document.getElementById('theme-now').textContent") == "auto"
+        await page.until("document.querySelectorAll('#main .plot .xtick text').length > 0")
+        assert await page.look(axis) == "rgb(230, 233, 236)"
+        await page.screen(1_280, 900)
+        await page.until(f"{ground} === '{light}'")
+        await page.until(f"{axis} === 'rgb(27, 31, 36)'")  # charts know their colours by value
+        await page.look("document.activeElement.blur()")
+        await page.press("t")
+        assert await page.look("document.getElementById('theme-now').textContent") == "light"
+        await page.screen(1_280, 900, dark=True)
+        await page.until("matchMedia('(prefers-color-scheme: dark)').matches")
+        assert await page.look(ground) == light
+        await page.open(url + "?again")
+        await is_live(page)
+        assert await page.look(ground) == light, "the choice is kept"
+        assert page.problems == []
+
+    play(scene)
+
+
+@pytest.mark.parametrize("width", [320, 375])
+def test_on_a_phone_nothing_makes_the_page_wider_than_it_is(width: int) -> None:
+    """WCAG 2.2, 1.4.10: at 320 pixels only tables scroll, in boxes of their own."""
+    tally = a_tally(tenant="a-tenant-whose-name-is-longer-than-any-phone-is-wide-" + "x" * 200)
+    wide = "document.scrollingElement.scrollWidth"
+
+    async def scene(page: Page, url: str) -> None:
+        under_way(tally)
+        await page.screen(width, 700, scale=2)
+        await page.open(url)
+        await is_live(page)
+        for place in PLACES:
+            await at(page, place)
+            assert await page.look(wide) <= width, place
+        for dialog in ("help", "token-dialog"):
+            await page.look(f"document.getElementById('{dialog}').showModal()")
+            box = await page.look(
+                f"(({{ left, right }}) => [left, right])"
+                f"(document.getElementById('{dialog}').getBoundingClientRect())"
+            )
+            assert 0 <= box[0] < box[1] <= width, dialog
+            await page.look(f"document.getElementById('{dialog}').close()")
+        assert page.problems == []
+
+    play(scene, tally)
+
+
+def test_on_a_phone_the_empty_page_fits_as_well() -> None:
+    async def scene(page: Page, url: str) -> None:
+        await page.screen(320, 600)
+        await page.open(url)
+        await is_live(page)
+        for view in VIEWS:
+            await page.look(f"location.hash = '{view}'")
+            await page.until(f"document.querySelector('#tabs a[aria-current]').hash === '#{view}'")
+            await is_live(page)
+            assert await page.look("document.scrollingElement.scrollWidth") <= 320, view
+        await page.look("location.hash = 'exchanges'")
+        await reads(page, "Nothing has ended yet")
+        assert page.problems == []
+
+    play(scene, an_empty_tally())
