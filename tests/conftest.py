@@ -1,6 +1,7 @@
 """What holds for all tests."""
 
 import fcntl
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,10 @@ from hypothesis import settings
 # How long an example takes says something about the machine, and here nobody asks.
 settings.register_profile("llmtap", deadline=None)
 settings.load_profile("llmtap")
+
+# A shell starts what runs in its background with Ctrl-C ignored, and so would be all that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

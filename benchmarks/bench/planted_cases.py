@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import exp
+from math import exp, inf
 from statistics import NormalDist, median
 from typing import Any, Final
 
@@ -32,7 +32,7 @@ Log = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A figure, what was planted, and whether that lies in the interval."""
+    """A figure, what was planted, and whether that lies in the interval, of which an end may be open."""
 
     what: str
     planted: float
@@ -47,15 +47,17 @@ class Row:
 
     @property
     def holds(self) -> str:
-        if self.low is None or self.high is None:
+        if self.low is None and self.high is None:
             return "no interval"
+        low = -inf if self.low is None else self.low
+        high = inf if self.high is None else self.high
         truths = {"yes": self.planted} | ({} if self.sent is None else {"as sent": self.sent})
         for says, truth in truths.items():
-            if self.low <= truth <= self.high:
+            if low <= truth <= high:
                 return says
         if self.way_to is not None:
             first, last = min(*truths.values(), self.way_to), max(*truths.values(), self.way_to)
-            return "less the way" if self.low <= last and first <= self.high else "NO"
+            return "less the way" if low <= last and first <= high else "NO"
         return "NO"
 
     def cells(self) -> list[str]:
@@ -65,10 +67,11 @@ class Row:
         def text(value: float | None) -> str:
             return "-" if value is None else f"{value * scale:.4g}"
 
+        is_open = self.low is not None and self.high is None
         return [
             self.what, text(self.planted) + unit, text(self.sent),
             text(self.found) + unit * (self.found is not None),
-            f"{text(self.low)} to {text(self.high)}", self.holds,
+            f"{text(self.low)} to {'open' if is_open else text(self.high)}", self.holds,
         ]  # fmt: skip
 
 

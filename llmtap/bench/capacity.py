@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from llmtap.bench.figures import DOUBT, line_series, ms
+from llmtap.bench.figures import DOUBT, SPANS, line_series, ms, ms_of
 from llmtap.bench.levels import (
     Tried,
     closed_level,
@@ -258,11 +258,12 @@ def _tables(told: Mapping[str, Any], tried: Sequence[Tried], at_best: Tried | No
     rows, why = [], []
     for t in sorted(tried, key=lambda t: t.level):
         measured = t.measured
+        latency = latency_rows(measured)
         failed = measured.n - len(measured.ended_well())
         rows.append(
             [
                 f"{t.level:g}", share(_completion(measured)),
-                *(ms(percentile(measured.values(f"{name}_ns"), 0.99)) for name in ("ttft", "tpot")),
+                *(ms_of(latency[name], "p99") for name in ("ttft", "tpot")),
                 f"{failed}", t.status,
             ]
         )  # fmt: skip
@@ -337,7 +338,9 @@ def _remark(
         notes.append(
             f"met although a lower concurrency was not: {levels_}; odd votes above 1 settle what is noise"
         )
-    if at_best is not None and latency_rows(at_best.measured)["ttft"]["marks"]:
+    notes.append(SPANS)
+    rows = [latency_rows(t.measured) for t in levels.tried]
+    if any("p99" in row[name]["marks"] for row in rows for name in ("ttft", "tpot")):
         notes.append(DOUBT)
     uneven = at_best is not None and len(set(at_best.measured.values("output_tokens"))) > 1
     if uneven:

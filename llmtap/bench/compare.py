@@ -4,6 +4,9 @@ Requests of a run share its weather (what else the machine did, how warm it was)
 figures of runs, three of each system at least (6.3). With fewer, the requests of first runs are compared
 instead, and it is said that how much runs differ is then in no interval.
 
+Where loads differ, what differs between systems may be the loads' doing: their figures stand side by side,
+and are not tested.
+
 Of many comparisons some come out by luck. The few figures that a test is about are corrected together by
 Holm's method; the rest, which is there to look around in, by Benjamini and Hochberg's.
 
@@ -20,7 +23,7 @@ from typing import Any, Final
 import msgspec
 
 from llmtap.bench.compare_tables import charts_of, tables_of
-from llmtap.bench.compliance.comparison import RUNS_MIN
+from llmtap.bench.compliance.comparison import RUNS_MIN, sequence
 from llmtap.bench.compliance.judge import judge_comparison
 from llmtap.bench.folder import RESULT, Folder
 from llmtap.bench.measurement import Measurement
@@ -42,7 +45,7 @@ _FIGURES: Final = {
     "E2E P50": ("e2e_ns", 0.5), "E2E P99": ("e2e_ns", 0.99),
 }  # fmt: skip
 """Of every load: a column of its requests, or all their gaps, and which share lies below."""
-_RATE: Final = "output rate"
+_RATE: Final = "output rate, mean of runs"
 _TTFT: Final = ("TTFT P50", "TTFT P99")
 _KEYS: Final[Mapping[str, Sequence[str]]] = {
     "ttft": _TTFT, "itl": ("TBC P50", "TBC P99", "TPOT P50"), "tradeoff": (*_TTFT, "TPOT P50"),
@@ -144,28 +147,39 @@ def _read_run(folder: Folder) -> Run:
 def compare(base: System, others: Sequence[System]) -> dict[str, Any]:
     """Each of `others` against `base` in one test.
 
-    As public JSON: `test`, `section`, `title`, `systems`, `checklist` (6.4, as a compliance matrix),
+    As public JSON: `test`, `section`, `title`, `unlike` (how loads differ, in words; where there are any, the
+    comparison is none), `systems`, `checklist` (6.4, as a compliance matrix),
     `comparisons` (a figure each: `a` of the base, `b`, the `difference` b - a with its interval, `p`,
     `p_adjusted`, `finding`), `normalised` (6.2), `notes`, `tables`, `charts`. Times are in seconds.
     """
     systems, left_out = _in_common([base, *others])
     base, *others = systems
     shared = _shared(systems)
-    found = [row for other in others for row in _compared(base, other, shared)]
+    unlike: list[str] = []
+    found: list[dict[str, Any]] = []
+    for other in others:
+        differing = _unlike_params(base, other)
+        loads = {} if differing else {step: told for step in shared if (told := _unlike(base, other, step))}
+        unlike += differing + [f"{step}: {told}" for step, told in loads.items()]
+        found += [
+            _untested(row) if differing or row["step"] in loads else row
+            for row in _compared(base, other, shared)
+        ]
     _judge(found)
+    normalised = [_normalised(system) for system in systems]
     together = {
-        "systems": [_told(system) for system in systems],
-        "comparisons": found,
-        "normalised": [_normalised(system) for system in systems],
-    }
+        "systems": [_told(system) for system in systems], "comparisons": found, "normalised": normalised,
+    }  # fmt: skip
     report = base.runs[0].report
     return {
-        "test": report["test"], "section": report["section"], "title": report["title"], **together,
+        "test": report["test"], "section": report["section"], "title": report["title"], "unlike": unlike,
+        **together,
         "checklist": judge_comparison(
             [run.report for system in systems for run in system.runs], together
         ).to_dict(),
         "notes": [
             *left_out, *_run_notes(systems), *_load_notes(systems, shared), *_figure_notes(found),
+            *_rate_notes(normalised),
         ],
         "tables": msgspec.to_builtins(tables_of(base.label, found)),
         "charts": msgspec.to_builtins(charts_of(report["test"], _loads(systems, shared), found)),
@@ -199,6 +213,49 @@ def _shared(systems: Sequence[System]) -> list[str]:
     """Loads that every run of every system has."""
     runs = [run for system in systems for run in system.runs]
     return [name for name in runs[0].steps if all(name in run.steps for run in runs)]
+
+
+def _unlike_params(base: System, other: System) -> list[str]:
+    """What the tests were asked for differently: `rate 4 of a, 8 of b`. None of what only one of them knows,
+    since another version measured it."""
+    ours, theirs = (one.runs[0].report.get("params") or {} for one in (base, other))
+    return [
+        f"{name} {_plain(ours[name])} of {base.label}, {_plain(theirs[name])} of {other.label}"
+        for name in ours
+        if name in theirs and ours[name] != theirs[name]
+    ]
+
+
+def _unlike(base: System, other: System, step: str) -> str | None:
+    """How the requests of a load that are compared differ, or how they were sent; None where they do not."""
+    runs = RUNS_MIN if min(len(base.runs), len(other.runs)) >= RUNS_MIN else 1  # as they are compared
+    sent = []
+    for system in (base, other):
+        chosen = system.runs if runs > 1 else system.runs[:1]
+        told = [one for run in chosen for one in run.report["steps"] if one["name"] == step]
+        sent.append({_sent(one) for one in told})
+    if sent[0] == sent[1]:
+        return None
+    first, second = (
+        sorted(one - other)[0] if one - other else "no more" for one, other in (sent, sent[::-1])
+    )
+    return f"{first} of {base.label}, {second} of {other.label}"
+
+
+def _sent(step: Mapping[str, Any]) -> str:
+    closed = (step.get("load") or {}).get("closed")
+    return sequence(step) + (f", {closed} at a time" if closed else "")
+
+
+def _plain(value: Any) -> str:
+    return (
+        "none" if value is None else value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    )
+
+
+def _untested(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A figure of loads that differ: what each system had, and no more."""
+    return {**row, **dict.fromkeys(("difference", "low", "high", "p", "method"))}
 
 
 def _loads(systems: Sequence[System], shared: Sequence[str]) -> dict[str, dict[str, list[Measurement]]]:
@@ -365,8 +422,16 @@ def _load_notes(systems: Sequence[System], shared: Sequence[str]) -> Iterator[st
                 )
 
 
+def _rate_notes(normalised: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    if all(one["tokens_per_gpu_second"] is None and one["tokens_per_currency"] is None for one in normalised):
+        yield (
+            "output rates are not normalised (6.2): no system has accelerators (sut.hardware.count) or a"
+            " price (sut.hardware.price_per_hour)"
+        )
+
+
 def _figure_notes(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    if found:
+    if any(row["p"] is not None for row in found):
         yield (
             f"a difference counts as one where p, corrected for how many are compared, is below {ALPHA:g};"
             " none shown does not mean none: it may be as large as its interval"

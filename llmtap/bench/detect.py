@@ -179,6 +179,9 @@ class _Detecting:
             know("sut.tokenizer.name", f"llmtap words, {__version__}", how)
             know("sut.tokenizer.vocabulary", len(VOCABULARY), how)
             know("sut.tokenizer.source", "llmtap sim tokenizer", how)
+            know("sut.tokenizer.special", "excluded: the tokenizer has none", how)
+            know("sut.tokenizer.system_prompt", "included: in the prompt, as any other message", how)
+            know("sut.tokenizer.tools", "no request has tools", "no test sends any")
             know("sut.hardware.accelerator", "none", "it is simulated")
             know("sut.hardware.count", 0, "it is simulated")
             know("sut.guardrails.input_filter", False, "unless --set guardrails... or headers ask for it")
@@ -196,7 +199,7 @@ class _Detecting:
             know("sut.software", f"vLLM {version}", "GET /version")
             know("sut.boundary", "model engine", "vLLM is one")
         if server in ("vllm", "sglang"):
-            know("target.server", server, "owned_by of GET /v1/models")
+            know("target.server", server, _why(server, models.json()))
         root = _first(models.json().get("data")).get("root")
         if isinstance(root, str) and root and not root.startswith("/"):
             know("sut.tokenizer.source", root, "root of GET /v1/models")
@@ -417,6 +420,14 @@ class _Detecting:
 
 def _value(fact: Fact | None) -> Any:
     return None if fact is None else fact.value
+
+
+def _why(server: str, listed: Mapping[str, Any]) -> str:
+    """Who says that a server has these fields."""
+    owner = str(_first(listed.get("data")).get("owned_by"))
+    if owner.lower() == server:
+        return "owned_by of GET /v1/models"
+    return f"owned_by of GET /v1/models is {owner}: the simulated engine, which knows the fields of {server}"
 
 
 def _first(value: object) -> dict[str, Any]:

@@ -258,6 +258,8 @@ class ExoBench:
             yield "the prefix cache is not switched off: each prompt begins with words of its own instead"
         if self._options.tokenizer is None and served.owner != _OURS:
             yield "prompts were counted by llmtap's own tokenizer: --tokenizer makes them exact"
+        if served.owner == _OURS:
+            yield f"the server is llmtap's simulated engine, which knows the fields of {served.kind}"
         if served.kind == "exo":
             yield "peak memory is in exo's generation_stats, which exchanges do not keep"
         elif not here:

@@ -34,7 +34,7 @@ from llmtap.bench.classes import (
     closed_mix,
     open_mix,
 )
-from llmtap.bench.figures import DOUBT, cdf_series, latency_row, load_lines, ms_of
+from llmtap.bench.figures import DOUBT, SPANS, cdf_series, latency_row, load_lines, ms_of
 from llmtap.bench.load_level import Capacity, Search, capacity_told, find_capacity, overload
 from llmtap.bench.measurement import Measurement
 from llmtap.bench.paired import quantile_ratio
@@ -359,6 +359,7 @@ def _remark(
             " one of two classes is slowed down twice as much as the other"
         ),
         f"starved: a TTFT of more than {STARVED_MEDIANS:g} medians of the class in the mix",
+        SPANS,
         "intervals take requests for independent; those of a queue are not quite, so they are rather narrow",
     ]
     if any(row["marks"] for one in told["classes"].values() for row in (one["ttft"], one["tpot"])):

@@ -4,6 +4,7 @@ Measurements are public JSON, in seconds. Texts and charts are for people, in mi
 """
 
 from collections.abc import Mapping, Sequence
+from math import floor, log10
 from typing import Any, Final
 
 from llmtap.bench.loads import Load
@@ -19,8 +20,8 @@ from llmtap.metrics.statistics import SHARES, mean, percentile
 from llmtap.report.figures import MARK
 
 __all__ = [
-    "DOUBT", "cdf_series", "clustered_row", "histogram_series", "latency_row", "line_series", "load_lines",
-    "ms", "ms_of",
+    "DOUBT", "SPANS", "cdf_series", "clustered_row", "histogram_series", "latency_row", "line_series",
+    "load_lines", "ms", "ms_of", "spanned",
 ]  # fmt: skip
 
 MS: Final = 1e3
@@ -29,7 +30,11 @@ DOUBT: Final = (
     f"{MARK} fewer than ten samples lie beyond it: 5.1.4.3 asks for 1,000 in all for P99, 10,000 for P99.9"
 )
 """The note of a test in whose tables something is marked."""
+SPANS: Final = "in brackets after a figure: its interval of 95 %, where it has one"
+"""The note of a test in whose tables there are intervals."""
 _LEVEL: Final = 0.95
+_PLACES_MAX: Final = 2
+"""Behind the point, in ms: 10 us."""
 _POINTS_MAX: Final = 500
 _TAIL_POINTS: Final = 100
 """The highest values are told one by one: a P99.9 is among them up to 100,000 samples."""
@@ -40,8 +45,8 @@ def latency_row(values: Sequence[float], shares: Mapping[str, float] = SHARES) -
 
     Returns:
         `n`, `mean`, `min`, `max`; by each name of `shares` a figure `{"value", "low", "high", "n", "level",
-        "method"}`; and `marks`, the names that rest on too few values (5.1.4.3). Without values every figure
-        is None.
+        "method"}`, an end being None that so few values do not tell; and `marks`, the names that rest on too
+        few values (5.1.4.3). Without values every figure is None.
     """
     ordered = sorted(values)
     return _row(ordered, {name: (p, quantile_interval(ordered, p)) for name, p in shares.items()})
@@ -75,16 +80,43 @@ def ms(seconds: float | None, *, doubtful: bool = False, unit: bool = True) -> s
     """`127 ms`, and `3.42 ms` where that says more; marked where it rests on too few samples."""
     if seconds is None:
         return _ABSENT
-    value = seconds * MS
-    digits = 0 if abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2
-    return f"{value:.{digits}f}" + " ms" * unit + f" {MARK}" * doubtful
+    return _ms(seconds, _places(seconds)) + " ms" * unit + f" {MARK}" * doubtful
+
+
+def spanned(figure: Mapping[str, Any] | None, *, doubtful: bool = False, unit: bool = True) -> str:
+    """A figure with its interval: `200.9 ms (200.5 to 201.6)`, or `240 ms * (233 ms or more)` where an end is
+    open; without one where it has none."""
+    if figure is None or figure["value"] is None:
+        return _ABSENT
+    low, high = figure["low"], figure["high"]
+    places = _places(figure["value"])
+    if low is not None and high is not None:
+        if high > low:
+            places = max(places, min(_PLACES_MAX, 1 - floor(log10((high - low) * MS))))
+        span = f" ({_ms(low, places)} to {_ms(high, places)})"
+    elif low is not None:
+        span = f" ({ms(low, unit=unit)} or more)"
+    else:
+        span = "" if high is None else f" ({ms(high, unit=unit)} or less)"
+    return _ms(figure["value"], places) + " ms" * unit + f" {MARK}" * doubtful + span
+
+
+def _places(seconds: float) -> int:
+    """Behind the point, of a time in ms."""
+    value = abs(seconds) * MS
+    return 0 if value >= 99.95 else 1 if value >= 9.995 else _PLACES_MAX
+
+
+def _ms(seconds: float, places: int) -> str:
+    return f"{seconds * MS:,.{places}f}"
 
 
 def ms_of(row: Mapping[str, Any], name: str, *, unit: bool = True) -> str:
-    """The text of one figure of a row that `latency_row` made."""
-    figure = row[name]
-    value = figure["value"] if isinstance(figure, dict) else figure
-    return ms(value, doubtful=name in row["marks"], unit=unit)
+    """The text of one figure of a row that `latency_row` made, with its interval if it has one."""
+    figure, doubtful = row[name], name in row["marks"]
+    if isinstance(figure, Mapping):
+        return spanned(figure, doubtful=doubtful, unit=unit)
+    return ms(figure, doubtful=doubtful, unit=unit)
 
 
 def cdf_series(name: str, values: Sequence[float]) -> Series:

@@ -11,6 +11,7 @@ value that does not fit, is a ConfigError that names it: a slip of the pen must 
 
 import difflib
 import re
+import shlex
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
+from llmtap.bench.misfit import inner_type, is_finite, misfit
 from llmtap.bench.registry import TESTS, test_named
 from llmtap.bench.sut import Sut
 from llmtap.bench.target import Arm, Target
@@ -167,7 +169,9 @@ def _parts(
 
 
 def _check_names(kind: Any, value: Any, place: str, where: str) -> None:
-    """Every key of a table is one of its struct's, however deep."""
+    """Every key of a table is one of its struct's, however deep, and numbers are some."""
+    if isinstance(value, float) and not is_finite(value):
+        raise ConfigError(f"{place}{where}", f"{value} is no number that can be used")
     if get_origin(kind) is Annotated:
         kind = get_args(kind)[0]
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
@@ -223,7 +227,7 @@ def _put(held: dict[str, Any], kind: type[msgspec.Struct], path: Sequence[str], 
     if name not in types:
         raise ConfigError(f"{FLAG} {key}", "there is no such parameter", _near(name, types))
     if len(path) > 1:
-        inner = _inner(types[name])
+        inner = inner_type(types[name])
         if get_origin(inner) is dict:
             held[name] = dict(held.get(name, {})) | {".".join(path[1:]): _value(get_args(inner)[1], text)}
         elif isinstance(inner, type) and issubclass(inner, msgspec.Struct):
@@ -233,11 +237,14 @@ def _put(held: dict[str, Any], kind: type[msgspec.Struct], path: Sequence[str], 
         else:
             raise ConfigError(f"{FLAG} {key}", f"{name} is no table")
     else:
-        held[name] = _value(_inner(types[name]), text)
+        held[name] = _value(inner_type(types[name]), text)
     try:
-        _read(types[name], held[name])
+        read = _read(types[name], held[name])
     except msgspec.ValidationError as exc:
-        raise ConfigError(f"{FLAG} {key}", f"{_problem(exc)}, got {text!r}") from None
+        found = misfit(exc, types[name], held[name])
+        raise ConfigError(f"{FLAG} {key}", found.problem, found.hint or _example(kind, name, key)) from None
+    if not is_finite(read):
+        raise ConfigError(f"{FLAG} {key}", f"{text!r} is no number that can be used")
 
 
 def _value(kind: Any, text: str) -> Any:
@@ -254,14 +261,14 @@ def _value(kind: Any, text: str) -> Any:
     return {"on": "true", "off": "false"}.get(text, text) if kind is bool else text
 
 
-def _inner(kind: Any) -> Any:
-    """What `Annotated` is of; of something that may be None, the rest where that is one type."""
-    if get_origin(kind) is Annotated:
-        kind = get_args(kind)[0]
-    if get_origin(kind) in (Union, UnionType):
-        rest = [one for one in get_args(kind) if one is not type(None)]
-        return _inner(rest[0]) if len(rest) == 1 else kind
-    return kind
+def _example(kind: type[msgspec.Struct], name: str, key: str) -> str | None:
+    """How a list is written, by what it is where nobody says."""
+    default = next(one.default for one in msgspec.structs.fields(kind) if one.encode_name == name)
+    if not isinstance(default, list | tuple) or not default:
+        return None
+    if isinstance(default[0], msgspec.Struct):
+        return f"such as {FLAG} {key}={shlex.quote(msgspec.json.encode(default).decode())}"
+    return f"such as {FLAG} {key}={','.join(map('{:g}'.format, default))}"
 
 
 def _read(kind: Any, value: Any) -> Any:
@@ -275,13 +282,9 @@ def _decoded(kind: type[S], held: Mapping[str, Any], table: str, where: str, *, 
         raw = msgspec.json.encode(held)
         return msgspec.json.decode(raw, type=kind, strict=not lenient, dec_hook=read_special)
     except msgspec.ValidationError as exc:
-        found = re.search(r"at `\$\.?([^`]*)`", str(exc))
-        key = ".".join(part for part in (table, found[1] if found else "") if part)
-        raise ConfigError(f"{key}{where}", _problem(exc)) from None
-
-
-def _problem(exc: msgspec.ValidationError) -> str:
-    return re.sub(r"\s*- at `.*`$", "", str(exc)).replace("Expected", "expected", 1)
+        found = misfit(exc, kind, held)
+        key = ".".join(part for part in (table, found.path) if part)
+        raise ConfigError(f"{key}{where}", found.problem, found.hint) from None
 
 
 def _names_of(kind: type[msgspec.Struct]) -> list[str]:

@@ -2,6 +2,7 @@
 
     RESULTS/
       bench.json            what was asked: SUT, target, parameters, seeds, versions (no keys)
+      TEST/asked.json       what its runs are measured with: other parameters are another measurement
       TEST/result.json      what the test found
       TEST/steps/NAME/      one load: step.json, requests.parquet, capture/ (the raw exchanges)
       TEST/run-2/           the second run of a test (`--runs`), with a result.json and steps of its own
@@ -30,10 +31,18 @@ class Folder:
     def __init__(self, path: Path) -> None:
         """Makes it. Raises ConfigError where that is not possible."""
         self.path = path
+        self.made = [one for one in (path, *path.parents) if not one.exists()]
+        """Folders that were not there before, the innermost first."""
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as exc:
             raise ConfigError("--results", f"cannot make {path}: {exc.strerror}") from None
+
+    def unmake(self) -> None:
+        """Takes away what was made for it, where nothing is in it."""
+        for one in self.made:
+            if one.is_dir() and not any(one.iterdir()):
+                one.rmdir()
 
     def within(self, name: str) -> "Folder":
         """Of a test."""

@@ -1,6 +1,6 @@
-"""The full report as Markdown, in the six parts of IETF seed 000, C.2.
+"""The full report as Markdown, in the six parts of IETF seed 000, C.2, and behind them the data of charts.
 
-What a chart shows is a table here: of many points, some in even steps and the last.
+What a chart shows is a table here: of many points, some in even steps and the last. Streams are on the page.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +16,7 @@ from llmtap.bench.minimum import (
     workload_said,
 )
 from llmtap.report.bench import compliance_said, findings_said
+from llmtap.report.bench_charts import interval_said
 from llmtap.report.sweep import number
 from llmtap.report.terminal import milliseconds
 
@@ -28,6 +29,8 @@ NAMED_MAX: Final = 3
 _METRICS: Final = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E"}
 _SHARES: Final = {"p50": "P50", "p95": "P95", "p99": "P99"}
 _ENDED_WELL: Final = ("complete", "refused")
+_STREAM: Final = "steps"
+"""The kind of chart that shows one answer token by token."""
 
 
 def full_markdown(document: Mapping[str, Any]) -> str:
@@ -46,6 +49,7 @@ def full_markdown(document: Mapping[str, Any]) -> str:
         "## 4. Detailed results", *(part for report in reports for part in _details(report)),
         "## 5. Methodology compliance", *_compliance(document),
         "## 6. Reproduction information", *_reproduction(document),
+        *_data(reports),
     ]  # fmt: skip
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -135,14 +139,32 @@ def _details(report: Mapping[str, Any]) -> Iterator[str]:
     yield f"### {report['section']} {report['title']}"
     for table in report.get("tables") or ():
         yield f"**{_cell(table['caption'])}**\n\n{_table(table['heads'], table['rows'])}"
-    for chart in report.get("charts") or ():
-        rows = list(_points(chart))
-        if rows:
-            heads = ["", _cell(chart["x_title"]), _cell(chart["y_title"]), "interval"]
-            yield f"*{_cell(chart['title'])}*\n\n{_table(heads, rows)}"
-        marks = [f"{mark['says']}: {number(mark['x'])}" for mark in chart.get("marks") or ()]
-        yield "\n".join(f"- {mark}" for mark in marks)
     yield "\n".join(f"- {note}" for note in report.get("notes") or ())
+
+
+def _data(reports: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The section of what is drawn on the page, if there is anything."""
+    parts = []
+    for report in reports:
+        charts = [part for chart in report.get("charts") or () for part in _chart(chart)]
+        if charts:
+            parts += [f"### {report['section']} {report['title']}: charts", *charts]
+    if parts:
+        yield "## Data of the charts"
+        yield from parts
+
+
+def _chart(chart: Mapping[str, Any]) -> Iterator[str]:
+    if chart["kind"] == _STREAM:
+        return
+    rows = list(_points(chart))
+    if rows:
+        heads = ["", _cell(chart["x_title"]), _cell(chart["y_title"]), "interval"]
+        if not any(row[-1] for row in rows):
+            heads, rows = heads[:-1], [row[:-1] for row in rows]
+        yield f"*{_cell(chart['title'])}*\n\n{_table(heads, rows)}"
+    marks = [f"{mark['says']}: {number(mark['x'])}" for mark in chart.get("marks") or ()]
+    yield "\n".join(f"- {mark}" for mark in marks)
 
 
 def _points(chart: Mapping[str, Any]) -> Iterator[list[str]]:
@@ -152,7 +174,7 @@ def _points(chart: Mapping[str, Any]) -> Iterator[list[str]]:
         low, high = series.get("low") or [None] * n, series.get("high") or [None] * n
         for i in chosen:
             x = series["x"][i]
-            between = "" if low[i] is None or high[i] is None else f"{number(low[i])} to {number(high[i])}"
+            between = interval_said(low[i], high[i])
             yield [series["name"], x if isinstance(x, str) else number(x), number(series["y"][i]), between]
 
 

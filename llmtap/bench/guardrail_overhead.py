@@ -17,13 +17,14 @@ Throughput in an open loop below capacity is what is sent: it tells of an overhe
 no longer keeps up. `search = true` looks for each configuration's maximum (Table 14).
 """
 
+import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
 
-from llmtap.bench.figures import DOUBT, cdf_series, line_series, load_lines, ms, ms_of
+from llmtap.bench.figures import DOUBT, SPANS, cdf_series, line_series, load_lines, ms_of, spanned
 from llmtap.bench.guardrail_figures import (
     AGAIN,
     ARMS,
@@ -42,6 +43,7 @@ from llmtap.bench.paired import Block, blocks
 from llmtap.bench.session import Session
 from llmtap.bench.test import BenchTest, Chart, Found, Table
 from llmtap.errors import ConfigError
+from llmtap.metrics.intervals import is_enough
 
 __all__ = ["TEST", "GuardrailParams"]
 
@@ -87,12 +89,21 @@ class GuardrailParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 def check(session: Session, params: GuardrailParams) -> None:
     """Raises ConfigError: a baseline and something to compare it with are needed (5.10.2)."""
-    hint = "what differs from [target]: url, headers, body or apply"
+    hint = "in the file of --config, as what differs from [target]: url, headers, body or apply"
+    others = [name for name in ARMS if name != BASELINE]
+    named = f"{', '.join(f'[arms.{name}]' for name in others[:-1])} or [arms.{others[-1]}]"
     if BASELINE not in session.arms:
-        raise ConfigError(f"[arms.{BASELINE}]", "is missing: all guardrails disabled (5.10.2)", hint)
+        raise ConfigError(
+            f"[arms.{BASELINE}]",
+            f"is missing: all guardrails disabled (5.10.2), with which {named} is compared", hint,
+        )  # fmt: skip
     if not _filters(session):
-        others = ", ".join(f"[arms.{name}]" for name in ARMS if name != BASELINE)
-        raise ConfigError(others, "are all missing: nothing is there to compare with the baseline", hint)
+        problem = f"is missing: one at least has to be compared with [arms.{BASELINE}] (5.10.2)"
+        for name in session.arms:
+            near = difflib.get_close_matches(name, others, 1, 0.5)
+            if near:
+                hint = f"[arms.{name}] is none of them: did you mean [arms.{near[0]}]?"
+        raise ConfigError(named, problem, hint)
 
 
 async def run(session: Session, params: GuardrailParams) -> Found:
@@ -201,8 +212,7 @@ def _configuration(
 
 
 def _tables(told: Mapping[str, Any]) -> list[Table]:
-    # The draft has one Table 13; with several loads the highest comes first, under its number.
-    levels = sorted(told["levels"], key=lambda one: -one["level"])
+    # The draft has one Table 13; here each load has its own.
     tables = [
         Table(
             caption=f"Table 13: Guardrail Overhead at {one['level']:g} % of capacity"
@@ -216,9 +226,9 @@ def _tables(told: Mapping[str, Any]) -> list[Table]:
                 for arm, row in one["arms"].items()
             ],
         )
-        for one in levels
+        for one in told["levels"]
     ]  # fmt: skip
-    tables += [_overhead_table(told["levels"]), _throughput_table(told)]
+    tables += [_overhead_table(told["levels"]), *_throughput_tables(told)]
     heads = ["Load", "Configuration", "TTFT P95", "E2E P95", "Sent", "Complete", "Refused"]
     rows = [
         [
@@ -243,8 +253,8 @@ def _overhead_table(levels: Sequence[Mapping[str, Any]]) -> Table:
                 overall = found["overall"]
                 rows.append([
                     f"{one['level']:g} %", NAMES[arm], says,
-                    _figure(overall),
-                    *(_figure(found[name]) for name in SHARES),
+                    spanned(overall),
+                    *(_at(found[name], p) for name, p in SHARES.items()),
                     "-" if overall is None else f"{overall['p_adjusted']:.2g}" if "p_adjusted" in overall
                     else f"{overall['p']:.2g} (unadjusted)",
                 ])  # fmt: skip
@@ -263,7 +273,15 @@ def _overhead_table(levels: Sequence[Mapping[str, Any]]) -> Table:
     )
 
 
-def _throughput_table(told: Mapping[str, Any]) -> Table:
+def _at(figure: Mapping[str, Any] | None, p: float) -> str:
+    """An overhead at a percentile; a dash where so few samples lie beyond that it has no interval."""
+    if figure is None or figure["low"] is None:
+        return "-"
+    return spanned(figure, doubtful=not is_enough(figure["n"], p))
+
+
+def _throughput_tables(told: Mapping[str, Any]) -> list[Table]:
+    """One, or none where no block is long enough to tell."""
     peaks = told["max_throughput"]
     if peaks is not None:
         rows = [
@@ -275,7 +293,9 @@ def _throughput_table(told: Mapping[str, Any]) -> Table:
             for arm, one in peaks.items()
         ]  # fmt: skip
         heads = ["Configuration", "Max Throughput", "Reduction"]
-        return Table(caption="Table 14: Throughput Impact", heads=heads, rows=rows)
+        return [Table(caption="Table 14: Throughput Impact", heads=heads, rows=rows)]
+    if all(row["throughput"] is None for one in told["levels"] for row in one["arms"].values()):
+        return []
     rows = [
         [
             f"{one['level']:g} %", NAMES[arm],
@@ -287,10 +307,12 @@ def _throughput_table(told: Mapping[str, Any]) -> Table:
         for one in told["levels"]
         for arm, row in one["arms"].items()
     ]  # fmt: skip
-    return Table(
-        caption="Throughput at each load: output tokens (maximum throughput was not measured)",
-        heads=["Load", "Configuration", "Throughput", "Reduction"], rows=rows,
-    )  # fmt: skip
+    return [
+        Table(
+            caption="Throughput at each load: output tokens (maximum throughput was not measured)",
+            heads=["Load", "Configuration", "Throughput", "Reduction"], rows=rows,
+        )
+    ]  # fmt: skip
 
 
 def _charts(cells: Cells, told: Mapping[str, Any]) -> list[Chart]:
@@ -338,10 +360,13 @@ def _remark(found: Found, session: Session, params: GuardrailParams, cells: Cell
         "input filter overhead is of TTFT; total guardrail overhead is of E2E, in the full configuration",
         "the baseline was measured twice (A/A): what the two differ by is found where there is no difference",
         'intervals of "Overhead" hold what changes from block to block; those at P50 only these requests',
-        *_headlines(told),
+        SPANS,
         *_refusals(told),
-        *_noise(told),
     ]
+    if any(_lacks_interval(row) for one in told["levels"] for row in one["arms"].values()):
+        found.notes.append(
+            "an overhead at a percentile is a dash where it has no interval: fewer than five pairs lie beyond"
+        )
     found.deviations += _lacks(told, params)
     if any(row[m]["marks"] for one in told["levels"] for row in one["arms"].values() for m in METRICS):
         found.notes.append(DOUBT)
@@ -359,19 +384,9 @@ def _remark(found: Found, session: Session, params: GuardrailParams, cells: Cell
         )
 
 
-def _headlines(told: Mapping[str, Any]) -> Iterator[str]:
-    for one in told["levels"]:
-        for arm, metric, says in (
-            ("input_filter", "ttft", "input filter overhead"),
-            ("full", "e2e", "total overhead"),
-        ):
-            row = one["arms"].get(arm)
-            overall = None if row is None else row["overhead"][metric]["overall"]
-            if overall is not None:
-                yield (
-                    f"{says} at {one['level']:g} %: {METRICS[metric]} {_figure(overall)},"
-                    f" p {overall['p_adjusted']:.2g} (Holm)"
-                )
+def _lacks_interval(row: Mapping[str, Any]) -> bool:
+    overheads = (row["overhead"] or {}).values()
+    return any(one[name] is None or one[name]["low"] is None for one in overheads for name in SHARES)
 
 
 def _refusals(told: Mapping[str, Any]) -> Iterator[str]:
@@ -384,14 +399,6 @@ def _refusals(told: Mapping[str, Any]) -> Iterator[str]:
         yield f"refused although the content is benign: {counted}. Refused answers are in no latency"
     else:
         yield "no request was refused"
-
-
-def _noise(told: Mapping[str, Any]) -> Iterator[str]:
-    for one in told["levels"]:
-        for metric, says in METRICS.items():
-            overall = one["arms"][AGAIN]["overhead"][metric]["overall"]
-            if overall is not None:
-                yield f"A/A at {one['level']:g} %: {says} {_figure(overall)}, p {overall['p']:.2g}"
 
 
 def _lacks(told: Mapping[str, Any], params: GuardrailParams) -> Iterator[str]:
@@ -414,14 +421,6 @@ def _lacks(told: Mapping[str, Any], params: GuardrailParams) -> Iterator[str]:
                 )
 
 
-def _figure(figure: Mapping[str, Any] | None) -> str:
-    return "-" if figure is None else _span(figure["value"], figure["low"], figure["high"])
-
-
-def _span(value: float, low: float | None, high: float | None) -> str:
-    return ms(value) + ("" if low is None or high is None else f" ({ms(low)} to {ms(high)})")
-
-
 def _change(share: float | None) -> str:
     """As Table 14 has a reduction: `-3.9%`."""
     return "-" if share is None else f"{-share:+.1%}"
@@ -439,4 +438,5 @@ TEST: Final = BenchTest(
     forfeits=("5.10.2-p2",),
     check=check,
     arms=(BASELINE,),
+    arms_any=tuple(name for name in ARMS if name != BASELINE),
 )  # fmt: skip

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from llmtap.bench.compliance.evidence import several
 from llmtap.bench.figures import (
     DOUBT,
     cdf_series,
@@ -315,8 +316,8 @@ def _remark(found: Found, told: Sequence[dict[str, Any]]) -> None:
     notes.append("the time before an answer's first token is in no figure (5.4.3)")
     notes.append(f"saturation: {found.measurements['max_rate_from']}")
     notes.append(
-        "intervals are of 95 % and take an answer's gaps together, since they are alike; jitter is the"
-        " standard deviation of an answer's gaps, its longest pause the greatest of them"
+        "intervals, in brackets, are of 95 % and take an answer's gaps together, since they are alike; jitter"
+        " is the standard deviation of an answer's gaps, its longest pause the greatest of them"
     )
     if any(one[what]["marks"] for one in told for what in ("itl", "jitter", "max_pause")):
         notes.append(DOUBT)
@@ -334,11 +335,12 @@ def _remark(found: Found, told: Sequence[dict[str, Any]]) -> None:
             )
         if one["too_short"]:
             notes.append(
-                f"{_name(one)}: {one['too_short']} answers had fewer than {OUTPUT_MIN} tokens: left out"
+                f"{_name(one)}: {several(one['too_short'], 'answer')} had fewer than {OUTPUT_MIN} tokens:"
+                " left out"
             )
         if one["answers"] < REQUESTS_MIN or one["itl"]["n"] < SAMPLES_MIN:
             found.deviations.append(
-                f"5.4.2: {one['answers']} answers with {one['itl']['n']:,} gaps at {_name(one)} of"
+                f"5.4.2: {several(one['answers'], 'answer')} with {one['itl']['n']:,} gaps at {_name(one)} of"
                 f" saturation, where {REQUESTS_MIN} with {SAMPLES_MIN:,} are wanted"
             )
 

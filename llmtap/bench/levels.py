@@ -11,7 +11,7 @@ from math import ceil
 from typing import Any, Final
 from zlib import crc32
 
-from llmtap.bench.figures import latency_row, ms
+from llmtap.bench.figures import latency_row, ms, ms_of
 from llmtap.bench.loads import Load, closed_load, open_load
 from llmtap.bench.measurement import Measurement
 from llmtap.bench.session import Session
@@ -225,20 +225,19 @@ def latency_rows(measured: Measurement) -> dict[str, dict[str, Any]]:
 
 
 def latency_table(caption: str, measured: Measurement) -> Table:
-    """The three latencies in the columns of the draft's Table 4."""
+    """The three latencies in the columns of the draft's Table 4, with their intervals."""
     rows = []
     for name, row in latency_rows(measured).items():
-        texts = [ms((row[p] or {}).get("value"), doubtful=p in row["marks"]) for p in SHARES]
-        rows.append([COLUMNS[name], *texts])
+        rows.append([COLUMNS[name], *(ms_of(row, p) for p in SHARES)])
     return Table(caption=caption, heads=["Metric", *(p.upper() for p in SHARES)], rows=rows)
 
 
 def number(value: float | None, unit: str = "") -> str:
-    """`2847 tok/s`, `18.2 req/s`, `0.45 req/s`; `-` where it is not known."""
+    """`2,847 tok/s`, `18.2 req/s`, `0.45 req/s`; `-` where it is not known."""
     if value is None:
         return "-"
     digits = 0 if abs(value) >= 1_000 else 1 if abs(value) >= 9.995 else 2
-    return f"{value:.{digits}f}" + f" {unit}" * bool(unit)
+    return f"{value:,.{digits}f}" + f" {unit}" * bool(unit)
 
 
 def share(value: float | None) -> str:
@@ -288,7 +287,7 @@ def endings(measured: Measurement) -> dict[str, int]:
 
 
 def lasts(tries: int, duration_s: float) -> str:
-    """`at most 7 levels left, 7 min`"""
+    """What is left: `at most 7 levels, 7 min`"""
     seconds = tries * duration_s
     time = f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
-    return f"at most {tries} {'level' if tries == 1 else 'levels'} left, {time} and the time to drain"
+    return f"at most {tries} {'level' if tries == 1 else 'levels'}, {time} and the time to drain"

@@ -6,7 +6,6 @@ from typing import Any, Final
 import msgspec
 
 from llmtap.bench.registry import TESTS, test_named
-from llmtap.bench.session import BASELINE
 from llmtap.settings import explained
 from llmtap.units import Duration, format_ns
 
@@ -21,9 +20,10 @@ def tests_said(names: Sequence[str] | None = None) -> Iterator[str]:
     for name in TESTS if names is None else names:
         test = test_named(name)
         yield f"{test.name}: {test.title} (IETF {test.section})"
-        arms = [arm for arm in test.arms if arm != BASELINE]
-        if arms:
-            yield f"  needs {' and '.join(f'[arms.{arm}]' for arm in arms)}"
+        if test.arms:
+            needed = " and ".join(f"[arms.{arm}]" for arm in test.arms)
+            optional = ", ".join(f"[arms.{arm}]" for arm in test.arms_any)
+            yield f"  needs {needed}" + (f", and one or more of {optional}" if optional else "")
         defaults = test.params()
         rows = [
             (param, _written(getattr(defaults, param)), meaning, _quick(test.quick, param))

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from llmtap.bench.figures import DOUBT, latency_row, line_series, load_lines, ms, ms_of
+from llmtap.bench.figures import DOUBT, SPANS, latency_row, line_series, load_lines, ms, ms_of, spanned
 from llmtap.bench.loads import Load, closed_load
 from llmtap.bench.measurement import Measurement
 from llmtap.bench.session import Session
@@ -284,7 +284,7 @@ def _tables(told: Sequence[Mapping[str, Any]], fits: Sequence[_Fit]) -> list[Tab
             heads=["Context (tokens)", "TTFT Mean", "TTFT P95", "ms/1K tokens"],
             rows=[
                 [
-                    f"{one['length']}", ms(one["ttft_mean"]["value"]), ms_of(one["ttft"], "p95"),
+                    f"{one['length']}", spanned(one["ttft_mean"]), ms_of(one["ttft"], "p95"),
                     ms(one["seconds_per_1000_tokens"], unit=False),
                 ]
                 for one in told
@@ -387,6 +387,7 @@ def _remark(
     ]
     if counts:
         notes.append(f"tokens as the server counted them, on average: {'; '.join(counts)}")
+    notes.append(SPANS)
     if any(one["ttft"]["marks"] for one in told):
         notes.append(DOUBT)
     tried = sorted({t["concurrency"] for one in told for t in one["throughput"]})

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from llmtap.bench.figures import DOUBT, line_series, ms
+from llmtap.bench.figures import DOUBT, SPANS, line_series, ms, ms_of
 from llmtap.bench.levels import (
     closed_level,
     endings,
@@ -294,7 +294,7 @@ def _tables(told: Mapping[str, Any], pressed: _Pressed) -> list[Table]:
         rows.append(
             [
                 name, share(level.completion), _preempted(level), share(1 - level.completion),
-                ms(level.p99("ttft")),
+                ms_of(figures["ttft"], "p99"),
             ]
         )  # fmt: skip
         events, recovery = level.preemptions, figures["preemption_recovery_rate"]
@@ -305,8 +305,8 @@ def _tables(told: Mapping[str, Any], pressed: _Pressed) -> list[Table]:
         degraded.append(
             [
                 name, f"{level.slots}", number(level.steady.completed_rps), number(level.steady.output_tps),
-                ms(level.p99("tpot")), ms(figures["longest_pause_p99"]), f"{figures['memory_errors']}",
-                f"{figures['drain']:.1f} s", figures["pattern"],
+                ms_of(figures["tpot"], "p99"), ms(figures["longest_pause_p99"]),
+                f"{figures['memory_errors']}", f"{figures['drain']:.1f} s", figures["pattern"],
             ]
         )  # fmt: skip
     return [
@@ -382,7 +382,8 @@ def _remark(found: Found, session: Session, params: MemoryPressureParams, presse
             f"it did not recover: TTFT P50 of single requests is {ms(told['ttft_p50_after'])} after and"
             f" {ms(told['ttft_p50_before'])} before, or not all of them were answered"
         )
-    if any(latency_rows(level.measured)["ttft"]["marks"] for level in pressed.levels):
+    notes.append(SPANS)
+    if any("p99" in level[name]["marks"] for level in told["levels"] for name in ("ttft", "tpot")):
         notes.append(DOUBT)
     known = None if params.capacity is not None else _capacity_found(session)
     if known is not None and known[1] != params.workload:

@@ -67,12 +67,14 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def hardware_said(sut: Mapping[str, Any]) -> str:
-    """`H100 SXM x 8`; memory and host where they are declared."""
+    """`H100 SXM x 8`, or `no accelerator`; memory and host where they are declared."""
     hardware = sut.get("hardware") or {}
     accelerator, count = hardware.get("accelerator"), hardware.get("count")
     if not accelerator:
         return f"{NOT_SAID} (host: {hardware['cpu']})" if hardware.get("cpu") else NOT_SAID
     said = f"{accelerator} x {'?' if count is None else count}"
+    if accelerator == "none":
+        said = "no accelerator"
     more = [hardware[name] for name in ("memory", "cpu") if hardware.get(name)]
     return f"{said} ({', '.join(more)})" if more else said
 

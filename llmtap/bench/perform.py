@@ -11,11 +11,13 @@ from typing import Any, Final
 
 import msgspec
 
+from llmtap.bench.beforehand import check_values, undo, unreached
+from llmtap.bench.earlier import asked_of, begin, clear, declared_otherwise, refuse_other
 from llmtap.bench.file import BenchFile, params_told, without_keys
 from llmtap.bench.folder import Folder
 from llmtap.bench.registry import test_named
 from llmtap.bench.report import ASKED, RESULT, date_of, document_of, is_results, report_of, versions
-from llmtap.bench.session import BASELINE, Session, Watcher
+from llmtap.bench.session import Session, Watcher
 from llmtap.bench.test import BenchTest
 from llmtap.clock import Clock, SystemClock
 from llmtap.errors import ConfigError
@@ -52,10 +54,15 @@ class Bench:
     runs: int = 1
     """Of each test, independent of each other: every one is warmed up anew and has a seed of its own, which
     is the same for every system that is measured with `seed`."""
+    again: bool = False
+    """Measured anew, whatever the folder holds of a test: all runs of it are taken away. Without it, a test
+    that was measured with other parameters is refused."""
     command: str = ""
     """As it was typed, for who wants to do it again."""
     clock: Clock = field(default_factory=SystemClock)
     _session: Session | None = None
+    _measured: bool = False
+    """A load was sent, and is in the folder."""
     _stopped: bool = False
 
     def stop(self) -> None:
@@ -68,21 +75,50 @@ class Bench:
         """Run them. Returns the document (`bench/report.py`), which is in the results folder, too.
 
         Raises:
-            ConfigError: the one test that was asked for cannot run, or none of several can.
+            ConfigError: the one test that was asked for cannot run, or none of several can; or the folder
+                has one of them, measured with other parameters. Where nothing was measured, the folder is as
+                it was before, but for what `again` took away.
             Interrupted: somebody stopped it; the same call goes on where it was.
         """
         self._refuse_other_folder()
         chosen = [test_named(name) for name in sorted(names, key=ORDER.index)]
+        fresh = [test.name for test in chosen if not (self.folder.path / test.name).exists()]
+        asked = self.folder.path / ASKED
+        before = asked.read_bytes() if asked.exists() else None
+        try:
+            return await self._run(chosen, fresh)
+        except ConfigError:
+            if not self._measured:
+                undo(self.folder, fresh, (asked, before))
+            raise
+        finally:
+            self._tidy(fresh)
+
+    async def _run(self, chosen: Sequence[BenchTest[Any]], fresh: Sequence[str]) -> dict[str, Any]:
+        """`fresh` are those of which nothing was measured yet: of others all may be there, and no server."""
+        for test in chosen:
+            check_values(test, self.file.params_of(test, quick=self.quick))
         lacking = dict(self._lacking(chosen))
         if len(lacking) == len(chosen):
-            self._tidy(chosen)
             raise next(iter(lacking.values()))
+        if not self.again:
+            self._refuse_other_parameters(chosen)
+        asking = [test for test in chosen if test.name in fresh or self.again] if not self._stopped else []
+        missing = await unreached([(test, self._prepared(test)[0]) for test in asking])
+        if len({*lacking, *missing}) == len(chosen):
+            raise _as_in_file(next(iter(missing.values())))
+        later = {*lacking, *missing}
+        if self.again:  # all at once: after an interruption the command without --again goes on
+            for test in chosen:
+                if test.name not in later:
+                    clear(self.folder.path / test.name)
         asked = self._asked(chosen)
         self.folder.write_json(ASKED, asked)
         for name, why in lacking.items():
             self.watcher.step(name, f"will be left out, unless a test before it tells: {_said(why)}")
         reports: list[dict[str, Any]] = []
         not_run: list[dict[str, Any]] = []
+        first: ConfigError | None = None
         begun = [(test, run) for run in range(1, self.runs + 1) for test in chosen]
         for i, (test, run) in enumerate(begun):
             if run > 1 and test.name in {one["test"] for one in not_run}:
@@ -93,18 +129,22 @@ class Bench:
             except ConfigError as exc:
                 not_run.append(_left_out(test, exc, begun=False))
                 continue
+            if run == 1:
+                self._begin(test, params, session, anew=self.again and test.name in later)
             left = len(begun) - i - 1
-            if left:
-                which = f", run {run} of {self.runs}" if self.runs > 1 else ""
-                self.watcher.left(f"{test.name} ({test.section} {test.title}){which}, then {left:,} more")
-            else:
-                self.watcher.left("")
+            which = f", run {run} of {self.runs}" if self.runs > 1 else ""
+            then = f", then {left:,} more" if left else ""
+            said = f"{test.name} ({test.section} {test.title}){which}{then}"
+            self.watcher.left(said if len(begun) > 1 else "")
             try:
                 reports.append(await self._run_one(test, session, params))
             except ConfigError as exc:
                 if len(chosen) == 1:
                     raise _as_in_file(exc) from None
+                first = first or _as_in_file(exc)
                 not_run.append(_left_out(test, _as_in_file(exc), begun=True))
+        if first is not None and not reports and not self._measured:
+            raise first
         return document_of(asked, reports, not_run)
 
     async def _run_one(
@@ -118,6 +158,7 @@ class Bench:
             found = await test.run(session, params)
         finally:
             self._session = None
+            self._measured = self._measured or any(not step.cached for step in session.steps)
         report = report_of(test, params, session, found, began_ns=began_ns, ended_ns=self.clock.wall_ns())
         session.folder.write_json(RESULT, report)
         return report
@@ -152,9 +193,24 @@ class Bench:
             "params": {test.name: params_told(file.params_of(test, quick=self.quick)) for test in tests},
         }  # fmt: skip
 
-    def _tidy(self, tests: Sequence[BenchTest[Any]]) -> None:
-        """Nothing was measured: no empty folders are left."""
-        for path in (*(self.folder.path / test.name for test in tests), self.folder.path):
+    def _refuse_other_parameters(self, tests: Sequence[BenchTest[Any]]) -> None:
+        """Before anything is sent: what was measured is not replaced by chance."""
+        for test in tests:
+            session, params = self._prepared(test)
+            refuse_other(session.folder, test, asked_of(test, params, session))
+
+    def _begin(self, test: BenchTest[Any], params: msgspec.Struct, session: Session, *, anew: bool) -> None:
+        asked = asked_of(test, params, session)
+        if anew:
+            clear(session.folder.path)
+            session.folder = Folder(session.folder.path)
+        for said in declared_otherwise(session.folder, test, asked):
+            self.watcher.step(test.name, f"what was measured before is told as it is declared now: {said}")
+        begin(session.folder, asked)
+
+    def _tidy(self, names: Sequence[str]) -> None:
+        """Of tests that were left out no empty folders are left."""
+        for path in (self.folder.path / name for name in names):
             if path.is_dir() and not any(path.iterdir()):
                 path.rmdir()
 
@@ -167,12 +223,6 @@ class Bench:
 
 def _check(test: BenchTest[Any], session: Session, params: msgspec.Struct) -> None:
     """Raises ConfigError that names what is missing, and how it is given."""
-    for arm in test.arms:
-        if arm != BASELINE and arm not in session.arms:
-            raise ConfigError(
-                f"[arms.{arm}]", f"is missing: {test.name} compares {', '.join(test.arms)}",
-                "in the file of --config, as what differs from [target]: url, headers, body or apply",
-            )  # fmt: skip
     if test.check is None:
         return
     try:

@@ -26,7 +26,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from llmtap.bench.figures import DOUBT, cdf_series, load_lines, ms_of
+from llmtap.bench.figures import DOUBT, SPANS, cdf_series, load_lines, ms_of
 from llmtap.bench.load_level import WARM_TOKENS, Capacity, Search, capacity_told, find_capacity, overload
 from llmtap.bench.loads import Load
 from llmtap.bench.prefix_figures import SHARES, STATES, Run, figures, hot_firsts, ttfts
@@ -98,7 +98,8 @@ def check(session: Session, params: PrefixCacheParams) -> None:
         if name not in session.arms:
             raise ConfigError(
                 f"[arms.{name}]", "is missing: the test has to run with the cache off, and on (5.7.2)",
-                f"a header, a body member, another url or an apply command that {does} prefix caching",
+                f"in the file of --config: headers, body, another url or an apply command that {does} prefix"
+                " caching",
             )  # fmt: skip
     off, on = (msgspec.structs.replace(session.arms[name], about="") for name in (OFF, ON))
     if off == on:
@@ -327,6 +328,7 @@ def _remark(
             " repeats, it is the mean of what each of them found, with Student's interval"
         ),
         f"cold ran before off in {sum(cold_first)} of {len(cold_first)} repeats",
+        SPANS,
     ]
     if any(row["marks"] for row in told["ttft"].values()):
         found.notes.append(DOUBT)

@@ -19,6 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from llmtap import __version__
+from llmtap.bench.compliance.evidence import several
 from llmtap.bench.compliance.judge import judge
 from llmtap.bench.compliance.streaming import as_declared
 from llmtap.bench.file import params_told, without_keys
@@ -131,7 +132,9 @@ def _unprobed(session: Session) -> list[str]:
     """What a warm-up of a given number of requests gives up."""
     if session.warmup in ("auto", "none"):
         return []
-    said = f"4.5.2: warm-ups were of {session.warmup} requests, as --warmup says, and no probe"
+    said = (
+        f"4.5.2: warm-ups were of {several(int(session.warmup), 'request')}, as --warmup says, and no probe"
+    )
     return [f"{said}: that latency had settled is not shown (4.5.1-1a, 4.5.2-1a, 4.5.2-1b)"]
 
 
@@ -229,8 +232,8 @@ def _exact_requests(steps: Sequence[Mapping[str, Any]]) -> str | None:
         return None
     kept = [one for one in told if one["file"] is not None]
     said = (
-        f"steps/NAME/{FILE} of {len(kept):,} of {len(steps):,} loads,"
-        f" {sum(one['rows'] for one in kept):,} requests byte for byte"
+        f"steps/NAME/{FILE} of {len(kept):,} of {several(len(steps), 'load')},"
+        f" {several(sum(one['rows'] for one in kept), 'request')} byte for byte"
     )
     if len(kept) == len(steps):
         return said

@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from llmtap.bench.compliance.evidence import several
 from llmtap.bench.folder import Folder
 from llmtap.bench.loads import Load
 from llmtap.bench.measurement import Measurement, Recorder
@@ -27,6 +28,7 @@ from llmtap.replay.options import ReplayOptions, read_headers
 from llmtap.replay.perform import Audience, Replay, Stopped
 from llmtap.replay.plan import Plan
 from llmtap.units import NS_PER_S, Duration
+from llmtap.workload.requests import Requests
 
 __all__ = ["Interrupted", "Session", "Watcher"]
 
@@ -93,6 +95,13 @@ class Session:
         self._stopped = True
         if self._replay is not None:
             self._replay.stop()
+
+    async def reach(self, arm: str = BASELINE) -> None:
+        """Raises ConfigError where there is no server, or the target is none."""
+        overlay, plan = self._overlay(arm), Plan(Requests(bodies=[b"{}"]), None, {})
+        # Whose model somebody named, too: it is by asking for models that a server is found.
+        body = BodyOptions(endpoint=self._body(overlay).endpoint)
+        await Replay(plan, self._options(Load(plan=plan), overlay), body, self.watcher).reach()
 
     async def measure(
         self, name: str, load: Load, *, arm: str = BASELINE, warm: bool = True, slo: str | None = None,
@@ -244,8 +253,9 @@ class Session:
         )  # fmt: skip
 
     def _fingerprint(self, load: Load, arm: str, overlay: Arm, warm: bool, slo: str | None) -> str:
-        """What was measured under another of these says nothing of this one."""
-        told = msgspec.json.encode([self.target, overlay, self.sut])
+        """What was measured under another of these says nothing of this one. What the SUT is declared to be
+        is none of them: the same loads are then told otherwise."""
+        told = msgspec.json.encode([self.target, overlay])
         parts = (load.fingerprint(), arm, warm, slo, self.warmup, told)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
@@ -260,4 +270,4 @@ def _says(load: Load) -> str:
         how = "at its own times"
     if load.duration_ns is not None:
         return f"{how}, {load.duration_ns / NS_PER_S:g} s"
-    return f"{how}, {requests:,} requests"
+    return f"{how}, {several(requests, 'request')}"

@@ -1,17 +1,18 @@
 """A bench file to start from: what was detected, and as comments what a person has to say, and who asks."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, get_args, get_origin
 
 import msgspec
 from msgspec.inspect import Metadata, type_info
 
+from llmtap.bench.demanded import demanded
 from llmtap.bench.detect import Detected
 from llmtap.bench.registry import TESTS
 from llmtap.bench.sut import Clock, Guardrails, Hardware, Sut, Tokenizer
 from llmtap.bench.target import Target
 
-__all__ = ["starter_text"]
+__all__ = ["open_declarations", "starter_text"]
 
 ASKED_BY: Final = {
     "sut.boundary": "4.1", "sut.model": "5.1.2.3", "sut.software": "C.1", "sut.protocol": "4.6.2",
@@ -69,16 +70,36 @@ def starter_text(detected: Detected) -> str:
     lines = [
         "# What llmtap bench is to test, written by `llmtap bench init`. Beside a value stands who told it;",
         "# what nobody told is a comment, with the section of the methodology (IETF seed 000) that asks.",
+        "# A report without one that is marked MUST does not comply.",
     ]
     lines += [line for note in detected.notes for line in _comment(f"Noted: {note}.")]
+    wanted = open_declarations(detected)
     for table, kind in _TABLES.items():
         lines += ["", f"[{table}]"]
-        lines += _table(table, kind, detected)
+        lines += _table(table, kind, detected, wanted)
     tests = ", ".join(TESTS)
     return "\n".join(lines) + "\n" + _ARMS.replace("{tests}", tests)
 
 
-def _table(table: str, kind: type[msgspec.Struct], detected: Detected) -> Iterator[str]:
+def open_declarations(detected: Detected) -> dict[str, str]:
+    """By key, what the server did not tell and the draft demands: `MUST (4.4.1)`, and the tests whose alone
+    the demand is."""
+    known = {key: fact.value for key, fact in detected.facts.items()}
+    told = {}
+    for key, musts in demanded(known, _EXAMPLES, detected.url).items():
+        sections = ", ".join(dict.fromkeys(one.section for one in musts))
+        only = (
+            ""
+            if not all(one.binds for one in musts)
+            else " of " + ", ".join(dict.fromkeys(test for one in musts for test in one.binds))
+        )
+        told[key] = f"MUST ({sections}{only})"
+    return told
+
+
+def _table(
+    table: str, kind: type[msgspec.Struct], detected: Detected, wanted: Mapping[str, str]
+) -> Iterator[str]:
     for one in msgspec.structs.fields(kind):
         key = f"{table}.{one.name}"
         if key in _TABLES:
@@ -95,7 +116,8 @@ def _table(table: str, kind: type[msgspec.Struct], detected: Detected) -> Iterat
         yield from _comment(meaning + (f" ({asked})" if asked else ""))
         if key in detected.hints:
             yield from _comment(f"found: {detected.hints[key]}")
-        yield f"# {one.name} = {_toml(_EXAMPLES[key])}"
+        mark = "" if table == "target" else f"  # {wanted.get(key, 'optional')}"
+        yield f"# {one.name} = {_toml(_EXAMPLES[key])}{mark}"
 
 
 def _meaning(kind: Any) -> str:
@@ -107,7 +129,7 @@ def _meaning(kind: Any) -> str:
     choices = [
         c for one in (inner, *get_args(inner)) if "Literal" in str(get_origin(one)) for c in get_args(one)
     ]
-    return said + (f": {' | '.join(choices)}" if choices else "")
+    return said + (f": {' | '.join(filter(None, choices))}" if choices else "")
 
 
 def _comment(text: str) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """Where a test's requests go, and the configurations of it that a test compares."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -32,14 +32,16 @@ class Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     url: Annotated[str, Meta(description="http://host:port[/prefix]")]
     endpoint: Annotated[
-        str,
+        Literal["", "chat.completions", "completions", "responses"],
         Meta(
-            description="chat.completions, completions or responses; default: chat.completions with a"
-            " tokenizer, else completions, which takes prompts of token ids"
+            description="of its API; where none is said chat.completions with a tokenizer, else completions,"
+            " which takes prompts of token ids"
         ),
     ] = ""
     model: Annotated[str | None, Meta(description="its name; default: the one that the server lists")] = None
-    server: Annotated[str, Meta(description="whose fields it knows: auto, openai, vllm or sglang")] = "auto"
+    server: Annotated[
+        Literal["auto", "openai", "vllm", "sglang"], Meta(description="whose fields it knows")
+    ] = "auto"
     tokenizer: Annotated[
         str | None, Meta(description="folder, file or tiktoken:NAME, by which prompts get their length")
     ] = None

@@ -94,4 +94,7 @@ class BenchTest(Generic[P]):
     check: "Callable[[Session, P], None] | None" = None
     """Raises ConfigError, which names the parameter, before anything is sent."""
     arms: tuple[str, ...] = ()
-    """Configurations of the SUT that it compares, by name: a `[arms.NAME]` each in the bench file."""
+    """Configurations of the SUT that it compares, by name: a `[arms.NAME]` each in the bench file. `check`
+    says what is missing where one of them is."""
+    arms_any: tuple[str, ...] = ()
+    """More of them, of which it wants at least one."""

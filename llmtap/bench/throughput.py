@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from llmtap.bench.figures import DOUBT, line_series, ms
+from llmtap.bench.figures import DOUBT, SPANS, line_series, ms, ms_of
 from llmtap.bench.levels import (
     Bounds,
     Tried,
@@ -299,11 +299,12 @@ def _levels_table(params: ThroughputParams, sought: Sought) -> Table:
     rows = []
     for t in sorted(sought.tried, key=lambda t: t.level):
         steady = t.steady
+        latency = latency_rows(steady.sent)
         queue = f"{steady.in_flight[0]:.1f} to {steady.in_flight[-1]:.1f}"
         rows.append(
             [
                 f"{t.level:g}", number(steady.completed_rps), number(steady.output_tps),
-                ms(steady.latency("ttft_ns", 0.99)), ms(steady.latency("tpot_ns", 0.99)),
+                ms_of(latency["ttft"], "p99"), ms_of(latency["tpot"], "p99"),
                 share(steady.success), queue, "yes" if steady.is_steady else "no", t.status, t.why,
             ]
         )  # fmt: skip
@@ -360,7 +361,8 @@ def _remark(found: Found, params: ThroughputParams, sought: Sought) -> None:
         notes.append(
             f"sustained although a lower level was not: {levels}; votes above 1 settle what is noise"
         )
-    if told["latency"] and any(row["marks"] for row in told["latency"].values()):
+    notes.append(SPANS)
+    if any("p99" in level[name]["marks"] for level in told["levels"] for name in ("ttft", "tpot")):
         notes.append(DOUBT)
     if told["batch_utilization"] is None:
         notes.append("batch utilization needs a server that tells what runs, and sut.max_batch")

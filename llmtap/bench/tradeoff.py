@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from llmtap.bench.figures import DOUBT, line_series, ms
+from llmtap.bench.figures import DOUBT, SPANS, line_series, ms_of
 from llmtap.bench.levels import (
     Bounds,
     Tried,
@@ -210,8 +210,7 @@ def _tables(params: TradeoffParams, told: Mapping[str, Any], tried: Sequence[Tri
         latency = latency_rows(t.steady.sent)
 
         def text(name: str, p: str, of: Mapping[str, Any] = latency) -> str:
-            row = of[name]
-            return ms((row[p] or {}).get("value"), doubtful=p in row["marks"])
+            return ms_of(of[name], p)
 
         offered, queue = number(t.level), "growing" if t.steady.queue_grows else "stable"
         rows.append(
@@ -332,6 +331,7 @@ def _remark(found: Found, params: TradeoffParams, tried: Sequence[Tried]) -> Non
         notes.append("even the lowest level saturates: capacity was estimated too high")
     if any(latency_rows(t.steady.sent)["ttft"]["marks"] for t in tried):
         notes.append(DOUBT)
+    notes.append(SPANS)
 
 
 TEST: Final = BenchTest(

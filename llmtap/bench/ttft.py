@@ -10,6 +10,7 @@ import msgspec
 import pyarrow.compute as pc
 from msgspec import Meta
 
+from llmtap.bench.compliance.evidence import several
 from llmtap.bench.figures import DOUBT, cdf_series, histogram_series, latency_row, load_lines, ms, ms_of
 from llmtap.bench.load_level import Capacity, capacity_told
 from llmtap.bench.loads import Load, closed_load, open_load
@@ -215,7 +216,9 @@ def _charts(ttft: list[float], measured: Measurement, others: bool) -> list[Char
 def _remark(found: Found) -> None:
     figures = found.measurements
     row = figures["ttft"]
-    found.notes.append(f"TTFT of {row['n']:,} answers; intervals are of 95 %, by order statistics")
+    found.notes.append(
+        f"TTFT of {several(row['n'], 'answer')}; intervals, in brackets, are of 95 %, by order statistics"
+    )
     if row["marks"]:
         found.notes.append(DOUBT)
     if figures["ttft_any"] is None:

@@ -42,7 +42,9 @@ What a test needs stands in a file (`llmtap bench init` writes one, config/bench
 --set; `llmtap bench list` has the parameters of every test."""
 
 TEST_EPILOG = """The results folder keeps every load: what was sent, each exchange, and what came of it. The
-same command with --results goes on where it was stopped; loads that were measured are not sent again.
+same command with --results goes on where it was stopped; loads that were measured are not sent again. Other
+tests may go to the same folder. A test that it has with other parameters (of the test, target, seed, warm-up,
+--quick) is refused: what was measured is replaced only by --again.
 
 Exit codes: 0 ok; 1 figures are not to be believed (the report says which), or a test failed; 2 a wrong option
 or a missing parameter, which is named; 130 stopped by Ctrl-C, 143 by SIGTERM, what is done kept."""
@@ -64,8 +66,16 @@ def _run(
     ] = None,
     results: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Where results go; one that is there is gone on with."),
+        typer.Option(
+            metavar="DIR",
+            help="Where results go; one that is there is gone on with, and refused where a test of it was"
+            " measured with other parameters.",
+        ),
     ] = None,
+    again: Annotated[
+        bool,
+        typer.Option("--again", help="Measure anew in --results: what it has of these tests is removed."),
+    ] = False,
     quick: Annotated[
         bool, typer.Option("--quick", help="Shorten it; the report says which demands that gives up.")
     ] = False,
@@ -106,6 +116,8 @@ def _run(
     _need_bench()
     places = need_outputs(json=json, html=html, markdown=markdown)
     _need_warmup(warmup)
+    if again and results is None:
+        raise ConfigError("--again", "is of results that are there", "name their folder by --results")
     from llmtap.bench.file import load_bench
     from llmtap.bench.folder import Folder
     from llmtap.bench.minimum import minimum_text
@@ -118,16 +130,17 @@ def _run(
     names = list(TESTS) if name == _ALL else [name]
     file = load_bench(config, target=target, sets=assign or (), tests=names)
     place = results if results is not None else _fresh_folder(name)
-    again = _command(place)
+    command = _command(place)
     heard = Heard()
     with watching() as watcher:
         one = Bench(
-            file, Folder(place), watcher, seed=seed, quick=quick, warmup=warmup, runs=runs, command=again
+            file, Folder(place), watcher, seed=seed, quick=quick, warmup=warmup, runs=runs, again=again,
+            command=command,
         )  # fmt: skip
         try:
             document = asyncio.run(_performed(one, watcher, names, heard))
         except Interrupted:
-            print(f"llmtap: stopped; what is done is in {place}. To go on:\n  {again}", file=sys.stderr)
+            print(f"llmtap: stopped; what is done is in {place}. To go on:\n  {command}", file=sys.stderr)
             assert heard.code is not None
             raise typer.Exit(heard.code) from None
     # The folder's own are of all that is in it, also of tests that were run before.
@@ -187,17 +200,24 @@ def init(
     if not to_stdout and file.exists() and not force:
         raise ConfigError(str(file), "is there", "--force writes over it")
     from llmtap.bench.detect import detect
-    from llmtap.bench.starter import starter_text
+    from llmtap.bench.starter import open_declarations, starter_text
     from llmtap.bench.target import Target
 
     found = asyncio.run(detect(Target(url=target, key_env=api_key_env, ca=ca)))
     text = starter_text(found)
+    demanded = list(open_declarations(found))
+    still = "no declaration that the draft demands is open"
+    if demanded:
+        many = "s that the draft demands are" if len(demanded) > 1 else " that the draft demands is"
+        still = f"{len(demanded)} declaration{many} still open: {', '.join(demanded)}"
     if to_stdout:
         print(text, end="")
+        print(f"llmtap: {still}", file=sys.stderr)
         return
     write_output("FILE", file, text.rstrip("\n"))
     known = ", ".join(key for key in found.facts if key.startswith("sut."))
     print(f"llmtap: wrote {file}; the server told {known or 'nothing'}: the comments say what is to be added")
+    print(f"llmtap: {still}")
 
 
 @bench.command()
@@ -248,8 +268,8 @@ def _fresh_folder(name: str) -> Path:
 
 
 def _command(place: Path) -> str:
-    """As it was typed, with the results folder, so that it goes on."""
-    given = sys.argv[1:]
+    """As it was typed, with the results folder and without --again, so that it goes on."""
+    given = [arg for arg in sys.argv[1:] if arg != "--again"]
     if not any(arg == "--results" or arg.startswith("--results=") for arg in given):
         given = [*given, "--results", str(place)]
     return shlex.join(["llmtap", *given])
@@ -277,9 +297,10 @@ def _show(document: dict[str, Any], folder: Path) -> None:
     from llmtap.report.bench import render_bench
 
     if sys.stdout.isatty():
-        Console(highlight=False).print(render_bench(document))
+        Console(highlight=False).print(render_bench(document, minimum_follows=True))
     else:  # for grep: a line is a line
-        Console(highlight=False, width=200).print(render_bench(document), soft_wrap=True)
+        shown = render_bench(document, minimum_follows=True)
+        Console(highlight=False, width=200).print(shown, soft_wrap=True)
     print(minimum_text(document), end="")
     if document["repeats"]:
         print("runs: what is shown is the first; llmtap report RESULTS --compare OTHER uses all")

@@ -1,10 +1,12 @@
 """`llmtap report`: what a capture, a trace or a benchmark is, in numbers."""
 
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from glob import glob, has_magic
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -13,6 +15,9 @@ from llmtap.cli.outputs import STDOUT, need_outputs, write_output
 from llmtap.errors import ConfigError, LlmtapError
 
 __all__ = ["report"]
+
+_FAILED: Final = 1
+"""Also where systems had other loads: their figures are no comparison."""
 
 EPILOG = """CAPTURE is a file, a folder, a pattern of files or a URL (s3://bucket/prefix) of captures,
 also of one that is running (of a URL only what is uploaded; name the spool's folder beside it for the rest);
@@ -64,7 +69,9 @@ def report(
     compare: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="RESULTS", help="Hold these results of a benchmark against the first; may be repeated."
+            metavar="RESULTS",
+            help="Hold these results of a benchmark against the first; may be repeated. Exit 1 where they had"
+            " other loads: nothing is tested then.",
         ),
     ] = None,
 ) -> None:
@@ -72,12 +79,15 @@ def report(
     if compare:
         from llmtap.cli.report_compare import compared
 
-        told_of_all = compared(places, compare, as_json=as_json, html=html, markdown=markdown)
+        told_of_all, alike = compared(places, compare, as_json=as_json, html=html, markdown=markdown)
         _show_compared(told_of_all, as_json=as_json)
+        if not alike:
+            raise typer.Exit(_FAILED)
         return
     if len(places) == 1 and (Path(places[0]) / "bench.json").is_file():
         _show_bench(Path(places[0]), html, markdown, as_json=as_json)
         return
+    _refuse_bench(places)
     from llmtap.cli.replay_outputs import Outputs, load_result, verdicts_beside
 
     result = load_result(places[0]) if len(places) == 1 else None
@@ -128,6 +138,43 @@ def report(
     if verdicts:
         told["replays"] = verdicts
     _show(told, as_json=as_json)
+
+
+def _refuse_bench(places: list[str]) -> None:
+    """Captures of several systems, or of a benchmark's warm and cold and fast and slow loads, taken for one
+    would be figures of nothing."""
+    results: list[str] = []
+    others: list[str] = []
+    for place in places:
+        found = [str(folder) for at in _matching(place) for folder in _results_in(at)]
+        results += found
+        others += [] if found else [place]
+    if not results:
+        return
+    first, *rest = (shlex.quote(one) for one in results)
+    if others:
+        problem, hint = f"{results[0]} is bench results, and {others[0]} is none", f"llmtap report {first}"
+    elif rest:
+        problem = "these are bench results"
+        hint = f"llmtap report {first}" + "".join(f" --compare {one}" for one in rest)
+    else:
+        problem, hint = f"{results[0]} is bench results", f"llmtap report {first}"
+    raise ConfigError("CAPTURE", problem, hint)
+
+
+def _matching(place: str) -> list[Path]:
+    """What a place names; the whole of a pattern."""
+    if "://" in place:
+        return []
+    path = str(Path(place).expanduser())
+    return [Path(found) for found in sorted(glob(path))] if has_magic(path) else [Path(path)]
+
+
+def _results_in(place: Path) -> list[Path]:
+    """Results folders of benchmarks: the place itself, or those that lie in it."""
+    if (place / "bench.json").is_file():
+        return [place]
+    return [asked.parent for asked in sorted(place.glob("*/bench.json"))] if place.is_dir() else []
 
 
 def _show_compared(told: str | dict[str, Any], *, as_json: bool) -> None:

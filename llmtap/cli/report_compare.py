@@ -12,9 +12,10 @@ __all__ = ["compared"]
 
 def compared(
     places: Sequence[str], others: Sequence[str], *, as_json: bool, html: str | None, markdown: str | None
-) -> str | dict[str, Any]:
+) -> tuple[str | dict[str, Any], bool]:
     """What goes to stdout: a text that `--html -` or `--markdown -` asked for, or the public JSON; files are
-    written. Raises ConfigError where these cannot be compared."""
+    written. And whether it is a comparison: not where loads differ. Raises ConfigError where these cannot be
+    compared."""
     if len(places) != 1:
         raise ConfigError(
             "--compare",
@@ -41,4 +42,4 @@ def compared(
     for option, place in outputs.items():
         write_output(option, place, texts[option])
     to_stdout = [text for option, text in texts.items() if option not in outputs]
-    return to_stdout[0] if to_stdout else told
+    return to_stdout[0] if to_stdout else told, not any(test["unlike"] for test in told["tests"])

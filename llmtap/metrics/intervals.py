@@ -67,11 +67,16 @@ class Interval:
     level: float
     """In so many of all runs the interval encloses the truth."""
     method: str
+    open_below: bool = False
+    """`low` is the least value there is, and no bound."""
+    open_above: bool = False
+    """`high` is the greatest."""
 
-    def to_dict(self) -> dict[str, float | int | str]:
-        """As public JSON."""
+    def to_dict(self) -> dict[str, float | int | str | None]:
+        """As public JSON, in which an open end is None."""
         return {
-            "value": self.value, "low": self.low, "high": self.high, "n": self.n, "level": self.level,
+            "value": self.value, "low": None if self.open_below else self.low,
+            "high": None if self.open_above else self.high, "n": self.n, "level": self.level,
             "method": self.method,
         }  # fmt: skip
 
@@ -83,7 +88,7 @@ def quantile_interval(ordered: Sequence[float], p: float, level: float = 0.95) -
     quantile, their number is binomial. It never covers less than `level` of independent values, and more by
     what a rank weighs. Where so few values tell nothing of one end, that end is the least or greatest value,
     and the method says "open below" or "open above": the truth may well lie beyond. P99 has both ends from
-    368 values on, P99.9 from 3,688.
+    368 values on, P99.9 from 3,688. Public JSON has None for an open end.
 
     Source: Hahn and Meeker 1991, 5.2.
     """
@@ -96,7 +101,9 @@ def quantile_interval(ordered: Sequence[float], p: float, level: float = 0.95) -
     method = "order statistics" + (f", open {' and '.join(missing)}" if missing else "")
     # Of two or three values the interpolated quantile may lie beyond an end.
     least, most = min(ordered[max(low, 1) - 1], value), max(ordered[min(high, n) - 1], value)
-    return Interval(float(value), float(least), float(most), n, level, method)
+    return Interval(
+        float(value), float(least), float(most), n, level, method, "below" in missing, "above" in missing
+    )
 
 
 @lru_cache(4_096)

@@ -185,6 +185,11 @@ class Replay:
             clock="mono" if unstamped else options.clock, anchor=anchor, beside=beside,
         )  # fmt: skip
 
+    async def reach(self) -> None:
+        """Whether there is a server that can be asked. Raises as `run`."""
+        check_target(self._setup(-1, self.body))
+        await self._served(self.body)
+
     async def warm(self) -> dict[str, object]:
         """The warm-up alone: what it came to. Raises as `run`."""
         check_target(self._setup(-1, self.body))
@@ -245,7 +250,10 @@ class Replay:
             if len(models) != 1:
                 none = "lists none" if status == 200 else f"answered {status} when it was asked which it has"
                 offered = f"offers {', '.join(models[:8])}" if models else none
-                raise ConfigError("--model", f"is needed: the server {offered}")
+                asked = f"{shown_url(url)} was asked: is the path of the URL right?"
+                raise ConfigError(
+                    "--model", f"is needed: the server {offered}", asked if status == 404 else None
+                )
             body = msgspec.structs.replace(body, model=models[0])
         return body
 

@@ -19,16 +19,22 @@ UNMET_SHOWN: Final = 6
 """Of the requirements that a test does not meet; pages and Markdown have all."""
 
 
-def render_bench(document: Mapping[str, Any]) -> RenderableType:
-    """All of it. Parts that are missing are left out."""
+def render_bench(document: Mapping[str, Any], *, minimum_follows: bool = False) -> RenderableType:
+    """All of it. Parts that are missing are left out.
+
+    Args:
+        minimum_follows: the minimum report (C.1) comes next, and tells each finding itself.
+    """
     parts: list[RenderableType] = []
     for report in document.get("tests") or ():
         parts += [Text(f"{report['section']} {report['title']}", style="bold"), *_report(report), Text("")]
     for one in document.get("not_run") or ():
         hint = f"\n           {one['hint']}" if one.get("hint") else ""
         parts.append(Text(harmless(f"not run    {one['test']}: {one['why']}") + hint, style="yellow"))
-    findings = (document.get("verdict") or {}).get("findings") or ()
-    parts += [Text(harmless(f"NOT VALID: {said}"), style="red") for said in findings_said(findings)]
+    said = findings_said((document.get("verdict") or {}).get("findings") or ())
+    if said and minimum_follows:
+        said = ["some figures are not to be relied on: the notes at the end say which, and why"]
+    parts += [Text(harmless(f"NOT VALID: {one}"), style="red") for one in said]
     return Group(*parts)
 
 

@@ -14,7 +14,7 @@ from llmtap.report.figures import COLOURS, DASHES, SYMBOLS, Panel
 from llmtap.report.page import legend_html, scrolled_html, table_html
 from llmtap.report.sweep import number
 
-__all__ = ["chart_keys", "chart_panel", "chart_plots", "chart_rows", "charts_html"]
+__all__ = ["chart_keys", "chart_panel", "chart_plots", "chart_rows", "charts_html", "interval_said"]
 
 ROWS_MAX: Final = 25
 """Of the table of a series; more are taken in even steps."""
@@ -78,7 +78,8 @@ def chart_keys(chart: _Chart) -> list[tuple[str, int | None, str]]:
 
 def chart_rows(chart: _Chart) -> tuple[list[str], list[tuple[str, list[str]]]]:
     """Heads and rows of the same figures."""
-    intervals = any(one.get("low") for one in chart["series"])
+    ends = [end for one in chart["series"] for end in (*(one.get("low") or ()), *(one.get("high") or ()))]
+    intervals = any(end is not None for end in ends)
     heads = ["", chart["x_title"], chart["y_title"], *(["interval"] if intervals else [])]
     rows = []
     for one in chart["series"]:
@@ -86,10 +87,18 @@ def chart_rows(chart: _Chart) -> tuple[list[str], list[tuple[str, list[str]]]]:
         for i in _chosen(len(one["x"])):
             cells = [_text(one["x"][i]), _text(one["y"][i])]
             if intervals:
-                known = i < len(low) and low[i] is not None and high[i] is not None
-                cells.append(f"{number(low[i])} to {number(high[i])}" if known else "-")
+                cells.append((interval_said(low[i], high[i]) if i < len(low) else "") or "-")
             rows.append((one["name"], cells))
     return heads, rows
+
+
+def interval_said(low: float | None, high: float | None) -> str:
+    """`48 to 52`; `48 or more` where an end is open, and nothing where both are."""
+    if low is not None and high is not None:
+        return f"{number(low)} to {number(high)}"
+    if low is not None:
+        return f"{number(low)} or more"
+    return "" if high is None else f"{number(high)} or less"
 
 
 def _trace(chart: _Chart, one: Mapping[str, Any], i: int) -> dict[str, Any]:
@@ -120,7 +129,7 @@ def _trace(chart: _Chart, one: Mapping[str, Any], i: int) -> dict[str, Any]:
 
 
 def _interval(one: Mapping[str, Any]) -> dict[str, Any]:
-    """Bars from low to high; none where the interval is not known."""
+    """Bars from low to high; none to where an end is not known."""
 
     def off(ends: Sequence[float | None], sign: int) -> list[float]:
         pairs = zip(one["y"], ends, strict=True)

@@ -101,7 +101,7 @@ def _settings(document: Mapping[str, Any]) -> str:
     sut, target = document.get("sut") or {}, document.get("target") or {}
     rows = [("address", str(target.get("url", "-")))]
     # With spaces, where a narrow page can break them.
-    rows += [(path.replace(".", " ").replace("_", " "), text) for path, text in _flat(sut)]
+    rows += [(path.replace(".", " ").replace("_", " "), text) for path, text in _flat(_priced(sut))]
     for name in ("seed", "warmup", "quick", "made"):
         rows.append((name, _text(document.get(name))))
     whole = [
@@ -109,6 +109,14 @@ def _settings(document: Mapping[str, Any]) -> str:
     ]
     details = f"<details><summary>All of it ({len(whole):,} values)</summary>{terms_html(whole)}</details>"
     return terms_html(rows) + details
+
+
+def _priced(sut: Mapping[str, Any]) -> dict[str, Any]:
+    """A currency says nothing without a price."""
+    hardware = dict(sut.get("hardware") or {})
+    if hardware.get("price_per_hour") is None:
+        hardware.pop("currency", None)
+    return {**sut, "hardware": hardware}
 
 
 def _test(report: Mapping[str, Any]) -> str:

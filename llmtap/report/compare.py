@@ -12,7 +12,14 @@ from rich.text import Text
 from llmtap.report.bench import render_table
 from llmtap.report.capture import harmless
 
-__all__ = ["compare_markdown", "fairness_said", "normalised_rows", "render_compare", "unmet_rows"]
+__all__ = [
+    "compare_markdown",
+    "fairness_said",
+    "normalised_rows",
+    "render_compare",
+    "unlike_said",
+    "unmet_rows",
+]
 
 
 def render_compare(told: Mapping[str, Any]) -> RenderableType:
@@ -28,13 +35,15 @@ def compare_markdown(told: Mapping[str, Any]) -> str:
     """The same as Markdown, with the whole checklist."""
     parts = [f"# {_cell(' and '.join(one['label'] for one in told['systems']))}, compared"]
     for test in told["tests"]:
-        parts += [f"## {_cell(_heading(test))}", f"Fair comparison (section 6): {fairness_said(test)}."]
+        parts += [f"## {_cell(_heading(test))}", *(f"**{_cell(said)}**" for said in unlike_said(test))]
+        parts += [f"Fair comparison (section 6): {fairness_said(test)}."]
         parts += [
             f"**{_cell(table['caption'])}**\n\n{_table(table['heads'], table['rows'])}"
             for table in test["tables"]
         ]
         parts += ["\n".join(f"- {_cell(note)}" for note in test["notes"])] if test["notes"] else []
-        parts += [f"**Output rates, normalised (6.2)**\n\n{_table(*normalised_rows(test))}"]
+        heads, rates = normalised_rows(test)
+        parts += [f"**Output rates, normalised (6.2)**\n\n{_table(heads, rates)}"] if rates else []
         rows = [
             [row[name] for name in ("id", "level", "says", "status", "evidence")]
             for row in test["checklist"]["rows"]
@@ -54,6 +63,13 @@ def fairness_said(test: Mapping[str, Any]) -> str:
     return f"{said}; lacking: {', '.join(lacking)}" if lacking else said
 
 
+def unlike_said(test: Mapping[str, Any]) -> list[str]:
+    """How loads differ, and what that means; empty where they do not."""
+    if not test["unlike"]:
+        return []
+    return ["loads differ, and figures of them are not tested:", *(f"  {one}" for one in test["unlike"])]
+
+
 def unmet_rows(test: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Of the checklist: what was not met, or cannot be told."""
     return [row for row in test["checklist"]["rows"] if row["status"] in ("not met", "cannot tell")]
@@ -68,15 +84,23 @@ def left_out_said(told: Mapping[str, Any]) -> list[str]:
 
 
 def normalised_rows(test: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows of 6.2."""
+    """Heads and rows of 6.2; no rows where nothing says by what."""
+    told = test["normalised"]
+    if all(one["tokens_per_gpu_second"] is None and one["tokens_per_currency"] is None for one in told):
+        told = ()
     rows = [
         [
             one["label"], _number(one["output_tps_max"]), _number(one["tokens_per_gpu_second"]),
             _number(one["tokens_per_currency"]) + (f" per {one['currency']}" if one["currency"] else ""),
         ]
-        for one in test["normalised"]
+        for one in told
     ]  # fmt: skip
-    return ["System", "Output tok/s", "tok per GPU-second", "tok by price"], rows
+    return [
+        "System",
+        "Output tok/s, highest load, median of runs",
+        "tok per GPU-second",
+        "tok by price",
+    ], rows
 
 
 def _heading(test: Mapping[str, Any]) -> str:
@@ -85,6 +109,8 @@ def _heading(test: Mapping[str, Any]) -> str:
 
 
 def _test(test: Mapping[str, Any]) -> Iterator[RenderableType]:
+    for said in unlike_said(test):
+        yield Text(harmless(said), style="bold red")
     fair = not unmet_rows(test)
     yield Text(f"fair comparison: {fairness_said(test)}", style="none" if fair else "yellow")
     for row in unmet_rows(test):

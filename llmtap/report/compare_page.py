@@ -9,7 +9,7 @@ from html import escape
 from typing import Any, Final
 
 from llmtap.report.bench_charts import chart_plots, charts_html
-from llmtap.report.compare import fairness_said, left_out_said, normalised_rows, unmet_rows
+from llmtap.report.compare import fairness_said, left_out_said, normalised_rows, unlike_said, unmet_rows
 from llmtap.report.figures import COLOURS
 from llmtap.report.page import contents_html, page_html, scrolled_html, table_html
 
@@ -45,7 +45,8 @@ def _summary(told: Mapping[str, Any]) -> str:
     valid = all(one["valid"] for test in told["tests"] for one in test["systems"])
     fair = valid and not any(unmet_rows(test) for test in told["tests"])
     said = "".join(
-        f"<li>{escape(test['title'])}: {escape(fairness_said(test))}</li>" for test in told["tests"]
+        f"<li>{escape(test['title'])}: {escape(' '.join((*unlike_said(test), fairness_said(test))))}</li>"
+        for test in told["tests"]
     )
     if not valid:
         said += "<li>Some runs are not valid: what speaks against them is in the notes.</li>"
@@ -112,11 +113,12 @@ def _test(test: Mapping[str, Any]) -> str:
     if test["charts"]:
         parts.append(charts_html(test["test"], test["charts"]))
     heads, normalised = normalised_rows(test)
-    caption = "Output rates, normalised (6.2)"
-    rates = [(row[0], row[1:]) for row in normalised]
-    parts.append(scrolled_html(caption, table_html(caption, heads, rates)))
-    method = test["normalised"][0]["method"]
-    return "".join([*parts, f"<p class=words>{escape(method)}</p>", _checklist(test["checklist"]["rows"])])
+    if normalised:
+        caption = "Output rates, normalised (6.2)"
+        rates = [(row[0], row[1:]) for row in normalised]
+        parts.append(scrolled_html(caption, table_html(caption, heads, rates)))
+        parts.append(f"<p class=words>{escape(test['normalised'][0]['method'])}</p>")
+    return "".join([*parts, _checklist(test["checklist"]["rows"])])
 
 
 def _checklist(rows: Sequence[Mapping[str, Any]]) -> str:

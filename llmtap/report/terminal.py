@@ -148,7 +148,8 @@ def _is_marked(summary: Mapping[str, Any]) -> bool:
 def is_words(column: Iterable[str]) -> bool:
     """Whether a table's column is to be read from the left: names, sentences, and no figures with units."""
     return any(
-        cell[:1].isalpha() or sum(word[:1].isalpha() for word in cell.split()) > _UNIT_WORDS_MAX
+        cell[:1].isalpha()
+        or sum(word[:1].isalpha() for word in cell.partition("(")[0].split()) > _UNIT_WORDS_MAX
         for cell in column
     )
 

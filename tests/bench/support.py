@@ -33,11 +33,14 @@ class Silent:
     def __init__(self) -> None:
         self.steps: list[tuple[str, str]] = []
         """Names, and what was said of each."""
+        self.lefts: list[str] = []
+        """What was said of how much is left."""
 
     def step(self, name: str, said: str) -> None:
         self.steps.append((name, said))
 
-    def left(self, said: str) -> None: ...
+    def left(self, said: str) -> None:
+        self.lefts.append(said)
 
     def preparing(self, done: int, of: int) -> None: ...
 

@@ -73,7 +73,7 @@ def test_capacity_by_ttft(tmp_path: Path) -> None:
         ("8", "Pass"), ("16", "Pass"), ("18", "Pass"), ("19", "Pass"), ("20", "Fail"), ("24", "Fail"),
         ("32", "Fail"),
     ]  # fmt: skip
-    assert table.rows[0][1:5] == ["100%", "50.0 ms", "3.73 ms", "0"]
+    assert table.rows[0][1:5] == ["100%", "50.0 ms * (50.0 to 50.0)", "3.73 ms * (3.73 to 3.73)", "0"]
     assert found.tables[1].rows[0] == ["Maximum concurrent requests", "19"]
 
 

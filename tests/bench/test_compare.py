@@ -9,6 +9,8 @@ import pytest
 
 from llmtap.bench.compare import compare_results
 from llmtap.errors import ConfigError
+from llmtap.report.compare import compare_markdown
+from llmtap.report.compare_page import compare_html
 from tests.support.bench_results import results_folder
 
 QUICK = {"quick": True, "params.requests": 200}
@@ -46,7 +48,7 @@ def test_ten_percent_more_are_found_where_they_were_planted_and_nowhere_else(tmp
     assert row["p"] <= row["p_adjusted"] < 0.05
     assert one(told, "TPOT P50")["finding"] == "no difference shown"
     assert not one(told, "TPOT P50")["key"]
-    assert one(told, "output rate")["finding"] == "no difference shown"
+    assert one(told, "output rate, mean of runs")["finding"] == "no difference shown"
 
 
 def test_faster_is_better(tmp_path: Path) -> None:
@@ -84,7 +86,9 @@ def test_one_run_compares_requests_and_supports_no_claim(tmp_path: Path) -> None
     row = one(told, "TTFT P50")
     assert (row["samples"], row["n"], row["m"], row["finding"]) == ("requests", 1_000, 1_000, "worse")
     assert "bootstrap" in row["method"]
-    assert {row["figure"] for row in told["tests"][0]["comparisons"]}.isdisjoint({"TBC P50", "output rate"})
+    assert {row["figure"] for row in told["tests"][0]["comparisons"]}.isdisjoint(
+        {"TBC P50", "output rate, mean of runs"}
+    )
     assert "a has 1 of the 3 independent runs" in notes(told)
     assert "b has 1 of the 3 independent runs" in notes(told)
     assert (check(told, "6.3-p2")["status"], check(told, "6.3-p3")["status"]) == ("not met", "met")
@@ -131,6 +135,42 @@ def test_a_quick_run_is_named(tmp_path: Path) -> None:
     assert [system["quick"] for system in told["tests"][0]["systems"]] == [False, True]
 
 
+def test_other_parameters_are_named_and_nothing_is_tested(tmp_path: Path) -> None:
+    told = pair(tmp_path, changes=QUICK | {"params.rate": 8.0}, slower=1.5)
+    test = told["tests"][0]
+    assert "requests 10000 of a, 200 of b" in test["unlike"]
+    assert any(said.startswith("rate ") and said.endswith("8.0 of b") for said in test["unlike"])
+    assert test["comparisons"]
+    for row in test["comparisons"]:
+        assert (row["p"], row["p_adjusted"], row["low"], row["finding"]) == (None, None, None, "not tested")
+        assert row["a"]
+        assert row["b"]
+    assert check(told, "6.3-p3")["status"] == "not met"
+    assert "a difference counts as one" not in notes(told)
+    assert not [chart for chart in test["charts"] if chart["title"].startswith("Difference")]
+
+
+def test_a_load_of_other_requests_is_not_tested_and_others_are(tmp_path: Path) -> None:
+    a = results_folder(tmp_path / "a", test="itl")
+    b = results_folder(
+        tmp_path / "b", test="itl", place_in_turn=1,
+        changes={"steps.0.result.plan.workload.sha256": "0" * 64},
+    )  # fmt: skip
+    told = compare_results(a, [b])
+    (said,) = told["tests"][0]["unlike"]
+    assert said.startswith("25-percent: ")
+    assert "000000000000" in said
+    assert one(told, "TBC P50", "25-percent")["finding"] == "not tested"
+    assert one(told, "TBC P50", "90-percent")["finding"] == "no difference shown"
+
+
+def test_fewer_runs_of_the_same_load_are_no_other_load(tmp_path: Path) -> None:
+    a = results_folder(tmp_path / "a", requests=1_000)
+    told = compare_results(a, [results_folder(tmp_path / "b", runs=1, requests=1_000)])
+    assert told["tests"][0]["unlike"] == []
+    assert one(told, "TTFT P50")["p"] is not None
+
+
 def test_runs_that_are_not_valid_are_named_once(tmp_path: Path) -> None:
     late = {"step": "load", "what": "late", "says": "requests left late"}
     told = pair(tmp_path, changes={"verdict": {"valid": False, "findings": [late]}})
@@ -173,6 +213,17 @@ def test_other_hardware_is_normalised(tmp_path: Path) -> None:
     assert second["tokens_per_currency"] == pytest.approx(2 * first["tokens_per_currency"])
     assert check(told, "6.1-1c")["status"] == "met"
     assert "sut.hardware.count: 8 / 4" in check(told, "6.4-p7")["evidence"]
+
+
+def test_where_nothing_says_by_what_to_normalise_a_note_stands_for_the_table(tmp_path: Path) -> None:
+    bare = {"sut.hardware.count": 0, "sut.hardware.price_per_hour": None}
+    a = results_folder(tmp_path / "a", changes=bare)
+    told = compare_results(a, [results_folder(tmp_path / "b", changes=bare)])
+    assert "output rates are not normalised (6.2): no system has accelerators" in notes(told)
+    assert "Output rates, normalised" not in compare_markdown(told) + compare_html(told)
+    one_has = compare_results(a, [results_folder(tmp_path / "c")])
+    assert "are not normalised" not in notes(one_has)
+    assert "Output rates, normalised" in compare_markdown(one_has)
 
 
 def test_answers_that_did_not_come_whole_are_told(tmp_path: Path) -> None:

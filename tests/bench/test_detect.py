@@ -10,14 +10,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmtap.bench.compliance.judge import judge
 from llmtap.bench.detect import Detected, detect, narrowed
 from llmtap.bench.file import load_bench
-from llmtap.bench.starter import starter_text
+from llmtap.bench.starter import open_declarations, starter_text
 from llmtap.bench.target import Target
 from llmtap.errors import ConfigError
 from llmtap.workload.words import tokenizer_json
@@ -86,6 +88,9 @@ def test_our_own_simulator_is_known_with_its_chunks(tmp_path: Path) -> None:
     assert told["sut.protocol"] == "SSE"
     assert told["sut.clock.placement"] == "same machine"
     assert told["target.endpoint"] == "completions"
+    assert told["target.server"] == "vllm"
+    assert "owned_by of GET /v1/models is llmtap" in detected.facts["target.server"].how
+    assert not any(key.startswith("sut.tokenizer.") for key in open_declarations(detected))
     assert told["sut.tokenizer.vocabulary"] == len(tokenizer_json()["model"]["vocab"])
     file = loaded(detected, tmp_path)
     assert (file.target.url, file.target.model) == (url, told["target.model"])
@@ -107,6 +112,7 @@ def test_vllm_tells_its_version_its_cache_and_its_model(tmp_path: Path) -> None:
     assert told["sut.tokenizer.source"] == "Qwen/Qwen2-7B"
     assert told["sut.chunking"] == "one token per chunk"
     assert told["target.server"] == "vllm"
+    assert detected.facts["target.server"].how == "owned_by of GET /v1/models"
     assert "blocks of the KV cache have 16 tokens" in detected.notes
     assert loaded(detected, tmp_path).sut.prefix_cache is False
 
@@ -151,6 +157,47 @@ def test_a_server_that_tells_nothing_leaves_comments(tmp_path: Path) -> None:
     }  # fmt: skip
     assert "Server" in detected.hints["sut.software"]
     assert loaded(detected, tmp_path).sut.boundary is None
+
+
+def marks(text: str) -> dict[str, str]:
+    """Of what is commented out, by its table and name: what stands behind it."""
+    told, table = {}, ""
+    for line in text.splitlines():
+        table = line.strip("[]") if line.startswith("[") else table
+        found = re.fullmatch(r"# ([a-z_]+) = .*  # (MUST \(.*\)|optional)", line)
+        if found:
+            told[f"{table}.{found[1]}"] = found[2]
+    return told
+
+
+def test_what_the_draft_demands_is_marked_and_counted() -> None:
+    nothing = Detected("http://127.0.0.1:1")
+    told = marks(starter_text(nothing))
+    assert told["sut.tokenizer.vocabulary"] == "MUST (4.4.1)"
+    assert told["sut.tokenizer.special"] == "MUST (4.4.3)"
+    assert told["sut.model"] == "MUST (5.1.2, 5.1.5 of ttft)"
+    assert told["sut.clock.accuracy"] == "MUST (4.7.2)"
+    assert {told[key] for key in ("sut.software", "sut.hardware.price_per_hour", "sut.notes")} == {"optional"}
+    assert {key for key, mark in told.items() if mark != "optional"} == set(open_declarations(nothing))
+
+
+def test_what_follows_from_what_is_known_is_demanded_or_not() -> None:
+    here = Detected("http://127.0.0.1:1")
+    here.know("sut.clock.placement", "same machine", "it is")
+    here.know("sut.hardware.accelerator", "none", "it has none")
+    told = open_declarations(here)
+    assert not {"sut.clock.accuracy", "sut.clock.synchronization", "sut.hardware.memory"} & set(told)
+    assert "sut.boundary" in told
+
+
+def test_a_file_with_all_that_is_marked_leaves_no_demand_on_declarations_open(tmp_path: Path) -> None:
+    text = starter_text(Detected("http://127.0.0.1:1"))
+    file = tmp_path / "bench.toml"
+    file.write_text(re.sub(r"^# (.*  # MUST )", r"\1", text, flags=re.MULTILINE))
+    sut = msgspec.to_builtins(load_bench(file).sut)
+    rows = {one.requirement.id: one.verdict for one in judge({"test": "ttft", "sut": sut}).rows}
+    for demand in ("4.1-1", "4.4.1-1a", "4.4.1-1b", "4.4.1-1c", "4.4.3-1a", "4.7.2-3", "4.8-1", "5.1.2-1i"):
+        assert rows[demand].status == "met", rows[demand]
 
 
 def test_every_comment_can_be_filled_in(tmp_path: Path) -> None:

@@ -114,6 +114,11 @@ def test_without_the_cache_every_prompt_is_computed() -> None:
     assert {r.prefix_cache_hit for r in result.runs} == {"none"}
     assert not any(r.prompt_tps_stored for r in result.runs)
     assert any("words of its own" in note for note in result.cluster["bench"]["notes"])
+    assert (result.cluster["server"], result.cluster["owned_by"]) == ("vllm", "llmtap")
+    assert any(
+        "simulated engine, which knows the fields of vllm" in note
+        for note in result.cluster["bench"]["notes"]
+    )
 
 
 def test_with_the_cache_hits_are_told_and_their_rates_kept() -> None:

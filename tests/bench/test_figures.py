@@ -16,6 +16,7 @@ from llmtap.bench.figures import (
     load_lines,
     ms,
     ms_of,
+    spanned,
 )
 from llmtap.bench.loads import closed_load, open_load
 from tests.bench.support import measured
@@ -32,7 +33,12 @@ def test_a_row_has_percentiles_with_intervals_and_the_plain_figures() -> None:
     values = {name: row[name]["value"] for name in ("p50", "p90", "p95", "p99", "p999")}
     assert values == pytest.approx({"p50": 0.051, "p90": 0.091, "p95": 0.096, "p99": 0.1, "p999": 0.1009})
     for name in values:
-        assert row[name]["low"] <= row[name]["value"] <= row[name]["high"]
+        assert row[name]["low"] <= row[name]["value"]
+        # Of 101 values none tells how high P99 may be.
+        if name in ("p99", "p999"):
+            assert row[name]["high"] is None
+        else:
+            assert row[name]["high"] >= row[name]["value"]
         assert (row[name]["n"], row[name]["level"]) == (101, 0.95)
     assert row["marks"] == ["p95", "p99", "p999"]
 
@@ -70,7 +76,7 @@ def test_one_group_alone_has_values_and_no_interval() -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (0.127, "127 ms"), (1.2434, "1243 ms"), (0.0382, "38.2 ms"), (0.00342, "3.42 ms"), (0.0, "0.00 ms"),
+        (0.127, "127 ms"), (1.2434, "1,243 ms"), (0.0382, "38.2 ms"), (0.00342, "3.42 ms"), (0.0, "0.00 ms"),
         (0.09996, "100 ms"), (0.009996, "10.0 ms"), (None, "-"),
     ],
 )  # fmt: skip
@@ -83,8 +89,35 @@ def test_what_is_doubtful_is_marked_and_a_unit_may_be_left_out() -> None:
     assert ms(0.524, doubtful=True, unit=False) == "524 *"
     assert ms(None, doubtful=True) == "-"
     row = latency_row([0.1, 0.2, 0.3])
-    assert ms_of(row, "p99") == "298 ms *"
+    assert ms_of(row, "p99") == "298 ms * (298 ms or more)"
     assert ms_of(row, "mean") == "200 ms"
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "text"),
+    [
+        (0.2009, 0.2005, 0.2016, "200.9 ms (200.5 to 201.6)"), (0.501, 0.470, 0.532, "501 ms (470 to 532)"),
+        (0.00342, 0.0034, 0.00345, "3.42 ms (3.40 to 3.45)"), (0.24, 0.233, None, "240 ms (233 ms or more)"),
+        (0.04, None, 0.05, "40.0 ms (50.0 ms or less)"), (0.04, None, None, "40.0 ms"),
+        (-0.06, -0.0712, -0.0488, "-60.0 ms (-71.2 to -48.8)"), (0.05, 0.05, 0.05, "50.0 ms (50.0 to 50.0)"),
+        (0.2, 0.2, 0.2 + 1e-12, "200.00 ms (200.00 to 200.00)"), (None, None, None, "-"),
+        (2.547, 2.5, 2.6, "2,547 ms (2,500 to 2,600)"),
+    ],
+)  # fmt: skip
+def test_a_figure_is_told_with_its_interval_and_digits_that_tell_its_ends_apart(
+    value: float | None, low: float | None, high: float | None, text: str
+) -> None:
+    assert spanned({"value": value, "low": low, "high": high}) == text
+
+
+def test_an_open_end_is_null_and_told_as_such() -> None:
+    """Of 30 values none tells how high P99.9 may be."""
+    row = latency_row([0.2 + i / 1_000 for i in range(30)])
+    assert (row["p999"]["low"], row["p999"]["high"]) == (pytest.approx(0.228971), None)
+    assert row["p999"]["method"] == "order statistics, open above"
+    assert ms_of(row, "p999", unit=False) == "229 * (229 or more)"
+    assert row["p50"]["high"] is not None
+    assert spanned(None) == "-"
 
 
 @given(_SECONDS)

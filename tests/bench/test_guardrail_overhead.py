@@ -49,7 +49,11 @@ def test_the_draft_s_tables(tmp_path: Path) -> None:
     found = run(planted(tmp_path))
     tables = {table.caption: table for table in found.tables}
     first = found.tables[0]
-    assert first.caption == "Table 13: Guardrail Overhead at 75 % of capacity (15 requests/s)"
+    assert first.caption == "Table 13: Guardrail Overhead at 25 % of capacity (5 requests/s)"
+    assert [caption[:37] for caption in list(tables)[1:3]] == [
+        "Table 13: Guardrail Overhead at 50 % ", "Table 13: Guardrail Overhead at 75 % ",
+    ]  # fmt: skip
+    assert all(" ms (" in cell for cell in first.rows[0][1:2])
     assert first.heads == ["Configuration", "TTFT P50", "TTFT P99", "E2E P50", "E2E P99"]
     assert [row[0] for row in first.rows] == [
         "Baseline", "Input Filter", "Output Filter", "Full Filter", "Baseline again (A/A)",
@@ -58,19 +62,41 @@ def test_the_draft_s_tables(tmp_path: Path) -> None:
     assert len(overhead.rows) == 3 * 4 * 2
     assert overhead.rows[0][:4] == ["25 %", "Input Filter", "TTFT", overhead.rows[0][3]]
     assert overhead.rows[0][3].startswith(("39.", "40."))
+    # 90 pairs: nine lie beyond P90, so P95 and P99 have no interval, and P50 has one.
+    assert all(" ms (" in row[4] for row in overhead.rows)
+    assert {row[6] for row in overhead.rows} == {"-"}
+    assert any("fewer than five pairs lie beyond" in note for note in found.notes)
     assert not any(caption.startswith("Table 14") for caption in tables)
     said = " ".join(found.notes)
     assert "maximum throughput was not measured" in said
     assert "no request was refused" in said
-    assert "input filter overhead at 25 %: TTFT" in said
-    assert "total overhead at 75 %: E2E" in said
-    assert "A/A at 50 %: TTFT" in said
+    assert "A/A" in said and "overhead at 25 %" not in said, "overheads are in the table"
     assert found.deviations == []
     kinds = [(chart.kind, len(chart.series)) for chart in found.charts]
     assert kinds == [("cdf", 5), ("points", 4), ("cdf", 5), ("points", 4)]
     assert found.charts[1].series[0].x == [25.0, 50.0, 75.0]
     line = found.charts[1].series[0]
     assert line.low[0] - 1 < 40 < line.high[0] + 1
+
+
+def test_a_table_of_dashes_is_left_out_and_a_note_says_why(tmp_path: Path) -> None:
+    """Two requests in a block are fewer than three answers long."""
+    found = run(planted(tmp_path), requests=2, repeats=2)
+    assert all(one["throughput"] is None for one in found.measurements["levels"][0]["arms"].values())
+    assert not any(table.caption.startswith("Throughput at each load") for table in found.tables)
+    assert any(note.startswith("no throughput at a load") for note in found.notes)
+    longer = run(planted(tmp_path))
+    assert any(table.caption.startswith("Throughput at each load") for table in longer.tables)
+
+
+def test_an_overhead_at_a_percentile_has_its_interval_and_its_mark(tmp_path: Path) -> None:
+    """600 pairs: six lie beyond P99, which is an interval, and fewer than ten."""
+    found = run(planted(tmp_path), requests=200, levels=[50.0])
+    (table,) = (table for table in found.tables if table.caption.startswith("Overhead against"))
+    for row in table.rows:
+        assert " ms (" in row[4] and " ms (" in row[5]
+        assert " ms * (" in row[6]
+    assert not any("is a dash" in note for note in found.notes)
 
 
 def test_all_arms_of_a_repeat_get_the_same_requests_and_repeats_others(tmp_path: Path) -> None:

@@ -41,8 +41,8 @@ def rows_of(ttft_ms: list[float], failed: int = 0) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        (2847.4, "2847"),
-        (999.96, "1000.0"),
+        (2847.4, "2,847"),
+        (999.96, "1,000.0"),
         (18.24, "18.2"),
         (0.456, "0.46"),
         (0, "0.00"),
@@ -114,5 +114,5 @@ def test_what_a_server_said_of_itself() -> None:
 
 
 def test_what_is_left_is_told_in_time_too() -> None:
-    assert lasts(7, 60) == "at most 7 levels left, 7 min and the time to drain"
-    assert lasts(1, 60) == "at most 1 level left, 60 s and the time to drain"
+    assert lasts(7, 60) == "at most 7 levels, 7 min and the time to drain"
+    assert lasts(1, 60) == "at most 1 level, 60 s and the time to drain"

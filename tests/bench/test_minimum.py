@@ -101,15 +101,28 @@ def test_notes_name_deviations_few_samples_and_figures_not_to_be_believed() -> N
 
 def test_hardware_without_an_accelerator_is_its_host() -> None:
     assert hardware_said({"hardware": {"cpu": "2 CPUs"}}) == "not declared (host: 2 CPUs)"
-    assert hardware_said({"hardware": {"accelerator": "none", "count": 0}}) == "none x 0"
+    assert hardware_said({"hardware": {"accelerator": "none", "count": 0}}) == "no accelerator"
+    hardware = {"accelerator": "none", "count": 0, "cpu": "2 CPUs"}
+    assert hardware_said({"hardware": hardware}) == "no accelerator (2 CPUs)"
 
 
 def test_the_full_report_has_the_six_parts_in_order() -> None:
     headings = re.findall(r"^## (.*)$", full_markdown(bench_document()), re.MULTILINE)
     assert headings == [
         "1. System identification", "2. Test configuration", "3. Results", "4. Detailed results",
-        "5. Methodology compliance", "6. Reproduction information",
+        "5. Methodology compliance", "6. Reproduction information", "Data of the charts",
     ]  # fmt: skip
+
+
+def test_the_data_of_charts_come_last_without_streams_and_empty_columns() -> None:
+    text = full_markdown(bench_document(bench_report(charts=CHARTS)))
+    before, _, data = text.partition("\n## Data of the charts\n")
+    assert "## 6. Reproduction information" in before
+    assert "| TTFT (ms) |" not in before
+    assert "|  | TTFT (ms) | share of requests |\n" in data  # no intervals, and no column for them
+    assert "|  | offered (req/s) | TTFT P99 (ms) | interval |\n" in data
+    assert "*tokens so far*" not in text  # a stream
+    assert "Data of the charts" not in full_markdown(bench_document(bench_report(charts=[])))
 
 
 def test_the_full_report_has_tables_notes_demands_and_how_to_do_it_again() -> None:
@@ -118,7 +131,7 @@ def test_the_full_report_has_tables_notes_demands_and_how_to_do_it_again() -> No
         "| TTFT P50 | 127 ms |", "- intervals are of 95 %",
         "| 4.4.1-1a | MUST | Which tokenizer. | not met |",
         "not compliant (1 of 2 MUST, 0 of 1 SHOULD)", "llmtap bench ttft --config bench.toml --results r",
-        "| python | 3.11.2 |", "- knee: 2", "| P50 | 1 | 50 | 48 to 52 |", "| P50 | 2 | 55 |  |",
+        "| python | 3.11.2 |", "- knee: 2", "| P50 | 1 | 50 | 48 to 52 |", "| P50 | 2 | 55 | 50 or more |",
     ):  # fmt: skip
         assert said in text
 

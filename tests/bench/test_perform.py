@@ -1,6 +1,7 @@
 """Tests are checked before anything is sent, run in their order, kept, judged, and gone on with."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -111,9 +112,15 @@ def test_what_a_load_refuses_is_a_key_of_the_file(tmp_path: Path) -> None:
 
 def test_runs_have_steps_and_seeds_of_their_own_and_the_first_is_where_it_was(tmp_path: Path) -> None:
     with sim(*SLOW) as url:
-        told = run(bench(tmp_path, url, runs=3))
+        first = bench(tmp_path, url, runs=3)
+        told = run(first)
         more = bench(tmp_path, url, runs=4)
         again = run(more)
+    assert isinstance(first.watcher, Silent)
+    title = "ttft (5.1 Time to First Token)"
+    assert first.watcher.lefts == [
+        f"{title}, run 1 of 3, then 2 more", f"{title}, run 2 of 3, then 1 more", f"{title}, run 3 of 3",
+    ]  # fmt: skip
     assert [report["run"] for report in told["tests"]] == [1]
     assert [(one["run"], one["seed"]) for one in told["repeats"]] == [(2, 1_000_042), (3, 2_000_042)]
     assert told["runs"] == 3
@@ -142,6 +149,94 @@ def test_what_speaks_against_a_further_run_names_it(tmp_path: Path) -> None:
     assert found == {"load", "run-2/load"}
 
 
+def kept(place: Path) -> dict[str, bytes]:
+    """All files of a folder."""
+    return {str(path.relative_to(place)): path.read_bytes() for path in place.rglob("*") if path.is_file()}
+
+
+def refused(one: Bench, *names: str) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        run(one, *names)
+    assert caught.value.place == "--results"
+    assert steps(one) == [], "nothing is sent"
+    return caught.value
+
+
+def test_other_parameters_replace_nothing_unless_somebody_says_so(tmp_path: Path) -> None:
+    with sim(*SLOW) as url:
+        told = run(bench(tmp_path, url, runs=2))
+        before = kept(tmp_path)
+        for sets, more, says in (
+            (("ttft.requests=13",), {}, "requests 12 there, 13 now"),
+            ((), {"warmup": "2"}, '--warmup "3" there, "2" now'),
+            ((), {"seed": 7}, "--seed 42 there, 7 now"),
+            ((), {"quick": True}, "--quick false there, true now"),
+            (("target.model=other",), {}, 'target.model null there, "other" now'),
+            (("target.headers.authorization=x",), {}, "target.headers.authorization none there"),
+        ):  # fmt: skip
+            why = refused(bench(tmp_path, url, *sets, **more))
+            assert says.replace("null", "none") in why.problem
+            assert "--again" in (why.hint or "")
+        many = refused(bench(tmp_path, url, "ttft.requests=13", "ttft.concurrency=3", warmup="2", seed=7))
+        assert many.problem.endswith("and 1 more")
+        assert kept(tmp_path) == before
+        anew = bench(tmp_path, url, "ttft.requests=13", again=True)
+        second = run(anew)
+    assert [len(one["tests"][0]["steps"]) for one in (told, second)] == [1, 1]
+    assert second["tests"][0]["steps"][0]["requests"]["rows"] == 13
+    assert not (tmp_path / "ttft/run-2").exists(), "it was of other parameters"
+
+
+def test_a_key_that_is_another_one_is_refused_and_shown_nowhere(tmp_path: Path) -> None:
+    with sim(*SLOW) as url:
+        run(bench(tmp_path, url, "target.headers.authorization=Bearer hunter1"))
+        why = refused(bench(tmp_path, url, "target.headers.authorization=Bearer hunter2"))
+    assert "a key or a query" in why.problem
+    assert "hunter" not in str(why)
+
+
+def test_what_the_sut_is_declared_to_be_is_told_anew_and_measures_nothing(tmp_path: Path) -> None:
+    with sim(*SLOW) as url:
+        run(bench(tmp_path, url, "sut.model=a"))
+        same = bench(tmp_path, url, "sut.model=a", "sut.hardware.count=8")
+        more = run(same)
+        other = bench(tmp_path, url, "sut.model=b")
+        run(other)
+    assert steps(same) == [("load", "measured before")]
+    assert more["tests"][0]["sut"]["hardware"]["count"] == 8
+    (name, said), load = steps(other)
+    assert name == "ttft"
+    assert 'sut.model "a" there, "b" now' in said
+    assert load == ("load", "measured before")
+
+
+def test_results_of_before_that_was_kept_are_judged_by_their_report(tmp_path: Path) -> None:
+    with sim(*SLOW) as url:
+        run(bench(tmp_path, url))
+        (tmp_path / "ttft/asked.json").unlink()
+        assert "requests 12 there, 9 now" in refused(bench(tmp_path, url, "ttft.requests=9")).problem
+        again = bench(tmp_path, url)
+        run(again)
+    assert steps(again) == [("load", "measured before")]
+
+
+def test_another_test_goes_to_the_same_folder(tmp_path: Path) -> None:
+    levels = ("tradeoff.max_rate=20", "tradeoff.levels=50,100", "tradeoff.duration=1s")
+    with sim(*SLOW) as url:
+        run(bench(tmp_path, url))
+        run(bench(tmp_path, url, *levels, tests=("tradeoff",), quick=True), "tradeoff")
+        asked = bench(tmp_path, url, *levels, "tradeoff.max_rate=30", tests=("tradeoff",), quick=True)
+        refused(asked, "tradeoff")
+    assert {report["test"] for report in load_document(tmp_path)["tests"]} == {"ttft", "tradeoff"}
+
+
+def test_where_nothing_was_measured_other_parameters_are_welcome(tmp_path: Path) -> None:
+    with sim(*SLOW) as url:
+        with pytest.raises(ConfigError):
+            run(bench(tmp_path, url, "target.endpoint=chat.completions"))
+        assert run(bench(tmp_path, url, "ttft.requests=9"))["tests"][0]["steps"][0]["requests"]["rows"] == 9
+
+
 class Impatient(Silent):
     """Stops a benchmark as soon as a step of that name begins."""
 
@@ -165,11 +260,29 @@ def test_an_interruption_keeps_what_was_whole(tmp_path: Path) -> None:
         with pytest.raises(Interrupted):
             run(one, "tradeoff")
         assert not (tmp_path / "tradeoff/result.json").exists()
+        other = bench(tmp_path, url, *levels[1:], "tradeoff.max_rate=30", tests=("tradeoff",), quick=True)
+        assert "max_rate 20.0 there, 30.0 now" in refused(other, "tradeoff").problem
         again = bench(tmp_path, url, *levels, tests=("tradeoff",), quick=True)
         told = run(again, "tradeoff")
     assert [name for name, _ in watcher.steps] == ["levels/050.0", "levels/100.0"]
     assert [said == "measured before" for _, said in steps(again)] == [True, False]
     assert [step["cached"] for step in told["tests"][0]["steps"]] == [True, False]
+
+
+def test_what_is_measured_anew_and_interrupted_goes_on_without_again(tmp_path: Path) -> None:
+    levels = ("tradeoff.levels=50,100", "tradeoff.duration=1s", "tradeoff.max_rate=20")
+    more: dict[str, Any] = {"tests": ("tradeoff",), "quick": True}
+    with sim(*SLOW) as url:
+        run(bench(tmp_path, url, *levels[:-1], "tradeoff.max_rate=30", **more), "tradeoff")
+        one = bench(tmp_path, url, *levels, again=True, **more)
+        watcher = Impatient("levels/100.0")
+        watcher.stop, one.watcher = one.stop, watcher
+        with pytest.raises(Interrupted):
+            run(one, "tradeoff")
+        assert not (tmp_path / "tradeoff/result.json").exists(), "that was of other parameters"
+        on = bench(tmp_path, url, *levels, **more)
+        run(on, "tradeoff")
+    assert [said == "measured before" for _, said in steps(on)] == [True, False]
 
 
 def test_once_it_was_stopped_nothing_is_sent(tmp_path: Path) -> None:
@@ -204,3 +317,15 @@ def test_answers_that_all_fail_are_not_to_be_believed(tmp_path: Path) -> None:
         told = run(bench(tmp_path, url, warmup="none"))
     assert not told["verdict"]["valid"]
     assert "no_answers" in [finding["what"] for finding in told["verdict"]["findings"]]
+
+
+def test_one_is_told_as_one(tmp_path: Path) -> None:
+    with sim(*SLOW) as url:
+        one = bench(tmp_path, url, "ttft.requests=1", "ttft.concurrency=1", warmup="1")
+        (report,) = run(one)["tests"]
+    assert steps(one) == [("load", "1 at a time, 1 request")]
+    assert report["notes"][0].startswith("TTFT of 1 answer;")
+    assert report["deviations"][-1].startswith("4.5.2: warm-ups were of 1 request, as --warmup says")
+    assert report["exact_requests"].endswith("1 of 1 load, 1 request byte for byte")
+    said = str(report["compliance"])
+    assert re.findall(r"[^0-9,.] 1 (?:answers|requests)\b.{0,30}", said) == []

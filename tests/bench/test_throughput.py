@@ -111,7 +111,7 @@ def test_with_an_slo_the_limit_is_where_it_is_broken(tmp_path: Path) -> None:
     assert told["sustainable_load_rps"] == pytest.approx(8.0, abs=0.2)
     assert told["constraint"] == {"ttft_p99": 1.0, "tpot_p99": None}
     assert [round(level["concurrency"]) for level in told["levels"]] == [1, 2, 4, 8, 16, 12, 10, 9]
-    assert "TTFT P99 1100 ms > 1000 ms" in told["levels"][-1]["why"]
+    assert "TTFT P99 1,100 ms > 1,000 ms" in told["levels"][-1]["why"]
     assert any("closed loop" in said for said in found.deviations)
 
 

@@ -45,15 +45,17 @@ def test_the_draft_s_tables_have_what_was_planted(tmp_path: Path) -> None:
     found = perform(TEST, session, rate=10.0, requests=20)
     assert [(name, load.rate_rps) for name, load in session.asked] == [("load", 10.0)]
     assert cells(found, "Table 1") == {
-        "Requests": ["1001"], "TTFT P50": ["501 ms"], "TTFT P90": ["901 ms"], "TTFT P95": ["951 ms"],
-        "TTFT P99": ["991 ms"], "TTFT P99.9": ["1000 ms *"], "TTFT Mean": ["501 ms"], "TTFT Min": ["1.00 ms"],
-        "TTFT Max": ["1001 ms"],
+        "Requests": ["1001"], "TTFT P50": ["501 ms (470 to 532)"], "TTFT P90": ["901 ms (884 to 922)"],
+        "TTFT P95": ["951 ms (938 to 965)"], "TTFT P99": ["991 ms (984 to 997)"],
+        "TTFT P99.9": ["1,000 ms * (998 ms or more)"], "TTFT Mean": ["501 ms"], "TTFT Min": ["1.00 ms"],
+        "TTFT Max": ["1,001 ms"],
     }  # fmt: skip
     buckets = cells(found, "Table 2")
     assert found.tables[1].heads == ["Input Tokens", "P50 (ms)", "P95 (ms)", "P99 (ms)"]
     assert list(buckets) == ["0-256", "256-512", "4096+"]
-    assert buckets["0-256"] == ["100", "190", "198 *"]
-    assert buckets["256-512"][0] == "300"
+    assert [text.partition(" (")[0] for text in buckets["0-256"]] == ["100", "190", "198 *"]
+    assert buckets["0-256"][2].endswith(" or more)")
+    assert buckets["256-512"][0].startswith("300 (")
     told = found.measurements["ttft_by_input"]
     assert [(one["from"], one["below"], one["n"]) for one in told] == [
         (0, 256, 200), (256, 512, 200), (4_096, None, 601),

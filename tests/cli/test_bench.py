@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-import llmtap.cli.bench  # noqa: F401  it adds the commands
 from llmtap.bench.registry import TESTS
+from llmtap.cli.bench import _command
 from llmtap.cli.main import app
 from llmtap.errors import ConfigError
 from tests.bench.support import sim
@@ -40,7 +40,9 @@ def test_the_tests_are_commands_with_their_sections_and_parameters() -> None:
     listed = run("list").stdout
     for section, title in TESTS.values():
         assert f"{title} (IETF {section})" in listed
-    assert "[arms.cache_off]" in listed
+    assert "needs [arms.cache_off] and [arms.cache_on]\n" in listed
+    guards = "[arms.input_filter], [arms.output_filter], [arms.full]"
+    assert f"needs [arms.baseline], and one or more of {guards}\n" in listed
     assert re.search(r"^  requests +10000 +.*\(--quick: \d+\)$", run("list", "ttft").stdout, re.MULTILINE)
 
 
@@ -65,11 +67,13 @@ def test_the_demands_are_listed() -> None:
         (("ttft",), "--target: is missing"),
         (("ttft", "--target", NOBODY), "tests.ttft.rate: is not given"),
         (("ttft", "--target", NOBODY, "--set", "reqests=1"), "--set reqests: there is no such parameter"),
-        (("ttft", "--target", NOBODY, "--set", "requests=x"), "--set requests: expected `int`"),
+        (("ttft", "--target", NOBODY, "--set", "requests=x"), "--set requests: 'x' is no whole number"),
+        (("ttft", "--target", NOBODY, "--set", "rate=4"), f"--target: {NOBODY} cannot be reached"),
         (("ttft", "--target", NOBODY, "--warmup", "some"), "--warmup: 'some' is neither"),
         (("ttft", "--target", NOBODY, "--config", "none.toml"), "--config: none.toml cannot be read"),
         (("ttft", "--target", NOBODY, "--html", "no/where.html"), "--html: there is no folder no"),
         (("ttft", "--target", NOBODY, "--json", "-", "--markdown", "-"), "is written to stdout"),
+        (("ttft", "--target", NOBODY, "--again"), "--again: is of results that are there"),
         (("list", "tttf"), "no test is called 'tttf'"),
         (("init",), "--target: is missing"),
         (("init", "--target", NOBODY, "-"), "--target: http://127.0.0.1:9 cannot be reached"),
@@ -83,7 +87,25 @@ def test_what_does_not_fit_is_named(
     done = CliRunner().invoke(app, ["bench", *args])
     assert isinstance(done.exception, ConfigError), done.output
     assert says in str(done.exception)
-    assert not list(tmp_path.rglob("*.*")), "nothing is left behind"
+    assert not list(tmp_path.iterdir()), "nothing is left behind"
+
+
+def test_the_command_that_goes_on_measures_nothing_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["llmtap", "bench", "ttft", "--again", "--results", "my r"])
+    assert _command(Path("my r")) == "llmtap bench ttft --results 'my r'"
+
+
+def test_other_parameters_are_exit_2_and_replace_nothing(tmp_path: Path) -> None:
+    held = {"quick": False, "seed": 42, "warmup": "auto", "params": {"requests": 12, "rate": 4.0}}
+    (tmp_path / "r/ttft").mkdir(parents=True)
+    for at, told in (("bench.json", {}), ("ttft/result.json", held)):
+        (tmp_path / "r" / at).write_text(json.dumps(told))
+    done = run("ttft", "--target", NOBODY, "--set", "rate=9", "--results", "r", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "requests 12 there, 10000 now; rate 4.0 there, 9.0 now" in done.stderr
+    assert "--again" in done.stderr
+    assert json.loads((tmp_path / "r/ttft/result.json").read_text()) == held
+    assert (tmp_path / "r/bench.json").read_text() == "{}"
 
 
 def test_what_does_not_fit_is_exit_2(tmp_path: Path) -> None:
@@ -97,7 +119,9 @@ def test_a_file_is_written_once_and_is_what_a_test_runs_with(
     monkeypatch.chdir(tmp_path)
     with sim("--ttft", "20ms") as url:
         init = ["bench", "init", "--target", url]
-        assert "the server told sut.software" in CliRunner().invoke(app, init).output
+        said = CliRunner().invoke(app, init).output
+        assert "the server told sut.software" in said
+        assert re.search(r"^llmtap: \d+ declarations? that the draft demands .*sut.prefix_cache", said, re.M)
         assert "--force" in str(CliRunner().invoke(app, init).exception)
         assert CliRunner().invoke(app, [*init, "--force"]).exit_code == 0
         done = run("ttft", "--config", "bench.toml", *SMALL, "--json", "-", cwd=tmp_path)

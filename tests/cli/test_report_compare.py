@@ -63,10 +63,41 @@ def test_what_is_lacking_is_named_in_the_table(results: Path) -> None:
     assert "note: c has 1 of the 3 independent runs" in done.output
 
 
+def test_other_loads_are_named_at_the_top_and_are_exit_1(results: Path, tmp_path: Path) -> None:
+    other = results_folder(tmp_path / "d", changes={"params.rate": 8.0}, place_in_turn=1)
+    args = ["report", str(results / "a"), "--compare", str(other)]
+    page, text = tmp_path / "d.html", tmp_path / "d.md"
+    done = CliRunner().invoke(app, [*args, "--html", str(page), "--markdown", str(text)])
+    assert done.exit_code == 1
+    assert not isinstance(done.exception, ConfigError)
+    lines = done.output.splitlines()
+    assert lines[1] == "loads differ, and figures of them are not tested:"
+    assert lines[2].startswith("  rate ")
+    assert lines[2].endswith(" 8.0 of d")
+    (row,) = [line for line in lines if line.startswith("TTFT P50")]
+    assert row.rstrip().endswith("not tested")
+    for written in (page, text):
+        assert "loads differ" in written.read_text()
+    assert CliRunner().invoke(app, [*args, "--json"]).exit_code == 1
+    assert CliRunner().invoke(app, [*args, "--html", "-"]).exit_code == 1
+
+
+def test_rates_are_named_for_what_they_are(results: Path) -> None:
+    assert "output rate, mean of runs" in said(results)
+    assert "| System | Output tok/s, highest load, median of runs |" in said(results, "--markdown", "-")
+
+
 @pytest.mark.parametrize(
     ("args", "says"),
     [
         (("a", "b", "--compare", "c"), "2 results to compare with"),
+        (("a", "b"), "these are bench results\nhint: llmtap report a --compare b"),
+        (("a", "b", "c", "--json"), "llmtap report a --compare b --compare c"),
+        (("[ab]",), "llmtap report a --compare b"),
+        (("a", "capture"), "a is bench results, and capture is none"),
+        (("capture", "b"), "b is bench results, and capture is none"),
+        ((".",), "llmtap report a --compare b --compare c"),
+        (("one",), "one/a is bench results\nhint: llmtap report one/a"),
         (("a", "--compare", "none"), "none is no results folder"),
         (("a", "--compare", "a"), "is named twice"),
         (("a", "--compare", "b", "--html", "no/where.html"), "--html: there is no folder no"),
@@ -77,6 +108,9 @@ def test_what_does_not_fit_is_named(
     results: Path, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...], says: str
 ) -> None:
     monkeypatch.chdir(results)
+    (results / "capture").mkdir(exist_ok=True)
+    (results / "one/a").mkdir(parents=True, exist_ok=True)
+    (results / "one/a/bench.json").write_text("{}")
     done = CliRunner().invoke(app, ["report", *args])
     assert isinstance(done.exception, ConfigError), done.output
     assert says in str(done.exception)

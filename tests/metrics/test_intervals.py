@@ -96,7 +96,7 @@ def test_an_end_of_which_nothing_is_known_is_open(n: int, p: float, open_at: str
 def test_of_nothing_there_is_nothing_and_of_one_value_both_ends_are_open() -> None:
     assert quantile_interval([], 0.5) is None
     assert quantile_interval([7.0], 0.5) == Interval(
-        7.0, 7.0, 7.0, 1, 0.95, "order statistics, open below and above"
+        7.0, 7.0, 7.0, 1, 0.95, "order statistics, open below and above", True, True
     )
 
 

@@ -75,7 +75,7 @@ def test_intervals_are_as_long_as_they_are_known_to_be() -> None:
     assert (error["arrayminus"], error["array"]) == ([2, 5, 10], [2, 0.0, 15])
     assert "error_y" not in panel.data[1]
     assert chart_rows(chart("line"))[1][:2] == [
-        ("P50", ["1", "50", "48 to 52"]), ("P50", ["2", "55", "-"]),
+        ("P50", ["1", "50", "48 to 52"]), ("P50", ["2", "55", "50 or more"]),
     ]  # fmt: skip
 
 
@@ -214,10 +214,41 @@ def test_the_terminal_has_tables_notes_and_what_is_in_the_way() -> None:
         assert line in said
 
 
+def test_where_the_minimum_report_follows_findings_are_left_to_it() -> None:
+    finding = {"test": "ttft", "step": "load", "what": "late", "says": "too late"}
+    document = bench_document(verdict={"valid": False, "findings": [finding]})
+    console = Console(width=200, no_color=True, highlight=False)
+    with console.capture() as capture:
+        console.print(render_bench(document, minimum_follows=True))
+    assert capture.get().count("NOT VALID") == 1
+    assert "too late" not in capture.get()
+    valid = bench_document()
+    with console.capture() as capture:
+        console.print(render_bench(valid, minimum_follows=True))
+    assert "NOT VALID" not in capture.get()
+
+
+def test_a_currency_without_a_price_is_left_out() -> None:
+    document = bench_document()
+    for price, shown in ((None, False), (2.5, True)):
+        document["sut"]["hardware"] |= {"currency": "USD", "price_per_hour": price}
+        assert ("hardware currency" in page(document).words) is shown
+
+
+def test_an_open_end_of_an_interval_is_told_and_has_no_bar() -> None:
+    one = chart("line")
+    heads, rows = chart_rows(one)
+    assert heads[-1] == "interval"
+    assert [cells[-1] for _, cells in rows[:3]] == ["48 to 52", "50 or more", "70 to 95"]
+    assert chart_panel(one).data[0]["error_y"]["array"] == [2, 0.0, 15]
+    bare = {**one, "series": [{**one["series"][0], "low": [None] * 3, "high": [None] * 3}]}
+    assert "interval" not in chart_rows(bare)[0]
+
+
 def test_a_terminal_table_has_sentences_on_the_left_and_figures_on_the_right() -> None:
     rows = [
         ["1", "3.2 to 12 requests/s", "yes", "2 of 19 failed"],
-        ["10", "4 req/s", "no", "TTFT P99 is above 1 s"],
+        ["10", "4 req/s (3 req/s or more of these)", "no", "TTFT P99 is above 1 s"],
     ]
     shown = render_table({"heads": ["Level", "Load", "Steady", "Why"], "rows": rows})
     assert [column.justify for column in shown.columns] == ["left", "right", "left", "left"]

@@ -25,7 +25,7 @@ from llmtap.bench.compliance.requirement import (
     row,
 )
 
-__all__ = ["ROWS", "RUNS_MIN"]
+__all__ = ["ROWS", "RUNS_MIN", "sequence"]
 
 RUNS_MIN: Final = 3
 APART_MAX_S: Final = 3_600.0
@@ -54,7 +54,7 @@ def _systems(report: Report) -> list[list[Report]]:
     return list(found.values())
 
 
-def _sequence(step: Step) -> str:
+def sequence(step: Step) -> str:
     """What tells the requests of a load, and their times, from others."""
     told = workload(step)
     what = (
@@ -73,7 +73,7 @@ def _loads(runs: Sequence[Report]) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for one in runs:
         for step in measured(one):
-            found.setdefault(str(step.get("name")), set()).add(_sequence(step))
+            found.setdefault(str(step.get("name")), set()).add(sequence(step))
     return found
 
 

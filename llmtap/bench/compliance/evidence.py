@@ -22,8 +22,8 @@ from llmtap.bench.compliance.requirement import (
 __all__ = [
     "STANDARD_WORKLOADS", "Step", "arrivals_of", "at", "boundary", "cell", "count", "counted", "declared",
     "has_levels", "has_requests", "is_closed", "is_measured", "is_open", "lacking", "lasted", "lasts",
-    "level_of", "measured", "name_of", "over", "protocol", "seconds", "slots_of", "steps", "table",
-    "table_has", "text", "workload", "workload_is",
+    "level_of", "measured", "name_of", "over", "protocol", "seconds", "several", "slots_of", "steps",
+    "table", "table_has", "text", "workload", "workload_is",
 ]  # fmt: skip
 
 Step = Mapping[str, Any]
@@ -156,7 +156,7 @@ def has_requests(needed: int, what: str = "", among: Callable[[Step], bool] = is
         n = at(step, "result.n")
         if n is None:
             return cannot_tell("the number of requests is not told")
-        evidence = f"{count(n)} requests, {count(needed)} needed" + f" for {what}" * bool(what)
+        evidence = f"{several(n, 'request')}, {count(needed)} needed" + f" for {what}" * bool(what)
         return met(evidence) if n >= needed else not_met(evidence)
 
     return lambda report: over(report, judge, among)
@@ -223,6 +223,11 @@ def text(value: object) -> str:
 def count(n: float | None) -> str:
     """`1,000`; `?` where it is not known."""
     return "?" if n is None else f"{n:,.0f}"
+
+
+def several(n: float | None, noun: str) -> str:
+    """`1 answer`, `1,000 answers`"""
+    return f"{count(n)} {noun}" + ("" if n == 1 else "s")
 
 
 def seconds(value: float) -> str:

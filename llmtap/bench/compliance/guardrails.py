@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from llmtap.bench.compliance.evidence import at, boundary, count, declared, steps, text
+from llmtap.bench.compliance.evidence import at, boundary, count, declared, several, steps, text
 from llmtap.bench.compliance.requirement import (
     Report,
     Requirement,
@@ -48,7 +48,7 @@ def _refused(report: Report) -> Verdict:
     if refused is None:
         return not_met("how many requests were refused is not told")
     sent = sum(at(step, "result.n") or 0 for step in steps(report))
-    return met(f"{count(refused)} of {count(sent)} requests were refused")
+    return met(f"{count(refused)} of {several(sent, 'request')} were refused")
 
 
 def _enabled(report: Report) -> Verdict:

@@ -18,6 +18,7 @@ from llmtap.bench.compliance.evidence import (
     is_open,
     measured,
     over,
+    several,
     slots_of,
     steps,
     table,
@@ -72,7 +73,7 @@ def load_model(report: Report) -> Verdict:
 def _requests(report: Report) -> Verdict:
     def judge(step: Step) -> Verdict:
         planned = at(step, "result.plan.requests")
-        return met(f"{count(planned)} requests planned") if planned else not_met("no number of requests")
+        return met(f"{several(planned, 'request')} planned") if planned else not_met("no number of requests")
 
     return over(report, judge)
 
@@ -138,7 +139,7 @@ def _other_tokens(report: Report) -> Verdict:
         return cannot_tell("no first token is in the report")
     if not others:
         n = sum(at(step, "result.metrics.ttft.n") or 0 for step in steps(report))
-        return not_applicable(f"content came first in all of {count(n)} answers")
+        return not_applicable(f"content came first in all of {several(n, 'answer')}")
     said = [note for note in map(str, report.get("notes") or ()) if "content token" in note]
     return (
         met(said[0]) if said else not_met("tokens came before the content, and the report does not note it")
@@ -218,7 +219,8 @@ def _warmed(report: Report) -> Verdict:
     if not told:
         return not_met("no warm-up is told")
     one = told[0]
-    return met(f"warm-up: {count(one.get('requests') or 0)} requests, {count(one.get('tokens') or 0)} tokens")
+    requests, tokens = (one.get(name) or 0 for name in ("requests", "tokens"))
+    return met(f"warm-up: {several(requests, 'request')}, {several(tokens, 'token')}")
 
 
 def _guarded(report: Report) -> Verdict:
@@ -249,7 +251,7 @@ def _long_enough(report: Report) -> Verdict:
     levels = [one for one in at(report, "measurements.levels") or () if isinstance(one, dict)]
     short = sum(one.get("too_short") or 0 for one in levels)
     if short:
-        return not_met(f"{count(short)} answers had fewer than {OUTPUT_MIN} tokens, and are in no figure")
+        return not_met(f"{several(short, 'answer')} had fewer than {OUTPUT_MIN} tokens: in no figure")
 
     def judge(step: Step) -> Verdict:
         output = at(step, "result.plan.workload.output") or {}
@@ -271,7 +273,7 @@ def _without_ttft(report: Report) -> Verdict:
         first = at(step, "result.metrics.ttft_any.n")
         if not gaps or not chunks or not first:
             return cannot_tell("the report lacks the numbers of gaps, chunks and answers")
-        evidence = f"{count(gaps)} gaps of {count(chunks)} chunks in {count(first)} answers"
+        evidence = f"{several(gaps, 'gap')} of {several(chunks, 'chunk')} in {several(first, 'answer')}"
         return met(evidence) if gaps <= chunks - first else not_met(evidence)
 
     return over(report, judge, is_measured)

@@ -18,6 +18,7 @@ from llmtap.bench.compliance.evidence import (
     over,
     protocol,
     seconds,
+    several,
     steps,
 )
 from llmtap.bench.compliance.requirement import (
@@ -79,7 +80,9 @@ def _streamed(report: Report) -> Verdict:
             return not_met("answers were asked for in one piece")
         if not events:
             return cannot_tell("no event of a stream is in the report")
-        return met(f"{protocol(report) or 'a stream'}: {count(events)} events of {_n(step)} answers")
+        n = at(step, "result.n") or 0
+        seen = f"{several(events, 'event')} of {several(n, 'answer')}"
+        return met(f"{protocol(report) or 'a stream'}: {seen}")
 
     return over(report, judge)
 

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from llmtap.bench.compliance.evidence import Step, at, boundary, count, over, protocol, steps
+from llmtap.bench.compliance.evidence import Step, at, boundary, count, over, protocol, several, steps
 from llmtap.bench.compliance.requirement import (
     Check,
     Report,
@@ -71,7 +71,8 @@ def _handling(report: Report) -> Verdict:
         policies = at(step, "result.metrics.itl.policy") or {}
         if not policies:
             return cannot_tell("no gap between tokens was measured")
-        return met("; ".join(f"{as_declared(policy)}: {count(n)} answers" for policy, n in policies.items()))
+        seen = (f"{as_declared(policy)}: {several(n, 'answer')}" for policy, n in policies.items())
+        return met("; ".join(seen))
 
     return over(report, judge)
 

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from llmtap.bench.compliance.evidence import at, count, declared, steps, text
+from llmtap.bench.compliance.evidence import at, count, declared, several, steps, text
 from llmtap.bench.compliance.requirement import (
     Report,
     Requirement,
@@ -32,8 +32,8 @@ def _method(report: Report) -> Verdict:
     guessed = sources.get("chunks", 0)
     if guessed:
         return not_met(
-            f"option {option} is declared, and tokens of {count(guessed)} answers were taken to be one each,"
-            " by chunk: no tokenizer counts so"
+            f"option {option} is declared, and tokens of {several(guessed, 'answer')} were taken to be one"
+            " each, by chunk: no tokenizer counts so"
         )
     told = ", ".join(f"{source} {count(n)}" for source, n in sorted(sources.items()))
     return met(f"option {option}" + (f"; counts by {told}" if told else ""))

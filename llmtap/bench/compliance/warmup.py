@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from llmtap.bench.compliance.evidence import at, count, name_of, steps
+from llmtap.bench.compliance.evidence import at, count, name_of, several, steps
 from llmtap.bench.compliance.requirement import (
     Check,
     Report,
@@ -64,16 +64,16 @@ def _loaded(warmup: WarmUp) -> Verdict:
     if not n:
         return cannot_tell("it answered nothing before it was measured")
     if not warmup.get("probes"):
-        return cannot_tell(f"{count(n)} answers, whose latency was not probed")
+        return cannot_tell(f"{several(n, 'answer')}, whose latency was not probed")
     if not warmup.get("stable"):
-        return cannot_tell(f"{count(n)} answers, whose latency had not settled")
-    return met(f"{count(n)} answers before the measurement, and a latency that had settled")
+        return cannot_tell(f"{several(n, 'answer')}, whose latency had not settled")
+    return met(f"{several(n, 'answer')} before the measurement, and a latency that had settled")
 
 
 def _processed(warmup: WarmUp) -> Verdict:
     n, tokens = warmup.get("requests") or 0, warmup.get("tokens") or 0
     evidence = (
-        f"{count(n)} requests of {REQUESTS_MIN} and {count(tokens)} output tokens of {count(TOKENS_MIN)}"
+        f"{several(n, 'request')} of {REQUESTS_MIN} and {count(tokens)} output tokens of {count(TOKENS_MIN)}"
     )
     return met(evidence) if n >= REQUESTS_MIN and tokens >= TOKENS_MIN else not_met(evidence)
 
@@ -83,7 +83,7 @@ def _drained(warmup: WarmUp) -> Verdict:
     if probes:
         return met(f"all its answers had come: {len(probes)} probes followed, one at a time")
     if n and failed == 0:
-        return met(f"all its {count(n)} answers had come, and none had failed")
+        return met(f"all its {several(n, 'answer')} had come, and none had failed")
     return cannot_tell("nothing shows that its answers had all come")
 
 
