@@ -6,7 +6,7 @@ on. The user's (a bad option, an unreadable file) is one sentence that names the
 and exit code 2.
 """
 
-__all__ = ["ConfigError", "LlmtapError", "PeerProtocolError"]
+__all__ = ["ConfigError", "LlmtapError", "PeerProtocolError", "get_extra"]
 
 
 class LlmtapError(Exception):
@@ -21,6 +21,11 @@ class ConfigError(LlmtapError):
         self.place = place
         self.problem = problem
         self.hint = hint
+
+
+def get_extra(name: str) -> str:
+    """The hint where an optional package is missing: how the extra that brings it is installed."""
+    return f"in a clone of llmtap: .venv/bin/pip install -c constraints.txt -e '.[{name}]'"
 
 
 class PeerProtocolError(LlmtapError):

@@ -3,7 +3,8 @@
 `digest`: batches as relays pack them go through BatchReader, Assembler, SSE, dialect, metrics, windows
 and exposition, in this process. Kinds of streams are interleaved, several rounds, and CPU time is read,
 so that a noisy neighbour moves the figures little. `overload`: a real meter process gets more than it
-can take, through a real Tap; every exchange must be measured or counted as dropped.
+can take, through a real Tap; every exchange must be measured or counted as dropped. Meanwhile somebody
+scrapes it without a pause.
 
     .venv/bin/python benchmarks/meter/capacity.py [--rounds 5] [--json FILE]
 """
@@ -17,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -288,6 +290,31 @@ async def flood(path: str, seconds: float, loop_events: int) -> dict[str, Any]:
     return result
 
 
+class Scraper:
+    """Asks for `/metrics` again and again, in a thread, and keeps how long each answer took."""
+
+    def __init__(self, admin: str) -> None:
+        self._url = f"http://{admin}/metrics"
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._ask)
+        self.seconds: list[float] = []
+
+    def __enter__(self) -> "Scraper":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _ask(self) -> None:
+        while not self._over.is_set():
+            began = time.monotonic()
+            with urllib.request.urlopen(self._url, timeout=60) as answer:
+                answer.read()
+            self.seconds.append(time.monotonic() - began)
+
+
 def run_overload(seconds: float, console: Console) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/tap"
@@ -303,7 +330,9 @@ def run_overload(seconds: float, console: Console) -> dict[str, Any]:
             meter.stdin.write(json.dumps(setup).encode() + b"\n")
             meter.stdin.flush()
             meter.stdout.readline()
-            result = asyncio.run(flood(path, seconds, 8))
+            with Scraper(admin) as scraper:
+                result = asyncio.run(flood(path, seconds, 8))
+            result["scrape_s"] = scraper.seconds
             with urllib.request.urlopen(f"http://{admin}/api/v1/summary?window=all", timeout=60) as answer:
                 summary = json.load(answer)
             ticks = Path(f"/proc/{meter.pid}/stat").read_text().rsplit(")", 1)[1].split()
@@ -319,7 +348,9 @@ def run_overload(seconds: float, console: Console) -> dict[str, Any]:
     console.print(
         f"Overload, {seconds:g} s: {result['opened']:,} exchanges began, {result['measured']:,} measured, "
         f"{dropped:,} dropped whole and counted ({result['dropped']}); the meter has {summary['n']:,}; "
-        f"{'adds up exactly' if result['exact'] else 'DOES NOT ADD UP'}"
+        f"{'adds up exactly' if result['exact'] else 'DOES NOT ADD UP'}. /metrics was answered "
+        f"{len(scraper.seconds)} times, in {statistics.median(scraper.seconds):.2f} s at the median and "
+        f"{max(scraper.seconds):.2f} s at most"
     )
     return result
 

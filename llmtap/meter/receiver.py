@@ -90,17 +90,37 @@ class _Connection(asyncio.Protocol):
                 if not self._acks:
                     asyncio.get_running_loop().call_soon(self._acknowledge)
                 self._acks += ACK.pack(batch_no)
+            if self._tally.turns.behind:
+                self._breathe()
         except (ValueError, msgspec.MsgspecError) as error:
             # Bytes out of step cannot be resynchronised: hang up, and the relay begins anew.
             self._tally.failed("bad_batch", error)
             self.close()
 
+    def _breathe(self) -> None:
+        # The loop reads a socket up to 32 times in a row while there is more, and an answer at the admin port
+        # takes several rounds of the loop: seconds, in a backlog. Stopped and started, it reads once a round.
+        if self._transport is not None:
+            self._transport.pause_reading()
+            asyncio.get_running_loop().call_soon(self._transport.resume_reading)
+
     def _acknowledge(self) -> None:
-        # In a turn of its own: writing to a relay that has died ends the connection, and with it what of its
-        # last words was not read yet.
-        if self._transport is not None and not self.lost.is_set():
-            self._transport.write(bytes(self._acks))
+        # Past the transport, which ends a connection that cannot be written to, and what of the last words of a
+        # relay that has died was not read yet would go with it. Reading finds its end.
+        transport, acks = self._transport, bytes(self._acks)
         self._acks.clear()
+        if transport is None or self.lost.is_set() or transport.is_closing():
+            return
+        sent = 0
+        if not transport.get_write_buffer_size():
+            try:
+                sent = os.write(transport.get_extra_info("socket").fileno(), acks)
+            except BlockingIOError:
+                pass
+            except OSError:
+                return
+        if sent < len(acks):
+            transport.write(acks[sent:])
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._siblings.discard(self)

@@ -29,20 +29,23 @@ BEHIND_NS: Final = 50_000_000
 class Turns:
     """Cuts the work of one thread into turns."""
 
-    __slots__ = ("_give", "_insist_until_ns", "_mono_ns", "_since_ns")
+    __slots__ = ("_give", "_insist_until_ns", "_mono_ns", "_since_ns", "behind")
 
     def __init__(self, mono_ns: Callable[[], int], give: Callable[[], None] = os.sched_yield) -> None:
         self._mono_ns = mono_ns
         self._give = give
         self._since_ns = 0
         self._insist_until_ns = 0
+        self.behind = False
+        """Whether the last batch was old."""
 
     def over(
         self, frames: Sequence[tuple[int, int, int, int, Any]]
     ) -> Iterator[tuple[int, int, int, int, Any]]:
         """The frames of a batch, which the caller works on as they come."""
         now_ns = self._since_ns = self._mono_ns()
-        if frames and now_ns - frames[-1][2] > BEHIND_NS:
+        self.behind = bool(frames) and now_ns - frames[-1][2] > BEHIND_NS
+        if self.behind:
             self._insist_until_ns = now_ns + INSIST_NS
         for frame in frames:
             yield frame

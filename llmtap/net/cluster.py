@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import llmtap
-from llmtap.errors import ConfigError
+from llmtap.errors import ConfigError, get_extra
 
 __all__ = ["ray_cluster"]
 
@@ -43,7 +43,7 @@ def ray_cluster(address: str, workers: int | None) -> Iterator[Any]:
     try:
         import ray
     except ImportError:
-        raise ConfigError("--ray", "needs Ray", "pip install llmtap[ray]") from None
+        raise ConfigError("--ray", "needs Ray", get_extra("ray")) from None
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if not local:
         _reach(address)

@@ -93,7 +93,10 @@ def command() -> list[str]:
 
 async def try_out(handover: Handover, argv: list[str]) -> str | None:
     """Have the program on disk check the configuration and the handover; what is wrong, or None."""
-    fd = _written(handover)
+    try:
+        fd = _written(handover)
+    except OSError as exc:
+        return f"the handover cannot be written: {exc.strerror}"
     try:
         process = await asyncio.create_subprocess_exec(
             *argv, "--check",

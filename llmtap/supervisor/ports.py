@@ -84,18 +84,27 @@ class Ports:
             admin_at=self.admin_at,
         )
 
-    def move_clients(self, settings: Settings) -> None:
-        """Go where the settings say, if we may, with a socket for each worker.
+    def copy(self) -> "Ports":
+        """The same sockets, so that one of the two may move and the other is there to go back to."""
+        return Ports(list(self.clients), self.admin, self.listen_at, self.admin_at)
 
-        Whoever serves the old ones has copies. Raises ConfigError where the new address cannot be had: then
-        nothing has changed.
+    def close_but(self, others: "Ports") -> None:
+        """Close the sockets that `others` does not have."""
+        kept = {others.admin, *others.clients}
+        for sock in (self.admin, *self.clients):
+            if sock not in kept:
+                sock.close()
+
+    def move_clients(self, settings: Settings) -> None:
+        """Go where the settings say, if we may, with a socket for each worker. Closes none.
+
+        Raises ConfigError where the new address cannot be had: then nothing has changed.
         """
         relay = settings.relay
         if self.listen_at is not None:
             if relay.listen != self.listen_at:
-                fresh = _bind("relay.listen", relay.listen, relay.workers)
-                self.close_clients()
-                self.clients, self.listen_at = fresh, relay.listen
+                self.clients = _bind("relay.listen", relay.listen, relay.workers)
+                self.listen_at = relay.listen
             host, port = parse_address(relay.listen)
             try:
                 for _ in range(relay.workers - len(self.clients)):
@@ -109,9 +118,8 @@ class Ports:
         at = settings.meter.admin
         if self.admin_at in (None, at):
             return
-        (fresh,) = _bind("meter.admin", at, 1)
-        self.admin.close()
-        self.admin, self.admin_at = fresh, at
+        (self.admin,) = _bind("meter.admin", at, 1)
+        self.admin_at = at
 
     def of(self, index: int, workers: int) -> list[socket.socket]:
         """The sockets of worker `index`; the last one has to serve those left after a change to fewer."""

@@ -16,8 +16,9 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -180,13 +181,21 @@ class Supervisor:
         with suppress(TimeoutError):  # so that the first exchanges are measured, too
             await asyncio.wait_for(self._meter_came.wait(), METER_S)
         fresh, _ = await self._start_relays()
+        if len(fresh) < self._settings.relay.workers:
+            raise ConfigError("relay.workers", f"only {len(fresh)} of them could be started", "see the log")
         self._go_on_with(fresh)
 
     async def _start_relays(self) -> tuple[dict[int, Child], bool]:
-        """A relay for each worker, with the present settings, and whether all of them are ready."""
-        fresh = {i: await self._start_relay(i) for i in range(self._settings.relay.workers)}
+        """A relay for each worker, with the present settings, and whether all of them came and are ready."""
+        workers = self._settings.relay.workers
+        fresh: dict[int, Child] = {}
+        try:
+            for index in range(workers):
+                fresh[index] = await self._start_relay(index)
+        except OSError as exc:
+            _not_started("relay", exc)
         ready = await asyncio.gather(*(_is_ready(child) for child in fresh.values()))
-        return fresh, all(ready)
+        return fresh, all(ready) and len(fresh) == workers
 
     def _go_on_with(self, relays: dict[int, Child]) -> dict[int, Child]:
         """These are at work now; returns those that were."""
@@ -207,7 +216,7 @@ class Supervisor:
             await _back_off(child, status, failures)
             if generation != self._generation:
                 return
-            child = await self._start_relay(index)
+            child = await _start_at_last("relay", partial(self._start_relay, index))
             if generation != self._generation:
                 self._retire(child)
                 return
@@ -219,7 +228,7 @@ class Supervisor:
         failures = 0
         while True:
             if child is None:
-                self._meter = child = await self._start_meter()
+                self._meter = child = await _start_at_last("meter", self._start_meter)
                 await child.ready()
                 self._meter_came.set()
             status = await child.wait()
@@ -278,6 +287,7 @@ class Supervisor:
             await (self._restart() if wants_restart else self._reload())
 
     async def _reload(self) -> None:
+        ports, run = self._ports.copy(), msgspec.structs.replace(self._run)
         try:
             settings = self._read_again()
             check_settings(settings)
@@ -286,6 +296,15 @@ class Supervisor:
             log.error("event=reload_refused error=%r", str(exc))
             return
         old, self._settings = self._settings, settings
+        self._run.follow(settings)
+        fresh, ready = await self._start_relays()
+        if not ready:
+            self._settings = old
+            self._run = msgspec.structs.replace(run, relays=self._run.relays)
+            self._go_back_to(ports, fresh.values())
+            log.error("event=reload_failed hint='the old relays go on, with the settings they have'")
+            return
+        ports.close_but(self._ports)
         if settings.relay.listen != old.relay.listen and self._ports.listen_at is None:
             log.warning("event=reload_partial key=relay.listen hint='its sockets came from outside'")
         if settings.meter.admin != old.meter.admin:
@@ -294,8 +313,6 @@ class Supervisor:
             getattr(settings, table) != getattr(old, table)
             for table in ("experiment", "otlp", "tenants", "slo", "cost", "capture")
         )
-        self._run.follow(settings)
-        fresh, _ = await self._start_relays()
         retiring = self._go_on_with(fresh)
         for child in retiring.values():
             self._retire(child, old.relay.drain_timeout / 1e9)
@@ -305,6 +322,13 @@ class Supervisor:
             self._meter_renewed = True
             self._meter.signal(RENEW)
         log.info("event=reloaded config=%s retiring=%d", fingerprint(settings), len(retiring))
+
+    def _go_back_to(self, ports: Ports, failed: Iterable[Child]) -> None:
+        """These sockets again, and not those relays, of which some may have been at work for a moment."""
+        for child in failed:
+            self._retire(child)
+        self._ports.close_but(ports)
+        self._ports = ports
 
     # ---------------------------------------------------------------- hot restart
 
@@ -344,6 +368,7 @@ class Supervisor:
 
     async def _take_over(self, left: Handover) -> None:
         """A meter and relays of this program beside those of the one before, which go once ours are ready."""
+        ports = self._ports.copy()
         for move in (self._ports.move_clients, self._ports.move_admin):
             try:
                 move(self._settings)
@@ -352,13 +377,18 @@ class Supervisor:
         with suppress(FileNotFoundError):
             os.rename(left.tap_path, left.tap_path + ASIDE)
         fresh: dict[int, Child] = {}
-        meter = await self._start_meter(takes_over=self._meter is not None)
-        ready = await _is_ready(meter)
-        if ready:
+        meter, ready = None, False
+        try:
+            meter = await self._start_meter(takes_over=self._meter is not None)
+        except OSError as exc:
+            _not_started("meter", exc)
+        if meter is not None and await _is_ready(meter):
             fresh, ready = await self._start_relays()
-        if not ready:
-            await self._fall_back(left, [meter, *fresh.values()])
+        if meter is None or not ready:
+            self._go_back_to(ports, fresh.values())
+            await self._fall_back(left, meter)
             return
+        ports.close_but(self._ports)
         old, self._meter = self._meter, meter
         self._spawn(self._keep_meter(meter))
         if old is not None:
@@ -371,18 +401,16 @@ class Supervisor:
             os.unlink(left.tap_path + ASIDE)
         log.info("event=restarted config=%s pid=%d", fingerprint(self._settings), os.getpid())
 
-    async def _fall_back(self, left: Handover, failed: list[Child]) -> None:
-        """What we started is of no use: those that are at work stay."""
+    async def _fall_back(self, left: Handover, failed: Child | None) -> None:
+        """The meter and the relays that we started are of no use: those that are at work stay."""
         log.error("event=restart_failed pid=%d hint='the old relays and their meter go on'", os.getpid())
-        meter, *relays = failed
-        for child in relays:
-            self._retire(child)
-        await meter.stop(GRACE_S)
+        if failed is not None:
+            await failed.stop(GRACE_S)
         with suppress(FileNotFoundError):
             os.rename(left.tap_path + ASIDE, left.tap_path)
         for index in range(self._settings.relay.workers):
             if index not in self._relays:  # it had died, and was not back in time
-                self._relays[index] = await self._start_relay(index)
+                self._relays[index] = await _start_at_last("relay", partial(self._start_relay, index))
         self._go_on_with(self._relays)
         self._spawn(self._keep_meter(self._meter))
 
@@ -410,6 +438,22 @@ async def _is_ready(child: Child) -> bool:
     if not ready:
         log.error("event=%s_not_ready name=%s pid=%d", child.kind, child.name, child.pid)
     return ready
+
+
+def _not_started(kind: str, exc: OSError) -> None:
+    log.error("event=%s_not_started error=%r", kind, str(exc))
+
+
+async def _start_at_last(kind: str, start: Callable[[], Awaitable[Child]]) -> Child:
+    """A child, as soon as the system has memory, files and process numbers for it."""
+    failures = 0
+    while True:
+        try:
+            return await start()
+        except OSError as exc:
+            _not_started(kind, exc)
+        failures += 1
+        await asyncio.sleep(BACKOFF_S[min(failures, len(BACKOFF_S) - 1)])
 
 
 async def _back_off(child: Child, status: int, failures: int) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-pytest.importorskip("scipy", reason="scipy is not installed: pip install llmtap[bench]")
+pytest.importorskip("scipy", reason="scipy is not installed: make setup")
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "soak"))
 
 import accounts

@@ -21,7 +21,7 @@ STARTS_RAY = True
 MS = 1_000_000
 
 
-@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install llmtap[ray]")
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: make setup")
 @pytest.mark.timeout(900)  # it may have to wait for other modules that start Ray
 def test_stopped_in_a_terminal_it_reports_what_was_sent(tmp_path: Path) -> None:
     llmtap = shutil.which("llmtap", path=str(Path(sys.executable).parent))

@@ -136,4 +136,4 @@ def test_without_textual_once_works_and_the_screen_says_what_to_install() -> Non
         "except ConfigError as exc: print(exc)\n"
     )
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=200)
-    assert "pip install llmtap[top]" in done.stdout, done.stderr
+    assert "'.[top]'" in done.stdout, done.stderr

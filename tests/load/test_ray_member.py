@@ -37,7 +37,7 @@ from tests.support.sim_engine import engine
 from tests.support.upstream import Call, says, upstream
 
 pytestmark = [
-    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install llmtap[ray]"),
+    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: make setup"),
     # Ray takes 6 s to start here, a minute where others are busy; and the first one waits for other modules.
     pytest.mark.timeout(900),
     pytest.mark.filterwarnings("default"),

@@ -22,6 +22,8 @@ from tests.support.relay_status import relay_status
 from tests.support.tap_frames import Script
 
 S = 1_000_000_000
+READ_BYTES = 256_000
+"""The most that uvloop takes from a socket at once."""
 
 
 def play(
@@ -106,6 +108,31 @@ def test_who_does_not_speak_the_language_is_hung_up_on(tmp_path: Path, bad: byte
     tally, _ = play(tmp_path, scene)
     assert tally.errors == {"bad_batch": 1}
     assert n(tally) == 0
+
+
+def test_in_a_backlog_others_have_their_turn_after_each_read(tmp_path: Path) -> None:
+    # Numbers of equal width, so that all batches are of one size.
+    batches = [Script().stream(seq).pack(seq) for seq in range(1_000_000, 1_003_000)]
+    frames_each = len(Script().stream(1).frames())
+    assert len({len(batch) for batch in batches}) == 1
+
+    def send() -> None:
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)  # as a relay's
+            sock.connect(str(tmp_path / "tap.sock"))
+            sock.sendall(b"".join([Script().hello().pack(1), *batches]))
+
+    async def scene(tally: Tally, _reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
+        sending = asyncio.create_task(asyncio.to_thread(send))
+        most = 0
+        while tally.frames < 1 + frames_each * len(batches):
+            before = tally.frames
+            await asyncio.sleep(0)
+            most = max(most, tally.frames - before)
+        await sending
+        assert 0 < most <= (READ_BYTES // len(batches[0]) + 1) * frames_each
+
+    play(tmp_path, scene)
 
 
 def test_what_a_relay_left_open_is_lost_unless_it_comes_back(tmp_path: Path) -> None:

@@ -51,7 +51,9 @@ def test_time_between_batches_is_no_part_of_a_turn() -> None:
 def test_who_is_behind_gives_nothing_away_until_it_has_caught_up() -> None:
     bench = Bench()
     assert bench.digest(frames=20, work_ns=TURN_NS, age_ns=2 * BEHIND_NS) == []
+    assert bench.turns.behind
     assert bench.digest(frames=4, work_ns=2 * TURN_NS) == []
+    assert not bench.turns.behind
     bench.now_ns += INSIST_NS
     assert len(bench.digest(frames=4, work_ns=2 * TURN_NS)) == 4
 

@@ -147,11 +147,17 @@ async def proxy(
     config: Path | None = None,
     log: Path = Path(os.devnull),
     program: Path = Path(__file__).parents[2],
+    listen: int | None = None,
 ) -> AsyncIterator[Proxy]:
-    """A proxy that is ready, and killed at the end. It logs to `log`; its package lies in `program`."""
-    listen, admin = port_free(), port_free()
-    args = ["--listen", f"127.0.0.1:{listen}", "--admin", f"127.0.0.1:{admin}"]
-    args += ["--set", "log.level=warning", *more]
+    """A proxy that is ready, and killed at the end. It logs to `log`; its package lies in `program`.
+
+    `listen`: the port, where `config` names it.
+    """
+    admin = port_free()
+    args = ["--admin", f"127.0.0.1:{admin}", "--set", "log.level=warning", *more]
+    if listen is None:
+        listen = port_free()
+        args += ["--listen", f"127.0.0.1:{listen}"]
     if up is not None:
         args += ["--upstream", up.url]
     if config is not None:

@@ -1,0 +1,135 @@
+"""SIGHUP when something is wrong, and a system that has nothing left to start a process with."""
+
+import asyncio
+import contextlib
+import os
+import resource
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.supervisor.test_hot_restart import LIMIT_S, LONG_S, gone
+from tests.supervisor.test_hot_restart_faults import copy_of_the_program
+from tests.supervisor.test_supervisor import READY_S, Proxy, proxy
+from tests.support.live_proxy import port_free
+from tests.support.peer import play, wait_until
+from tests.support.upstream import answers, upstream
+
+@contextlib.contextmanager
+def few_files(pid: int, more: int | None) -> Iterator[None]:
+    """Process `pid` can open so many more files than it has open now; None: not one, whatever it closes."""
+    limit = 3
+    if more is not None:
+        taken = {int(fd) for fd in os.listdir(f"/proc/{pid}/fd")}
+        limit = [fd for fd in range(len(taken) + more + 1) if fd not in taken][more]
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+
+
+def test_new_relays_that_fail_leave_the_old_ones_with_their_settings(tmp_path: Path) -> None:
+    file, log = tmp_path / "llmtap.toml", tmp_path / "log"
+    program = copy_of_the_program(tmp_path / "program")
+    main = program / "llmtap/relay/__main__.py"
+    sound = main.read_text()
+
+    async def scenario() -> None:
+        async with upstream() as up, upstream() as other:
+            path, there = up.on(answers(b"here")), other.on(answers(b"there"))
+            file.write_text(f'[relay]\nupstream = "{up.url}"\n')
+            async with proxy(None, config=file, log=log, program=program) as tap:
+                family = tap.relays() + tap.meters()
+                main.write_text("raise SystemExit(3)\n")
+                file.write_text(f'[relay]\nupstream = "{other.url}"\nworkers = 2\n')
+                os.kill(tap.pid, signal.SIGHUP)
+                await wait_until(lambda: b"event=reload_failed" in log.read_bytes(), LONG_S)
+                await wait_until(lambda: tap.relays() + tap.meters() == family, LONG_S)
+                assert await tap.get(path) == b"here"
+
+                # Whoever dies comes back as it was.
+                main.write_text(sound)
+                (relay,) = tap.relays()
+                os.kill(relay, signal.SIGKILL)
+                await wait_until(lambda: tap.relays() and relay not in tap.relays(), READY_S)
+                assert await asyncio.wait_for(tap.get(path), READY_S) == b"here"
+
+                # And what was wrong can be put right.
+                before = tap.relays()
+                os.kill(tap.pid, signal.SIGHUP)
+                await wait_until(lambda: len(set(tap.relays()) - set(before)) == 2, READY_S)
+                await gone(before)
+                for _ in range(4):
+                    assert await asyncio.wait_for(tap.get(there), READY_S) == b"there"
+
+    play(scenario(), limit_s=LIMIT_S)
+
+
+def test_an_address_that_was_moved_to_in_vain_is_left_again(tmp_path: Path) -> None:
+    file, log = tmp_path / "llmtap.toml", tmp_path / "log"
+    program = copy_of_the_program(tmp_path / "program")
+    main = program / "llmtap/relay/__main__.py"
+    sound = main.read_text()
+
+    async def scenario() -> None:
+        async with upstream() as up:
+            path = up.on(answers(b"here"))
+            ports = port_free(), port_free()
+
+            def say(port: int) -> None:
+                file.write_text(f'[relay]\nupstream = "{up.url}"\nlisten = "127.0.0.1:{port}"\n')
+
+            say(ports[0])
+            async with proxy(None, config=file, log=log, program=program, listen=ports[0]) as tap:
+                main.write_text("raise SystemExit(3)\n")
+                say(ports[1])
+                os.kill(tap.pid, signal.SIGHUP)
+                await wait_until(lambda: b"event=reload_failed" in log.read_bytes(), LONG_S)
+                moved = Proxy(tap.process, ports[1], tap.admin)
+                assert await tap.get(path) == b"here"
+                assert await moved.refuses()
+                main.write_text(sound)
+                before = tap.relays()
+                os.kill(tap.pid, signal.SIGHUP)
+                await gone(before)
+                assert await asyncio.wait_for(moved.get(path), READY_S) == b"here"
+                assert await tap.refuses()
+
+    play(scenario(), limit_s=LIMIT_S)
+
+
+def test_what_cannot_be_started_for_want_of_files_is_started_once_there_are_some(tmp_path: Path) -> None:
+    file, log = tmp_path / "llmtap.toml", tmp_path / "log"
+
+    async def scenario() -> None:
+        async with upstream() as up:
+            path = up.on(answers(b"here"))
+            file.write_text(f'[relay]\nupstream = "{up.url}"\n')
+            async with proxy(None, config=file, log=log) as tap:
+                family = tap.relays() + tap.meters()
+                with few_files(tap.pid, 3):  # enough to read a configuration, too few for the pipes of a child
+                    os.kill(tap.pid, signal.SIGHUP)
+                    await wait_until(lambda: b"event=reload_failed" in log.read_bytes(), LONG_S)
+                    os.kill(tap.pid, signal.SIGUSR2)
+                    await wait_until(lambda: b"event=restart_refused" in log.read_bytes(), LONG_S)
+                    assert tap.relays() + tap.meters() == family
+                    assert await tap.get(path) == b"here"
+                with few_files(tap.pid, None):
+                    for pid in family:
+                        os.kill(pid, signal.SIGKILL)
+                    for kind in (b"relay", b"meter"):
+                        await wait_until(
+                            lambda k=kind: log.read_bytes().count(b"event=%s_not_started" % k) > 1, LONG_S
+                        )
+                # Connections wait meanwhile.
+                assert await asyncio.wait_for(tap.get(path), LONG_S) == b"here"
+                await wait_until(lambda: len(tap.meters()) == 1, LONG_S)
+                await tap.ready()
+                before = tap.relays()
+                os.kill(tap.pid, signal.SIGHUP)
+                await gone(before)
+                assert await asyncio.wait_for(tap.get(path), LONG_S) == b"here"
+
+    play(scenario(), limit_s=LIMIT_S)
