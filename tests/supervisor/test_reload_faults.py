@@ -15,6 +15,7 @@ from tests.support.live_proxy import port_free
 from tests.support.peer import play, wait_until
 from tests.support.upstream import answers, upstream
 
+
 @contextlib.contextmanager
 def few_files(pid: int, more: int | None) -> Iterator[None]:
     """Process `pid` can open so many more files than it has open now; None: not one, whatever it closes."""
@@ -109,7 +110,7 @@ def test_what_cannot_be_started_for_want_of_files_is_started_once_there_are_some
             file.write_text(f'[relay]\nupstream = "{up.url}"\n')
             async with proxy(None, config=file, log=log) as tap:
                 family = tap.relays() + tap.meters()
-                with few_files(tap.pid, 3):  # enough to read a configuration, too few for the pipes of a child
+                with few_files(tap.pid, 3):  # a configuration can be read, and no child be given its pipes
                     os.kill(tap.pid, signal.SIGHUP)
                     await wait_until(lambda: b"event=reload_failed" in log.read_bytes(), LONG_S)
                     os.kill(tap.pid, signal.SIGUSR2)
