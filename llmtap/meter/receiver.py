@@ -105,8 +105,8 @@ class _Connection(asyncio.Protocol):
             asyncio.get_running_loop().call_soon(self._transport.resume_reading)
 
     def _acknowledge(self) -> None:
-        # Past the transport, which ends a connection that cannot be written to, and what of the last words of a
-        # relay that has died was not read yet would go with it. Reading finds its end.
+        # Past the transport, which ends a connection that cannot be written to, and what of the last words of
+        # a relay that has died was not read yet would go with it. Reading finds its end.
         transport, acks = self._transport, bytes(self._acks)
         self._acks.clear()
         if transport is None or self.lost.is_set() or transport.is_closing():
