@@ -3,8 +3,9 @@
 
 Relays share nothing but the port, so two should carry twice as many events for twice the CPU. On two cores,
 which server and client need too, throughput cannot show that; CPU time can. Three set-ups take turns: one
-worker on the first CPU, one on the second, two on both. Each worker has the same load, so two are to cost
-what the two single ones cost together. Also: how evenly the kernel spreads connections over two listening
+worker on the first CPU, one on the second, two on both. Each worker has the same load, and server and client
+have the same work: beside a single worker, as many streams pass no proxy. So two are to cost what the two
+single ones cost together. Also: how evenly the kernel spreads connections over two listening
 sockets, what one meter takes beside them, and what a live stream weighs.
 
     .venv/bin/python benchmarks/scaling/scaling.py [--rounds 7] [--seconds 10] [--json FILE]
@@ -22,6 +23,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
@@ -53,6 +55,9 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=10, help="measured per run (default 10)")
     parser.add_argument("--streams", type=int, default=100, help="for each worker (default 100)")
     parser.add_argument("--cpus", default="0,1", help="of the two workers (default 0,1)")
+    parser.add_argument(
+        "--alone", action="store_true", help="nothing beside a single worker: server and client do half then"
+    )
     parser.add_argument("--live", type=int, default=1_000, help="streams whose memory is read (0: none)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, metavar="FILE", help="the result there, too")
@@ -94,17 +99,25 @@ def relays(admin: str) -> dict[int, dict[str, Any]]:
 
 def one_run(upstream: int, cpus: list[int], arguments: argparse.Namespace, seed: int, real_time: bool) -> Run:
     streams = arguments.streams * len(cpus)
-    with placed(upstream, cpus) as (there, of_relay):
-        time.sleep(STATUS_S)
-        before = relays(there.admin)
-        result = instrument.load(
+    beside = 0 if arguments.alone else 2 * arguments.streams - streams
+
+    def load(target: list[str], streams: int) -> dict[str, Any]:
+        return instrument.load(
             [
-                *there.arguments(), "--concurrency", str(streams), "--itl-ms", str(ITL_MS),
+                *target, "--concurrency", str(streams), "--itl-ms", str(ITL_MS),
                 "--tokens", str(TOKENS), "--warmup-s", "1.5", "--drain-s", "0.2", "--seed", str(seed),
                 "--duration-s", str(arguments.seconds),
             ],
             real_time=real_time, within_s=arguments.seconds + 120,
         )  # fmt: skip
+
+    with placed(upstream, cpus) as (there, of_relay), ThreadPoolExecutor(1) as pool:
+        time.sleep(STATUS_S)
+        before = relays(there.admin)
+        direct = pool.submit(load, ["--url", f"http://127.0.0.1:{upstream}"], beside) if beside else None
+        result = load(there.arguments(), streams)
+        if direct is not None and not direct.result()["integrity"]["ok"]:
+            raise instrument.LoadFailed("a stream that passed no proxy was damaged")
         time.sleep(STATUS_S)
         after = relays(there.admin)
         unmeasured = sum(sum(one["dropped"].values()) for one in after.values())
@@ -173,6 +186,7 @@ def main() -> int:
         "load average before": ", ".join(f"{load:.1f}" for load in os.getloadavg()),
         "instrument": "real-time priority" if real_time else "ordinary priority",
         "streams per worker": arguments.streams,
+        "streams past a single worker": 0 if arguments.alone else arguments.streams,
         "events per second of a stream": 1000 / ITL_MS,
         "seconds": arguments.seconds,
         "seed": arguments.seed,
