@@ -117,9 +117,10 @@ def main() -> int:
         if (i + 1) % round(args.rate * LOOK_S) == 0:
             over_time.append(rss_mib())
 
+    peak_mib = max(over_time, default=rss_mib())
     result: dict[str, object] = {
         "tenants": args.tenants, "models": args.models, "exchanges": n, "rate": args.rate,
-        "minutes": args.minutes, "empty_mib": empty_mib, "rss_mib": max(over_time, default=rss_mib()), "slices": len(tally.windows),
+        "minutes": args.minutes, "empty_mib": empty_mib, "rss_mib": peak_mib, "slices": len(tally.windows),
         "us_per_exchange": spent_ns / 1e3 / n, "us_worst": worst_ns / 1e3,
     }  # fmt: skip
     begin = time.perf_counter()
