@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from run import ROOT
-from servers import Failure, Server, tail
+from script import ROOT
+from servers import run_to_end
 
 __all__ = ["check", "run", "table"]
 
@@ -47,15 +46,7 @@ def run(base_url: str, tokenizer: Path, home: Path, logs: Path) -> Json:
     argv += ["--request-count", str(REQUESTS), "--concurrency", str(CONCURRENCY), "--random-seed", "1"]
     argv += ["--isl", str(INPUT_TOKENS), "--osl", str(OUTPUT_TOKENS), "--extra-inputs", "ignore_eos:true"]
     argv += ["--no-gpu-telemetry", "--ui", "none", "--artifact-dir", str(folder)]
-    tool = Server("aiperf", argv, logs=logs, env=OFFLINE, cwd=home)
-    try:
-        returned = tool.process.wait(RUN_S_MAX)
-    except subprocess.TimeoutExpired:
-        raise Failure(f"AIPerf took over {RUN_S_MAX} s\n{tail(tool.log)}") from None
-    finally:
-        tool.stop(5)
-    if returned:
-        raise Failure(f"AIPerf ended with {returned}\n{tail(tool.log)}")
+    run_to_end("aiperf", argv, logs=logs, env=OFFLINE, cwd=home, limit_s=RUN_S_MAX)
     lines = [json.loads(line) for line in (folder / "profile_export.jsonl").read_text().splitlines()]
     totals = json.loads((folder / "profile_export_aiperf.json").read_text())
     return {

@@ -8,7 +8,6 @@ the answers as the clients had them, one by one, not from a schedule.
 from __future__ import annotations
 
 import http.client
-import json
 import re
 import subprocess
 import threading
@@ -17,8 +16,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from run import LLMTAP, REPOSITORY
-from servers import Failure
+from script import LLMTAP, REPOSITORY
+from servers import Failure, stream_once
 
 __all__ = ["SLO", "check_files", "compressed_rules", "planted_violation"]
 
@@ -111,23 +110,12 @@ class Traffic:
                 pool.submit(self._one, self.bad)
 
     def _one(self, bad: bool) -> None:
-        body = {
-            "model": "sim",
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "max_tokens": 3,
-            "messages": [{"role": "user", "content": "Hi"}],
-        }
-        headers = {"Content-Type": "application/json", "x-sim-ttft-ms": "900" if bad else "20"}
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=30)
+        headers = {"x-sim-ttft-ms": "900" if bad else "20"}
         try:
-            connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
-            connection.getresponse().read()
+            stream_once(self._port, tokens=3, prompt="Hi", headers=headers)
             self.ended.append((time.time(), bad))
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, http.client.HTTPException, Failure) as error:
             self._failures.append(error)
-        finally:
-            connection.close()
 
 
 def planted_violation(listen: int, query: Query) -> Iterator[str]:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from run import REPOSITORY
+from script import REPOSITORY
 
 __all__ = ["check_boards"]
 

@@ -16,10 +16,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
-from run import LOGS, REPOSITORY, alone, phase
+from script import LOGS, REPOSITORY, carry_out, phase
 from servers import Failure, tail
 
 NAMES = ("chromium", "chromium-browser")
@@ -91,7 +90,6 @@ def end(tests: subprocess.Popen[bytes]) -> None:
 
 
 def run(screenshots: str | None) -> list[str]:
-    LOGS.mkdir(parents=True, exist_ok=True)
     if chromium() is None:
         with phase("Debian's chromium"):
             signal.alarm(INSTALL_S_MAX)
@@ -101,30 +99,13 @@ def run(screenshots: str | None) -> list[str]:
         return list(complaints(screenshots))
 
 
-def give_up(number: int, _frame: object) -> None:
-    late = ": it took too long" if number == signal.SIGALRM else ""
-    raise Failure(f"stopped by {signal.Signals(number).name}{late}")
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--screenshots", metavar="DIR", help="where the pictures go: docs/images")
     options = parser.parse_args()
-    for number in (signal.SIGALRM, signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, give_up)
-    start = time.monotonic()
-    try:
-        with alone():
-            wrong = run(options.screenshots)
-    except Failure as failure:
-        wrong = [str(failure)]
-    print(f"\n[e2e] browser: {time.monotonic() - start:.0f} s", flush=True)
-    for complaint in wrong:
-        print(f"[e2e] WRONG: {complaint}", flush=True)
-    print(f"[e2e] browser: {'failed' if wrong else 'ok'}", flush=True)
-    return 1 if wrong else 0
+    return carry_out("browser", lambda: run(options.screenshots))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -25,8 +24,9 @@ import client_checks
 import client_plan
 import curl_client
 import environments
-from run import COMPLAINTS_MAX, HERE, LLMTAP, LOGS, OFFLINE, ROOT, alone, phase, running
-from servers import Failure, Server, get_json, port_free, tail
+from run import OFFLINE, running
+from script import HERE, LLMTAP, LOGS, ROOT, carry_out, phase
+from servers import Failure, get_json, port_free, run_to_end
 
 HOME = ROOT / "clients"
 RUN_S_MAX = 1_500  # with an install of everything on a slow machine
@@ -52,15 +52,7 @@ def run_script(name: str, argv: list[str], base_url: str, plan: list[Json]) -> t
     plan_file.write_text(json.dumps(plan))
     records_file.unlink(missing_ok=True)
     argv = [*argv, base_url, str(plan_file), str(records_file)]
-    client = Server(f"client-{name}", argv, logs=LOGS, env=OFFLINE, cwd=HOME)
-    try:
-        returned = client.process.wait(CLIENT_S_MAX)
-    except subprocess.TimeoutExpired:
-        raise Failure(f"{name} took over {CLIENT_S_MAX} s\n{tail(client.log)}") from None
-    finally:
-        client.stop(2)
-    if returned:
-        raise Failure(f"{name} ended with {returned}\n{tail(client.log)}")
+    run_to_end(f"client-{name}", argv, logs=LOGS, env=OFFLINE, cwd=HOME, limit_s=CLIENT_S_MAX)
     told = json.loads(records_file.read_text())
     return told["version"], told["records"]
 
@@ -99,7 +91,7 @@ def install_node_client() -> tuple[str, str]:
     version = subprocess.run([node, "--version"], capture_output=True, text=True, check=True).stdout.strip()
     if int(version.removeprefix("v").partition(".")[0]) < NODE_MIN:
         raise Skip(f"node is {version}, and the client wants {NODE_MIN} or newer")
-    folder, log = HOME / "node", LOGS / "install-node.log"
+    folder = HOME / "node"
     wanted, stamp = f"{version}\n{(HERE / 'package.json').read_text()}", folder / ".installed"
     if stamp.exists() and stamp.read_text() == wanted:
         return node, version
@@ -107,20 +99,7 @@ def install_node_client() -> tuple[str, str]:
     folder.mkdir()
     shutil.copy(HERE / "package.json", folder)
     argv = [npm, "install", "--no-package-lock", "--no-audit", "--no-fund", "--ignore-scripts"]
-    with log.open("wb") as out:
-        try:
-            done = subprocess.run(
-                argv,
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                timeout=NPM_S_MAX,
-            )
-        except subprocess.TimeoutExpired:
-            raise Failure(f"npm was not through in {NPM_S_MAX} s\n{tail(log)}") from None
-    if done.returncode:
-        raise Failure(f"npm could not install the client\n{tail(log)}")
+    run_to_end("install-node", argv, logs=LOGS, env={}, cwd=folder, limit_s=NPM_S_MAX)
     stamp.write_text(wanted)
     return node, version
 
@@ -229,12 +208,10 @@ def run_bench(port: int, tokenizer: Path, told: Json) -> list[str]:
 
 def run(options: argparse.Namespace) -> list[str]:
     """Everything; returns what is wrong."""
-    for folder in (HOME, LOGS):
-        folder.mkdir(parents=True, exist_ok=True)
+    HOME.mkdir(exist_ok=True)
     if not options.llmtap.exists():
         raise Failure(f"{options.llmtap} is missing: run `make setup` first")
-    with phase("environments"):
-        environments.prepare(ROOT, HERE, ["gateway", "bench"] if options.bench else ["gateway"], LOGS)
+    environments.prepare("gateway", *(["bench"] if options.bench else []))
     tokenizer = write_tokenizer(options.llmtap)
     port = port_free()
     argv = [str(options.llmtap), "sim", "serve", "--listen", f"127.0.0.1:{port}", *client_plan.SERVE]
@@ -249,11 +226,6 @@ def run(options: argparse.Namespace) -> list[str]:
     return wrong
 
 
-def give_up(number: int, _frame: object) -> None:
-    late = f", over {RUN_S_MAX} s" if number == signal.SIGALRM else ""
-    raise Failure(f"stopped by {signal.Signals(number).name}{late}")
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -261,20 +233,7 @@ def main() -> int:
     parser.add_argument("--bench", action="store_true", help="AIPerf as well, against the server's truth")
     parser.add_argument("--llmtap", type=Path, default=LLMTAP, help="the command to start as the server")
     options = parser.parse_args()
-    for number in (signal.SIGALRM, signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, give_up)
-    signal.alarm(RUN_S_MAX)
-    start = time.monotonic()
-    try:
-        with alone():
-            wrong = run(options)
-    except Failure as failure:
-        wrong = [str(failure)]
-    print(f"\n[e2e] clients: {time.monotonic() - start:.0f} s", flush=True)
-    for complaint in wrong[:COMPLAINTS_MAX]:
-        print(f"[e2e] WRONG: {complaint}", flush=True)
-    print(f"[e2e] clients: {f'failed: {len(wrong)} things are wrong' if wrong else 'ok'}", flush=True)
-    return 1 if wrong else 0
+    return carry_out("clients", lambda: run(options), limit_s=RUN_S_MAX)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from script import HERE, LOGS, ROOT, phase
 from servers import Failure, tail
 
 __all__ = ["prepare"]
@@ -19,15 +20,14 @@ INSTALL_S_MAX = (
 )
 
 
-def prepare(root: Path, here: Path, names: list[str], logs: Path) -> None:
-    """Makes `root/NAME` from `here/requirements-NAME.txt` for every name that needs it, side by side."""
-    with ThreadPoolExecutor(len(names)) as pool:
-        jobs = [pool.submit(_prepare_one, root / n, here / f"requirements-{n}.txt", logs) for n in names]
-    for job in jobs:
-        job.result()
+def prepare(*names: str) -> None:
+    """Makes `.e2e/NAME` from `requirements-NAME.txt` for every name that needs it, side by side."""
+    with phase("environments"), ThreadPoolExecutor(len(names)) as pool:
+        for job in [pool.submit(_prepare_one, ROOT / n, HERE / f"requirements-{n}.txt") for n in names]:
+            job.result()
 
 
-def _prepare_one(folder: Path, requirements: Path, logs: Path) -> None:
+def _prepare_one(folder: Path, requirements: Path) -> None:
     wanted = hashlib.sha256(f"{sys.version}\n{requirements.read_text()}".encode()).hexdigest()
     stamp = folder / ".installed"
     if stamp.exists() and stamp.read_text() == wanted:
@@ -36,7 +36,7 @@ def _prepare_one(folder: Path, requirements: Path, logs: Path) -> None:
     start = time.monotonic()
     print(f"  {folder.name}: installing {requirements.name} ...", flush=True)
     shutil.rmtree(folder, ignore_errors=True)
-    log = logs / f"install-{folder.name}.log"
+    log = LOGS / f"install-{folder.name}.log"
     # Compiling all of torch to bytecode takes longer than unpacking it; what is imported is compiled then.
     pip = [str(folder / "bin/pip"), "install", "--no-compile", "--disable-pip-version-check"]
     with log.open("wb") as out:

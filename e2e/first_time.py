@@ -23,9 +23,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from script import REPOSITORY, carry_out
 from servers import LOCAL, Failure, get_json
 
-ROOT = Path(__file__).resolve().parent.parent
 LIMIT_S = 180.0
 GIVE_UP_S = 900.0  # after which nobody waits any more
 END_S = 120.0  # from the first figures to the command's end: half a minute of requests, and the last answers
@@ -112,7 +112,7 @@ def run(folder: Path, *, cached: bool) -> list[str]:
     """What was wrong."""
     clock = Clock()
     clone = folder / "llmtap"
-    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+    subprocess.run(["git", "clone", "--quiet", str(REPOSITORY), str(clone)], check=True)
     clock.step("git clone")
     found = COMMAND.search((clone / "README.md").read_text())
     if found is None:
@@ -150,14 +150,7 @@ def main() -> int:
     parser.add_argument("--cached", action="store_true", help="let pip use its cache")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="first-time-") as folder:
-        try:
-            wrong = run(Path(folder), cached=options.cached)
-        except Failure as failure:
-            wrong = [str(failure)]
-    for complaint in wrong:
-        print(f"[e2e] WRONG: {complaint}", flush=True)
-    print(f"[e2e] first time: {'failed' if wrong else 'ok'}", flush=True)
-    return 1 if wrong else 0
+        return carry_out("first time", lambda: run(Path(folder), cached=options.cached))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ naming what is wrong.
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
 import logging
 import os
@@ -26,15 +25,15 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from math import ceil
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from alerting import SLO
-from prometheus import DOWNLOAD_S_MAX, Prometheus, give_up, unpacked
-from run import LLMTAP, LOGS, REPOSITORY, ROOT, alone, phase
-from servers import Failure, Server, port_free
+from prometheus import DOWNLOAD_S_MAX, Prometheus, unpacked
+from script import LLMTAP, LOGS, REPOSITORY, ROOT, carry_out, phase
+from servers import Failure, Server, port_free, proxy_argv, stream_once
+from vantages import percentile
 
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # it has a word to say of each process that Ray starts
 sys.path.insert(1, str(REPOSITORY))  # the receiver and the store are those of the tests
@@ -78,23 +77,8 @@ TAPS = (Tap("tap-a", 240, 8, (20, 60)), Tap("tap-b", 60, 8, (300, 900)))
 
 
 def stream_one(port: int, ttft_ms: int) -> None:
-    body = {
-        "model": "sim",
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "max_tokens": TOKENS,
-        "messages": [{"role": "user", "content": "One of a fleet."}],
-    }
-    headers = {"Content-Type": "application/json", "x-sim-ttft-ms": str(ttft_ms)}
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    try:
-        connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
-        response = connection.getresponse()
-        answer = response.read()
-        if response.status != 200 or not answer.endswith(b"data: [DONE]\n\n"):
-            raise Failure(f"a stream came to status {response.status}, {len(answer)} bytes")
-    finally:
-        connection.close()
+    headers = {"x-sim-ttft-ms": str(ttft_ms)}
+    stream_once(port, tokens=TOKENS, prompt="One of a fleet.", headers=headers)
 
 
 def put_load(tap: Tap, port: int) -> None:
@@ -106,12 +90,6 @@ def put_load(tap: Tap, port: int) -> None:
 
 
 # ---------------------------------------------------------------- figures
-
-
-def exact(values: Sequence[float], q: float) -> float:
-    """Nearest rank."""
-    ordered = sorted(values)
-    return ordered[max(0, ceil(q * len(ordered)) - 1)]
 
 
 def off(edges: Sequence[float], told: float, truth: float) -> int:
@@ -150,7 +128,7 @@ def check_prometheus(told: Told, ttfts_s: Sequence[float]) -> Iterator[str]:
     if told.count != len(ttfts_s):
         yield f"Prometheus counts {told.count} streams, the captures hold {len(ttfts_s)}"
     for q in QUANTILES:
-        truth, mean = exact(ttfts_s, q), sum(told.alone[q]) / len(told.alone[q])
+        truth, mean = percentile(ttfts_s, q), sum(told.alone[q]) / len(told.alone[q])
         print(
             f"  TTFT p{q * 100:g}: exact {truth * 1e3:.0f} ms; histograms summed {told.pooled[q] * 1e3:.0f},"
             f" by the recording rule {told.ruled[q] * 1e3:.0f}; average of both taps' {mean * 1e3:.0f},"
@@ -159,7 +137,7 @@ def check_prometheus(told: Told, ttfts_s: Sequence[float]) -> Iterator[str]:
         for how, value in (("of summed histograms", told.pooled[q]), ("by the rule", told.ruled[q])):
             if value != value or off(told.edges, value, truth) > 1:
                 yield f"TTFT p{q * 100:g} {how} is {value}, exactly {truth}"
-    if off(told.edges, sum(told.alone[0.5]) / 2, exact(ttfts_s, 0.5)) <= 1:
+    if off(told.edges, sum(told.alone[0.5]) / 2, percentile(ttfts_s, 0.5)) <= 1:
         yield "the average of both medians is near the truth: this load shows nothing"
 
 
@@ -231,8 +209,7 @@ def check_replay(url: str, engine: int) -> Iterator[str]:
 
 def run(with_ray: bool) -> list[str]:
     shutil.rmtree(HOME, ignore_errors=True)
-    for folder in (HOME, LOGS):
-        folder.mkdir(parents=True, exist_ok=True)
+    HOME.mkdir(exist_ok=True)
     os.environ.update(ENVIRON)
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # the store's own log
     with phase("Prometheus, Debian's package"):
@@ -314,15 +291,7 @@ def run(with_ray: bool) -> list[str]:
 
 
 def tap_argv(tap: Tap, engine: int, listen: int, admin: int, url: str, otlp: int) -> list[str]:
-    argv = [
-        str(LLMTAP),
-        "proxy",
-        "--upstream",
-        f"http://127.0.0.1:{engine}",
-        "--config",
-        str(HOME / "slo.toml"),
-    ]
-    argv += ["--listen", f"127.0.0.1:{listen}", "--admin", f"127.0.0.1:{admin}", "--capture", url]
+    argv = proxy_argv(LLMTAP, engine, listen, admin, "--config", str(HOME / "slo.toml"), "--capture", url)
     settings = {
         "capture.spool": HOME / f"spool-{tap.name}", "capture.rotate_every": "2s",
         "otlp.endpoint": f"http://localhost:{otlp}", "otlp.interval": "1s",
@@ -339,19 +308,7 @@ def main() -> int:
     )
     parser.add_argument("--no-ray", action="store_true", help="leave out what starts a Ray")
     options = parser.parse_args()
-    for number in (signal.SIGALRM, signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, give_up)
-    start = time.monotonic()
-    try:
-        with alone():
-            wrong = run(not options.no_ray)
-    except Failure as failure:
-        wrong = [str(failure)]
-    print(f"\n[e2e] fleet: {time.monotonic() - start:.0f} s", flush=True)
-    for complaint in wrong:
-        print(f"[e2e] WRONG: {complaint}", flush=True)
-    print(f"[e2e] fleet: {'failed' if wrong else 'ok'}", flush=True)
-    return 1 if wrong else 0
+    return carry_out("fleet", lambda: run(not options.no_ray))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
 import tempfile
 import time
@@ -22,22 +21,9 @@ from typing import Any
 
 import environments
 import vantages
-from run import (
-    COMPLAINTS_MAX,
-    HERE,
-    LLMTAP,
-    LOGS,
-    READY_S_MAX,
-    REPOSITORY,
-    ROOT,
-    Way,
-    alone,
-    phase,
-    run_client,
-    running,
-    warm_up,
-)
-from servers import Failure, get_json, port_free
+from run import READY_S_MAX, Way, run_client, running, warm_up
+from script import HERE, LLMTAP, REPOSITORY, ROOT, carry_out, phase
+from servers import Failure, get_json, port_free, proxy_argv
 
 RUN_S_MAX = 1_200  # with the gateway's environment made on a slow machine
 SETTLE_S_MAX = 120  # from the client's last byte to the last word of proxy and middleware
@@ -148,11 +134,9 @@ def table(records: list[Json], at_proxy: list[Json], at_app: list[Json]) -> str:
 
 def run(options: argparse.Namespace) -> list[str]:
     """Everything; returns what is wrong."""
-    LOGS.mkdir(parents=True, exist_ok=True)
     if not options.llmtap.exists():
         raise Failure(f"{options.llmtap} is missing: run `make setup` first")
-    with phase("environments"):
-        environments.prepare(ROOT, HERE, ["gateway"], LOGS)
+    environments.prepare("gateway")
     wrong: list[str] = []
     ports = {name: port_free() for name in ("engine", "gateway", "tap", "admin")}
     at = {name: f"127.0.0.1:{port}" for name, port in ports.items()}
@@ -160,15 +144,9 @@ def run(options: argparse.Namespace) -> list[str]:
     with tempfile.TemporaryDirectory(prefix="tap-") as folder:  # a socket's path may not be long
         path = f"{folder}/tap.sock"
         engine_argv = [str(options.llmtap), "sim", "serve", "--listen", at["engine"], *ENGINE]
-        tap_argv = [
-            str(options.llmtap),
-            "proxy",
-            "--upstream",
-            f"http://{at['gateway']}",
-            "--listen",
-            at["tap"],
-        ]
-        tap_argv += ["--admin", at["admin"], "--set", f"meter.socket={path}"]
+        tap_argv = proxy_argv(
+            options.llmtap, ports["gateway"], ports["tap"], ports["admin"], "--set", f"meter.socket={path}"
+        )
         python = str(ROOT / "gateway/bin/python")
         gateway_argv = [python, "-P", str(HERE / "litellm_with_tap.py"), str(ports["gateway"]), path]
         env = {"CONFIG_FILE_PATH": str(gateway_config(ports["engine"])), "PYTHONPATH": str(REPOSITORY)}
@@ -195,11 +173,6 @@ def run(options: argparse.Namespace) -> list[str]:
     return wrong
 
 
-def give_up(number: int, _frame: object) -> None:
-    late = f", over {RUN_S_MAX} s" if number == signal.SIGALRM else ""
-    raise Failure(f"stopped by {signal.Signals(number).name}{late}")
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -207,20 +180,7 @@ def main() -> int:
     parser.add_argument("--concurrency", type=int, default=4, help="requests at once (default 4)")
     parser.add_argument("--llmtap", type=Path, default=LLMTAP, help="the command to start")
     options = parser.parse_args()
-    for number in (signal.SIGALRM, signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, give_up)
-    signal.alarm(RUN_S_MAX)
-    start = time.monotonic()
-    try:
-        with alone():
-            wrong = run(options)
-    except Failure as failure:
-        wrong = [str(failure)]
-    print(f"\n[e2e] middleware: {time.monotonic() - start:.0f} s", flush=True)
-    for complaint in wrong[:COMPLAINTS_MAX]:
-        print(f"[e2e] WRONG: {complaint}", flush=True)
-    print(f"[e2e] middleware: {f'failed: {len(wrong)} things are wrong' if wrong else 'ok'}", flush=True)
-    return 1 if wrong else 0
+    return carry_out("middleware", lambda: run(options), limit_s=RUN_S_MAX)
 
 
 if __name__ == "__main__":

@@ -29,8 +29,9 @@ from typing import Any
 
 from alerting import SLO, check_files, compressed_rules, planted_violation
 from board_queries import check_boards
-from run import LLMTAP, LOGS, ROOT, alone, phase
-from servers import LOCAL, Failure, Server, get_json, port_free, tail
+from script import LLMTAP, LOGS, ROOT, carry_out, phase
+from servers import LOCAL, Failure, Server, get_json, port_free, proxy_argv, stream_once, tail
+from vantages import percentile
 
 HOME = ROOT / "prometheus"
 RUN_S_MAX = 900  # from the package on; 2 minutes here, most of it waiting for an alert to ring and to end
@@ -41,7 +42,6 @@ SCRAPES_MIN = 5
 FAILED_SHARE_MAX = 0.1
 CLIENTS = 8
 QUANTILES = (0.5, 0.9, 0.99)
-MODEL = "sim"
 
 
 def unpacked() -> tuple[Path, Path]:
@@ -91,26 +91,8 @@ def download(folder: Path) -> None:
 
 def stream_one(port: int, number: int) -> None:
     """One streamed answer to its end, with a sampled trace."""
-    body = {
-        "model": MODEL,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "max_tokens": 12 + number % 20,
-        "messages": [{"role": "user", "content": f"Stream {number}, please."}],
-    }
-    headers = {
-        "Content-Type": "application/json",
-        "traceparent": f"00-{trace_id(number)}-{number + 1:016x}-01",
-    }
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
-    try:
-        connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
-        response = connection.getresponse()
-        answer = response.read()
-        if response.status != 200 or not answer.endswith(b"data: [DONE]\n\n"):
-            raise Failure(f"stream {number}: status {response.status}, {len(answer)} bytes")
-    finally:
-        connection.close()
+    headers = {"traceparent": f"00-{trace_id(number)}-{number + 1:016x}-01"}
+    stream_once(port, tokens=12 + number % 20, prompt=f"Stream {number}, please.", headers=headers)
 
 
 def trace_id(number: int) -> str:
@@ -249,14 +231,14 @@ METRICS = {
 def check_quantiles(prometheus: Prometheus, samples: dict[str, list[float]]) -> Iterator[str]:
     """Counts are equal, and every quantile is in the bucket of the exact one or in the next."""
     for name, (metric, labels) in METRICS.items():
-        values = sorted(samples[name])
+        values = samples[name]
         count = prometheus.number(f"sum({metric}_count{{{labels}}})")
         if count != len(values):
             yield f"{metric}_count is {count}, the API has {len(values)}"
         buckets = prometheus.query(f"sum by (le) ({metric}_bucket{{{labels}}})")
         edges = sorted(float(bucket["metric"]["le"]) for bucket in buckets)
         for q in QUANTILES:
-            exact = values[max(0, math.ceil(q * len(values)) - 1)]
+            exact = percentile(values, q)
             told = prometheus.number(f"histogram_quantile({q}, sum by (le) ({metric}_bucket{{{labels}}}))")
             off = bisect_left(edges, told) - bisect_left(edges, exact) if told == told else math.inf
             print(
@@ -304,8 +286,7 @@ def check_rules(prometheus: Prometheus) -> Iterator[str]:
 
 
 def run(streams: int) -> list[str]:
-    for folder in (HOME, LOGS):
-        folder.mkdir(parents=True, exist_ok=True)
+    HOME.mkdir(exist_ok=True)
     if not LLMTAP.exists():
         raise Failure(f"{LLMTAP} is missing: run `make setup` first")
     with phase("Prometheus, Debian's package"):
@@ -318,16 +299,14 @@ def run(streams: int) -> list[str]:
     objectives.write_text(SLO)
     rules = compressed_rules(objectives, HOME)
     engine, listen, admin, port = (port_free() for _ in range(4))
+    shutil.rmtree(HOME / "capture", ignore_errors=True)
+    kept = ["--config", str(objectives), "--capture", str(HOME / "capture"), "--set", "log.level=warning"]
     argvs = {
         "sim": [str(LLMTAP), "sim", "serve", "--listen", f"127.0.0.1:{engine}"],
-        "tap-prometheus": [str(LLMTAP), "proxy", "--upstream", f"http://127.0.0.1:{engine}"],
+        "tap-prometheus": proxy_argv(LLMTAP, engine, listen, admin, *kept),
         "prometheus": prometheus_argv(binary, port, configure(admin, rules)),
-    }  # fmt: skip
+    }
     argvs["sim"] += ["--ttft", "60ms", "--itl", "8ms", "--spread", "0.6", "--tokens", "40"]
-    argvs["tap-prometheus"] += ["--listen", f"127.0.0.1:{listen}", "--admin", f"127.0.0.1:{admin}"]
-    shutil.rmtree(HOME / "capture", ignore_errors=True)
-    argvs["tap-prometheus"] += ["--config", str(objectives), "--capture", str(HOME / "capture")]
-    argvs["tap-prometheus"] += ["--set", "log.level=warning"]
 
     with ExitStack() as servers:
         running = {}
@@ -367,30 +346,13 @@ def wait_scraped(prometheus: Prometheus, streams: int) -> None:
         time.sleep(SCRAPE_S / 4)
 
 
-def give_up(number: int, _frame: object) -> None:
-    late = ": it took too long" if number == signal.SIGALRM else ""
-    raise Failure(f"stopped by {signal.Signals(number).name}{late}")
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--streams", type=int, default=250, help="streams in all, at most 1000 (default 250)")
     options = parser.parse_args()
-    for number in (signal.SIGALRM, signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, give_up)
-    start = time.monotonic()
-    try:
-        with alone():
-            wrong = run(min(options.streams, 1000))
-    except Failure as failure:
-        wrong = [str(failure)]
-    print(f"\n[e2e] prometheus: {time.monotonic() - start:.0f} s", flush=True)
-    for complaint in wrong:
-        print(f"[e2e] WRONG: {complaint}", flush=True)
-    print(f"[e2e] prometheus: {'failed' if wrong else 'ok'}", flush=True)
-    return 1 if wrong else 0
+    return carry_out("prometheus", lambda: run(min(options.streams, 1000)))
 
 
 if __name__ == "__main__":

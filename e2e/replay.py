@@ -19,18 +19,17 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import environments
 import run
-from run import HERE, LLMTAP, LOGS, MODEL, ROOT, alone, give_up, make_model, phase, running, warm_up
-from servers import Failure, port_free, tail
+from run import MODEL, make_model, running, warm_up
+from script import HERE, LLMTAP, ROOT, carry_out, phase
+from servers import Failure, port_free, proxy_argv, tail
 
 TRACE = HERE / "azure_conv_200.csv"
 READY_S_MAX = 180
@@ -148,9 +147,7 @@ def table(ours: dict[str, Any], tap: dict[str, Any]) -> str:
 
 
 def perform(options: argparse.Namespace) -> list[str]:
-    LOGS.mkdir(parents=True, exist_ok=True)
-    with phase("environments"):
-        environments.prepare(ROOT, HERE, ["engine"], LOGS)
+    environments.prepare("engine")
     with phase("model"):
         make_model()
     wrong: list[str] = []
@@ -162,8 +159,7 @@ def perform(options: argparse.Namespace) -> list[str]:
             engine.wait_ready(f"http://127.0.0.1:{engine_at}/health", limit_s=READY_S_MAX)
         with phase("first answers"):
             warm_up(engine_at)
-        argv = [str(options.llmtap), "proxy", "--upstream", f"http://127.0.0.1:{engine_at}"]
-        argv += ["--listen", f"127.0.0.1:{tap_at}", "--admin", f"127.0.0.1:{admin}", "--capture", str(seen)]
+        argv = proxy_argv(options.llmtap, engine_at, tap_at, admin, "--capture", str(seen))
         with running("tap-replay", argv, wrong) as tap:
             tap.wait_ready(f"http://127.0.0.1:{admin}/readyz", limit_s=READY_S_MAX)
             with phase(f"replay of {options.requests} requests"):
@@ -186,20 +182,7 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=1.5, help="requests per second (default 1.5)")
     parser.add_argument("--llmtap", type=Path, default=LLMTAP, help="the command")
     options = parser.parse_args()
-    for number in (signal.SIGALRM, signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, give_up)
-    signal.alarm(run.RUN_S_MAX)
-    start = time.monotonic()
-    try:
-        with alone():
-            wrong = perform(options)
-    except Failure as failure:
-        wrong = [str(failure)]
-    print(f"\n[e2e] {time.monotonic() - start:.0f} s", flush=True)
-    for complaint in wrong[: run.COMPLAINTS_MAX]:
-        print(f"[e2e] WRONG: {complaint}", flush=True)
-    print(f"[e2e] {f'failed: {len(wrong)} things are wrong' if wrong else 'ok'}", flush=True)
-    return 1 if wrong else 0
+    return carry_out("replay", lambda: perform(options), limit_s=run.RUN_S_MAX)
 
 
 if __name__ == "__main__":

@@ -17,10 +17,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import json
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -33,13 +31,8 @@ from typing import Any
 import environments
 import guardrail
 import vantages
-from servers import Failure, Server, get_json, port_free, post_json, tail
-
-HERE = Path(__file__).resolve().parent
-REPOSITORY = HERE.parent
-ROOT = REPOSITORY / ".e2e"
-LOGS = ROOT / "logs"
-LLMTAP = REPOSITORY / ".venv/bin/llmtap"
+from script import HERE, LLMTAP, LOGS, ROOT, carry_out, phase
+from servers import Failure, Server, get_json, port_free, post_json, proxy_argv, run_to_end, tail
 
 MODEL = "tiny-qwen2"  # the folder below ROOT, and the name the engine knows it by
 TAPPED = "tiny-qwen2-behind-tap"  # what LiteLLM calls the same model when it goes there through a tap
@@ -49,7 +42,6 @@ RUN_S_MAX = 1_500  # everything, a cold install on a slow machine included
 READY_S_MAX = 180
 WARM_UP_S_MAX = 240  # the first answer of an engine may take half a minute
 CLIENT_S_MAX = 400
-COMPLAINTS_MAX = 30  # printed; the number of all of them stands below
 SETTLE_S_MAX = 60  # from the client's last byte to the last exchange in the tap's API
 
 OFFLINE = {
@@ -114,14 +106,6 @@ def make_plan(way: Way, options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def phase(name: str) -> Iterator[None]:
-    print(f"[e2e] {name}", flush=True)
-    start = time.monotonic()
-    yield
-    print(f"[e2e] {name}: {time.monotonic() - start:.1f} s", flush=True)
-
-
-@contextlib.contextmanager
 def running(
     name: str, argv: list[str], wrong: list[str], env: dict[str, str] | None = None
 ) -> Iterator[Server]:
@@ -144,11 +128,7 @@ def make_model() -> None:
         print("  as it was", flush=True)
         return
     argv = [str(ROOT / "engine/bin/python"), str(script), str(folder)]
-    log = LOGS / "tiny_model.log"
-    with log.open("wb") as out:
-        done = subprocess.run(argv, stdout=out, stderr=subprocess.STDOUT, timeout=WARM_UP_S_MAX)
-    if done.returncode:
-        raise Failure(f"the model was not made\n{tail(log)}")
+    run_to_end("tiny_model", argv, logs=LOGS, env={}, cwd=ROOT, limit_s=WARM_UP_S_MAX)
     made.write_text(recipe)
 
 
@@ -211,17 +191,7 @@ def run_client(
     argv += ["--base-url", f"http://127.0.0.1:{ports[way.first]}/v1", "--model", way.model, "--key", KEY]
     argv += ["--warm-up-url", f"http://127.0.0.1:{ports['engine']}/v1", "--warm-up-model", MODEL]
     argv += ["--concurrency", str(options.concurrency)]
-    client = Server(f"client-{way.key}", argv, logs=LOGS, env=OFFLINE, cwd=ROOT)
-    try:
-        returned = client.process.wait(CLIENT_S_MAX)
-    except subprocess.TimeoutExpired:
-        raise Failure(
-            f"the client on path {way.key} took over {CLIENT_S_MAX} s\n{tail(client.log)}"
-        ) from None
-    finally:
-        client.stop(2)
-    if returned:
-        raise Failure(f"the client on path {way.key} ended with {returned}\n{tail(client.log)}")
+    run_to_end(f"client-{way.key}", argv, logs=LOGS, env=OFFLINE, cwd=ROOT, limit_s=CLIENT_S_MAX)
     return json.loads(records_file.read_text())
 
 
@@ -262,9 +232,7 @@ def run_path(
     else:
         admin, kept = port_free(), ROOT / f"capture-{way.key}"
         shutil.rmtree(kept, ignore_errors=True)
-        argv = [str(options.llmtap), "proxy", "--upstream", f"http://127.0.0.1:{ports[way.upstream]}"]
-        argv += ["--listen", f"127.0.0.1:{ports['tap']}", "--admin", f"127.0.0.1:{admin}"]
-        argv += ["--capture", str(kept)]
+        argv = proxy_argv(options.llmtap, ports[way.upstream], ports["tap"], admin, "--capture", str(kept))
         with running(f"tap-{way.key}", argv, wrong) as tap:
             tap.wait_ready(f"http://127.0.0.1:{admin}/readyz", limit_s=READY_S_MAX)
             records = run_client(way, ports, plan, options)
@@ -292,9 +260,7 @@ def run_experiment(ports: dict[str, int], options: argparse.Namespace, *, aa: bo
     requests = guardrail.plan(options.experiment, way.key)
     file, admin = ROOT / f"experiment-{way.key}.toml", port_free()
     guardrail.config(file, aa=aa)
-    argv = [str(options.llmtap), "proxy", "--config", str(file)]
-    argv += ["--upstream", f"http://127.0.0.1:{ports['gateway']}"]
-    argv += ["--listen", f"127.0.0.1:{ports['tap']}", "--admin", f"127.0.0.1:{admin}"]
+    argv = proxy_argv(options.llmtap, ports["gateway"], ports["tap"], admin, "--config", str(file))
     with running(f"tap-{way.key}", argv, wrong) as tap:
         tap.wait_ready(f"http://127.0.0.1:{admin}/readyz", limit_s=READY_S_MAX)
         calm = argparse.Namespace(**{**vars(options), "concurrency": 2})
@@ -319,12 +285,10 @@ def describe(way: Way, records: list[Any], exchanges: list[Any] | None) -> str:
 
 def run(options: argparse.Namespace) -> list[str]:
     """Everything; returns what is wrong, path by path."""
-    LOGS.mkdir(parents=True, exist_ok=True)
     ways = [p for p in WAYS if not (options.no_tap and p.upstream)]
     if not options.no_tap and not options.llmtap.exists():
         raise Failure(f"{options.llmtap} is missing: run `make setup` first, or `e2e/run.py --no-tap`")
-    with phase("environments"):
-        environments.prepare(ROOT, HERE, ["engine", "gateway"], LOGS)
+    environments.prepare("engine", "gateway")
     with phase("model"):
         make_model()
 
@@ -362,23 +326,6 @@ def run(options: argparse.Namespace) -> list[str]:
     return wrong
 
 
-@contextlib.contextmanager
-def alone() -> Iterator[None]:
-    """One run at a time in one checkout: two would measure each other, and share the files."""
-    ROOT.mkdir(exist_ok=True)
-    with (ROOT / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Failure(f"another run is under way: it holds {ROOT / 'lock'}") from None
-        yield
-
-
-def give_up(number: int, _frame: object) -> None:
-    late = f", over {RUN_S_MAX} s" if number == signal.SIGALRM else ""
-    raise Failure(f"stopped by {signal.Signals(number).name}{late}")
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -390,20 +337,7 @@ def main() -> int:
     parser.add_argument("--no-tap", action="store_true", help="engine and gateway alone, no llmtap")
     parser.add_argument("--llmtap", type=Path, default=LLMTAP, help="the command to start as the tap")
     options = parser.parse_args()
-    for number in (signal.SIGALRM, signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, give_up)
-    signal.alarm(RUN_S_MAX)
-    start = time.monotonic()
-    try:
-        with alone():
-            wrong = run(options)
-    except Failure as failure:
-        wrong = [str(failure)]
-    print(f"\n[e2e] {time.monotonic() - start:.0f} s", flush=True)
-    for complaint in wrong[:COMPLAINTS_MAX]:
-        print(f"[e2e] WRONG: {complaint}", flush=True)
-    print(f"[e2e] {f'failed: {len(wrong)} things are wrong' if wrong else 'ok'}", flush=True)
-    return 1 if wrong else 0
+    return carry_out("run", lambda: run(options), limit_s=RUN_S_MAX)
 
 
 if __name__ == "__main__":

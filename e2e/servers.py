@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import signal
@@ -14,10 +15,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Failure", "Server", "get_json", "port_free", "post_json", "tail"]
+__all__ = [
+    "LOCAL", "Failure", "Server", "get_json", "port_free", "post_json", "proxy_argv", "run_to_end",
+    "stream_once", "tail",
+]  # fmt: skip
 
 LAST_MOMENT_S = 20.0  # from the end of a process to the end of its children, as far as we put up with it
 LOCAL = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never through the user's own proxy
+STREAM_S_MAX = 120
 _KEPT: list[socket.socket] = []
 
 
@@ -95,6 +100,27 @@ class Server:
         return True
 
 
+def run_to_end(
+    name: str, argv: list[str], *, logs: Path, env: Mapping[str, str], cwd: Path, limit_s: float
+) -> None:
+    """Runs a program that ends by itself. Raises Failure when it does not in that time, or not with 0."""
+    program = Server(name, argv, logs=logs, env=env, cwd=cwd)
+    try:
+        returned = program.process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        raise Failure(f"{name} took over {limit_s:.0f} s\n{tail(program.log)}") from None
+    finally:
+        program.stop(5)
+    if returned:
+        raise Failure(f"{name} ended with {returned}\n{tail(program.log)}")
+
+
+def proxy_argv(llmtap: Path, upstream: int, listen: int, admin: int, *more: str) -> list[str]:
+    """The tap between loopback ports."""
+    argv = [str(llmtap), "proxy", "--upstream", f"http://127.0.0.1:{upstream}"]
+    return [*argv, "--listen", f"127.0.0.1:{listen}", "--admin", f"127.0.0.1:{admin}", *more]
+
+
 def port_free() -> int:
     """A loopback port for a server that is yet to start.
 
@@ -119,6 +145,30 @@ def post_json(url: str, body: Mapping[str, Any], *, key: str, timeout_s: float) 
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     with LOCAL.open(request, timeout=timeout_s) as response:
         return response.read()
+
+
+def stream_once(port: int, *, tokens: int, prompt: str, headers: Mapping[str, str]) -> None:
+    """Reads one stream of the simulated engine to its end.
+
+    Raises Failure when it is not whole, and OSError and HTTPException as `http.client` does.
+    """
+    body = {
+        "model": "sim",
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "max_tokens": tokens,
+        "messages": [{"role": "user", "content": prompt}],
+    }
+    fields = {"Content-Type": "application/json", **headers}
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=STREAM_S_MAX)
+    try:
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), fields)
+        response = connection.getresponse()
+        answer = response.read()
+    finally:
+        connection.close()
+    if response.status != 200 or not answer.endswith(b"data: [DONE]\n\n"):
+        raise Failure(f"a stream ({prompt!r}) came to status {response.status}, {len(answer)} bytes")
 
 
 def tail(log: Path, lines: int = 30) -> str:

@@ -31,6 +31,7 @@ sys.path.insert(0, str(REPOSITORY / "e2e"))
 import environments  # noqa: E402 - e2e/ is a folder of scripts
 import guardrail  # noqa: E402
 import run as e2e  # noqa: E402
+import script  # noqa: E402
 from servers import Failure, port_free  # noqa: E402
 
 REPORTS: Final = REPOSITORY / "benchmarks/reports"
@@ -141,7 +142,7 @@ def main() -> int:
     parser.add_argument("--tests", default=",".join(TESTS), help="tests, by name")
     parser.add_argument("--results", type=Path, help="where raw results stay; default: a scratch folder")
     parser.add_argument("--reports", type=Path, default=REPORTS)
-    parser.add_argument("--llmtap", type=Path, default=e2e.LLMTAP)
+    parser.add_argument("--llmtap", type=Path, default=script.LLMTAP)
     args = parser.parse_args()
     for given, known in ((args.only, [s.name for s in SYSTEMS]), (args.tests, TESTS)):
         if unknown := set(given.split(",")) - set(known):
@@ -152,9 +153,9 @@ def main() -> int:
     _say(f"raw results: {results}")
     failed = []
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, e2e.give_up)  # else the servers would stay
+        signal.signal(number, script.give_up)  # else the servers would stay
     try:
-        with e2e.alone(), _servers() as urls:
+        with script.alone(), _servers() as urls:
             for system in SYSTEMS:
                 if system.name in args.only.split(","):
                     failed += _tested(system, urls[system.gateway], results, args)
@@ -168,8 +169,7 @@ def main() -> int:
 @contextmanager
 def _servers() -> Iterator[tuple[str, str]]:
     """Engine and gateway, warm: their addresses."""
-    e2e.LOGS.mkdir(parents=True, exist_ok=True)
-    environments.prepare(e2e.ROOT, e2e.HERE, ["engine", "gateway"], e2e.LOGS)
+    environments.prepare("engine", "gateway")
     e2e.make_model()
     both: dict[str, Any] = dict(guardrail.GUARDRAILS[0])
     for name, mode in ONE_SIDED.items():
@@ -197,7 +197,7 @@ def _tested(system: System, url: str, results: Path, args: argparse.Namespace) -
     (folder / WORKLOAD_FILE).write_text(WORKLOAD)
     tokenizer = folder / e2e.MODEL
     if not tokenizer.exists():
-        tokenizer.symlink_to(e2e.ROOT / e2e.MODEL)
+        tokenizer.symlink_to(script.ROOT / e2e.MODEL)
     for test, params in TESTS.items():
         if test not in args.tests.split(",") or system.name not in SERVED.get(test, (system.name,)):
             continue

@@ -21,6 +21,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
+from tables import table
+
 from llmtap.metrics.statistics import percentile
 from llmtap.record.exchange import Exchange, Timeline, Tokens
 from llmtap.record.outcome import TokenSource
@@ -105,14 +107,6 @@ def fit_row(name: str, fitted: IterationFit) -> list[str]:
         name, part.source, f"{part.points:,}", f"{model.beta_ns / 1e6:.3f}", f"{model.gamma:.3f}",
         f"{model.prefill_ns / 1e3:.1f}", f"{model.context_ns:.1f}", f"{part.r2:.4f}", f"{part.error_max:.1%}",
     ]  # fmt: skip
-
-
-def table(columns: tuple[str, ...], rows: list[list[str]]) -> None:
-    print("| " + " | ".join(columns) + " |")
-    print("|" + "---|" * len(columns))
-    for row in rows:
-        print("| " + " | ".join(row) + " |")
-    print()
 
 
 def main() -> None:

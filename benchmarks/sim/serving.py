@@ -17,6 +17,8 @@ from itertools import product
 from statistics import median
 from typing import Any
 
+from tables import table
+
 from llmtap.metrics.objectives import Objectives
 from llmtap.sim.readings import Readings
 from llmtap.sim.serving import read_serving
@@ -49,15 +51,6 @@ def spread(values: Iterable[float], digits: int) -> str:
 
 def at(metric: str, point: str, scale: float = 1e3) -> Callable[[Told], float]:
     return lambda told: float(told["metrics"][metric][point]) * scale
-
-
-def table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
-    columns = list(columns)
-    print("| " + " | ".join(columns) + " |")
-    print("|" + "---|" * len(columns))
-    for row in rows:
-        print("| " + " | ".join(row) + " |")
-    print(flush=True)
 
 
 def smoothing(seeds: range, count: int) -> None:

@@ -20,6 +20,8 @@ from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, Final
 
+from tables import table
+
 from llmtap.sim.latency import SEED_MODEL
 from llmtap.sim.readings import Readings, read_settings
 from llmtap.sim.tunnel.wind_tunnel import Flight, fly
@@ -72,14 +74,6 @@ def ranking(told: dict[str, dict[str, Any]], key: str, *, most: bool) -> str:
         a, b = values[before], values[name]
         text += (" = " if abs(a - b) <= EQUAL * max(abs(a), abs(b)) else " > ") + name
     return text
-
-
-def table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
-    columns = list(columns)
-    print("| " + " | ".join(columns) + " |\n|" + "---|" * len(columns))
-    for row in rows:
-        print("| " + " | ".join(map(str, row)) + " |")
-    print()
 
 
 def figures(told: dict[str, Any]) -> list[str]:

@@ -70,7 +70,8 @@ class Stage:
         self.log = folder / "log"
         """What they say on standard error: announcements, and then warnings."""
         self._children: list[subprocess.Popen[bytes]] = []
-        engine, proxy, admin = (f"127.0.0.1:{port}" for port in _free_ports(3))
+        self._kept = [_kept_port() for _ in range(3)]
+        engine, proxy, admin = (f"127.0.0.1:{sock.getsockname()[1]}" for sock in self._kept)
         self.engine = f"http://{engine}"
         self.proxy = f"http://{proxy}"
         self.admin = f"http://{admin}"
@@ -105,6 +106,8 @@ class Stage:
             except subprocess.TimeoutExpired:
                 os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
+        for sock in self._kept:
+            sock.close()
 
     def check(self) -> None:
         """Raises LlmtapError when one of them has ended."""
@@ -143,9 +146,9 @@ def _address(url: str) -> str:
     return url.removeprefix("http://")
 
 
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
+def _kept_port() -> socket.socket:
+    """Keeps a free port, and never listens: only who sets SO_REUSEADDR, as ours do, can listen on it."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind(("127.0.0.1", 0))
+    return sock

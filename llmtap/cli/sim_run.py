@@ -179,8 +179,14 @@ def run(
     if ray is not None and ray != "local" and jobs is not None:
         raise ConfigError("--jobs", f"how many run at a time is up to the cluster at {ray}")
     places = need_outputs(json=json, html=html)
-    if capture is not None and ray in (None, "local"):
-        need_capture(capture)
+    if capture is not None:
+        if ray in (None, "local"):
+            need_capture(capture)
+        elif "://" not in capture and not Path(capture).is_absolute():
+            raise ConfigError(
+                "--capture", f"each node of --ray has a folder {capture} of its own",
+                "a URL, or an absolute path of a folder that all nodes share",
+            )  # fmt: skip
     swept = any(len(values) > 1 for name, values in axes.items() if name != "scheduler")
     loud = swept or named is not None or results is not None
     sweepers: list[Sweeper] = []

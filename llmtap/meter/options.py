@@ -88,6 +88,10 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         str | None,
         Meta(description="Counts tokens where nobody tells: `tiktoken:NAME`, or a tokenizer.json; local."),
     ] = None
+    request_objectives: Annotated[
+        bool,
+        Meta(description="Clients may set bounds of their own requests: x-llm-d-slo-ttft-ms and -tpot-ms."),
+    ] = True
     alpha: Annotated[
         float, Meta(ge=0, description="Smooth goodput: tokens that a second of user idle latency costs.")
     ] = ALPHA

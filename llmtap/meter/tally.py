@@ -130,6 +130,8 @@ class Tally:
         pause()
         m = measure(x, self._benefit)
         pause()
+        if not self.options.request_objectives:
+            x.slo_ttft_ns = x.slo_tpot_ns = None
         x.uncertain = x.uncertainty_ns > self.options.uncertainty_limit
         slo = self.slos.of(x.tenant)
         # Whoever has no valid key could otherwise use up all the names.

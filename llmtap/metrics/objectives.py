@@ -9,7 +9,8 @@ Which exchanges count, by `Objectives.meets`:
 |---|---|
 | refused by the tap itself (`rejected`) | does not count: the gateway never saw it |
 | lost with a relay that died (`tap_error`) | does not count: the failure is ours |
-| `upstream_error`, `upstream_timeout`, `upstream_reset`, `truncated` | bad |
+| `upstream_error` by a status of 400 to 499, but 408, 425 and 429 | does not count: the request was wrong |
+| `upstream_error` otherwise, `upstream_timeout`, `upstream_reset`, `truncated` | bad |
 | `client_cancelled` | bad if a bound was already past saving when the client left, else does not count |
 | a stream that ended well and brought nothing | bad |
 | `complete`, `refused` otherwise | by its figures |
@@ -17,6 +18,9 @@ Which exchanges count, by `Objectives.meets`:
 A bound whose figure does not apply (TPOT of a one-token answer, TTFT of a pure tool call) is taken as
 met. The bounds of streaming do not apply to an answer in one piece; one that no bound applies to does not
 count, nor does a GET or HEAD that was not streamed (a model list is no answer).
+
+Whose fault a status is: RFC 9110 15.5. 408, 425 and 429 ask for the same request again: it was right, and
+was not served.
 
 Source: seed 002 (goodput as a conjunction), seed 001 section 2.2 (attainment, goodput).
 """
@@ -63,6 +67,8 @@ _FAILED: Final = frozenset(
     {Outcome.UPSTREAM_ERROR, Outcome.UPSTREAM_TIMEOUT, Outcome.UPSTREAM_RESET, Outcome.TRUNCATED}
 )
 _OURS: Final = frozenset({Outcome.REJECTED, Outcome.TAP_ERROR})
+_NOT_SERVED: Final = frozenset({408, 425, 429})
+"""Statuses from 400 to 499 that a right request can get."""
 _NO_INFERENCE: Final = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})
 _UNITS: Final = (("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000), ("ns", 1))
 
@@ -133,6 +139,8 @@ class Objectives:
         outcome = x.outcome
         if outcome in _OURS or (x.method in _NO_INFERENCE and not x.stream):
             return None
+        if outcome is Outcome.UPSTREAM_ERROR and _is_wrong_request(x.status):
+            return None
         if outcome in _FAILED:
             return False
         if outcome is Outcome.CLIENT_CANCELLED:
@@ -167,6 +175,10 @@ class Objectives:
 
 _NOTHING: Final = frozenset({"empty", "only_metadata"})
 """Streams that ended well and brought nothing: they meet no one's objectives."""
+
+
+def _is_wrong_request(status: int | None) -> bool:
+    return status is not None and 400 <= status < 500 and status not in _NOT_SERVED
 
 
 def _ordered(bounds: Mapping[str, int]) -> tuple[tuple[str, int], ...]:

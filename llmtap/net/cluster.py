@@ -22,6 +22,8 @@ _STARTS: Final = 2
 _LOOPBACK: Final = "127.0.0.1"
 _OBJECT_STORE_BYTES: Final = 256 << 20
 """Of a Ray of our own: a million requests are 24 MB, a load's bodies travel in pieces of some MB."""
+_TOKEN_HINT: Final = "a cluster that wants a token wants RAY_AUTH_MODE=token and RAY_AUTH_TOKEN here, too"
+"""Without the first, Ray 2.60 does not send the second to a cluster that it did not start."""
 
 
 @contextmanager
@@ -51,7 +53,11 @@ def ray_cluster(address: str, workers: int | None) -> Iterator[Any]:
             with _signals_kept():
                 ray.init(address, **quiet)
         except (ConnectionError, ValueError, RuntimeError) as exc:
-            raise ConfigError("--ray", f"no Ray at {address}: {str(exc).splitlines()[0]}") from None
+            # Somebody listens there. Ray says only to its log that it was turned away.
+            refused = isinstance(exc, ConnectionError) and address != "auto"
+            raise ConfigError(
+                "--ray", f"no Ray at {address}: {str(exc).splitlines()[0]}", _TOKEN_HINT if refused else None
+            ) from None
         try:
             yield ray
         finally:

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from llmtap.cli.demo import _problems
+from llmtap.cli.demo_stage import _kept_port
+from llmtap.net.listener import bind
 
 DEMO = [sys.executable, "-P", "-m", "llmtap.cli", "demo"]
 ROOT = Path(__file__).parents[2]
@@ -157,3 +160,10 @@ def test_what_broke_is_told_on_either_side() -> None:
     assert _problems(fine, broken) == ["1 truncated, as the clients saw it", "1 x the server left"]
     reset = {"n": 5, "outcomes": {"complete": 4, "upstream_reset": 1}}
     assert _problems(reset, clients) == ["1 upstream_reset, as the tap saw it"]
+
+
+def test_a_kept_port_is_given_to_nobody_and_ours_listen_on_it() -> None:
+    with _kept_port() as kept, socket.socket() as stranger:
+        with pytest.raises(OSError, match="in use"):
+            stranger.bind(kept.getsockname())
+        bind(*kept.getsockname(), shared=False).close()

@@ -103,6 +103,7 @@ def trace(tmp_path: Path) -> Path:
         (("TRACE", "--capture", "c", "--no-measure"), "--no-measure: a capture is of exchanges"),
         (("TRACE", "--slo", "tttf:1s"), "--slo: unknown objective 'tttf'"),
         (("TRACE", "--ray", "auto", "--jobs", 2), "--jobs: how many run at a time is up to the cluster"),
+        (("TRACE", "--ray", "auto", "--capture", "c"), "--capture: each node of --ray has a folder c of its"),
         (("TRACE", "--results", "nowhere/r.jsonl"), "--results: cannot open nowhere/r.jsonl"),
         (("TRACE", "--results", "TRACE"), "line 1: is no result of a sweep"),
         (("TRACE", "--latency", "capture", "--scheduler", "static_fifo"),

@@ -159,3 +159,16 @@ def test_an_arm_is_a_part_and_a_label() -> None:
         b'llmtap_exchanges_total{arm="guarded",model="m",outcome="complete",tenant="default"} 1.0'
         in (t.freeze().render()[0])
     )
+
+
+@pytest.mark.parametrize(("listened_to", "good"), [(True, 0), (False, 1)])
+def test_bounds_that_a_client_brings_can_be_left_alone(listened_to: bool, good: int) -> None:
+    slos = {"all": SloOptions(objectives="ttft:500ms")}
+    t = Tally(MeterOptions(request_objectives=listened_to), ManualClock(now_ns=S), slos=slos)
+    x = streamed(100, 140)
+    x.slo_ttft_ns = 1_000_000
+    t.ended(x)
+    goodput: Any = t.summary("all")()["goodput"]
+    assert (goodput["counted"], goodput["met"]) == (1, good)
+    body, _ = t.freeze().render()
+    assert f'llmtap_slo_good_total{{slo="all",tenant="default"}} {good}.0'.encode() in body

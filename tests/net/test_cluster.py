@@ -44,6 +44,29 @@ def test_an_address_where_somebody_listens_is_taken() -> None:
     cluster._reach("auto")
 
 
+class Closed:
+    """A module `ray` that is turned away, as by a cluster that wants a token."""
+
+    def init(self, address: str, **settings: object) -> None:
+        raise ConnectionError(f"Failed to connect to Ray cluster at {address}\nand more")
+
+
+def test_a_cluster_that_lets_nobody_in_may_want_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", Closed())
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        told = rf"--ray: no Ray at {address}: Failed to connect .*\nhint: .*RAY_AUTH_MODE=token and RAY_AUTH"
+        with pytest.raises(ConfigError, match=told), ray_cluster(address, None):
+            pass
+
+
+def test_where_nothing_was_found_a_token_is_no_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", Closed())
+    with pytest.raises(ConfigError, match="--ray: no Ray at auto: ") as refused, ray_cluster("auto", None):
+        pass
+    assert refused.value.hint is None
+
+
 def test_its_processes_import_this_llmtap_first() -> None:
     first, *rest = cluster._import_path().split(os.pathsep)
     assert Path(first, "llmtap", "__init__.py").samefile(llmtap.__file__ or "")

@@ -63,6 +63,14 @@ async def streams(tap: Proxy, path: str, n: int) -> "list[asyncio.Task[Answer]]"
     return [asyncio.create_task(one()) for _ in range(n)]
 
 
+async def under_way(tap: Proxy, up: Upstream, n: int) -> "tuple[Held, list[asyncio.Task[Answer]]]":
+    """So many streams, all waiting in their middle."""
+    held = Held()
+    asking = await streams(tap, up.on(held), n)
+    await wait_until(lambda: held.begun == n, READY_S)
+    return held, asking
+
+
 async def summary(tap: Proxy) -> dict[str, Any]:
     told = await tap.told("/api/v1/summary?window=all")
     return {} if told is None else dict(json.loads(told))
@@ -88,9 +96,7 @@ def test_a_killed_relay_costs_its_own_streams_and_they_end_as_tap_error() -> Non
     async def scenario() -> None:
         async with upstream() as up, proxy(up, "--workers", "2") as tap:
             await wait_until(lambda: len(tap.relays()) == 2, READY_S)
-            held = Held()
-            asking = await streams(tap, up.on(held), 40)
-            await wait_until(lambda: held.begun == 40, READY_S)
+            held, asking = await under_way(tap, up, 40)
 
             async def all_seen() -> bool:
                 told = json.loads(await tap.told("/api/v1/streams?limit=1000") or b"{}")
@@ -141,9 +147,7 @@ def test_a_killed_relay_costs_its_own_streams_and_they_end_as_tap_error() -> Non
 def test_a_meter_killed_under_two_hundred_streams_is_counted_to_the_exchange() -> None:
     async def scenario() -> None:
         async with upstream() as up, proxy(up) as tap:
-            held = Held()
-            asking = await streams(tap, up.on(held), 200)
-            await wait_until(lambda: held.begun == 200, READY_S)
+            held, asking = await under_way(tap, up, 200)
             (before,) = tap.meters()
             os.kill(before, signal.SIGKILL)
             await wait_until(lambda: tap.meters() and before not in tap.meters(), READY_S)
@@ -274,9 +278,7 @@ def test_sigterm_to_the_whole_family_at_once_measures_what_drains(tmp_path: Path
 
     async def scenario() -> None:
         async with upstream() as up, proxy(up, "--set", "log.level=info", log=log) as tap:
-            held = Held()
-            asking = await streams(tap, up.on(held), 10)
-            await wait_until(lambda: held.begun == 10, READY_S)
+            held, asking = await under_way(tap, up, 10)
             family = tap.relays() + tap.meters()
             for pid in [*family, tap.pid]:
                 os.kill(pid, signal.SIGTERM)
@@ -298,9 +300,7 @@ def test_a_reload_renews_the_meter_at_once_although_relays_stay(tmp_path: Path) 
             file.write_text(f'[relay]\nupstream = "{up.url}"\n')
             async with proxy(None, config=file) as tap:
                 (before,) = tap.meters()
-                held = Held()
-                asking = await streams(tap, up.on(held), 5)
-                await wait_until(lambda: held.begun == 5, READY_S)
+                held, asking = await under_way(tap, up, 5)
                 file.write_text(f'[relay]\nupstream = "{up.url}"\n[slo.chat]\nobjectives = "ttft:1s"\n')
                 os.kill(tap.pid, signal.SIGHUP)
                 await wait_until(lambda: tap.meters() and before not in tap.meters(), READY_S)

@@ -16,7 +16,7 @@ from pathlib import Path
 import llmtap
 from tests.supervisor.test_experiment import everybody, switch, wait_until_all, write
 from tests.supervisor.test_experiment import told as experiment
-from tests.supervisor.test_faults import BODY, Held, settled, streams, summary
+from tests.supervisor.test_faults import BODY, settled, summary, under_way
 from tests.supervisor.test_supervisor import CLEAN, READY_S, Proxy, children_of, is_alive, proxy, until
 from tests.supervisor.test_systemd import STARTER
 from tests.support.peer import play, wait_until
@@ -95,9 +95,7 @@ def test_a_hot_restart_breaks_no_stream_refuses_nobody_and_keeps_every_exchange(
         ):
             await wait_until(lambda: len(tap.relays()) == 2, READY_S)
             relays, meters = tap.relays(), tap.meters()
-            held = Held()
-            asking = await streams(tap, up.on(held), 40)
-            await wait_until(lambda: held.begun == 40, READY_S)
+            held, asking = await under_way(tap, up, 40)
             async with newcomers(tap, up.on(answers(b"here"))) as come:
                 await come.more(20)
                 os.kill(tap.pid, signal.SIGUSR2)
@@ -138,9 +136,7 @@ def test_a_hot_restart_breaks_no_stream_refuses_nobody_and_keeps_every_exchange(
 def test_the_drain_has_its_limit_across_the_change() -> None:
     async def scenario() -> None:
         async with upstream() as up, proxy(up, "--set", "relay.drain_timeout=300ms") as tap:
-            held = Held()
-            asking = await streams(tap, up.on(held), 3)
-            await wait_until(lambda: held.begun == 3, READY_S)
+            held, asking = await under_way(tap, up, 3)
             before = tap.relays() + tap.meters()
             os.kill(tap.pid, signal.SIGUSR2)
             await gone(before)
@@ -154,9 +150,7 @@ def test_the_drain_has_its_limit_across_the_change() -> None:
 def test_nobody_is_left_over_when_the_supervisor_is_killed_after_a_change() -> None:
     async def scenario() -> None:
         async with upstream() as up, proxy(up, *PATIENT) as tap:
-            held = Held()
-            asking = await streams(tap, up.on(held), 3)
-            await wait_until(lambda: held.begun == 3, READY_S)
+            held, asking = await under_way(tap, up, 3)
             before = tap.relays()
             os.kill(tap.pid, signal.SIGUSR2)
             await restarted(tap, before)
@@ -173,9 +167,7 @@ def test_nobody_is_left_over_when_the_supervisor_is_killed_after_a_change() -> N
 def test_what_is_sent_to_the_whole_group_changes_the_program_and_nothing_else() -> None:
     async def scenario() -> None:
         async with upstream() as up, proxy(up, *PATIENT) as tap:
-            held = Held()
-            asking = await streams(tap, up.on(held), 3)
-            await wait_until(lambda: held.begun == 3, READY_S)
+            held, asking = await under_way(tap, up, 3)
             before = tap.relays()
             for pid in [*children_of(tap.pid), tap.pid]:
                 os.kill(pid, signal.SIGUSR2)

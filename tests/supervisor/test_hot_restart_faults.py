@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import llmtap
-from tests.supervisor.test_faults import BODY, Held, streams, summary
+from tests.supervisor.test_faults import BODY, Held, streams, summary, under_way
 from tests.supervisor.test_hot_restart import LIMIT_S, LONG_S, PATIENT, gone, restarted
 from tests.supervisor.test_supervisor import READY_S, children_of, is_alive, proxy, until
 from tests.support.peer import play, wait_until
@@ -43,9 +43,7 @@ def test_an_upgrade_runs_and_a_broken_one_does_not(tmp_path: Path) -> None:
             assert f'version="{llmtap.__version__}"'.encode() in await version()
             path = up.on(answers(b"here"))
             change(program / "llmtap/__init__.py", f'"{llmtap.__version__}"', '"9.9.9-test"')
-            held = Held()
-            asking = await streams(tap, up.on(held), 5)
-            await wait_until(lambda: held.begun == 5, READY_S)
+            held, asking = await under_way(tap, up, 5)
             relays = tap.relays()
             os.kill(tap.pid, signal.SIGUSR2)
             await restarted(tap, relays)
@@ -101,9 +99,7 @@ def test_new_relays_that_fail_leave_the_old_ones_at_work(tmp_path: Path) -> None
         async with upstream() as up, proxy(up, *PATIENT, log=log, program=program) as tap:
             path = up.on(answers(b"here"))
             family = tap.relays() + tap.meters()
-            held = Held()
-            asking = await streams(tap, up.on(held), 5)
-            await wait_until(lambda: held.begun == 5, READY_S)
+            held, asking = await under_way(tap, up, 5)
             main.write_text("raise SystemExit(3)\n")
             os.kill(tap.pid, signal.SIGUSR2)
             await wait_until(lambda: b"event=restart_failed" in log.read_bytes(), LONG_S)
@@ -170,9 +166,7 @@ def test_twice_while_streams_drain(tmp_path: Path) -> None:
 def test_told_to_stop_in_the_middle_it_stops_and_streams_end_first(pause_s: float) -> None:
     async def scenario() -> None:
         async with upstream() as up, proxy(up, *PATIENT) as tap:
-            held = Held()
-            asking = await streams(tap, up.on(held), 10)
-            await wait_until(lambda: held.begun == 10, READY_S)
+            held, asking = await under_way(tap, up, 10)
             family = children_of(tap.pid)
             os.kill(tap.pid, signal.SIGUSR2)
             await asyncio.sleep(pause_s)  # wherever that finds it
