@@ -31,7 +31,7 @@ __all__ = [
     "service_options",
 ]
 
-BASE = "docker.io/library/python:3.11-slim"
+BASE = "python:3.11-slim"
 """By this name Containerfile's base is looked up, so what is made here has it."""
 RELEASE = "bookworm"  # its Python is 3.11
 IN_BASE = ("ca-certificates", "python3", "python3-venv", "python-is-python3")
@@ -239,9 +239,16 @@ def service_options(service: Mapping[str, Any], folder: Path, variables: Mapping
 
 
 def pod_options(
-    container: Mapping[str, Any], volumes: list[Any], files: Mapping[str, Path], secrets: Mapping[str, str]
+    container: Mapping[str, Any],
+    volumes: list[Any],
+    files: Mapping[str, Path],
+    secrets: Mapping[str, str],
+    fields: Mapping[str, str],
 ) -> list[str]:
-    """The same of a container in a pod; `files`: the folder of each ConfigMap, `secrets`: values by key."""
+    """The same of a container in a pod.
+
+    `files`: the folder of each ConfigMap; `secrets`: values by key; `fields`: what the downward API tells.
+    """
     security = container["securityContext"]
     options = [f"--cap-drop={name}" for name in security["capabilities"]["drop"]]
     options.append(f"--user={security['runAsUser']}:{security.get('runAsGroup', security['runAsUser'])}")
@@ -249,9 +256,19 @@ def pod_options(
         options += ["--read-only", "--read-only-tmpfs=false"]
     if not security["allowPrivilegeEscalation"]:
         options.append("--security-opt=no-new-privileges")
+    known: dict[str, str] = {}
     for variable in container.get("env", ()):
-        value = variable.get("value") or secrets[variable["valueFrom"]["secretKeyRef"]["key"]]
-        options.append(f"--env={variable['name']}={value}")
+        source = variable.get("valueFrom", {})
+        if secret := source.get("secretKeyRef"):
+            if secret.get("optional") and secret["key"] not in secrets:
+                continue
+            value = secrets[secret["key"]]
+        elif source:
+            value = fields[source["fieldRef"]["fieldPath"]]
+        else:
+            value = re.sub(r"\$\((\w+)\)", lambda found: known[found[1]], variable["value"])
+        known[variable["name"]] = value
+    options += [f"--env={name}={value}" for name, value in known.items()]
     sources = {volume["name"]: volume for volume in volumes}
     for mount in container["volumeMounts"]:
         source, place = sources[mount["name"]], mount["mountPath"]

@@ -52,6 +52,7 @@ TOKENS_LONG = 1_200  # some seconds, so that SIGTERM comes midway
 NOBODY = "65532"
 HARDENED = ["--read-only", "--read-only-tmpfs=false", "--cap-drop=ALL", "--security-opt=no-new-privileges"]
 RUN_FOLDER = "/run/llmtap"
+CAPTURE_FOLDER = "/var/lib/llmtap"  # a volume of pods; elsewhere a part of the read-only root
 SHARED_MEMORY = {"/dev/shm", "/dev/mqueue"}  # in every container, and in memory
 OURS = ("opt/llmtap", "var/lib/llmtap", "run/llmtap")
 VARIABLES = {"LLMTAP_ADMIN_TOKEN": "token-of-this-run", "LLMTAP_TENANTS_SALT": "salt-of-this-run"}
@@ -213,7 +214,11 @@ def check_processes(first: int, least: int) -> Iterator[str]:
 def check_writing(podman: Podman, container: str) -> Iterator[str]:
     """Where it may write, and what it has written."""
     (found,) = ask(podman, container, "writable")
-    known = [folder for folder in found if folder in SHARED_MEMORY or folder.startswith(RUN_FOLDER)]
+    known = [
+        folder
+        for folder in found
+        if folder in SHARED_MEMORY or folder.startswith((RUN_FOLDER, CAPTURE_FOLDER))
+    ]
     print(f"  may write to {', '.join(known)}")
     if strays := sorted(found.keys() - set(known)):
         yield f"{container} may write to {len(strays)} folders more, such as {', '.join(strays[:5])}"
@@ -335,7 +340,7 @@ def run_pod(podman: Podman, name: str, network: str, reference: list[Any]) -> It
     containers = [*pod.get("initContainers", ()), *pod["containers"]]
     (tap,) = (container for container in containers if container["name"] == "llmtap")
     secrets = {"token": TOKEN, "salt": VARIABLES["LLMTAP_TENANTS_SALT"]}
-    options = pod_options(tap, pod["volumes"], files, secrets)
+    options = pod_options(tap, pod["volumes"], files, secrets, {"metadata.name": f"{name}-0"})
     # Whatever the manifest's gateway is called, here it is the engine.
     options.append("--env=LLMTAP_RELAY_UPSTREAM=http://sim:8000")
     first = podman.launch(name, network, *options, IMAGE, *tap["args"])

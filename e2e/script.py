@@ -64,5 +64,5 @@ def carry_out(name: str, work: Callable[[], list[str]], *, limit_s: int = 0) -> 
     print(f"\n[e2e] {name}: {time.monotonic() - start:.0f} s", flush=True)
     for complaint in wrong[:COMPLAINTS_MAX]:
         print(f"[e2e] WRONG: {complaint}", flush=True)
-    print(f"[e2e] {name}: {f'failed: {len(wrong)} things are wrong' if wrong else 'ok'}", flush=True)
+    print(f"[e2e] {name}: {f'failed, {len(wrong)} wrong' if wrong else 'ok'}", flush=True)
     return 1 if wrong else 0
