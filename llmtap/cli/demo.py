@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import sys
 from collections.abc import Awaitable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -299,7 +300,8 @@ class _Demo:
             told = {**summary, "experiment": experiment, "clients": clients}
             print(msgspec.json.format(msgspec.json.encode(told)).decode())
             return
-        console = Console(highlight=False)
+        # In a file, lines of 80 columns would be cut that a terminal shows whole.
+        console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
         console.print(render_summary(summary))
         for line in experiment_lines(experiment):
             console.print(Text(line), soft_wrap=True)

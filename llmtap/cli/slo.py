@@ -53,7 +53,9 @@ def generate(
     runbooks: Annotated[
         str,
         typer.Option(
-            metavar="URL", help="Where the pages of deploy/runbooks/ are served; each alert links its own."
+            metavar="URL",
+            help="Where the pages of deploy/runbooks/ are served; each alert links its own, URL/ALERT.md, "
+            "or what the URL says with {alert} in it.",
         ),
     ] = "deploy/runbooks",
 ) -> None:

@@ -36,6 +36,7 @@ def admin_app(tally: Tally, token: str | None = None) -> web.Application:
     api = _Admin(tally)
     strangers = [refuse_rebinding()] if token is None else []
     app = web.Application(middlewares=[_guard(token), *strangers])
+    app.on_response_prepare.append(_name_no_versions)
     app.router.add_get("/healthz", api.healthz)
     app.router.add_get("/readyz", api.readyz)
     app.router.add_get("/metrics", api.metrics)
@@ -45,7 +46,7 @@ def admin_app(tally: Tally, token: str | None = None) -> web.Application:
     tally.streams.add_to(app)
     add_dashboard(app)
     add_openapi_route(app, token=token is not None)
-    add_experiment_routes(app, tally.experiments, token)
+    add_experiment_routes(app, tally.experiments)
     return app
 
 
@@ -95,6 +96,11 @@ class _Admin:
         query = Query.parse(read_fields(request.query.items()))
         found, cursor = self._tally.kept.find(query)
         return _json(await asyncio.to_thread(self._tally.kept.to_json, found, cursor, events=query.events))
+
+
+async def _name_no_versions(request: web.Request, response: web.StreamResponse) -> None:
+    """In place of those of Python and aiohttp, which are told to nobody without a token."""
+    response.headers[hdrs.SERVER] = "llmtap"
 
 
 def _guard(token: str | None) -> Middleware:

@@ -26,8 +26,8 @@ class _Wish(msgspec.Struct, forbid_unknown_fields=True):
     enabled: bool
 
 
-def add_experiment_routes(app: web.Application, experiments: Experiments, token: str | None) -> None:
-    """GET and POST. With a token, the application's guard has asked for it already."""
+def add_experiment_routes(app: web.Application, experiments: Experiments) -> None:
+    """GET and POST. The application's middlewares have asked for the token, or for a loopback name."""
 
     async def results(request: web.Request) -> web.Response:
         work = experiments.results()
@@ -35,7 +35,7 @@ def add_experiment_routes(app: web.Application, experiments: Experiments, token:
         return web.Response(body=body, content_type="application/json")
 
     async def switch(request: web.Request) -> web.Response:
-        refuse_strangers(request, token)
+        refuse_strangers(request)
         if request.content_type != "application/json":
             raise web.HTTPUnsupportedMediaType(reason="expected Content-Type: application/json")
         if (request.content_length or 0) > BODY_BYTES_MAX:

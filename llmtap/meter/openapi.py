@@ -154,7 +154,7 @@ ROUTES: Final = (
               "additionalProperties": False},
         errors={
             400: "The body is not what it should be.",
-            403: "A page of another origin asked, or a stranger's host name without a token.",
+            403: "A page of another origin asked, or without a token not by a loopback name.",
             409: "No experiment is configured, or its end has come.",
             413: "The body is too long.",
             415: "The body is not declared as JSON.",
@@ -192,6 +192,8 @@ def _operation(route: Route, *, token: bool) -> dict[str, Any]:
     content = {kind: {"schema": schema} for kind, schema in route.answers.items()}
     responses: dict[str, Any] = {"200": {"description": route.text, "content": content}}
     error: dict[str, Any] = {} if route.probe else {"content": {JSON: {"schema": reference("Error")}}}
+    if not token:
+        responses["403"] = {"description": "Asked by another name than a loopback one.", **error}
     for status, text in sorted(route.errors.items()):
         responses[str(status)] = {"description": text, **error}
     out: dict[str, Any] = {"operationId": route.name, "summary": route.text, "responses": responses}

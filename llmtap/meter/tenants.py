@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from llmtap.meter.labels import DEFAULT
 from llmtap.meter.options import TENANT_CHARS_MAX, TenantOptions, TenantRule
+from llmtap.record.paths import holds_key
 from llmtap.wire.http1 import RequestHead, header_value
 
 __all__ = ["Tenants", "host_salt"]
@@ -40,8 +41,13 @@ class Tenants:
         for find in self._finds:
             found = find(head, path, body)
             if found is not None:
-                return self._names.get(found, found)
+                named = self._names.get(found)
+                return self._without_key(found) if named is None else named
         return DEFAULT
+
+    def _without_key(self, found: str) -> str:
+        """Some send their key where the tenant's name belongs."""
+        return f"key-{self.hash_of(found.encode())}" if holds_key(found) else found
 
     def hash_of(self, value: bytes) -> str:
         """What is shown of a secret: always the same 8 hex digits for the same salt."""

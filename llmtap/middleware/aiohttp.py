@@ -13,11 +13,11 @@ The request's body is read again from where aiohttp keeps it once a handler has 
 request.json()`, `text`, `read`, `post` of a form); a handler that takes `request.content` itself has it to
 itself, and model and tenant are then told from the head and the answer. A file that the kernel sends
 (`web.FileResponse`) is an answer without a body here. WebSockets pass unmeasured, counted as dropped for
-the reason `websocket`.
+the reason `websocket`. Of paths in `skip` nothing is told or counted.
 """
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Collection, Mapping
 from typing import Any, Final
 
 from aiohttp import HttpVersion10, web
@@ -25,6 +25,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from llmtap.middleware.emitter import TAP_BYTES, Emitter, Emitters, mono_ns
 from llmtap.middleware.exchange import AppExchange, request_head
+from llmtap.middleware.paths import Paths
 
 __all__ = ["setup"]
 
@@ -32,12 +33,16 @@ _SWITCHING: Final = 101
 _WATCHED: Final = ("write_headers", "write", "write_eof", "enable_compression")
 
 
-def setup(app: web.Application, *, socket: str, tap_bytes: int = TAP_BYTES) -> None:
+def setup(
+    app: web.Application, *, socket: str, skip: Collection[str] = (), tap_bytes: int = TAP_BYTES
+) -> None:
     """Puts the tap around an app, outside of all its middlewares, and ends it with the app.
 
-    `socket`: where a meter listens (`llmtap meter --listen-socket`), now or later; `tap_bytes`: most bytes of
-    frames that may wait for it. Raises ConfigError.
+    `socket`: where a meter listens (`llmtap meter --listen-socket`), now or later; `skip`: paths that the
+    meter is told nothing of, with all below them; `tap_bytes`: most bytes of frames that may wait for it.
+    Raises ConfigError.
     """
+    skipped = Paths(skip)
     emitters = Emitters(socket, tap_bytes)
 
     async def begin(_: web.Application) -> None:
@@ -46,14 +51,16 @@ def setup(app: web.Application, *, socket: str, tap_bytes: int = TAP_BYTES) -> N
     async def end(_: web.Application) -> None:
         await emitters.close()
 
-    app.middlewares.insert(0, _middleware(emitters))
+    app.middlewares.insert(0, _middleware(emitters, skipped))
     app.on_startup.append(begin)
     app.on_cleanup.append(end)
 
 
-def _middleware(emitters: Emitters) -> Middleware:
+def _middleware(emitters: Emitters, skipped: Paths) -> Middleware:
     @web.middleware
     async def tapped(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path in skipped:
+            return await handler(request)
         arrival_ns = mono_ns()
         emitter = emitters.here()
         call = None if emitter is None else _watch(emitter, request, arrival_ns)

@@ -10,6 +10,7 @@ this one last, which in Starlette makes it the outermost.
 |---|---|
 | `http` | an exchange |
 | `websocket` | passes unmeasured, counted as dropped for the reason `websocket` |
+| a path in `skip`, either of the two | passes, and nothing is told or counted |
 | `lifespan` | passes; at the app's end the meter gets our last words first, which takes 2 s at most |
 
 A client's leaving is known here when the app is: by `http.disconnect`, which it has to ask for, or by an
@@ -20,12 +21,13 @@ Source: the ASGI specification, version 3.0, HTTP and WebSocket 2.5, Lifespan 2.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any, Final
 from urllib.parse import quote
 
 from llmtap.middleware.emitter import TAP_BYTES, Emitter, Emitters, mono_ns
 from llmtap.middleware.exchange import AppExchange, request_head
+from llmtap.middleware.paths import Paths
 
 __all__ = ["LlmtapMiddleware"]
 
@@ -44,15 +46,21 @@ _SELDOM_A_BODY: Final = frozenset({"GET", "HEAD", "DELETE", "OPTIONS", "TRACE"})
 class LlmtapMiddleware:
     """An app with the tap around it."""
 
-    def __init__(self, app: App, *, socket: str, tap_bytes: int = TAP_BYTES) -> None:
-        """`socket`: where a meter listens (`llmtap meter --listen-socket`), now or later; `tap_bytes`: most
-        bytes of frames that may wait for it. Raises ConfigError."""
+    def __init__(
+        self, app: App, *, socket: str, skip: Collection[str] = (), tap_bytes: int = TAP_BYTES
+    ) -> None:
+        """`socket`: where a meter listens (`llmtap meter --listen-socket`), now or later; `skip`: paths that
+        the meter is told nothing of, with all below them; `tap_bytes`: most bytes of frames that may wait for
+        it. Raises ConfigError."""
         self._app = app
+        self._skipped = Paths(skip)
         self._emitters = Emitters(socket, tap_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind = scope["type"]
-        if kind == "http":
+        if scope.get("path") in self._skipped:
+            await self._app(scope, receive, send)
+        elif kind == "http":
             arrival_ns = mono_ns()
             emitter = self._emitters.here()
             call = None if emitter is None else _watch(emitter, scope, receive, send, arrival_ns)

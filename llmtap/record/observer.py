@@ -18,6 +18,7 @@ from llmtap.record.answer import AnswerReader
 from llmtap.record.asked import Said
 from llmtap.record.exchange import BLANK, OUTPUT, Exchange, Timeline, Tokens
 from llmtap.record.outcome import Outcome, TokenSource
+from llmtap.record.paths import clean_name
 from llmtap.record.refusal import APPLIED_GUARDRAILS, TEXT_PATTERNS, Interventions
 from llmtap.record.request import Hear, Identify, RequestReader, short_text
 from llmtap.record.server_timing import ServerTiming
@@ -282,7 +283,7 @@ class Observer:
         x.response_bytes = response_bytes
         if status is not None:
             x.status = status
-        x.response_model = None if self._model is None else self._model[:_NAME_CHARS_MAX]
+        x.response_model = None if self._model is None else clean_name(self._model[:_NAME_CHARS_MAX])
         if x.model is None:
             x.model = x.response_model
         x.tokens = self._tokens()

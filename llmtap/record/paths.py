@@ -13,11 +13,13 @@ from functools import lru_cache
 from typing import Final
 from urllib.parse import unquote
 
-__all__ = ["KEY_PATTERN", "PATH_CHARS_MAX", "clean_path", "looks_secret"]
+__all__ = ["KEY_PATTERN", "PATH_CHARS_MAX", "clean_name", "clean_path", "holds_key", "looks_secret"]
 
 PATH_CHARS_MAX: Final = 256
 _SEGMENT_CHARS_MAX: Final = 80
 """Names of models on the hubs have up to 96 characters, those in use half of that."""
+_NAME_CHARS_MAX: Final = 1_024
+"""Of what a client sends as a name; no label, log or attribute shows as much."""
 _DECODINGS_MAX: Final = 4
 """A path that is percent-encoded more often than this hides something."""
 
@@ -35,7 +37,13 @@ KEY_PATTERN: Final = (
 Slack, Twilio, Mailgun, Hugging Face, npm, Replicate, Together, Fireworks, NVIDIA, xAI, Perplexity, PyPI,
 DigitalOcean, Linear, Shopify; JWT. Each part that may be tried and fail is bounded, so time is linear."""
 
-_key_in = re.compile(rf"(?<![A-Za-z0-9]){KEY_PATTERN}").search
+_keys_in = re.compile(rf"(?<![A-Za-z0-9]){KEY_PATTERN}")
+_key_in = _keys_in.search
+_begins_as_names_do = re.compile(
+    r"(?:sk|pk|rk|ak|csk|gsk|ssk|hf|npm|r8|tgp|fw|nvapi|xai|pplx|pypi|gl(?!pat-)[a-z]{2,5})[-_]"
+).match
+"""`hf-mistral-7b-instruct-v0.2`, `global-llama-3-70b-instruct`, `gemma-2-sk-9b-it-v2` (for Slovak)."""
+_is_random = re.compile(r"[A-Za-z0-9]{16}|(?=[A-Za-z]*[0-9])[A-Za-z0-9]{10}").search
 _uuid_in = re.compile(r"[0-9A-Fa-f]{8}-?(?:[0-9A-Fa-f]{4}-?){3}[0-9A-Fa-f]{12}").search
 _plain = re.compile(r"[\w.~:@+,()-]*", re.ASCII).fullmatch
 _pieces = re.compile(r"[A-Za-z0-9]+").findall
@@ -70,6 +78,25 @@ def looks_secret(word: str) -> bool:
             return True
     # Keys in groups: a1b2-c3d4-e5f6-a7b8. `Qwen2.5-Coder-32B-Instruct-AWQ-w4a16` has 5.
     return edges >= 8
+
+
+def clean_name(name: str) -> str:
+    """The name of a model, or `*` where a key was sent in its place."""
+    return "*" if holds_key(name) else name
+
+
+def holds_key(name: str) -> bool:
+    """Whether a key is in the name of a model or of a tenant, which may have versions, dates and ids in it.
+
+    Told by its issuer's form; where names begin alike, by a long run of letters and digits as well.
+    """
+    return _holds_key(name[:_NAME_CHARS_MAX])
+
+
+@lru_cache(maxsize=512)
+def _holds_key(name: str) -> bool:
+    found = (key[0] for key in _keys_in.finditer(name))
+    return any(not _begins_as_names_do(key) or _is_random(key) for key in found)
 
 
 def clean_path(path: str) -> str:

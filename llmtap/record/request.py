@@ -13,7 +13,7 @@ import msgspec
 
 from llmtap.errors import PeerProtocolError
 from llmtap.record.exchange import Exchange
-from llmtap.record.paths import clean_path
+from llmtap.record.paths import clean_name, clean_path
 from llmtap.wire.encoding import Decoder
 from llmtap.wire.http1 import ChunkedDecoder, Framing, RequestHead, parse_request_head
 
@@ -133,7 +133,7 @@ class RequestReader:
             except (ValueError, RecursionError):
                 pass
         if isinstance(request.model, str) and request.model:
-            self._x.model = request.model
+            self._x.model = clean_name(request.model)
         self.wants_stream = request.stream is True
         if self._identify is not None:
             self._x.tenant = self._identify(head, self._path, lambda: _json(body))

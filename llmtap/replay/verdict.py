@@ -79,7 +79,8 @@ def findings(result: Mapping[str, Any]) -> list[Finding]:
 def _lost(result: Mapping[str, Any]) -> Iterator[Finding]:
     lost = len(result["sender"]["lost"])
     if lost:
-        yield Finding("lost", lost, 0, f"{lost} sending processes died: what they sent is in no figure")
+        died, they = ("1 sending process", "it") if lost == 1 else (f"{lost} sending processes", "they")
+        yield Finding("lost", lost, 0, f"{died} died: what {they} sent is in no figure")
     unread = result.get("unread") or 0
     if unread:
         n = (result.get("outcomes") or {}).values()

@@ -11,7 +11,7 @@ from typing import Any, Final
 from llmtap.errors import ConfigError
 from llmtap.metrics.burn import Alarm
 from llmtap.slo.document import commented, to_yaml
-from llmtap.slo.rules import BURN, EVENTS, GOOD, PERIOD_DAYS, Promise, missing, window
+from llmtap.slo.rules import BURN, EVENTS, GOOD, PERIOD_DAYS, Promise, missing, runbook_url, window
 
 __all__ = ["object_name", "render"]
 
@@ -104,7 +104,7 @@ def _policy(name: str, promise: Promise, alarm: Alarm, job: str, runbooks: str) 
         "kind": "AlertPolicy",
         "metadata": {"name": f"{name}-{alarm.severity}-{long}"},
         "spec": {
-            "description": f"Runbook: {runbooks.rstrip('/')}/{BURN}.md",
+            "description": f"Runbook: {runbook_url(runbooks, BURN)}",
             "alertWhenBreaching": True,
             "alertWhenResolved": False,
             "alertWhenNoData": False,

@@ -7,7 +7,7 @@ each tenant; so a long window weighs exchanges, not minutes. And an alarm needs 
 window that one bad one cannot ring it, as the meter's own does.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from llmtap.errors import ConfigError
@@ -24,6 +24,7 @@ from llmtap.slo.rules import (
     Promise,
     Recording,
     missing,
+    runbook_url,
     window,
 )
 from llmtap.slo.watches import watches
@@ -47,13 +48,13 @@ def check_job(job: str) -> str:
     return job
 
 
-def render(promises: Iterable[Promise], job: str, runbooks: str) -> str:
+def render(promises: Sequence[Promise], job: str, runbooks: str) -> str:
     """The rules file, with comments on what was left out.
 
     Args:
         promises: the classes.
         job: the scrape job's name in Prometheus.
-        runbooks: where the pages of `deploy/runbooks/` are served.
+        runbooks: where the pages of `deploy/runbooks/` are served, as `runbook_url` takes it.
     """
     kept = f"--storage.tsdb.retention.time={PERIOD_DAYS + 5}d; its default is 15d"
     head = (
@@ -69,7 +70,7 @@ def render(promises: Iterable[Promise], job: str, runbooks: str) -> str:
         alerts.append(_outdated(promise, job))
         parts.append(_group(f"llmtap-slo-{promise.name}", recordings(promise, job), alerts, runbooks))
     parts.append(commented(["The tap about itself, and what it takes to see anything at all."]))
-    parts.append(_group("llmtap-tap", [], watches(job), runbooks))
+    parts.append(_group("llmtap-tap", [], [_unwatched(promises, job), *watches(job)], runbooks))
     return "".join(parts)
 
 
@@ -136,17 +137,43 @@ def burn_alert(promise: Promise, alarm: Alarm, job: str) -> Alert:
 
 
 def _outdated(promise: Promise, job: str) -> Alert:
-    """Rules of another file than the proxy reads would stay green whatever happens."""
-    target = f'llmtap_slo_target_ratio{{job="{job}",slo="{promise.name}"}}'
+    """Rules of another file than the proxy reads would stay green whatever happens.
+
+    One alert for each proxy and class, however much differs: every operand has the labels of the target.
+    """
+    this = f'job="{job}",slo="{promise.name}"'
+    target = f"llmtap_slo_target_ratio{{{this}}}"
+    differs = [f"{target} != {promise.target:.10g}"]
+    for objective, bound_ns in promise.bounds_ns:
+        bound = f'llmtap_slo_objective_seconds{{{this},objective="{objective}"}} == {bound_ns / 1e9!r}'
+        differs.append(f"{target}\nunless ignoring (objective)\n{bound}")
+    known = "|".join(objective for objective, _ in promise.bounds_ns)
+    more = f'llmtap_slo_objective_seconds{{{this},objective!~"{known}"}}'
+    differs.append(f"{target}\nand ignoring (objective)\n{more}")
+    differs.append(f'absent({target})\nand on ()\nmax(up{{job="{job}"}}) == 1\n')
     return Alert(
         OUTDATED,
         "ticket",
-        f'{target} != {promise.target:.10g}\nor\nabsent({target})\nand on ()\nmax(up{{job="{job}"}}) == 1\n',
+        "\nor\n".join(differs),
         f"{promise.name}: these rules are of other objectives than the proxy has",
-        f"The rules were made for a target of {promise.target:.10g}; the proxy has another one, or no class"
-        f" {promise.name} at all. Their alerts mean nothing until they are made again.",
+        f"The rules were made for {promise.bounds} and a target of {promise.target:.10g}; the proxy has other"
+        f" ones, or no class {promise.name} at all. Their alerts mean nothing until they are made again.",
         wait="15m",
         labels={"slo": promise.name},
+    )
+
+
+def _unwatched(promises: Sequence[Promise], job: str) -> Alert:
+    """A class that came after the rules were made: nobody is called for it."""
+    known = "|".join(promise.name for promise in promises)
+    return Alert(
+        OUTDATED,
+        "ticket",
+        f'llmtap_slo_target_ratio{{job="{job}",slo!~"{known}"}}',
+        "{{ $labels.slo }}: the proxy has this class, and the rules have not",
+        "For 15 minutes the proxy has judged by a class {{ $labels.slo }} that was not there when the rules"
+        " were made: no alert watches it until they are made again.",
+        wait="15m",
     )
 
 
@@ -181,6 +208,6 @@ def _alert(alert: Alert, runbooks: str) -> dict[str, Any]:
     written["annotations"] = {
         "summary": alert.summary,
         "description": alert.description,
-        "runbook_url": f"{runbooks.rstrip('/')}/{alert.name}.md",
+        "runbook_url": runbook_url(runbooks, alert.name),
     }
     return written

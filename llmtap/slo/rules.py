@@ -26,6 +26,7 @@ __all__ = [
     "Recording",
     "missing",
     "promises",
+    "runbook_url",
     "window",
 ]
 
@@ -51,6 +52,8 @@ class Promise:
     name: str
     bounds: str
     """What an exchange must meet, as text: `ttft:500ms tpot:50ms`."""
+    bounds_ns: tuple[tuple[str, int], ...]
+    """The same by objective."""
     target: float
     alarms: tuple[Alarm, ...]
     unreachable: tuple[Alarm, ...]
@@ -63,6 +66,7 @@ class Promise:
         return cls(
             slo.name,
             slo.objectives.text,
+            slo.objectives.bounds,
             slo.target,
             (*slo.alarms, *tickets),
             (*slo.unreachable, *(alarm for alarm in _TICKETS if alarm not in tickets)),
@@ -119,6 +123,13 @@ def _instead(alarm: Alarm, most: float) -> str:
     if alarm.severity != "page":
         return ""
     return f'; burn = {{ "{window(alarm.long_ns)}" = N }} sets one below {most:.4g}'
+
+
+def runbook_url(runbooks: str, alert: str) -> str:
+    """An alert's page: a file of its name below `runbooks`, or what that says with `{alert}` in it."""
+    if "{alert}" in runbooks:
+        return runbooks.replace("{alert}", alert)
+    return f"{runbooks.rstrip('/')}/{alert}.md"
 
 
 def window(ns: int) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from llmtap.metrics.burn import STANDARD_ALARMS, reachable
 from llmtap.slo.document import commented, to_yaml
-from llmtap.slo.rules import BURN, EVENTS, GOOD, Promise, missing, window
+from llmtap.slo.rules import BURN, EVENTS, GOOD, Promise, missing, runbook_url, window
 
 __all__ = ["render"]
 
@@ -41,7 +41,7 @@ def _slo(promise: Promise, job: str, runbooks: str) -> dict[str, Any]:
         "labels": {"slo": promise.name},
         "annotations": {
             "summary": f"{promise.name}: the error budget burns too fast ({promise.bounds})",
-            "runbook_url": f"{runbooks.rstrip('/')}/{BURN}.md",
+            "runbook_url": runbook_url(runbooks, BURN),
         },
     }
     for severity in ("page", "ticket"):

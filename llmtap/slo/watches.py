@@ -1,8 +1,11 @@
 """Alerts about the tap itself: is it there, does it see what passes, can its figures be believed.
 
 Objectives are watched by what the tap counted, so each way in which it may count nothing, or something
-wrong, is an alert of its own. Counters that appear with what they count first hide it from `increase`; where
-a first time matters (exchanges that went unmeasured) values are compared instead.
+wrong, is an alert of its own. Counters that appear with what they count first hide it from `increase`: where
+a first time matters, a series that was not there 15 minutes ago counts from nothing.
+
+Alerts keep what tells a tap apart (`_TAP`), so that they can be routed; labels that a scrape does not add
+cost nothing.
 """
 
 from typing import Final
@@ -11,6 +14,8 @@ from llmtap.slo.rules import Alert
 
 __all__ = ["watches"]
 
+_TAP: Final = "job, namespace, pod, instance"
+"""`namespace` and `pod` are the Prometheus Operator's."""
 _LAG_MAX: Final = "0.01"
 """Seconds; where `meter.uncertainty_limit` begins to flag exchanges."""
 _ADDED_MAX: Final = "0.005"
@@ -51,8 +56,8 @@ def _presence(job: str) -> list[Alert]:
         Alert(
             "LlmtapNoRelay",
             "page",
-            f"(\n  sum by (instance) (llmtap_relay_up{{{j}}})\n"
-            f"  or sum by (instance) (0 * (up{{{j}}} == 1))\n) == 0\n",
+            f"(\n  sum by ({_TAP}) (llmtap_relay_up{{{j}}})\n"
+            f"  or sum by ({_TAP}) (0 * (up{{{j}}} == 1))\n) == 0\n",
             "{{ $labels.instance }}: no relay speaks to the meter",
             "For 2 minutes no relay of {{ $labels.instance }} was connected to its meter: traffic is"
             " refused, or it passes unmeasured.",
@@ -71,7 +76,7 @@ def _presence(job: str) -> list[Alert]:
         Alert(
             "LlmtapRefusing",
             "page",
-            "sum by (instance, limit) (\n"
+            f"sum by ({_TAP}, limit) (\n"
             f'  increase(llmtap_relay_refused_total{{{j},limit=~"tap_overloaded|connections"}}[5m])\n) > 0\n',
             "{{ $labels.instance }}: the tap turns requests away ({{ $labels.limit }})",
             "{{ $value | humanize }} requests or connections in 5 minutes were refused by a limit of the"
@@ -88,12 +93,12 @@ def _measuring(job: str) -> list[Alert]:
             "LlmtapExchangesUnmeasured",
             "ticket",
             "(\n"
-            f"  sum by (instance) (llmtap_tap_dropped_exchanges_total{{{j}}})\n"
+            f"  sum by ({_TAP}) (llmtap_tap_dropped_exchanges_total{{{j}}})\n"
             "  - (\n"
-            f"    sum by (instance) (llmtap_tap_dropped_exchanges_total{{{j}}} offset 15m)\n"
-            f"    or 0 * sum by (instance) (llmtap_relay_exchanges_total{{{j}}} offset 15m)\n"
+            f"    sum by ({_TAP}) (llmtap_tap_dropped_exchanges_total{{{j}}} offset 15m)\n"
+            f"    or 0 * sum by ({_TAP}) (llmtap_relay_exchanges_total{{{j}}} offset 15m)\n"
             "  )\n)\n"
-            f"/ (sum by (instance) (increase(llmtap_relay_exchanges_total{{{j}}}[15m])) > 0)\n"
+            f"/ (sum by ({_TAP}) (increase(llmtap_relay_exchanges_total{{{j}}}[15m])) > 0)\n"
             f"> {_UNMEASURED_MAX}\n",
             "{{ $labels.instance }}: exchanges pass unmeasured",
             "{{ $value | humanizePercentage }} of the exchanges of 15 minutes are in no figure (allowed:"
@@ -102,7 +107,7 @@ def _measuring(job: str) -> list[Alert]:
         Alert(
             "LlmtapMeterRestarts",
             "ticket",
-            f"sum by (instance) (resets(llmtap_meter_frames_total{{{j}}}[1h])) > {_RESTARTS_MAX}",
+            f"sum by ({_TAP}) (resets(llmtap_meter_frames_total{{{j}}}[1h])) > {_RESTARTS_MAX}",
             "{{ $labels.instance }}: the meter starts again and again",
             "The meter began anew {{ $value | humanize }} times within an hour; each time its windows,"
             " burn rates and experiment results begin at nothing, and exchanges under way go unmeasured.",
@@ -110,7 +115,7 @@ def _measuring(job: str) -> list[Alert]:
         Alert(
             "LlmtapMeterErrors",
             "ticket",
-            f"sum by (instance, kind) (increase(llmtap_meter_errors_total{{{j}}}[15m])) > 0",
+            _came("llmtap_meter_errors_total", j, "kind"),
             "{{ $labels.instance }}: the meter cannot make sense of something ({{ $labels.kind }})",
             "{{ $value | humanize }} times in 15 minutes; kind {{ $labels.kind }}. The log has the first"
             " of each kind, with where it happened.",
@@ -118,7 +123,7 @@ def _measuring(job: str) -> list[Alert]:
         Alert(
             "LlmtapLabelsFull",
             "ticket",
-            f"sum by (instance, label) (increase(llmtap_label_overflow_total{{{j}}}[1h])) > 0",
+            f"sum by ({_TAP}, label) (increase(llmtap_label_overflow_total{{{j}}}[1h])) > 0",
             "{{ $labels.instance }}: no names are left for the label {{ $labels.label }}",
             "{{ $value | humanize }} exchanges of an hour were counted as `other`, because the label"
             " {{ $labels.label }} has all the values it may have.",
@@ -134,7 +139,7 @@ def _figures(job: str) -> list[Alert]:
             "LlmtapRelayLag",
             "ticket",
             "histogram_quantile(\n"
-            f"  0.99, sum by (instance, relay, le) (rate(llmtap_tap_loop_lag_seconds_bucket{{{j}}}[5m]))\n"
+            f"  0.99, sum by ({_TAP}, relay, le) (rate(llmtap_tap_loop_lag_seconds_bucket{{{j}}}[5m]))\n"
             f") > {_LAG_MAX}\n",
             "{{ $labels.instance }}: relay {{ $labels.relay }} is late",
             "For 10 minutes its event loop was {{ $value | humanizeDuration }} late at p99 (bound:"
@@ -145,8 +150,8 @@ def _figures(job: str) -> list[Alert]:
         Alert(
             "LlmtapFiguresUncertain",
             "ticket",
-            f"sum by (instance) (rate(llmtap_uncertain_exchanges_total{{{j}}}[15m]))\n"
-            f"/ (sum by (instance) (rate(llmtap_exchanges_total{{{j}}}[15m])) > 0)\n"
+            f"sum by ({_TAP}) (rate(llmtap_uncertain_exchanges_total{{{j}}}[15m]))\n"
+            f"/ (sum by ({_TAP}) (rate(llmtap_exchanges_total{{{j}}}[15m])) > 0)\n"
             f"> {_UNCERTAIN_MAX}\n",
             "{{ $labels.instance }}: stamps are too wide",
             "{{ $value | humanizePercentage }} of the exchanges have stamps wider than"
@@ -157,7 +162,7 @@ def _figures(job: str) -> list[Alert]:
             "LlmtapAddedLatency",
             "ticket",
             "histogram_quantile(\n"
-            "  0.99, sum by (instance, le) (\n"
+            f"  0.99, sum by ({_TAP}, le) (\n"
             f'    rate(llmtap_tap_added_seconds_bucket{{{j},point="chunk"}}[15m])\n  )\n'
             f") > {_ADDED_MAX}\n",
             "{{ $labels.instance }}: the tap delays what it passes",
@@ -174,7 +179,7 @@ def _keeping(job: str) -> list[Alert]:
         Alert(
             "LlmtapCapturePaused",
             "ticket",
-            f"max by (instance) (llmtap_capture_paused{{{j}}}) == 1",
+            f"max by ({_TAP}) (llmtap_capture_paused{{{j}}}) == 1",
             "{{ $labels.instance }}: the capture is paused",
             "For 5 minutes exchanges were measured and not kept; llmtap_capture_problem says why.",
             wait="5m",
@@ -182,7 +187,7 @@ def _keeping(job: str) -> list[Alert]:
         Alert(
             "LlmtapCaptureStuck",
             "ticket",
-            f'max by (instance) (llmtap_capture_problem{{{j},reason="files"}}) == 1',
+            f'max by ({_TAP}) (llmtap_capture_problem{{{j},reason="files"}}) == 1',
             "{{ $labels.instance }}: finished capture files do not get to their place",
             "For 30 minutes they waited in the spool. When capture.total_bytes is reached, the capture"
             " pauses.",
@@ -191,8 +196,7 @@ def _keeping(job: str) -> list[Alert]:
         Alert(
             "LlmtapCaptureIncomplete",
             "ticket",
-            "sum by (instance, reason) (\n"
-            f"  increase(llmtap_capture_dropped_exchanges_total{{{j}}}[15m])\n) > 0\n",
+            _came("llmtap_capture_dropped_exchanges_total", j, "reason"),
             "{{ $labels.instance }}: exchanges are missing from the capture ({{ $labels.reason }})",
             "{{ $value | humanize }} exchanges of 15 minutes were measured and not kept; reason:"
             " {{ $labels.reason }}.",
@@ -200,10 +204,22 @@ def _keeping(job: str) -> list[Alert]:
         Alert(
             "LlmtapExportDropping",
             "ticket",
-            "sum by (instance, exporter, reason) (\n"
-            f"  increase(llmtap_export_dropped_total{{{j}}}[15m])\n) > 0\n",
+            _came("llmtap_export_dropped_total", j, "exporter, reason"),
             "{{ $labels.instance }}: spans are lost ({{ $labels.reason }})",
             "{{ $value | humanize }} spans of 15 minutes reached no receiver of"
             " {{ $labels.exporter }}; reason: {{ $labels.reason }}.",
         ),
     ]
+
+
+def _came(counter: str, j: str, labels: str) -> str:
+    """How much a counter grew in 15 minutes, where it did: from nothing, if it was not there before.
+
+    The difference to its value then would do, too, but for a meter that starts anew in between.
+    """
+    series = f"{counter}{{{j}}}"
+    return (
+        f"sum by ({_TAP}, {labels}) (\n"
+        f"  ({series} unless {series} offset 15m)\n"
+        f"  or increase({series}[15m])\n) > 0\n"
+    )

@@ -11,7 +11,7 @@ from llmtap import __version__
 from llmtap.errors import LlmtapError
 from llmtap.net.failures import failure_said
 
-__all__ = ["Admin", "Denied", "Document", "NotThere", "Trouble"]
+__all__ = ["Admin", "Denied", "Document", "NotThere", "Trouble", "Untrusted"]
 
 Document = dict[str, Any]
 
@@ -32,6 +32,10 @@ class NotThere(Trouble):
 
 class Denied(Trouble):
     """The admin port asks for a token, or for another one."""
+
+
+class Untrusted(Trouble):
+    """Its certificate is of no CA that is trusted here, or of another name."""
 
 
 class Admin:
@@ -73,6 +77,8 @@ class Admin:
                 body = await _bounded(response)
                 if response.status != 200:
                     raise self._refused(response.status, body)
+        except aiohttp.ClientConnectorCertificateError as exc:
+            raise Untrusted(failure_said(exc)) from None
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
             raise Trouble(failure_said(exc)) from None
         try:
@@ -85,8 +91,11 @@ class Admin:
 
     def _refused(self, status: int, body: bytes) -> Trouble:
         match status:
+            case 401 | 403 if self._has_token:
+                return Denied("the token is refused")
             case 401 | 403:
-                return Denied("the token is refused" if self._has_token else "it asks for a token")
+                # A port that has no token says with 403 which names it may be asked by.
+                return Denied((status == 403 and _said(body)) or "it asks for a token")
             case 404:
                 return NotThere("this tap does not know the path: it is older, or no admin port of llmtap")
         said = _said(body)

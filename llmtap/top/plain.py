@@ -9,7 +9,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from llmtap.errors import ConfigError, LlmtapError
-from llmtap.top.client import Admin, Denied, Document, NotThere, Trouble
+from llmtap.top.client import Admin, Denied, Document, NotThere, Trouble, Untrusted
 from llmtap.top.exchanges import EXCHANGES
 from llmtap.top.header import facts, flowed, silent_relays
 from llmtap.top.options import TOKEN_ENV, TopOptions
@@ -37,6 +37,11 @@ async def probe(options: TopOptions, admin: Admin) -> Document:
         raise ConfigError(
             "--token-env", f"{options.url}: {exc}",
             f"put the tap's meter.admin_token into ${TOKEN_ENV}, or name another variable, or --token-file",
+        ) from None  # fmt: skip
+    except Untrusted as exc:
+        raise ConfigError(
+            "--ca", f"{options.url}: {exc}",
+            "the file with the CA that signed its certificate: --ca FILE; and ask by a name that it has",
         ) from None  # fmt: skip
     except NotThere as exc:
         raise ConfigError("--admin", f"{options.url}: {exc}") from None

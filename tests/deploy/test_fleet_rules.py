@@ -39,4 +39,4 @@ def test_what_is_summed_is_what_we_expose_and_no_quantile_is_of_a_quantile() -> 
         if "histogram_quantile" in rule["expr"]:
             (source,) = re.findall(r"fleet:[\w:]+", rule["expr"])
             assert source in recorded and "_bucket:" in source
-            assert "sum by (job, model, le)" in rule["expr"]
+            assert "sum by (job, namespace, model, le)" in rule["expr"]

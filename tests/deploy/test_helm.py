@@ -94,7 +94,10 @@ def test_another_release_has_names_of_its_own() -> None:
 def test_what_is_set_shows() -> None:
     found = rendered(
         upstream="http://x:1", workers=3, drainSeconds=600, env=[{"name": "A", "value": "b"}],
-        captureVolume={"persistentVolumeClaim": {"claimName": "c"}}, imagePullSecrets=[{"name": "s"}],
+        captureVolume={"persistentVolumeClaim": {"claimName": "c"}}, replicas=1,
+        imagePullSecrets=[{"name": "s"}],
+        extraVolumes=[{"name": "ca", "configMap": {"name": "ca"}}],
+        extraVolumeMounts=[{"name": "ca", "mountPath": "/etc/ca"}],
         nodeSelector={"a": "b"}, tolerations=[{"key": "gpu"}], podAnnotations={"x": "y"},
         affinity={"nodeAffinity": {}}, podDisruptionBudget={"enabled": False, "maxUnavailable": 1},
     )  # fmt: skip
@@ -104,6 +107,8 @@ def test_what_is_set_shows() -> None:
     assert {"name": "A", "value": "b"} in container["env"]
     assert {"name": "llmtap-capture", "mountPath": "/var/lib/llmtap"} in container["volumeMounts"]
     assert {"name": "llmtap-capture", "persistentVolumeClaim": {"claimName": "c"}} in spec["volumes"]
+    assert {"name": "ca", "configMap": {"name": "ca"}} in spec["volumes"]
+    assert {"name": "ca", "mountPath": "/etc/ca"} in container["volumeMounts"]
     assert (spec["imagePullSecrets"], spec["nodeSelector"]) == ([{"name": "s"}], {"a": "b"})
     assert (spec["tolerations"], spec["affinity"]) == ([{"key": "gpu"}], {"nodeAffinity": {}})
     assert ("PodDisruptionBudget", "llmtap") not in found
@@ -114,6 +119,62 @@ def test_what_is_set_shows() -> None:
 def test_without_an_upstream_there_is_no_chart() -> None:
     with pytest.raises(AssertionError, match="the gateway's URL"):
         rendered(upstream="")
+
+
+CLAIM = {"persistentVolumeClaim": {"claimName": "c"}}
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_a_claim_is_for_one_replica(replicas: int) -> None:
+    with pytest.raises(AssertionError, match="captureVolume"):
+        rendered(captureVolume=CLAIM, replicas=replicas)
+
+
+def test_the_next_pod_waits_for_the_claim() -> None:
+    strategy = rendered(captureVolume=CLAIM, replicas=1)["Deployment", "llmtap"]["spec"]["strategy"]
+    assert strategy == {"type": "Recreate"}, "a pod that surges would wait for it, and the old one for that"
+
+
+def test_other_volumes_may_have_several_replicas() -> None:
+    volume = {"emptyDir": {"sizeLimit": "20Gi"}}
+    spec = rendered(captureVolume=volume)["Deployment", "llmtap"]["spec"]
+    assert {"name": "llmtap-capture"} | volume in spec["template"]["spec"]["volumes"]
+    assert spec["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
+
+
+def test_without_replicas_nothing_selects_pods() -> None:
+    on = {"enabled": True, "interval": "15s", "labels": {}, "tlsConfig": {}}
+    assert rendered(replicas=0, serviceMonitor=on).keys() == {("ConfigMap", "llmtap")}
+
+
+def probes(found: dict[tuple[str, str], dict[str, Any]]) -> list[dict[str, Any]]:
+    """Whom startup, readiness and liveness ask."""
+    (container,) = found["Deployment", "llmtap"]["spec"]["template"]["spec"]["containers"]
+    asked = [container[name] for name in ("startupProbe", "readinessProbe", "livenessProbe")]
+    return [probe.get("httpGet") or probe["tcpSocket"] for probe in asked]
+
+
+def test_who_wants_nothing_unmeasured_probes_the_meter() -> None:
+    ready, alive = ({"port": "admin", "path": path} for path in ("/readyz", "/healthz"))
+    assert probes(rendered(meterProbes=True)) == [ready, ready, alive]
+
+
+def test_an_admin_port_with_tls_is_asked_by_https() -> None:
+    told = {"ca": {"secret": {"name": "ca", "key": "ca.crt"}}, "serverName": "llmtap"}
+    monitor = {"enabled": True, "interval": "15s", "labels": {}, "tlsConfig": told}
+    found = rendered(adminTlsSecret="admin-tls", serviceMonitor=monitor)
+    ready = {"port": "admin", "path": "/readyz", "scheme": "HTTPS"}
+    assert probes(found) == [ready, {"port": "http"}, {"port": "http"}]
+    assert probes(rendered(adminTlsSecret="admin-tls", meterProbes=True))[2]["scheme"] == "HTTPS"
+    (endpoint,) = found["ServiceMonitor", "llmtap"]["spec"]["endpoints"]
+    assert (endpoint["scheme"], endpoint["tlsConfig"]) == ("https", told)
+    pod = found["Deployment", "llmtap"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    (volume,) = [v["name"] for v in pod["volumes"] if v.get("secret") == {"secretName": "admin-tls"}]
+    (place,) = [m["mountPath"] for m in container["volumeMounts"] if m["name"] == volume]
+    values = {variable["name"]: variable.get("value") for variable in container["env"]}
+    assert values["LLMTAP_METER_ADMIN_TLS_CERTIFICATE"] == f"{place}/tls.crt"
+    assert values["LLMTAP_METER_ADMIN_TLS_KEY"] == f"{place}/tls.key"
 
 
 def test_the_sidecar_is_a_container_that_stays() -> None:
@@ -127,7 +188,7 @@ def test_the_sidecar_is_a_container_that_stays() -> None:
     assert container.pop("restartPolicy") == "Always"
     (alone,) = rendered()["Deployment", "llmtap"]["spec"]["template"]["spec"]["containers"]
     assert container == alone
-    assert [volume["name"] for volume in found["volumes"]] == ["llmtap-config", "llmtap-run"]
+    assert [v["name"] for v in found["volumes"]] == ["llmtap-config", "llmtap-run", "llmtap-capture"]
 
 
 def test_the_configuration_is_one_that_the_proxy_takes(tmp_path: Path) -> None:

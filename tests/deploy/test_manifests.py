@@ -3,6 +3,8 @@
 import re
 import shutil
 import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,10 @@ import pytest
 import yaml
 
 from llmtap import __version__
+from llmtap.capture.options import CaptureOptions
 from llmtap.clock import ManualClock
 from llmtap.config import keys, load_settings
+from llmtap.export.options import STANDARD_ENV
 from llmtap.meter.admin import admin_app
 from llmtap.meter.options import MeterOptions, split_address
 from llmtap.meter.process import RECORDER_S
@@ -40,6 +44,7 @@ def taps(name: str) -> list[dict[str, Any]]:
     return [container for container in found if container["name"] == "llmtap"]
 
 
+STATE = "/var/lib/llmtap"
 MANIFESTS = ["kubernetes/standalone.yaml", "kubernetes/sidecar.yaml"]
 
 
@@ -66,11 +71,18 @@ def test_probes_ask_for_paths_that_the_admin_port_answers_without_a_token(name: 
         if r.resource
     }
     for tap in taps(name):
-        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-            asked = tap[probe]["httpGet"]
-            assert asked["port"] == "admin"
-            assert asked["path"] in routes
-            assert asked["path"] in ("/healthz", "/readyz")
+        asked = tap["startupProbe"]["httpGet"]
+        assert asked["port"] == "admin"
+        assert asked["path"] in routes
+        assert asked["path"] in ("/healthz", "/readyz")
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_a_hung_meter_keeps_its_pod_in_service(name: str) -> None:
+    for tap in taps(name):
+        for probe in ("readinessProbe", "livenessProbe"):
+            assert tap[probe]["tcpSocket"] == {"port": "http"}, "the meter answers at the admin port"
+            assert "httpGet" not in tap[probe]
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
@@ -91,16 +103,44 @@ def test_containers_have_no_privileges_and_no_writable_root(name: str) -> None:
         assert tap["securityContext"] == {
             "runAsNonRoot": True, "runAsUser": 65532, "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
-        } | ({"runAsGroup": 65532} if "runAsGroup" in tap["securityContext"] else {})  # fmt: skip
+            "runAsGroup": 65532, "seccompProfile": {"type": "RuntimeDefault"},
+        }  # fmt: skip
         assert any(mount["mountPath"] == "/run/llmtap" for mount in tap["volumeMounts"])
         assert tap["image"] == f"llmtap:{__version__}"
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_pods_know_nothing_of_the_cluster(name: str) -> None:
+    for pod in pods(name):
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["enableServiceLinks"] is False, "LLMTAP_PORT of a service called llmtap"
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_a_spool_can_be_written_and_evicts_no_pod(name: str) -> None:
+    for pod, tap in zip(pods(name), taps(name), strict=True):
+        mounts = {mount["mountPath"]: mount["name"] for mount in tap["volumeMounts"]}
+        volumes = {volume["name"]: volume for volume in pod["volumes"]}
+        size = volumes[mounts[STATE]]["emptyDir"]["sizeLimit"].removesuffix("Gi")
+        assert int(size) << 30 > CaptureOptions().total_bytes + CaptureOptions().rotate_bytes
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
 def test_variables_are_keys_of_the_configuration(name: str) -> None:
     known = {f"LLMTAP_{key.replace('.', '_')}".upper() for key in keys()}
     for tap in taps(name):
-        assert {variable["name"] for variable in tap["env"]} <= known
+        assert {variable["name"] for variable in tap["env"]} <= known | {"POD_NAME", *STANDARD_ENV}
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_receivers_can_tell_pods_apart(name: str) -> None:
+    for tap in taps(name):
+        by_name = {variable["name"]: variable for variable in tap["env"]}
+        assert by_name["POD_NAME"]["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.name"}}
+        assert by_name["OTEL_RESOURCE_ATTRIBUTES"]["value"] == "service.instance.id=$(POD_NAME)"
+        assert list(by_name).index("POD_NAME") < list(by_name).index("OTEL_RESOURCE_ATTRIBUTES"), (
+            "or not replaced"
+        )
 
 
 def test_the_config_map_is_one_that_the_proxy_takes(tmp_path: Path) -> None:
@@ -112,14 +152,19 @@ def test_the_config_map_is_one_that_the_proxy_takes(tmp_path: Path) -> None:
     assert settings.relay.drain_timeout == 120 * 10**9
 
 
-def test_scrapes_find_the_admin_service() -> None:
+@pytest.mark.parametrize(
+    ("name", "service"), [(MANIFESTS[0], "llmtap-admin"), (MANIFESTS[1], "engine-llmtap-admin")]
+)
+def test_scrapes_find_the_admin_service(name: str, service: str) -> None:
     (monitor,) = documents("kubernetes/servicemonitor.yaml")
     wanted = monitor["spec"]["selector"]["matchLabels"]
     found = [
-        d for d in documents(MANIFESTS[0])
+        d for d in documents(name)
         if d["kind"] == "Service" and wanted.items() <= d["metadata"]["labels"].items()
     ]  # fmt: skip
-    assert [d["metadata"]["name"] for d in found] == ["llmtap-admin"]
+    assert [d["metadata"]["name"] for d in found] == [service]
+    (pod,) = (d["spec"]["template"] for d in documents(name) if d["kind"] == "Deployment")
+    assert found[0]["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
     (endpoint,) = monitor["spec"]["endpoints"]
     assert endpoint["port"] in {port["name"] for port in found[0]["spec"]["ports"]}
     assert found[0]["metadata"]["labels"][monitor["spec"]["jobLabel"]] == "llmtap", "the rules' job"
@@ -159,6 +204,14 @@ def test_compose_gives_prometheus_the_token_of_the_tap() -> None:
     assert job["static_configs"] == [{"targets": [f"llmtap:{ADMIN}"]}]
 
 
+def test_compose_can_write_secrets_of_the_environment() -> None:
+    services, secrets = compose()["services"], compose()["secrets"]
+    for service in services.values():
+        if any("environment" in secrets[name] for name in service.get("secrets", [])):
+            assert not service["read_only"], "Compose refuses that"
+            assert service["cap_drop"] == ["ALL"]
+
+
 def test_compose_keeps_samples_for_the_longest_window() -> None:
     command = " ".join(compose()["services"]["prometheus"]["command"])
     kept = re.search(r"retention\.time=(\d+)d", command)
@@ -174,6 +227,8 @@ def test_the_image_is_small_rootless_and_checks_itself() -> None:
     assert "USER 65532:65532" in last
     assert f"http://127.0.0.1:{ADMIN}/healthz" in last
     assert f"EXPOSE {HTTP} {ADMIN}" in last
+    assert f"XDG_STATE_HOME={Path(STATE).parent} " in last
+    assert f"-o 65532 -g 65532 {STATE}\n" in last
     assert f"LLMTAP_RELAY_LISTEN=0.0.0.0:{HTTP}" in last
     assert 'ENTRYPOINT ["llmtap"]' in last, "no shell in between, so that signals arrive"
     told = dict(re.findall(r"(LLMTAP_\w+)=(\S+)", last.split("\nENV ")[1].split("\nRUN ")[0]))
@@ -182,6 +237,16 @@ def test_the_image_is_small_rootless_and_checks_itself() -> None:
     for copied in re.findall(r"^COPY (?!--)(.+) \S+$", text, re.MULTILINE):
         for name in copied.split():
             assert (HOUSE / name).exists(), name
+
+
+def test_the_image_is_built_of_what_it_copies_and_of_nothing_else() -> None:
+    text = (DEPLOY / "Containerfile").read_text()
+    copies = re.findall(r"^COPY (?!--)(.+) \S+$", text, re.MULTILINE)
+    copied = {name for names in copies for name in names.split()}
+    rows = (HOUSE / ".dockerignore").read_text().splitlines()
+    rules = [row for row in rows if not row.startswith("#")]
+    assert rules[0] == "*"
+    assert {rule.removeprefix("!") for rule in rules if rule.startswith("!")} == copied
 
 
 # ---------------------------------------------------------------- systemd
@@ -226,15 +291,68 @@ def test_the_unit_gives_everything_away() -> None:
     assert found["NoNewPrivileges"] == ["yes"]
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze")
-def test_systemd_has_nothing_against_the_unit(tmp_path: Path) -> None:
-    # It looks whether the program is there.
-    text = UNIT.read_text().replace("/opt/llmtap/bin/llmtap", "/bin/true")
+METER = UNIT.with_name("llmtap-meter.service")
+
+
+def test_the_meters_unit_gives_away_what_the_proxys_does_but_the_apps_user_and_memory() -> None:
+    found, proxys = unit(METER), unit()
+    hardening = [key for key in proxys if key.startswith(("Protect", "Private", "Restrict", "SystemCall"))]
+    assert len(hardening) > 15
+    for key in (*hardening, "UMask", "CapabilityBoundingSet", "NoNewPrivileges", "MemoryDenyWriteExecute"):
+        assert found[key] == proxys[key], key
+    assert "User" in found, "the app's own: the socket is 0600"
+    assert not found.keys() & {"DynamicUser", "RemoveIPC"}
+    assert float(found["TimeoutStopSec"][0]) > RECORDER_S
+
+
+def test_the_meters_unit_listens_where_apps_are_told_to_deliver(tmp_path: Path) -> None:
+    found = unit(METER)
+    (start,), (check,) = found["ExecStart"], found["ExecStartPre"]
+    assert check == f"{start} --check"
+    assert found["RuntimeDirectory"] == ["llmtap"]
+    assert found["RuntimeDirectoryMode"] == ["0700"]
+    assert "--listen-socket /run/llmtap/tap.sock " in start
+    assert 'LlmtapMiddleware, socket="/run/llmtap/tap.sock"' in (HOUSE / "README.md").read_text()
+    here = check.replace("/run/llmtap", str(tmp_path)).replace("/etc/llmtap", str(HOUSE / "config"))
+    done = subprocess.run(
+        [sys.executable, "-m", "llmtap.cli", *here.split()[1:]], capture_output=True, text=True, timeout=200
+    )
+    assert (done.returncode, done.stdout[:2]) == (0, "ok"), done.stderr
+
+
+def test_the_spool_of_the_unit_lies_in_its_state_directory() -> None:
+    found = unit()
+    assert "XDG_STATE_HOME=/var/lib" in found["Environment"]
+    assert found["StateDirectory"] == ["llmtap"], "what is below $XDG_STATE_HOME"
+
+
+def with_credentials(text: str) -> str:
+    """The unit with the lines that its comment offers."""
+    return re.sub(r"^#(LoadCredential=|Environment=)", r"\1", text, flags=re.MULTILINE)
+
+
+def test_keys_of_the_credentials_are_those_of_the_configuration(tmp_path: Path) -> None:
     file = tmp_path / "llmtap.service"
-    file.write_text(text)
+    file.write_text(with_credentials(UNIT.read_text()))
+    found = unit(file)
+    names = {text.partition(":")[0] for text in found["LoadCredential"]}
+    told = dict(text.split("=", 1) for text in found["Environment"] if "%d" in text)
+    assert {value.removeprefix("%d/") for value in told.values()} == names
+    assert told.keys() == {"LLMTAP_RELAY_TLS_KEY", "LLMTAP_METER_ADMIN_TLS_KEY"}
+    assert {"relay.tls_key", "meter.admin_tls_key"} <= set(keys())
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze")
+@pytest.mark.parametrize("edited", [str, with_credentials])
+def test_systemd_has_nothing_against_the_units(tmp_path: Path, edited: Callable[[str], str]) -> None:
+    services = []
+    for file in (UNIT, METER):
+        # It looks whether the program is there.
+        services.append(tmp_path / file.name)
+        services[-1].write_text(edited(file.read_text()).replace("/opt/llmtap/bin/llmtap", "/bin/true"))
     sockets = [shutil.copy(UNIT.with_name(f"{name}.socket"), tmp_path) for name in ("llmtap", "llmtap-admin")]
     done = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", str(file), *map(str, sockets)],
+        ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", *map(str, (*services, *sockets))],
         capture_output=True, text=True, timeout=200,
     )  # fmt: skip
     ours = [line for line in done.stderr.splitlines() if "llmtap" in line]

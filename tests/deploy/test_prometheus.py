@@ -48,7 +48,7 @@ def test_every_alert_with_a_time_of_its_own_is_planted_in_the_tests() -> None:
     text = (FOLDER / "tests.yaml").read_text()
     for alert in (
         "ErrorBudgetBurn", "Down", "Absent", "NoRelay", "NoTraffic", "ExchangesUnmeasured", "MeterRestarts",
-        "CapturePaused", "RelayLag", "SloRulesOutdated",
+        "CapturePaused", "RelayLag", "SloRulesOutdated", "MeterErrors", "CaptureIncomplete", "ExportDropping",
     ):  # fmt: skip
         assert f"Llmtap{alert}" in text, alert
 

@@ -1,5 +1,6 @@
 """Who asks, by an operator's rules; and an API key is never in any answer."""
 
+import re
 from typing import Any
 
 import msgspec
@@ -134,3 +135,13 @@ def test_rules_travel_between_processes() -> None:
         rules=(TenantRule(path="/(a)"), TenantRule(api_key=True)), names={"a": "b"}, max=3
     )
     assert msgspec.json.decode(msgspec.json.encode(options), type=TenantOptions) == options
+
+
+@pytest.mark.parametrize("key", [KEY, f"Bearer {KEY}", "hf_QwErTyUiOpAsDfGhJkLz1xCvBnMqWeRtYu"])
+def test_a_key_where_a_name_belongs_is_shown_as_a_key(key: str) -> None:
+    rule = {"header": "X-Team"}
+    found = who(rule, headers=f"x-team: {key}\r\n")
+    assert re.fullmatch(r"key-[0-9a-f]{8}", found)
+    assert found != who(rule, headers=f"x-team: {key}2\r\n")
+    assert found == who({"body": "user"}, body={"user": key})
+    assert who(rule, headers=f"x-team: {key}\r\n", names={key: "acme"}) == "acme"

@@ -22,7 +22,7 @@ BODY = b'{"model":"tiny","stream":true,"metadata":{"team":"blue"}}'
 async def metrics(admin: int) -> str:
     client = await RawClient.connect(admin)
     try:
-        answer = await client.ask(request("GET", "/metrics", "Connection: close"))
+        answer = await client.ask(request("GET", "/metrics", "Connection: close", host="localhost"))
         return answer.data.decode()
     finally:
         client.close()
@@ -56,10 +56,9 @@ async def scene() -> None:
     for line in (
         'llmtap_slo_events_total{slo="gold",tenant="the reds"} 1.0',
         'llmtap_slo_good_total{slo="gold",tenant="the reds"} 1.0',
-        'llmtap_slo_good_total{slo="rest",tenant="other"} 0.0',
         'llmtap_slo_good_total{slo="rest",tenant="blue"} 1.0',
         'llmtap_slo_objective_seconds{objective="ttft",slo="gold"} 30.0',
-        'llmtap_slo_burn_rate{slo="rest",window="5m"} 0.666',
+        'llmtap_slo_burn_rate{slo="rest",window="5m"} 0.0',
     ):
         assert line in text
     for answer in (text, str(told)):
@@ -82,7 +81,7 @@ def check(summary: Any) -> None:
     assert {name: part["n"] for name, part in by["class"].items()} == {"gold": 1, "rest": 3}
     assert by["tenant"]["the reds"]["goodput"]["attainment"] == 1.0
     rest = by["class"]["rest"]["goodput"]
-    assert (rest["met"], rest["counted"], rest["broken"]) == (2, 3, {"ended": 1})
+    assert (rest["met"], rest["counted"], rest["broken"]) == (2, 2, {}), "a 401 is the client's"
     assert len(by["series"]) == 4
     assert summary["slo"]["gold"]["windows"]["1h"]["good"] == 1
     assert summary["cost"]["gpu_seconds"] == pytest.approx(2 * summary["window"]["seconds"])

@@ -6,7 +6,7 @@ import json
 import shutil
 import socket
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -152,7 +152,7 @@ HANDLERS = {
 
 @asynccontextmanager
 async def running(
-    *, tapped: bool = True, with_meter: bool = True, cancels: bool = False
+    *, tapped: bool = True, with_meter: bool = True, cancels: bool = False, skip: Collection[str] = ()
 ) -> AsyncIterator[Running]:
     folder = tempfile.mkdtemp(prefix="tap-")
     meter = FakeMeter(f"{folder}/tap.sock")
@@ -163,7 +163,7 @@ async def running(
         app.router.add_route("*", path, handler)
     app.on_response_prepare.append(unprepared)
     if tapped:
-        setup(app, socket=meter.path)
+        setup(app, socket=meter.path, skip=skip)
     runner = web.AppRunner(app, access_log=None, handler_cancellation=cancels, shutdown_timeout=1)
     await runner.setup()
     sock = socket.create_server(("127.0.0.1", 0))
@@ -355,6 +355,20 @@ async def test_a_websocket_passes_unmeasured_and_is_counted() -> None:
         client.close()
         await wait_until(lambda: app.meter.statuses and app.meter.statuses[-1].opened)
         assert measured(app.meter) == (1, 0, {"websocket": 1})
+
+
+@scene
+async def test_of_a_skipped_path_nothing_is_told_or_counted() -> None:
+    async with running(skip=("/gzip", "/raises")) as app:
+        client = await RawClient.connect(app.port)
+        assert (await client.ask(request("GET", "/gzip?deep=1"))).status == 200
+        assert (await client.ask(request("GET", "/gzip/deeper"))).status == 404
+        assert (await client.ask(request("GET", "/gzip-stream"))).status == 200
+        client.close()
+        assert (await app.ask(request("GET", "/raises"))).status == 500
+        assert b"GET /gzip-stream " in (await app.seen()).request
+        await wait_until(lambda: app.meter.statuses and app.meter.statuses[-1].measured)
+        assert measured(app.meter) == (1, 1, {})
 
 
 @scene

@@ -537,6 +537,33 @@ async def test_a_websocket_passes_unmeasured_and_is_counted() -> None:
 
 
 @scene
+async def test_of_a_skipped_path_nothing_is_told_or_counted() -> None:
+    calls: list[tuple[Any, ...]] = []
+
+    async def app(*args: Any) -> None:
+        calls.append(args)
+        if args[0]["type"] == "http":
+            for message in WHOLE:
+                await args[2](message)
+
+    async def receive() -> Message:
+        return {}
+
+    async with watched(app, skip=("/health", "/metrics")) as of:
+        server = Server(asked(b""))
+        probe = http_scope("GET", "/health/live")
+        await of.app(probe, server.receive, server.send)
+        assert server.sent == WHOLE
+        assert calls == [(probe, server.receive, server.send)], "the app has what its server gave"
+        await of.app({"type": "websocket", "path": "/metrics", "headers": []}, receive, server.send)
+        assert len(calls) == 2
+        assert of.ledger.opened == 0
+        await of.call(asked(b""), method="GET", path="/healthz")
+        assert b"/healthz" in (await of.seen()).request
+        assert of.ledger.opened == 1
+
+
+@scene
 async def test_a_scope_of_a_kind_to_come_passes() -> None:
     calls: list[Any] = []
 

@@ -99,7 +99,7 @@ async def run(folder: Path, *settings: str) -> dict[str, str]:
 async def text_of(port: int, path: str) -> str:
     client = await RawClient.connect(port)
     try:
-        return (await client.ask(request("GET", path, "Connection: close"))).data.decode()
+        return (await client.ask(request("GET", path, "Connection: close", host="localhost"))).data.decode()
     finally:
         client.close()
 

@@ -65,7 +65,7 @@ async def listen(admin: int, n: int) -> dict[str, dict[str, Any]]:
     client = await RawClient.connect(admin)
     told: dict[str, dict[str, Any]] = {}
     try:
-        await client.send(request("GET", "/api/v1/live?summary=0"))
+        await client.send(request("GET", "/api/v1/live?summary=0", host="localhost"))
         assert b" 200 " in (await client.head()).line
         text = b""
         while len(told) < n and (data := await client.chunk()):

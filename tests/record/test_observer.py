@@ -65,6 +65,16 @@ def observe(
     return o.finish(950, outcome, status, error, 11, 12, 13, 14)
 
 
+def test_a_key_in_place_of_a_model_is_in_no_exchange() -> None:
+    key = "sk-proj-4aBcD9eFgH1jKlMnOpQrStUv"
+    body = json.dumps({"model": key, "messages": []}).encode()
+    request = REQUEST.replace(b"Content-Length: 9", b"Content-Length: %d" % len(body))
+    x = observe((50, chunk({"content": "a"}, model=key)), request=request, body=body)
+    assert (x.model, x.response_model) == ("*", "*")
+    x = observe((50, chunk({"content": "a"}, model="gpt-4o-2024-08-06")))
+    assert (x.model, x.response_model) == ("gpt-4o-2024-08-06", "gpt-4o-2024-08-06")
+
+
 def names(x: Exchange) -> list[str]:
     return [EventClass(c).name.lower() for c in x.timeline.events.classes]
 

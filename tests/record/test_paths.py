@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.record.paths import PATH_CHARS_MAX, clean_path, looks_secret
+from llmtap.record.paths import PATH_CHARS_MAX, clean_name, clean_path, holds_key, looks_secret
 
 STAY = [
     "/",
@@ -111,3 +111,74 @@ def test_a_key_in_a_path_is_found_however_it_is_encoded(form: str, a: str, b: st
 )
 def test_roles_do_not_look_secret(role: str) -> None:
     assert not looks_secret(role)
+
+
+MODELS = [
+    "gpt-4o-2024-08-06",
+    "gpt-4.1-nano-2025-04-14",
+    "o4-mini-deep-research-2025-06-26",
+    "ft:gpt-4o:org::AbC123",
+    "ft:gpt-3.5-turbo-0125:sk-telecom::9H4bXz2Q",
+    "ft:gpt-4o-mini-2024-07-18:my-org:custom_suffix:BqzR7x9K",
+    "Qwen/Qwen2-7B-Instruct",
+    "Qwen/Qwen3-235B-A22B-Instruct-2507-FP8",
+    "meta-llama/Llama-3.1-8B",
+    "us.anthropic.claude-sonnet-4-5-20250929-v1:0",
+    "claude-3-5-sonnet@20240620",
+    "arn:aws:bedrock:us-east-1:123456789012:imported-model/a1b2c3d4e5f6",
+    "accounts/fireworks/models/llama-v3p1-405b-instruct",
+    "fw-llama-v3p1-405b-instruct-long",
+    "hf-mistral-7b-instruct-v0.2",
+    "hf-internal-testing/tiny-random-LlamaForCausalLM",
+    "xai-grok-2-vision-1212",
+    "pplx-70b-online-preview",
+    "nvapi-nemotron-4-340b-instruct",
+    "glaiveai/glaive-function-calling-v1",
+    "global-llama-3-70b-instruct",
+    "gemma-2-sk-9b-it-v2",
+    "mistral-sk-7b-instruct-v0-3",
+    "sk-whisper-large-v3-turbo",
+    "skt/A.X-4.0-Light",
+    "/models/checkpoints/3f2504e0-4f89-11d3-9a0c-0305e82c3301",
+    "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+    "TheBloke/Mixtral-8x7B-Instruct-v0.1-GPTQ",
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B",
+    "other",
+    "",
+]
+KEYS = [
+    "sk-proj-4aBcD9eFgH1jKlMnOpQrStUvWxYz0123456789",
+    "sk-ant-api03-Zx81kQ2mPq7Lr5Ts9Uv3Wx1Yz-AA",
+    "sk-or-v1-0123456789abcdef0123456789abcdef",
+    "sk-live-51H8secret",
+    "sk-KdN7p3QaTz81bWcV0xYu5g",
+    "gsk_a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6",
+    "hf_QwErTyUiOpAsDfGhJkLz1xCvBnMqWeRtYu",
+    "nvapi-0a1B2c3D4e5F6g7H8i9J0-k1L2m3N4o5P6q7R8s9T0",
+    "xai-AbCdEfGhIjKlMnOpQrStUvWxYz0123456789AbCdEfGh",
+    "pplx-1234567890abcdef1234567890abcdef1234567890abcdef",
+    "ghp_0123456789abcdefghijABCDEFGHIJ012345",
+    "glpat-x1Y2z3A4b5-C6d7E8f9G0",
+    "AKIAIOSFODNN7EXAMPLE",
+    "AIzaSyA1234567890abcdefghijklmnopqrstuv",
+    "xoxb-123456789012-abcdefGHIJKL",
+    "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2lnbmF0dXJl",
+]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_name_of_a_model_stays(name: str) -> None:
+    assert clean_name(name) == name
+
+
+@pytest.mark.parametrize("around", ["{}", "openai/{}", "Bearer {}", "key={}", "gpt-4o:{}", "{} "])
+@pytest.mark.parametrize("key", KEYS)
+def test_a_key_in_place_of_a_name_does_not(key: str, around: str) -> None:
+    assert holds_key(around.format(key))
+    assert clean_name(around.format(key)) == "*"
+
+
+@given(st.text("sk-_hgpt.eyJ01aZ/ :", max_size=200))
+def test_a_clean_name_is_the_name_or_a_star(name: str) -> None:
+    assert clean_name(name) == ("*" if holds_key(name) else name)
+    assert not holds_key(clean_name(name))

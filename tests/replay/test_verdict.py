@@ -39,6 +39,18 @@ def test_nothing_is_said_of_a_good_run() -> None:
 
 
 @pytest.mark.parametrize(
+    ("codes", "said"),
+    [
+        ([-9], "1 sending process died: what it sent is in no figure"),
+        ([-9, 1], "2 sending processes died: what they sent is in no figure"),
+    ],
+)
+def test_processes_that_died_are_counted_in_words(codes: list[int], said: str) -> None:
+    [found] = findings(result(sender__lost=codes))
+    assert found.says == said
+
+
+@pytest.mark.parametrize(
     ("changes", "what"),
     [
         ({"sender__lost": [-9]}, "lost"),

@@ -95,6 +95,22 @@ def test_alerts_have_the_windows_factors_and_least_counts() -> None:
     ]  # fmt: skip
 
 
+def test_outdated_compares_the_target_and_each_bound_in_seconds() -> None:
+    odd = SloOptions(objectives="ttft:1500us tpot:50ms", target=0.99)
+    (rule,) = [r for r in rules(gold=odd) if r.get("alert") == "LlmtapSloRulesOutdated"]
+    told = re.findall(r'objective="(\w+)"\} == (\S+)', rule["expr"])
+    # What `/metrics` has for it, to the last digit: ns / 1e9.
+    assert [(name, float(bound)) for name, bound in told] == [("ttft", 1_500_000 / 1e9), ("tpot", 0.05)]
+    assert 'objective!~"ttft|tpot"' in rule["expr"]
+    assert "ttft:1500us tpot:50ms and a target of 0.99" in rule["annotations"]["description"]
+
+
+def test_a_class_that_the_rules_do_not_know_is_told() -> None:
+    found = groups(gold=GOLD, batch=BATCH)["llmtap-tap"]["rules"]
+    (rule,) = [r for r in found if r["alert"] == "LlmtapSloRulesOutdated"]
+    assert rule["expr"] == 'llmtap_slo_target_ratio{job="llmtap",slo!~"gold|batch"}'
+
+
 def test_an_unreachable_alarm_is_a_comment_and_no_rule() -> None:
     text = render(asked(batch=BATCH), "llmtap", "x")
     said = " ".join(line.removeprefix("# ").strip() for line in text.splitlines() if line.startswith("#"))
@@ -180,3 +196,12 @@ def test_the_watches_look_at_each_thing_that_can_fail() -> None:
         "llmtap_tap_added_seconds_bucket", "llmtap_capture_paused", "llmtap_relay_refused_total",
     } <= looked_at  # fmt: skip
     assert exposed()["llmtap_relay_up"] >= OF_A_SCRAPE
+
+
+def test_what_is_summed_keeps_what_tells_a_tap_apart() -> None:
+    # But for those about the job as a whole.
+    summed = [alert for alert in watches("llmtap") if " by (" in alert.expr]
+    assert len(summed) > 10
+    for alert in summed:
+        for grouped in re.findall(r"by \(([^)]*)\)", alert.expr):
+            assert set(grouped.split(", ")) >= OF_A_SCRAPE, alert.name

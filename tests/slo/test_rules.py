@@ -4,7 +4,7 @@ import pytest
 
 from llmtap.meter.options import SloOptions
 from llmtap.meter.slo import SloClass
-from llmtap.slo.rules import Promise, missing, promises, window
+from llmtap.slo.rules import Promise, missing, promises, runbook_url, window
 
 HOUR_NS = 3_600_000_000_000
 
@@ -79,3 +79,16 @@ def test_classes_keep_their_order() -> None:
 )
 def test_windows_are_named_as_prometheus_writes_them(hours: float, name: str) -> None:
     assert window(round(hours * HOUR_NS)) == name
+
+
+@pytest.mark.parametrize(
+    ("runbooks", "url"),
+    [
+        ("https://wiki/tap", "https://wiki/tap/LlmtapDown.md"),
+        ("https://wiki/tap/", "https://wiki/tap/LlmtapDown.md"),
+        ("https://docs/runbooks/{alert}.html", "https://docs/runbooks/LlmtapDown.html"),
+        ("https://wiki/{alert}?from={alert}", "https://wiki/LlmtapDown?from=LlmtapDown"),
+    ],
+)
+def test_a_page_is_a_file_of_the_alerts_name_or_where_the_url_says(runbooks: str, url: str) -> None:
+    assert runbook_url(runbooks, "LlmtapDown") == url

@@ -236,7 +236,7 @@ def test_when_the_supervisor_is_killed_streams_end_measured_and_nobody_is_left(t
             late = await streams(tap, up.on(last), 1)
             await wait_until(lambda: held.begun + last.begun == 31, READY_S)
             admin = await RawClient.connect(tap.admin)
-            assert (await admin.get("/readyz")).status == 200
+            assert (await admin.ask(request("GET", "/readyz", host="localhost"))).status == 200
             family = tap.relays() + tap.meters()
             assert len(family) == 3
             os.kill(tap.pid, signal.SIGKILL)
@@ -246,7 +246,7 @@ def test_when_the_supervisor_is_killed_streams_end_measured_and_nobody_is_left(t
                 assert answer.data == BODY
 
             async def measured() -> bool:
-                answer = await admin.get("/api/v1/summary?window=all")
+                answer = await admin.ask(request("GET", "/api/v1/summary?window=all", host="localhost"))
                 return bool(json.loads(answer.data)["outcomes"].get("complete") == 30)
 
             await until(measured, READY_S)
@@ -363,7 +363,7 @@ def test_scrapes_without_end_and_a_collector_that_is_away_touch_no_traffic() -> 
             nonlocal scrapes
             client = await RawClient.connect(tap.admin)
             while not over.is_set():
-                answer = await client.get("/metrics")
+                answer = await client.ask(request("GET", "/metrics", host="localhost"))
                 assert answer.status == 200
                 scrapes += 1
                 await asyncio.sleep(0.1)

@@ -82,7 +82,7 @@ class Proxy:
         except OSError:
             return None
         try:
-            answer = await client.ask(request("GET", path, "Connection: close"))
+            answer = await client.ask(request("GET", path, "Connection: close", host="localhost"))
         except (Gone, ConnectionError):
             return None
         finally:

@@ -3,7 +3,7 @@
 import asyncio
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -79,9 +79,9 @@ class Server:
 class Watched:
     """An app with the tap around it."""
 
-    def __init__(self, app: App, meter: FakeMeter) -> None:
+    def __init__(self, app: App, meter: FakeMeter, skip: Collection[str] = ()) -> None:
         self.meter = meter
-        self.app = LlmtapMiddleware(app, socket=meter.path)
+        self.app = LlmtapMiddleware(app, socket=meter.path, skip=skip)
 
     @property
     def emitter(self) -> Emitter:
@@ -105,14 +105,14 @@ class Watched:
 
 
 @asynccontextmanager
-async def watched(app: App, *, with_meter: bool = True) -> AsyncIterator[Watched]:
+async def watched(app: App, *, with_meter: bool = True, skip: Collection[str] = ()) -> AsyncIterator[Watched]:
     """At the end all exchanges must be accounted for, and none may be open."""
     folder = tempfile.mkdtemp(prefix="tap-")
     meter = FakeMeter(f"{folder}/tap.sock")
     try:
         if with_meter:
             await meter.start()
-        of = Watched(app, meter)
+        of = Watched(app, meter, skip)
         ledger = of.ledger
         yield of
         await wait_until(lambda: not ledger.unsettled)

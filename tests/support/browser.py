@@ -174,13 +174,13 @@ class Browser:
 
 
 @asynccontextmanager
-async def browser() -> AsyncIterator[Browser]:
-    """A fresh browser that remembers nothing; gone at the end."""
+async def browser(*flags: str) -> AsyncIterator[Browser]:
+    """A fresh browser that remembers nothing, started with these flags, too; gone at the end."""
     assert CHROMIUM is not None
     home = tempfile.mkdtemp(prefix="browser-")
     folder = Path(home)
     process = await asyncio.create_subprocess_exec(
-        CHROMIUM, *FLAGS, f"--user-data-dir={folder}", "about:blank",
+        CHROMIUM, *FLAGS, *flags, f"--user-data-dir={folder}", "about:blank",
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.DEVNULL, start_new_session=True,
         env={**os.environ, "HOME": home, "XDG_CONFIG_HOME": home, "XDG_CACHE_HOME": home},

@@ -17,11 +17,11 @@ from tests.support.relay_status import relay_status
 __all__ = ["FUNCTIONS", "exposed", "labels_grouped", "selectors"]
 
 MS = 1_000_000
-OF_A_SCRAPE = {"job", "instance"}
-"""The labels that Prometheus adds to every sample."""
+OF_A_SCRAPE = {"job", "instance", "namespace", "pod"}
+"""The labels that Prometheus adds to every sample; the last two with the Prometheus Operator."""
 FUNCTIONS = frozenset({
     "absent", "and", "by", "clamp_min", "count", "histogram_quantile", "ignoring", "increase", "max", "on",
-    "or", "rate", "resets", "sum", "sum_over_time", "vector", "without",
+    "or", "rate", "resets", "sum", "sum_over_time", "unless", "vector", "without",
 })  # fmt: skip
 """All that may stand before a parenthesis in our queries."""
 _NAME = r"llmtap_\w+|slo:[\w:]+|sloth_slo_info|ALERTS|scrape_\w+|up"

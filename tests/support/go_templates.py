@@ -152,9 +152,18 @@ class Templates:
             "printf": lambda form, *args: form % args,
             "print": lambda *args: "".join(map(str, args)),
             "add": lambda *args: sum(args),
+            "and": lambda *args: next((value for value in args if not value), args[-1]),
+            "gt": lambda left, right: left > right,
+            "int": int,
+            "hasKey": lambda found, key: key in found,
+            "fail": _fail,
             "required": _required,
             "sha256sum": lambda text: hashlib.sha256(text.encode()).hexdigest(),
         }
+
+
+def _fail(message: str) -> Any:
+    raise AssertionError(message)
 
 
 def _required(message: str, value: Any) -> Any:

@@ -41,7 +41,7 @@ class LiveProxy:
             return None
         try:
             async with asyncio.timeout(ANSWER_S):
-                answer = await client.ask(request("GET", path, "Connection: close"))
+                answer = await client.ask(request("GET", path, "Connection: close", host="localhost"))
         except (Gone, ConnectionError, TimeoutError):
             return None
         finally:

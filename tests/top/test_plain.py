@@ -1,15 +1,22 @@
+import ssl
 from io import StringIO
 from typing import Any
 
 import pytest
+import trustme
+from aiohttp.test_utils import TestServer
 from rich.console import Console
 
+from llmtap.clock import ManualClock
 from llmtap.errors import ConfigError
+from llmtap.meter.admin import admin_app
+from llmtap.meter.options import MeterOptions
+from llmtap.meter.tally import Tally
 from llmtap.top.client import Admin
 from llmtap.top.options import TopOptions
 from llmtap.top.plain import ROWS_MAX, probe, render_once
 from tests.support.exchanges import streamed
-from tests.support.fake_admin import a_stream, fake_admin, recorded
+from tests.support.fake_admin import FakeAdmin, a_stream, fake_admin, recorded
 from tests.support.live_proxy import port_free
 from tests.support.peer import scene
 
@@ -73,3 +80,32 @@ async def test_what_is_wrong_at_the_start_says_what_to_do() -> None:
         denied = await wrong(fake.url)
         assert denied.place == "--token-env"
         assert "$LLMTAP_ADMIN_TOKEN" in (denied.hint or "")
+
+
+@scene
+async def test_a_certificate_that_is_not_trusted_leads_to_the_option_for_it() -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
+    fake = FakeAdmin({})
+    await fake.start(context)
+    try:
+        error = await wrong(f"https://127.0.0.1:{fake.port}")
+    finally:
+        await fake.stop()
+    assert (error.place, "certificate not trusted" in error.problem) == ("--ca", True)
+    assert "--ca FILE" in (error.hint or "")
+    assert "llmtap proxy" not in (error.hint or "")
+
+
+@scene
+async def test_a_port_that_may_not_be_asked_by_this_name_says_so_itself() -> None:
+    server = TestServer(admin_app(Tally(MeterOptions(), ManualClock(now_ns=1))), host="127.0.0.1")
+    await server.start_server()
+    try:
+        options = TopOptions(admin=f"http://127.0.0.1:{server.port}")
+        async with Admin(options.url) as admin:
+            admin._session.headers["Host"] = "tap.example"
+            with pytest.raises(ConfigError, match=r"loopback name.*meter\.admin_token"):
+                await probe(options, admin)
+    finally:
+        await server.close()

@@ -10,7 +10,7 @@ from aiohttp.typedefs import Handler
 
 from llmtap.clock import ManualClock
 from llmtap.meter.assembler import Assembler
-from llmtap.meter.options import MeterOptions
+from llmtap.meter.options import MeterOptions, SloOptions
 from llmtap.meter.tally import Tally
 from tests.support.browser import CHROMIUM, Page
 from tests.support.dashboard import (
@@ -101,6 +101,20 @@ def test_without_a_relay_it_says_that_nothing_is_measured() -> None:
         assert page.problems == []
 
     play(scene, Tally(MeterOptions(), ManualClock(now_ns=S)))
+
+
+def test_objectives_that_nothing_has_been_held_against_yet_are_named() -> None:
+    slos = {
+        "interactive": SloOptions(objectives="ttft:500ms", tenants=("acme",)),
+        "rest": SloOptions(objectives="e2e:9s"),
+    }
+
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url)
+        await reads(page, "nothing yet that counts: classes interactive, rest")
+        assert page.problems == []
+
+    play(scene, Tally(MeterOptions(), ManualClock(now_ns=S), slos=slos))
 
 
 def test_without_objectives_and_refusals_it_says_so_instead_of_a_figure() -> None:

@@ -151,7 +151,7 @@ export class Overview {
       pair("TTFT", m.ttft, wide, s.window),
       pair("ITL", m.itl, wide, s.window, option),
       pair("User idle", m.user_idle, wide, s.window, `reader of ${speed}`),
-      goodput(s.goodput, s.window),
+      goodput(s.goodput, s.window, Object.keys(s.slo ?? {})),
       card("Smooth goodput", `${number(smooth.tokens_per_second)} tokens/s`, readers,
         basis(smooth.n, s.window)),
       card("Output", `${number(s.tokens.output_per_second)} tokens/s`, `counted by ${sources}`,
@@ -275,8 +275,11 @@ export class Overview {
   }
 }
 
-function goodput(good, window) {
-  if (!good) return card("Goodput", NONE, "no objectives: config/slo.toml shows how", basis(0, window));
+function goodput(good, window, classes) {
+  const none = classes.length
+    ? `nothing yet that counts: classes ${classes.join(", ")}`
+    : "no objectives: config/slo.toml shows how";
+  if (!good) return card("Goodput", NONE, none, basis(0, window));
   const several = good.objectives.startsWith("several");
   const met = several ? "the objectives of their class" : good.objectives;
   return card("Goodput", `${number(good.requests_per_second)}/s`, `${share(good.attainment)} met ${met}`,

@@ -22,6 +22,11 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 
+{{/* Of a probe: how the admin port is asked. */}}
+{{- define "llmtap.adminPort" -}}
+port: admin{{ if .Values.adminTlsSecret }}, scheme: HTTPS{{ end }}
+{{- end -}}
+
 {{/* The container, in a pod of its own or beside an engine. */}}
 {{- define "llmtap.container" -}}
 name: llmtap
@@ -35,6 +40,17 @@ env:
   - name: LLMTAP_TENANTS_SALT
     valueFrom:
       secretKeyRef: {name: {{ .Values.adminSecret }}, key: salt}
+  - name: LLMTAP_EXPERIMENT_KEY
+    valueFrom:
+      secretKeyRef: {name: {{ .Values.adminSecret }}, key: experiment-key, optional: true}
+  - name: POD_NAME
+    valueFrom:
+      fieldRef: {fieldPath: metadata.name}
+  - {name: OTEL_RESOURCE_ATTRIBUTES, value: service.instance.id=$(POD_NAME)}
+  {{- if .Values.adminTlsSecret }}
+  - {name: LLMTAP_METER_ADMIN_TLS_CERTIFICATE, value: /etc/llmtap-admin-tls/tls.crt}
+  - {name: LLMTAP_METER_ADMIN_TLS_KEY, value: /etc/llmtap-admin-tls/tls.key}
+  {{- end }}
   {{- with .Values.env }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
@@ -48,16 +64,25 @@ securityContext:
   allowPrivilegeEscalation: false
   readOnlyRootFilesystem: true
   capabilities: {drop: [ALL]}
+  seccompProfile: {type: RuntimeDefault}
 startupProbe:
-  httpGet: {path: /readyz, port: admin}
+  httpGet: { {{- include "llmtap.adminPort" . }}, path: /readyz}
   periodSeconds: 1
   failureThreshold: 30
 readinessProbe:
-  httpGet: {path: /readyz, port: admin}
+  {{- if .Values.meterProbes }}
+  httpGet: { {{- include "llmtap.adminPort" . }}, path: /readyz}
+  {{- else }}
+  tcpSocket: {port: http}
+  {{- end }}
   periodSeconds: 5
   failureThreshold: 3
 livenessProbe:
-  httpGet: {path: /healthz, port: admin}
+  {{- if .Values.meterProbes }}
+  httpGet: { {{- include "llmtap.adminPort" . }}, path: /healthz}
+  {{- else }}
+  tcpSocket: {port: http}
+  {{- end }}
   periodSeconds: 10
   timeoutSeconds: 5
   failureThreshold: 6
@@ -70,8 +95,12 @@ resources:
 volumeMounts:
   - {name: llmtap-config, mountPath: /etc/llmtap, readOnly: true}
   - {name: llmtap-run, mountPath: /run/llmtap}
-  {{- if .Values.captureVolume }}
   - {name: llmtap-capture, mountPath: /var/lib/llmtap}
+  {{- if .Values.adminTlsSecret }}
+  - {name: llmtap-admin-tls, mountPath: /etc/llmtap-admin-tls, readOnly: true}
+  {{- end }}
+  {{- with .Values.extraVolumeMounts }}
+  {{- toYaml . | nindent 2 }}
   {{- end }}
 {{- end -}}
 
@@ -86,8 +115,17 @@ volumeMounts:
   configMap: {name: {{ include "llmtap.fullname" . }}}
 - name: llmtap-run
   emptyDir: {medium: Memory, sizeLimit: 16Mi}
-{{- with .Values.captureVolume }}
 - name: llmtap-capture
+  {{- with .Values.captureVolume }}
   {{- toYaml . | nindent 2 }}
+  {{- else }}
+  emptyDir: {sizeLimit: 12Gi}
+  {{- end }}
+{{- if .Values.adminTlsSecret }}
+- name: llmtap-admin-tls
+  secret: {secretName: {{ .Values.adminTlsSecret }}}
+{{- end }}
+{{- with .Values.extraVolumes }}
+{{ toYaml . }}
 {{- end }}
 {{- end -}}
