@@ -21,6 +21,7 @@ from llmtap.units import NS_PER_S, Duration, parse_duration_ns
 if TYPE_CHECKING:
     from llmtap.load.messages import Progress
     from llmtap.replay.perform import Replay
+    from llmtap.workload.requests import Requests
 
 __all__ = ["demo"]
 
@@ -44,6 +45,8 @@ LOOK_S: Final = 1.0
 LINE_NS: Final = 5 * NS_PER_S
 """Between two lines, where nobody watches a line change."""
 SETTLED_NS: Final = 5 * NS_PER_S
+SILENCE_NS: Final = NS_PER_S
+"""Between two requests of a trace, from where on it is said."""
 SECONDS_MAX: Final = 86_400
 _FINE: Final = frozenset({"complete", "refused"})
 _CUT: Final = "client_cancelled"
@@ -87,10 +90,24 @@ class _Over(Exception):
 
 
 class _Sent:
-    """What the sending process says: a replay's audience."""
+    """What the sending process says: a replay's audience.
 
-    def __init__(self) -> None:
+    Args:
+        within: what is due later is not sent.
+    """
+
+    def __init__(self, within: Duration) -> None:
         self.progress: Progress | None = None
+        self.requests: Requests | None = None
+        self._within_ns = within
+
+    def silence_ns(self) -> int:
+        """From the last request to the next, when nothing is under way; 0 otherwise."""
+        now, requests = self.progress, self.requests
+        if now is None or requests is None or now.under_way or not 0 < now.sent < len(requests):
+            return 0
+        last_ns, next_ns = requests.arrival_ns[now.sent - 1 : now.sent + 1]
+        return next_ns - last_ns if next_ns <= self._within_ns else 0
 
     def preparing(self, done: int, of: int) -> None:
         pass
@@ -132,7 +149,7 @@ class _Demo:
         self._keep = keep
         self._as_json = as_json
         self._told = Console(stderr=True, highlight=False)
-        self._sent = _Sent()
+        self._sent = _Sent(seconds)
         self._replay: Replay | None = None
         self._over = asyncio.Event()
         self._signal: int | None = None
@@ -153,6 +170,7 @@ class _Demo:
                     if self._keep and not self._over.is_set():
                         self._say("it stays up until Ctrl-C")
                         await self._over.wait()
+                        self._say(f"stopped by {signal.Signals(self._signal or signal.SIGINT).name}")
         except _Over:
             self._say("stopped before there was anything to show")
         return code if self._signal is None else 128 + self._signal
@@ -206,6 +224,7 @@ class _Demo:
             self._source or str(burst_workload(self._folder)), speed=self._speed,
             seconds=self._seconds / NS_PER_S, requests=self._requests,
         )  # fmt: skip
+        self._sent.requests = plan.requests
         options = ReplayOptions(
             target=target, model="sim", tenant_header=TENANT_HEADER, timeout=Duration(TIMEOUT_S * NS_PER_S),
             connect_timeout=Duration(10 * NS_PER_S), duration=self._seconds,
@@ -262,6 +281,9 @@ class _Demo:
         said = [f"{(SystemClock.mono_ns() - self._began_ns) / NS_PER_S:.0f} s"]
         if progress is not None:
             said += [f"sent {progress.sent:,}", f"under way {progress.under_way:,}"]
+        silence_ns = self._sent.silence_ns()
+        if silence_ns >= SILENCE_NS:
+            said.append(f"(the trace: no request for {silence_ns / NS_PER_S:.1f} s)")
         said.append(f"measured {summary['n']:,}")
         for title, name in (("TTFT", "ttft"), ("TBC", "tbc")):
             figures = summary["metrics"][name]
@@ -289,7 +311,7 @@ class _Demo:
         from rich.console import Console
         from rich.text import Text
 
-        from llmtap.report.experiment import experiment_lines
+        from llmtap.report.experiment import arms_table, experiment_lines
         from llmtap.report.terminal import milliseconds, render_summary
 
         outcomes, metrics = result["outcomes"], result["metrics"]
@@ -303,6 +325,7 @@ class _Demo:
         # In a file, lines of 80 columns would be cut that a terminal shows whole.
         console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
         console.print(render_summary(summary))
+        console.print(arms_table(experiment))
         for line in experiment_lines(experiment):
             console.print(Text(line), soft_wrap=True)
         said = ", ".join(f"{name} {n:,}" for name, n in outcomes.items())

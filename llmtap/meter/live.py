@@ -185,7 +185,10 @@ class LiveFeed:
             if loop.time() >= self._summary_due:
                 self._summary_due = loop.time() + SUMMARY_S / 2
                 tally = self._tally
-                about = {"open": tally.live, "subscribers": tally.subscribers, "missed": tally.live_missed}
+                about = {
+                    "open": tally.live, "subscribers": tally.subscribers, "missed": tally.live_missed,
+                    "listen": tally.relays.listen(),
+                }  # fmt: skip
                 work = tally.summary(SUMMARY_WINDOW, by=())
                 self._summary = await asyncio.to_thread(
                     lambda: _event("summary", {**about, **_key_figures(work())})

@@ -131,6 +131,11 @@ class RelayBook:
         """Who speaks to us now, be it through another meter."""
         return [name for name, relay in self._relays.items() if relay.connected]
 
+    def listen(self) -> str | None:
+        """Where clients connect: of the newest relay that listens."""
+        found = (relay.hello.listen for relay in reversed(self._relays.values()) if relay.connected)
+        return next(filter(None, found), None)
+
     def is_elsewhere(self, name: str) -> bool:
         """Another meter measures it: its exchanges are not ours to keep account of in a capture."""
         relay = self._relays.get(name)

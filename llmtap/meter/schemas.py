@@ -277,6 +277,7 @@ _LIVE_SUMMARY: Final = _object(
         "open": _about("Exchanges that began and have not ended.", COUNT),
         "subscribers": COUNT,
         "missed": _about("Exchanges that some subscriber was too slow for, since the start.", COUNT),
+        "listen": _about("Where clients connect, as bound; null where only apps are measured.", _MAYBE_TEXT),
         **{
             name: _SUMMARY[name]
             for name in ("n", "window", "load", "outcomes", "tokens", "goodput", "smooth_goodput", "refusals")

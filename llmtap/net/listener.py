@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["Listener", "bind", "is_free", "parse_address"]
+__all__ = ["Listener", "bind", "bound_url", "is_free", "parse_address"]
 
 ACCEPTS_PER_TURN: Final = 64
 """More would make streams wait for newcomers."""
@@ -53,6 +53,12 @@ def bind(host: str, port: int, *, shared: bool) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+def bound_url(sock: socket.socket, *, tls: bool) -> str:
+    """Of a TCP socket's own address: `http://127.0.0.1:8080`, `https://[::]:8443`."""
+    host, port = sock.getsockname()[:2]
+    return f"http{'s' if tls else ''}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def is_free(host: str, port: int) -> None:

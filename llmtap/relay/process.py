@@ -16,6 +16,7 @@ import msgspec
 import uvloop
 
 from llmtap.log import LogSetup, set_up
+from llmtap.net.listener import bound_url
 from llmtap.relay.options import RelayOptions
 from llmtap.relay.relay import Relay
 from llmtap.tap.experiment import Experiment
@@ -58,7 +59,12 @@ def main() -> int:
 
 async def _run(setup: RelaySetup) -> None:
     loop = asyncio.get_running_loop()
-    relay = Relay(loop, setup.options, name=setup.name, tap_path=setup.tap_path, experiment=setup.experiment)
+    options = setup.options
+    socks = [socket.socket(fileno=fd) for fd in setup.listen_fds]
+    relay = Relay(
+        loop, options, name=setup.name, tap_path=setup.tap_path, experiment=setup.experiment,
+        listen=bound_url(socks[0], tls=bool(options.tls_certificate)) if socks else "",
+    )  # fmt: skip
     stop = asyncio.Event()
 
     def bereave() -> None:
@@ -75,14 +81,14 @@ async def _run(setup: RelaySetup) -> None:
     loop.add_reader(sys.stdin.fileno(), bereave)
     if setup.experiment is not None:
         await relay.briefed()  # connections wait in the kernel meanwhile
-    relay.start(socket.socket(fileno=fd) for fd in setup.listen_fds)
+    relay.start(socks)
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     log.info(
         "event=relay_ready relay=%s upstream=%s clock=%s",
         setup.name,
-        setup.options.upstream,
-        setup.options.clock,
+        options.upstream,
+        options.clock,
     )
     await stop.wait()
     await relay.drain()

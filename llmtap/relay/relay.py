@@ -53,12 +53,14 @@ class Relay:
         *,
         name: str,
         tap_path: str,
+        listen: str = "",
         experiment: Experiment | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.loop = loop
         self.options = options
         self.name = name
+        self._listen = listen
         self.adds_fields = options.request_id == "make" or options.forwarded_for or options.via
         clock = SystemClock() if clock is None else clock
         self.now_ns = clock.mono_ns
@@ -303,6 +305,7 @@ class Relay:
             relay=self.name,
             pid=os.getpid(),
             clock=self.options.clock,
+            listen=self._listen,
             anchor_mono_ns=anchor.mono_ns,
             anchor_wall_ns=anchor.wall_ns,
             anchor_steps=self._timebase.steps,

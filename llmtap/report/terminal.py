@@ -103,9 +103,11 @@ def _lines(summary: Mapping[str, Any]) -> Iterator[str]:
         yield f"smooth     {number_text(smooth['tokens_per_second'])} tokens/s goodput ({of})"
     goodput = summary.get("goodput") or {}
     if goodput.get("attainment") is not None:
+        refused = (summary.get("outcomes") or {}).get("refused")
+        judged = " (a refusal is judged by its times, too)" if refused else ""
         yield (
             f"goodput    {number_text(goodput['requests_per_second'])} req/s,"
-            f" {goodput['met']:,} of {goodput['counted']:,} met {goodput['objectives']}"
+            f" {goodput['met']:,} of {goodput['counted']:,} met {goodput['objectives']}{judged}"
         )
     chunking = summary.get("chunking") or {}
     if chunking.get("events"):

@@ -102,6 +102,8 @@ class Hello(msgspec.Struct, kw_only=True):
     pid: int
     clock: str
     """`mono` or `kernel`."""
+    listen: str = ""
+    """Where clients connect, as URL of the bound address; nothing of an app with the middleware."""
     anchor_mono_ns: int
     anchor_wall_ns: int
     anchor_steps: int = 0

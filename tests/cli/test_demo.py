@@ -7,15 +7,19 @@ import socket
 import subprocess
 import sys
 import time
+from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from llmtap.cli.demo import _problems
+from llmtap.cli.demo import _problems, _Sent
 from llmtap.cli.demo_stage import _kept_port
+from llmtap.load.messages import Progress
 from llmtap.net.listener import bind
+from llmtap.units import NS_PER_S, Duration
+from llmtap.workload.requests import Requests
 
 DEMO = [sys.executable, "-P", "-m", "llmtap.cli", "demo"]
 ROOT = Path(__file__).parents[2]
@@ -84,6 +88,7 @@ def test_a_trace_is_played_and_the_table_and_the_verdict_printed(tmp_path: Path)
         out, err = process.communicate(timeout=250)
     assert process.returncode == 0, err
     assert "TTFT" in out
+    assert "ms, by arm" in out
     assert "experiment guardrail: running, dealt by request, control plain" in out
     assert "means are compared from 50 units an arm on" in out
     assert "the clients' view: TTFT p50" in err
@@ -124,8 +129,9 @@ def test_it_stays_up_when_asked_to(tmp_path: Path) -> None:
                 break
         assert any(line.startswith("the clients' view") for line in said)
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=250)
+        _, err = process.communicate(timeout=250)
     assert process.returncode == 130
+    assert err == "stopped by SIGINT\n"
 
 
 @pytest.mark.parametrize(
@@ -160,6 +166,16 @@ def test_what_broke_is_told_on_either_side() -> None:
     assert _problems(fine, broken) == ["1 truncated, as the clients saw it", "1 x the server left"]
     reset = {"n": 5, "outcomes": {"complete": 4, "upstream_reset": 1}}
     assert _problems(reset, clients) == ["1 upstream_reset, as the tap saw it"]
+
+
+def test_a_silence_of_the_trace_is_told_while_nothing_is_under_way() -> None:
+    sent = _Sent(Duration(20 * NS_PER_S))
+    assert sent.silence_ns() == 0
+    sent.requests = Requests(arrival_ns=array("q", [0, NS_PER_S, 9 * NS_PER_S, 25 * NS_PER_S]))
+    for n, under_way, silence_s in ((0, 0, 0), (1, 0, 1), (2, 1, 0), (2, 0, 8), (3, 0, 0), (4, 0, 0)):
+        now = Progress(n, under_way, n - under_way, 0, 0, 0, None, None, None, None, None)
+        sent.sending(now, 4)
+        assert sent.silence_ns() == silence_s * NS_PER_S, (n, under_way)
 
 
 def test_a_kept_port_is_given_to_nobody_and_ours_listen_on_it() -> None:

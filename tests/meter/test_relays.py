@@ -3,6 +3,7 @@
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from llmtap.meter.relays import GONE_NS, RELAYS_MAX, STATUS_FRESH_NS, Reckoning, RelayBook
 from llmtap.tap.frames import Hello
@@ -14,6 +15,18 @@ S = 1_000_000_000
 
 def hello(name: str = "r0") -> Hello:
     return Hello(relay=name, pid=7, clock="mono", anchor_mono_ns=0, anchor_wall_ns=0)
+
+
+def test_clients_connect_to_the_newest_relay_that_listens() -> None:
+    book = RelayBook()
+    assert book.listen() is None
+    old, new, app = (replace(hello(name), listen=at) for name, at in (("r0", "a"), ("r1", "b"), ("app", "")))
+    book.join(old)
+    epoch = book.join(new)
+    book.join(app)
+    assert book.listen() == "b"
+    book.leave("r1", epoch, 0, S)
+    assert book.listen() == "a"
 
 
 def test_ready_means_a_relay_that_spoke_lately() -> None:

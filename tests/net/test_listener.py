@@ -5,7 +5,15 @@ from collections.abc import Callable
 
 import pytest
 
-from llmtap.net.listener import ACCEPTS_PER_TURN, FULL_PAUSE_S, Listener, bind, is_free, parse_address
+from llmtap.net.listener import (
+    ACCEPTS_PER_TURN,
+    FULL_PAUSE_S,
+    Listener,
+    bind,
+    bound_url,
+    is_free,
+    parse_address,
+)
 from tests.support.peer import play, scene, wait_until
 
 
@@ -30,6 +38,15 @@ def test_an_address(text: str, address: tuple[str, int]) -> None:
 def test_no_address(text: str) -> None:
     with pytest.raises(ValueError, match="HOST:PORT"):
         parse_address(text)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::1"])
+def test_a_bound_socket_has_a_url(host: str) -> None:
+    with bind(host, 0, shared=False) as sock:
+        port = sock.getsockname()[1]
+        shown = f"[{host}]" if ":" in host else host
+        assert bound_url(sock, tls=False) == f"http://{shown}:{port}"
+        assert bound_url(sock, tls=True) == f"https://{shown}:{port}"
 
 
 def test_a_port_in_use_is_refused() -> None:

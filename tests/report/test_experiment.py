@@ -8,7 +8,7 @@ import msgspec
 from llmtap.clock import ManualClock
 from llmtap.meter.experiments import Experiments
 from llmtap.metrics.latency import measure
-from llmtap.report.experiment import experiment_lines
+from llmtap.report.experiment import arms_table, experiment_lines
 from tests.support.exchanges import streamed
 from tests.support.experiments import an_experiment
 
@@ -66,6 +66,23 @@ def test_without_a_difference_nothing_stands() -> None:
 def test_a_share_is_told_in_percent() -> None:
     lines = experiment_lines(results(200, refused=100))
     assert any(line.startswith("marked: share refused +50.0%") for line in lines)
+
+
+def test_an_arm_whose_chunks_come_in_bursts_is_told_of() -> None:
+    told = results(60)
+    assert not any("at a time" in line for line in experiment_lines(told))
+    told["arms"]["control"]["chunking"]["events_per_read"] = 1.05
+    told["arms"]["marked"]["chunking"]["events_per_read"] = 8.0
+    assert experiment_lines(told)[-1].startswith("marked: chunks come 8 at a time (control: 1.05), so most")
+
+
+def test_the_arms_stand_beside_each_other() -> None:
+    table = arms_table(results(60, slower_ms=300, refused=7))
+    rows = list(zip(*(column.cells for column in table.columns), strict=True))
+    assert [(row[0], row[1], row[-1]) for row in rows] == [("control", "60", "0"), ("marked", "60", "7")]
+    slower = float(rows[1][2]) - float(rows[0][2])
+    assert slower == 300
+    assert arms_table({"state": "none"}).row_count == 0
 
 
 def test_a_broken_split_comes_before_everything() -> None:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from tests.support.live_proxy import port_free
@@ -218,6 +219,21 @@ async def test_sigterm_lets_streams_end_and_nobody_in() -> None:
         assert payload.data == b"hello" * 60
         assert await tap.ended() == 0
         assert not any(is_alive(p) for p in relays + meters)
+
+
+@scene
+async def test_the_live_feed_tells_where_clients_connect() -> None:
+    async with (
+        upstream() as up,
+        proxy(up) as tap,
+        aiohttp.ClientSession() as session,
+        session.get(f"http://127.0.0.1:{tap.admin}/api/v1/live") as live,
+    ):
+        async for line in live.content:
+            if line.startswith(b"data: "):
+                assert json.loads(line[6:])["listen"] == f"http://127.0.0.1:{tap.listen}"
+                return
+    pytest.fail("the feed ended")
 
 
 @scene

@@ -34,7 +34,9 @@ VIEWS: Final = ("overview", "streams", "exchanges", "chunking", "experiment", "t
 TITLES: Final = (
     "Now", "Streams under way", "Newest exchanges", "How answers are cut", "Experiment", "Is it well",
 )  # fmt: skip
-HELLO: Final = Hello(relay="r0", pid=1, clock="kernel", anchor_mono_ns=0, anchor_wall_ns=0)
+HELLO: Final = Hello(
+    relay="r0", pid=1, clock="kernel", listen="http://0.0.0.0:8181", anchor_mono_ns=0, anchor_wall_ns=0
+)
 MS: Final = 1_000_000
 S: Final = 1_000_000_000
 

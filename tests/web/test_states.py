@@ -3,6 +3,9 @@
 import asyncio
 import json
 import random
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
 
 import pytest
 from aiohttp import web
@@ -61,12 +64,16 @@ async def hears(page: Page, words: str) -> None:
 
 def test_where_nothing_has_passed_each_view_says_what_to_do() -> None:
     wanted = {
-        "overview": ["Nothing has ended in this window (1m)", "curl -N http://localhost", "no objectives"],
-        "streams": ["Nothing is under way", "curl -N http://localhost:8080"],
-        "exchanges": ["Nothing has ended yet", "curl -N http://localhost:8080"],
+        "overview": [
+            "Nothing has ended in this window (1m)",
+            "curl -N http://127.0.0.1:8181/v1",
+            "no objectives",
+        ],
+        "streams": ["Nothing is under way", "curl -N http://127.0.0.1:8181/v1"],
+        "exchanges": ["Nothing has ended yet", "curl -N http://127.0.0.1:8181/v1"],
         "chunking": ["Nothing has ended in this window (1m)", "None among the exchanges that are kept"],
         "experiment": ["No experiment is configured", "--config config/experiment.toml", "aa = true"],
-        "tap": ["Every exchange that passed is measured", "Nothing dropped", "No capture runs", "r0"],
+        "tap": ["no exchange has passed since they started", "Nothing dropped", "No capture runs", "r0"],
     }
     assert set(wanted) == set(VIEWS)
 
@@ -168,6 +175,30 @@ def with_arms(tally: Tally, shares: dict[str, int]) -> Tally:
         tally.experiments.assigned(arm, x.unit, False)
         tally.ended(x)
     return tally
+
+
+def test_an_arm_whose_chunks_come_in_bursts_is_told_of() -> None:
+    tally = with_arms(an_empty_tally(an_experiment()), {"control": 60, "marked": 60})
+    told = tally.experiments.results
+
+    def bursty() -> Callable[[], dict[str, Any]]:
+        work = told()
+
+        def results() -> dict[str, Any]:
+            found: dict[str, Any] = work()
+            for name, n in (("control", 1.04), ("marked", 8.0)):
+                found["arms"][name]["chunking"]["events_per_read"] = n
+            return found
+
+        return results
+
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url + "#experiment")
+        await reads(page, "marked: chunks come 8 at a time (control: 1.04), so most gaps are 0")
+        assert page.problems == []
+
+    with mock.patch.object(tally.experiments, "results", bursty):
+        play(scene, tally)
 
 
 def test_an_a_a_test_is_called_so_and_finds_nothing() -> None:

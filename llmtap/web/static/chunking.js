@@ -1,6 +1,6 @@
 // How answers were cut, and who refused them.
 
-import { ASK_ONE, ASK_WHERE, card, el, emptyState, refill, section } from "./dom.js";
+import { card, el, refill, section, sendOne } from "./dom.js";
 import { NONE, basis, clock, count, number, ranked, seconds, share } from "./format.js";
 import { Table, matching } from "./table.js";
 
@@ -69,7 +69,7 @@ export class Chunking {
     const s = this.summary;
     if (!s) return;
     const words = `Nothing has ended in this window (${s.window.name}). Send something through the tap:`;
-    refill(this.empty, s.n ? null : emptyState(words, ASK_ONE, ASK_WHERE));
+    refill(this.empty, s.n ? null : sendOne(words, this.app.live));
     this.renderChunking(s.chunking, basis(s.n, s.window));
     this.renderRefusals(s, basis(s.n, s.window));
     const rows = ["model", "tenant"].flatMap((label) =>

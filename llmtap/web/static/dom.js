@@ -47,11 +47,22 @@ export function emptyState(words, command = null, more = null) {
     more && el("p", { class: "soft" }, more));
 }
 
-export const ASK_ONE = "curl -N http://localhost:8080/v1/chat/completions"
-  + " -H 'Content-Type: application/json' \\\n"
-  + `  -d '{"model":"MODEL","stream":true,"messages":[{"role":"user","content":"Hello"}]}'`;
-export const ASK_WHERE = "8080 is the port of the tap unless --listen says another."
-  + " No gateway at hand? llmtap sim serve is one.";
+/** Where there is nothing to see: what to send, and where; `live` is the newest of the live feed. */
+export function sendOne(words, live) {
+  if (!live) return emptyState(words);
+  if (!live.listen) {
+    return emptyState(words, null, "Apps with the middleware are measured here: send it to one of them.");
+  }
+  const url = `${reachable(live.listen)}/v1/chat/completions`;
+  const command = `curl -N ${url} -H 'Content-Type: application/json' \\\n`
+    + '  -d \'{"model":"MODEL","stream":true,"messages":[{"role":"user","content":"Hello"}]}\'';
+  return emptyState(words, command, "No gateway at hand? llmtap sim serve is one.");
+}
+
+/** Who listens on every interface is where this page came from. */
+function reachable(bound) {
+  return bound.replace(/\/\/(0\.0\.0\.0|\[::\]):/, `//${location.hostname}:`);
+}
 
 /** A figure with its name, what it is about, and what it rests on. */
 export function card(title, value, about, rests) {

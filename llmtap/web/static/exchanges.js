@@ -1,6 +1,6 @@
 // What has ended, the newest first, and one of it, or one that is under way, in the inspector.
 
-import { ASK_ONE, ASK_WHERE, el, emptyState, refill, section } from "./dom.js";
+import { el, refill, section, sendOne } from "./dom.js";
 import { NONE, clock, count, seconds } from "./format.js";
 import { Inspector } from "./inspector.js";
 import { Table, matching } from "./table.js";
@@ -103,7 +103,7 @@ export class Exchanges {
     if (this.outcome.value || this.app.filter) {
       return el("p", { class: "soft" }, "None of those kept fits.");
     }
-    return emptyState("Nothing has ended yet. Send something through the tap:", ASK_ONE, ASK_WHERE);
+    return sendOne("Nothing has ended yet. Send something through the tap:", this.app.live);
   }
 
   shown() {

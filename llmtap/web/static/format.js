@@ -11,7 +11,8 @@ function digits(value) {
 export function number(value, least = null) {
   if (value === null || value === undefined || Number.isNaN(value)) return NONE;
   const places = least ?? (Number.isInteger(value) ? 0 : digits(value));
-  return value.toLocaleString("en", { minimumFractionDigits: places, maximumFractionDigits: places });
+  const shape = { minimumFractionDigits: places, maximumFractionDigits: places, signDisplay: "negative" };
+  return value.toLocaleString("en", shape); // negative: what rounds to 0 has no sign
 }
 
 /** Seconds, in the unit that people say: "0.85 ms", "120 ms", "1.2 s", "3 min 20 s". */
@@ -24,6 +25,11 @@ export function seconds(value) {
   if (size < 120) return `${number(value)} s`;
   if (size < 7200) return `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;
   return `${number(value / 3600)} h`;
+}
+
+/** "347 tokens/s"; unknown is a dash alone. */
+export function rate(value, unit) {
+  return value === null || value === undefined ? NONE : `${number(value)} ${unit}`;
 }
 
 export function share(value) {

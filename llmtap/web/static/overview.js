@@ -2,8 +2,8 @@
 // is open.
 
 import { History, colour, draw, layout, legend } from "./charts.js";
-import { ASK_ONE, ASK_WHERE, card, el, emptyState, refill, say, section } from "./dom.js";
-import { NONE, basis, count, number, ranked, seconds, share, width } from "./format.js";
+import { card, el, emptyState, refill, say, section, sendOne } from "./dom.js";
+import { NONE, basis, count, number, ranked, rate, seconds, share, width } from "./format.js";
 import { Table, matching } from "./table.js";
 
 const BY = ["tenant", "model", "arm", "class"];
@@ -14,7 +14,12 @@ const SERIES = ["ttft50", "ttft99", "itl50", "itl99", "idle99", "achieved", "goo
 const PERCENTILES = [["c0", "p50"], ["c1", "p99"]];
 const RATES = [["c6", "all that ended"], ["c2", "met every objective"]];
 const SMOOTH = [["c2", "smooth goodput"]];
-const CLOCK = { tickformat: "%H:%M:%S", nticks: 6, tickangle: 0 };
+const CLOCK = { tickformat: "%H:%M:%S", tickangle: 0 };
+const TICK_PX = 90;
+const NO_SAMPLES = {
+  yaxis: { showticklabels: false },
+  annotations: [{ text: "no samples yet", showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5 }],
+};
 
 export class Overview {
   constructor(app) {
@@ -121,7 +126,7 @@ export class Overview {
       return emptyState(words, "llmtap proxy --upstream http://127.0.0.1:8000");
     }
     const words = `Nothing has ended in this window (${s.window.name}). Send something through the tap:`;
-    return emptyState(words, ASK_ONE, ASK_WHERE);
+    return sendOne(words, this.app.live);
   }
 
   why() {
@@ -142,7 +147,8 @@ export class Overview {
     const readers = smooth.alpha === null
       ? "several readers"
       : `α ${number(smooth.alpha)}, ${speed}, ${afterComma(smooth.idle)}`;
-    const sources = ranked(s.tokens.source).map(([name]) => name).join(", ") || NONE;
+    const counted = ranked(s.tokens.source).map(([name]) => name).join(", ");
+    const sources = counted ? `counted by ${counted}` : "nothing counted yet";
     this.flight = card("In flight", count(this.live?.open), "began and have not ended", "now");
     const cards = [
       card("Requests/s", number(s.load.achieved_rps), `begun ${number(s.load.offered_rps)}/s`,
@@ -152,9 +158,9 @@ export class Overview {
       pair("ITL", m.itl, wide, s.window, option),
       pair("User idle", m.user_idle, wide, s.window, `reader of ${speed}`),
       goodput(s.goodput, s.window, Object.keys(s.slo ?? {})),
-      card("Smooth goodput", `${number(smooth.tokens_per_second)} tokens/s`, readers,
+      card("Smooth goodput", rate(smooth.tokens_per_second, "tokens/s"), readers,
         basis(smooth.n, s.window)),
-      card("Output", `${number(s.tokens.output_per_second)} tokens/s`, `counted by ${sources}`,
+      card("Output", rate(s.tokens.output_per_second, "tokens/s"), sources,
         basis(s.n, s.window)),
     ];
     this.open = this.flight.querySelector(".value");
@@ -171,12 +177,12 @@ export class Overview {
     const of = (pick) => ({ text: (row) => seconds(pick(row.part)), value: (row) => pick(row.part) });
     const few = (pick) => ({ mark: (row) => (pick(row.part).marks.includes("p99") ? "few" : "") });
     const burn = (window) => {
-      const rate = (row) => row.burn?.[window]?.burn_rate;
+      const burnt = (row) => row.burn?.[window]?.burn_rate;
       return {
-        text: (row) => number(rate(row)),
-        value: (row) => rate(row) ?? null,
+        text: (row) => number(burnt(row)),
+        value: (row) => burnt(row) ?? null,
         mark: (row) => (row.burn?.[window]?.marks.length ? "few" : ""),
-        state: (row) => (rate(row) > 1 ? "bad" : ""),
+        state: (row) => (burnt(row) > 1 ? "bad" : ""),
       };
     };
     return [
@@ -270,7 +276,10 @@ export class Overview {
       smooth: [[line("smooth goodput", series.smooth, "c2")], { yaxis: { rangemode: "normal" } }],
     };
     for (const [id, [data, about]] of Object.entries(pairs)) {
-      this.app.later(() => draw(this.charts[id], data, layout({ xaxis: CLOCK, ...about })));
+      const nticks = Math.max(2, Math.min(6, Math.floor(this.charts[id].clientWidth / TICK_PX)));
+      const seen = data.some((trace) => trace.y.some((value) => value !== null));
+      const frame = layout({ xaxis: { ...CLOCK, nticks }, ...about, ...(seen ? {} : NO_SAMPLES) });
+      this.app.later(() => draw(this.charts[id], data, frame));
     }
   }
 }

@@ -1,6 +1,6 @@
 // What is under way: a lane for each stream, and the same as a table.
 
-import { ASK_ONE, ASK_WHERE, el, emptyState, refill, say, section } from "./dom.js";
+import { el, emptyState, refill, say, section, sendOne } from "./dom.js";
 import { NONE, count, seconds } from "./format.js";
 import { LANES_MAX, Lanes } from "./lanes.js";
 import { Table, matching } from "./table.js";
@@ -108,16 +108,16 @@ export class Streams {
     say(this.axis.children[0], `${seconds(this.tape.window + this.lanes.behind)} ago`);
     say(this.axis.children[1], `${seconds(this.lanes.behind)} ago`);
     const idle = rows.length === 0 && this.lanes.slots.length === 0;
-    if (idle && !this.isIdle) refill(this.empty, this.nothing());
-    if (!idle && this.isIdle) refill(this.empty);
-    this.isIdle = idle;
+    const why = idle ? `${this.told.count} ${this.app.live?.listen}` : null;
+    if (why !== this.why) refill(this.empty, idle ? this.nothing() : null);
+    this.why = why;
     this.canvas.hidden = this.axis.hidden = idle;
     this.table.update(rows.map((row) => ({ ...row, state: this.lanes.by.get(row.id)?.state(now) ?? NONE })));
   }
 
   nothing() {
     if (this.told.count) return emptyState("None of the newest streams fits the filter.");
-    return emptyState("Nothing is under way. Send something through the tap:", ASK_ONE, ASK_WHERE);
+    return sendOne("Nothing is under way. Send something through the tap:", this.app.live);
   }
 
   columns() {

@@ -53,7 +53,7 @@ export class Tap {
     const bad = complaints(s, relays, lost);
     refill(this.banner, bad.length
       ? bad.map((words) => el("p", { class: "banner bad" }, words))
-      : el("p", { class: "banner good" }, "Every exchange that passed is measured."));
+      : passed(relays));
     this.renderCards(s);
     this.relays.update(relays);
     say(this.dropped, lost.length
@@ -81,6 +81,12 @@ export class Tap {
       card("Too uncertain", count(s.uncertain.n),
         `exchanges wider than ${seconds(s.uncertain.limit)}${included}`, rests));
   }
+}
+
+function passed(relays) {
+  return relays.some(({ relay }) => relay.opened)
+    ? el("p", { class: "banner good" }, "Every exchange that passed is measured.")
+    : el("p", { class: "banner" }, "The relays are connected; no exchange has passed since they started.");
 }
 
 /** What is not as it should be, in sentences. */
