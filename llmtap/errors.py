@@ -6,7 +6,7 @@ on. The user's (a bad option, an unreadable file) is one sentence that names the
 and exit code 2.
 """
 
-__all__ = ["ConfigError", "LlmtapError", "PeerProtocolError", "get_extra"]
+__all__ = ["ConfigError", "LlmtapError", "PeerProtocolError", "install_hint"]
 
 
 class LlmtapError(Exception):
@@ -23,7 +23,7 @@ class ConfigError(LlmtapError):
         self.hint = hint
 
 
-def get_extra(name: str) -> str:
+def install_hint(name: str) -> str:
     """The hint where an optional package is missing: how the extra that brings it is installed."""
     return f"in a clone of llmtap: .venv/bin/pip install -c constraints.txt -e '.[{name}]'"
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from llmtap.errors import ConfigError, get_extra
+from llmtap.errors import ConfigError, install_hint
 
 __all__ = ["Encode", "load_tokenizer"]
 
@@ -18,7 +18,7 @@ Encode = Callable[[str], Sequence[int]]
 """The ids of the tokens of a text."""
 
 _TIKTOKEN: Final = "tiktoken:"
-_INSTALL: Final = get_extra("tokenizers")
+_INSTALL: Final = install_hint("tokenizers")
 
 
 def load_tokenizer(text: str, place: str = "meter.tokenizer") -> Encode:

@@ -13,7 +13,7 @@ from llmtap.bench.registry import TESTS
 from llmtap.cli.main import app
 from llmtap.cli.outputs import STDOUT, need_outputs, write_output
 from llmtap.cli.stopping import Heard
-from llmtap.errors import ConfigError, get_extra
+from llmtap.errors import ConfigError, install_hint
 
 if TYPE_CHECKING:
     from llmtap.bench.perform import Bench
@@ -248,7 +248,7 @@ def _need_bench() -> None:
     from importlib.util import find_spec
 
     if find_spec("scipy") is None:
-        raise ConfigError("llmtap bench", "needs SciPy", get_extra("bench"))
+        raise ConfigError("llmtap bench", "needs SciPy", install_hint("bench"))
 
 
 def _need_warmup(warmup: str) -> None:

@@ -7,7 +7,6 @@ them in order.
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any, Final, Self
 from llmtap.cli.demo_load import TOKENS_MAX
 from llmtap.clock import SystemClock
 from llmtap.errors import LlmtapError
+from llmtap.net.listener import keep_port
 
 __all__ = ["ENGINE", "OBJECTIVES", "TENANT_HEADER", "Stage"]
 
@@ -70,7 +70,7 @@ class Stage:
         self.log = folder / "log"
         """What they say on standard error: announcements, and then warnings."""
         self._children: list[subprocess.Popen[bytes]] = []
-        self._kept = [_kept_port() for _ in range(3)]
+        self._kept = [keep_port() for _ in range(3)]
         engine, proxy, admin = (f"127.0.0.1:{sock.getsockname()[1]}" for sock in self._kept)
         self.engine = f"http://{engine}"
         self.proxy = f"http://{proxy}"
@@ -144,11 +144,3 @@ class Stage:
 
 def _address(url: str) -> str:
     return url.removeprefix("http://")
-
-
-def _kept_port() -> socket.socket:
-    """Keeps a free port, and never listens: only who sets SO_REUSEADDR, as ours do, can listen on it."""
-    sock = socket.socket()
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    sock.bind(("127.0.0.1", 0))
-    return sock

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from llmtap.cli.outputs import STDOUT, need_outputs, write_output
-from llmtap.errors import ConfigError, get_extra
+from llmtap.errors import ConfigError, install_hint
 
 __all__ = ["compared"]
 
@@ -26,7 +26,7 @@ def compared(
     from importlib.util import find_spec
 
     if find_spec("scipy") is None:
-        raise ConfigError("--compare", "needs SciPy", get_extra("bench"))
+        raise ConfigError("--compare", "needs SciPy", install_hint("bench"))
     from llmtap.bench.compare import compare_results
 
     told = compare_results(Path(places[0]), [Path(other) for other in others])

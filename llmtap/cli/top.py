@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmtap.cli.main import app
-from llmtap.errors import ConfigError, get_extra
+from llmtap.errors import ConfigError, install_hint
 
 if TYPE_CHECKING:
     from llmtap.top.options import TopOptions
@@ -83,7 +83,7 @@ def _watch(options: "TopOptions") -> None:
     from importlib.util import find_spec
 
     if find_spec("textual") is None:
-        raise ConfigError("llmtap top", "needs textual", f"{get_extra('top')}; --once does without")
+        raise ConfigError("llmtap top", "needs textual", f"{install_hint('top')}; --once does without")
     from llmtap.top.plain import fetched
 
     fetched(options)  # what is wrong from the start is told here, and not on a screen that closes at once

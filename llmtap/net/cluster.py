@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import llmtap
-from llmtap.errors import ConfigError, get_extra
+from llmtap.errors import ConfigError, install_hint
 
 __all__ = ["ray_cluster"]
 
@@ -45,7 +45,7 @@ def ray_cluster(address: str, workers: int | None) -> Iterator[Any]:
     try:
         import ray
     except ImportError:
-        raise ConfigError("--ray", "needs Ray", get_extra("ray")) from None
+        raise ConfigError("--ray", "needs Ray", install_hint("ray")) from None
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if not local:
         _reach(address)

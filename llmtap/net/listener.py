@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["Listener", "bind", "bound_url", "is_free", "parse_address"]
+__all__ = ["Listener", "bind", "bound_url", "is_free", "keep_port", "parse_address"]
 
 ACCEPTS_PER_TURN: Final = 64
 """More would make streams wait for newcomers."""
@@ -52,6 +52,18 @@ def bind(host: str, port: int, *, shared: bool) -> socket.socket:
     except OSError:
         sock.close()
         raise
+    return sock
+
+
+def keep_port() -> socket.socket:
+    """A free port of the loopback, for a server that is yet to start.
+
+    The socket keeps it and never listens: nobody else is given it, who connects is refused, and a server
+    that sets SO_REUSEADDR, as ours do, can listen on it.
+    """
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind(("127.0.0.1", 0))
     return sock
 
 

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from llmtap.clock import SystemClock
-from llmtap.errors import ConfigError, get_extra
+from llmtap.errors import ConfigError, install_hint
 from llmtap.units import NS_PER_S
 from llmtap.workload.prompt import Prompt
 
 __all__ = ["ChatTemplate"]
 
-_INSTALL: Final = get_extra("tokenizers")
+_INSTALL: Final = install_hint("tokenizers")
 FRAMES_MAX: Final = 256
 """System prompts whose rendering is remembered, in prompts that have no history."""
 _SAMPLES: Final = ("who will read", "there was a river")

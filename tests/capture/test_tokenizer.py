@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from llmtap.capture.tokenizer import load_tokenizer
-from llmtap.errors import ConfigError, get_extra
+from llmtap.errors import ConfigError, install_hint
 
 
 def has(package: str) -> bool:
@@ -26,7 +26,7 @@ def test_a_package_that_is_not_there_is_named(
         ConfigError, match=f"^meter.tokenizer: the package {package} is not installed"
     ) as told:
         load_tokenizer(text)
-    assert told.value.hint == get_extra("tokenizers")
+    assert told.value.hint == install_hint("tokenizers")
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

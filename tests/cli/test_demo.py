@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,9 +14,7 @@ from pathlib import Path
 import pytest
 
 from llmtap.cli.demo import _problems, _Sent
-from llmtap.cli.demo_stage import _kept_port
 from llmtap.load.messages import Progress
-from llmtap.net.listener import bind
 from llmtap.units import NS_PER_S, Duration
 from llmtap.workload.requests import Requests
 
@@ -176,10 +173,3 @@ def test_a_silence_of_the_trace_is_told_while_nothing_is_under_way() -> None:
         now = Progress(n, under_way, n - under_way, 0, 0, 0, None, None, None, None, None)
         sent.sending(now, 4)
         assert sent.silence_ns() == silence_s * NS_PER_S, (n, under_way)
-
-
-def test_a_kept_port_is_given_to_nobody_and_ours_listen_on_it() -> None:
-    with _kept_port() as kept, socket.socket() as stranger:
-        with pytest.raises(OSError, match="in use"):
-            stranger.bind(kept.getsockname())
-        bind(*kept.getsockname(), shared=False).close()

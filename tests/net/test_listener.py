@@ -12,6 +12,7 @@ from llmtap.net.listener import (
     bind,
     bound_url,
     is_free,
+    keep_port,
     parse_address,
 )
 from tests.support.peer import play, scene, wait_until
@@ -47,6 +48,13 @@ def test_a_bound_socket_has_a_url(host: str) -> None:
         shown = f"[{host}]" if ":" in host else host
         assert bound_url(sock, tls=False) == f"http://{shown}:{port}"
         assert bound_url(sock, tls=True) == f"https://{shown}:{port}"
+
+
+def test_akeep_port_is_given_to_nobody_and_ours_listen_on_it() -> None:
+    with keep_port() as kept, socket.socket() as stranger:
+        with pytest.raises(OSError, match="in use"):
+            stranger.bind(kept.getsockname())
+        bind(*kept.getsockname(), shared=False).close()
 
 
 def test_a_port_in_use_is_refused() -> None:

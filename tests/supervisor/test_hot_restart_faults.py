@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import shutil
 import signal
 from pathlib import Path
 
@@ -12,29 +11,17 @@ import llmtap
 from tests.supervisor.test_faults import BODY, Held, streams, summary, under_way
 from tests.supervisor.test_hot_restart import LIMIT_S, LONG_S, PATIENT, gone, restarted
 from tests.supervisor.test_supervisor import READY_S, children_of, is_alive, proxy, until
+from tests.support.own_program import OwnProgram
 from tests.support.peer import play, wait_until
 from tests.support.upstream import answers, upstream
 
 
-def copy_of_the_program(to: Path) -> Path:
-    """A package of its own, to be changed."""
-    package = Path(llmtap.__file__).parent
-    shutil.copytree(package, to / "llmtap")
-    return to
-
-
-def change(file: Path, old: str, new: str) -> None:
-    text = file.read_text()
-    assert old in text
-    file.write_text(text.replace(old, new, 1))
-
-
 def test_an_upgrade_runs_and_a_broken_one_does_not(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    program = copy_of_the_program(tmp_path / "program")
+    program = OwnProgram(tmp_path / "program")
 
     async def scenario() -> None:
-        async with upstream() as up, proxy(up, *PATIENT, log=log, program=program) as tap:
+        async with upstream() as up, proxy(up, *PATIENT, log=log, program=program.folder) as tap:
 
             async def version() -> bytes:
                 told = await tap.told("/metrics") or b""
@@ -42,7 +29,7 @@ def test_an_upgrade_runs_and_a_broken_one_does_not(tmp_path: Path) -> None:
 
             assert f'version="{llmtap.__version__}"'.encode() in await version()
             path = up.on(answers(b"here"))
-            change(program / "llmtap/__init__.py", f'"{llmtap.__version__}"', '"9.9.9-test"')
+            program.change("__init__.py", f'"{llmtap.__version__}"', '"9.9.9-test"')
             held, asking = await under_way(tap, up, 5)
             relays = tap.relays()
             os.kill(tap.pid, signal.SIGUSR2)
@@ -54,7 +41,7 @@ def test_an_upgrade_runs_and_a_broken_one_does_not(tmp_path: Path) -> None:
             await wait_until(lambda: len(tap.meters()) == 1, LONG_S)
 
             relays, meters = tap.relays(), tap.meters()
-            change(program / "llmtap/config.py", '"""', 'raise RuntimeError("half an upgrade")\n"""')
+            program.change("config.py", '"""', 'raise RuntimeError("half an upgrade")\n"""')
             os.kill(tap.pid, signal.SIGUSR2)
             await wait_until(lambda: b"half an upgrade" in log.read_bytes(), LONG_S)
             assert b"event=restart_refused" in log.read_bytes()
@@ -91,16 +78,14 @@ def test_a_wrong_configuration_is_refused_by_name_and_nothing_changes(tmp_path: 
 
 def test_new_relays_that_fail_leave_the_old_ones_at_work(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    program = copy_of_the_program(tmp_path / "program")
-    main = program / "llmtap/relay/__main__.py"
-    sound = main.read_text()
+    program = OwnProgram(tmp_path / "program")
 
     async def scenario() -> None:
-        async with upstream() as up, proxy(up, *PATIENT, log=log, program=program) as tap:
+        async with upstream() as up, proxy(up, *PATIENT, log=log, program=program.folder) as tap:
             path = up.on(answers(b"here"))
             family = tap.relays() + tap.meters()
             held, asking = await under_way(tap, up, 5)
-            main.write_text("raise SystemExit(3)\n")
+            program.relays_fail()
             os.kill(tap.pid, signal.SIGUSR2)
             await wait_until(lambda: b"event=restart_failed" in log.read_bytes(), LONG_S)
             await wait_until(lambda: tap.relays() + tap.meters() == family, LONG_S)
@@ -110,7 +95,7 @@ def test_new_relays_that_fail_leave_the_old_ones_at_work(tmp_path: Path) -> None
             await tap.measured(6)
 
             # The new supervisor looks after the old one's children.
-            main.write_text(sound)
+            program.relays_work()
             (relay,) = tap.relays()
             os.kill(relay, signal.SIGKILL)
             assert await asyncio.wait_for(tap.get(path), READY_S) == b"here"

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.supervisor.test_hot_restart import LIMIT_S, LONG_S, gone
-from tests.supervisor.test_hot_restart_faults import copy_of_the_program
 from tests.supervisor.test_supervisor import READY_S, Proxy, proxy
 from tests.support.live_proxy import port_free
+from tests.support.own_program import OwnProgram
 from tests.support.peer import play, wait_until
 from tests.support.upstream import answers, upstream
 
@@ -33,17 +33,15 @@ def few_files(pid: int, more: int | None) -> Iterator[None]:
 
 def test_new_relays_that_fail_leave_the_old_ones_with_their_settings(tmp_path: Path) -> None:
     file, log = tmp_path / "llmtap.toml", tmp_path / "log"
-    program = copy_of_the_program(tmp_path / "program")
-    main = program / "llmtap/relay/__main__.py"
-    sound = main.read_text()
+    program = OwnProgram(tmp_path / "program")
 
     async def scenario() -> None:
         async with upstream() as up, upstream() as other:
             path, there = up.on(answers(b"here")), other.on(answers(b"there"))
             file.write_text(f'[relay]\nupstream = "{up.url}"\n')
-            async with proxy(None, config=file, log=log, program=program) as tap:
+            async with proxy(None, config=file, log=log, program=program.folder) as tap:
                 family = tap.relays() + tap.meters()
-                main.write_text("raise SystemExit(3)\n")
+                program.relays_fail()
                 file.write_text(f'[relay]\nupstream = "{other.url}"\nworkers = 2\n')
                 os.kill(tap.pid, signal.SIGHUP)
                 await wait_until(lambda: b"event=reload_failed" in log.read_bytes(), LONG_S)
@@ -51,7 +49,7 @@ def test_new_relays_that_fail_leave_the_old_ones_with_their_settings(tmp_path: P
                 assert await tap.get(path) == b"here"
 
                 # Whoever dies comes back as it was.
-                main.write_text(sound)
+                program.relays_work()
                 (relay,) = tap.relays()
                 os.kill(relay, signal.SIGKILL)
                 await wait_until(lambda: tap.relays() and relay not in tap.relays(), READY_S)
@@ -70,9 +68,7 @@ def test_new_relays_that_fail_leave_the_old_ones_with_their_settings(tmp_path: P
 
 def test_an_address_that_was_moved_to_in_vain_is_left_again(tmp_path: Path) -> None:
     file, log = tmp_path / "llmtap.toml", tmp_path / "log"
-    program = copy_of_the_program(tmp_path / "program")
-    main = program / "llmtap/relay/__main__.py"
-    sound = main.read_text()
+    program = OwnProgram(tmp_path / "program")
 
     async def scenario() -> None:
         async with upstream() as up:
@@ -83,15 +79,15 @@ def test_an_address_that_was_moved_to_in_vain_is_left_again(tmp_path: Path) -> N
                 file.write_text(f'[relay]\nupstream = "{up.url}"\nlisten = "127.0.0.1:{port}"\n')
 
             say(ports[0])
-            async with proxy(None, config=file, log=log, program=program, listen=ports[0]) as tap:
-                main.write_text("raise SystemExit(3)\n")
+            async with proxy(None, config=file, log=log, program=program.folder, listen=ports[0]) as tap:
+                program.relays_fail()
                 say(ports[1])
                 os.kill(tap.pid, signal.SIGHUP)
                 await wait_until(lambda: b"event=reload_failed" in log.read_bytes(), LONG_S)
                 moved = Proxy(tap.process, ports[1], tap.admin)
                 assert await tap.get(path) == b"here"
                 assert await moved.refuses()
-                main.write_text(sound)
+                program.relays_work()
                 before = tap.relays()
                 os.kill(tap.pid, signal.SIGHUP)
                 await gone(before)

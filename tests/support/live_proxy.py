@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from llmtap.net.listener import keep_port
 from tests.support.peer import Gone
 from tests.support.raw_client import RawClient, request
 
@@ -104,14 +105,8 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
 
 
 def port_free() -> int:
-    """A port of the loopback for a process that is yet to start.
-
-    It stays bound here, and never listens: nobody else is given it, and whoever connects is refused, until a
-    server listens on it that sets SO_REUSEADDR, as all of ours do.
-    """
-    kept = socket.socket()
-    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    kept.bind(("127.0.0.1", 0))
+    """A port of the loopback for a process that is yet to start; it stays kept (`keep_port`)."""
+    kept = keep_port()
     _KEPT.append(kept)
     port: int = kept.getsockname()[1]
     return port
