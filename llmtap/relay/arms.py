@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from llmtap.clock import SystemClock
-from llmtap.relay.flow import Flow, FlowToHttp10
+from llmtap.relay.flow import Flow
+from llmtap.relay.flow_http10 import FlowToHttp10
 from llmtap.relay.heads import request_lines
 from llmtap.relay.rewrite import body_with, headers_with, headers_with_length
 from llmtap.relay.route import Route

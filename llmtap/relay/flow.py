@@ -8,6 +8,8 @@ Who may be asked twice: a request is sent again, once, only when a kept-alive co
 closed before it answered a single byte, and either nothing of the request had left this process or its
 method is idempotent (RFC 9110 9.2.2) and all of it is at hand. A POST that may have been read is never
 repeated.
+
+One class and one file, though long: its methods are the transitions of one state, which all of them share.
 """
 
 import os
@@ -24,7 +26,6 @@ from llmtap.relay.tunnel import Tunnel
 from llmtap.tap.frames import Closing, FrameKind
 from llmtap.wire.http1 import (
     BodyScanner,
-    ChunkedScanner,
     CloseScanner,
     Framing,
     RequestHead,
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from llmtap.relay.connection import ClientConnection
     from llmtap.relay.relay import Relay
 
-__all__ = ["Flow", "FlowToHttp10"]
+__all__ = ["RESPONSE_DATA", "Flow"]
 
 QUIET_NS: Final = 200_000_000
 """After this long without a byte, a stream is asked whether the loop has stopped watching it."""
@@ -50,7 +51,7 @@ RESPONSE_END: Final = int(FrameKind.RESPONSE_END)
 SUBMIT: Final = int(FrameKind.SUBMIT)
 ANSWER: Final = int(FrameKind.ANSWER)
 SENT: Final = int(FrameKind.SENT)
-NONE, LENGTH, CHUNKED, CLOSE = Framing
+NONE, LENGTH, _, CLOSE = Framing
 COMPLETE: Final = Outcome.COMPLETE
 
 mono_ns = SystemClock.mono_ns
@@ -457,7 +458,7 @@ class Flow:
         elif not sent:
             self._pause_upstream()
 
-    # What FlowToHttp10 does otherwise.
+    # What a client of HTTP/1.0 needs otherwise: relay/flow_http10.py.
 
     def _frame_answer(self, head: ResponseHead) -> bool:
         """False when the client can only be told the end by closing its connection."""
@@ -712,65 +713,3 @@ class Flow:
             linger=not self._request_end_ns,
             abort=cut and self._client_sees_close(),
         )
-
-
-class FlowToHttp10(Flow):
-    """An exchange whose client speaks HTTP/1.0, and so cannot be sent chunks: the one case of re-framing."""
-
-    __slots__ = ("_chunks",)
-
-    def __init__(self, relay: "Relay", client: "ClientConnection", stream: Stream) -> None:
-        super().__init__(relay, client, stream)
-        self._chunks: ChunkedScanner | None = None
-
-    def _frame_answer(self, head: ResponseHead) -> bool:
-        if head.framing is CHUNKED:
-            self._chunks = ChunkedScanner()
-        return head.framing is LENGTH
-
-    def _dechunks(self, head: ResponseHead) -> bool:
-        return True
-
-    def _reframed(self, body: bytes) -> bytes:
-        if self._chunks is None:
-            return body
-        pieces: list[bytes] = []
-        self._chunks.feed(body, pieces)
-        return b"".join(pieces)
-
-    def on_data(self, data: bytes, t_ns: int) -> None:
-        if self._chunks is None or self._scanner is None:
-            super().on_data(data, t_ns)
-            return
-        try:
-            end = self._scanner.feed(data)
-        except PeerProtocolError as exc:
-            self._upstream_broke(exc)
-            return
-        if end >= 0 and end < len(data):
-            data = data[:end]
-            self._keep_upstream = False
-        payload = self._reframed(data)
-        try:
-            sent = self._stream.write(payload) if payload else True
-        except OSError:
-            self.client_gone()
-            return
-        self.last_ns = t_ns
-        self.response_bytes += len(data)
-        if self._tapped:
-            self._tapped = self._tap.offer(RESPONSE_DATA, self.seq, t_ns, mono_ns() - t_ns, data)
-        if end >= 0:
-            self._body_complete(t_ns, len(data))
-        elif not sent:
-            self._pause_upstream()
-
-    def _client_sees_close(self) -> bool:
-        return self._chunks is not None or super()._client_sees_close()
-
-    def on_eof(self) -> None:
-        # For this client the close is the end of a chunked answer, but not for the upstream.
-        if self._chunks is not None:
-            self.on_lost(None)
-        else:
-            super().on_eof()

@@ -18,7 +18,8 @@ from llmtap.net.stream import Timebase, keep_stamps_on, open_stream
 from llmtap.net.tls import TlsStream, client_context, server_context
 from llmtap.relay.arms import ArmedFlow, ArmedFlowToHttp10, Split
 from llmtap.relay.connection import ClientConnection
-from llmtap.relay.flow import Flow, FlowToHttp10
+from llmtap.relay.flow import Flow
+from llmtap.relay.flow_http10 import FlowToHttp10
 from llmtap.relay.options import RelayOptions
 from llmtap.relay.route import Route
 from llmtap.tap.channel import Tap

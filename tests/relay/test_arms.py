@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from llmtap.relay.flow import Flow, FlowToHttp10
+from llmtap.relay.flow import Flow
+from llmtap.relay.flow_http10 import FlowToHttp10
 from llmtap.tap.assignment import Assigner, request_unit
 from llmtap.tap.frames import Assigned, Closing, FrameKind
 from tests.support.experiments import an_experiment

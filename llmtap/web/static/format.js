@@ -56,7 +56,7 @@ export function basis(n, window) {
 
 /** How wide a stamp can be. */
 export function width(uncertainty) {
-  return uncertainty === null || uncertainty === undefined ? "± unknown" : `± ${seconds(uncertainty)}`;
+  return uncertainty === null || uncertainty === undefined ? "±\u00a0unknown" : `±\u00a0${seconds(uncertainty)}`;
 }
 
 export function clock(date) {
