@@ -1,7 +1,7 @@
 // What has ended, the newest first, and one of it, or one that is under way, in the inspector.
 
 import { el, refill, section, sendOne } from "./dom.js";
-import { NONE, clock, count, seconds } from "./format.js";
+import { ENDED_WELL, NONE, clock, count, seconds } from "./format.js";
 import { Inspector } from "./inspector.js";
 import { Table, matching } from "./table.js";
 
@@ -131,7 +131,7 @@ const COLUMNS = [
   { id: "arm", head: "arm", kind: "text", text: (x) => x.arm ?? NONE, value: (x) => x.arm },
   {
     id: "outcome", head: "outcome", kind: "text",
-    text: (x) => x.outcome, value: (x) => x.outcome, state: (x) => (x.outcome === "complete" ? "" : "bad"),
+    text: (x) => x.outcome, value: (x) => x.outcome, state: (x) => (ENDED_WELL.has(x.outcome) ? "" : "bad"),
   },
   { id: "status", head: "status", text: (x) => x.status ?? NONE, value: (x) => x.status },
   { id: "ttft", head: "TTFT", text: (x) => seconds(x.metrics.ttft), value: (x) => x.metrics.ttft },

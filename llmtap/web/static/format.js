@@ -1,6 +1,8 @@
 // Figures as text. Unknown is a dash, never 0.
 
 export const NONE = "–";
+/** Outcomes that are nobody's failure. */
+export const ENDED_WELL = new Set(["complete", "refused"]);
 
 function digits(value) {
   const size = Math.abs(value);
@@ -56,7 +58,7 @@ export function basis(n, window) {
 
 /** How wide a stamp can be. */
 export function width(uncertainty) {
-  return uncertainty === null || uncertainty === undefined ? "±\u00a0unknown" : `±\u00a0${seconds(uncertainty)}`;
+  return `±\u00a0${uncertainty === null || uncertainty === undefined ? "unknown" : seconds(uncertainty)}`;
 }
 
 export function clock(date) {

@@ -35,6 +35,7 @@ class Lane {
   /** What is told of it; returns when the first new chunk came. */
   hear(told) {
     this.told = told;
+    this.ended = null;
     const n = this.t.length;
     // Points of a thinned timeline stand for chunks after them: none of those may be heard a second time.
     const heard = told.since_last === null ? -Infinity : told.age - told.since_last;
@@ -82,8 +83,8 @@ export class Lanes {
     this.behind = BEHIND_S;
   }
 
-  /** What `/api/v1/streams` told, asked between `asked` and `now`. */
-  hear(streams, asked, now) {
+  /** What `/api/v1/streams` told, asked between `asked` and `now`; `all`: there are no others. */
+  hear(streams, asked, now, all) {
     const here = new Set();
     if (this.until > -Infinity) {
       this.behind += 0.3 * (Math.max(BEHIND_S, 1.1 * (now - this.until)) - this.behind);
@@ -99,6 +100,10 @@ export class Lanes {
     }
     for (const lane of this.by.values()) {
       if (here.has(lane.id) || lane.ended !== null) continue;
+      if (!all) {
+        this.drop(lane); // only the newest are told: nobody knows whether it has ended
+        continue;
+      }
       lane.ended = lane.t.length ? Math.max(lane.t.at(-1), asked - 1) : asked;
     }
   }
@@ -116,16 +121,17 @@ export class Lanes {
     this.by.set(lane.id, lane);
   }
 
+  drop(lane) {
+    this.by.delete(lane.id);
+    this.slots[this.slots.indexOf(lane)] = null;
+  }
+
   /** Takes out what ended before `since`, and empty lanes at the end. */
   tidy(since) {
-    this.slots.forEach((lane, i) => {
-      if (!lane) return;
+    for (const lane of this.by.values()) {
       lane.forget(since);
-      if (lane.ended !== null && lane.ended < since) {
-        this.by.delete(lane.id);
-        this.slots[i] = null;
-      }
-    });
+      if (lane.ended !== null && lane.ended < since) this.drop(lane);
+    }
     while (this.slots.length && this.slots.at(-1) === null) this.slots.pop();
   }
 

@@ -3,12 +3,11 @@
 
 import { History, colour, draw, layout, legend } from "./charts.js";
 import { card, el, emptyState, refill, say, section, sendOne } from "./dom.js";
-import { NONE, basis, count, number, ranked, rate, seconds, share, width } from "./format.js";
+import { ENDED_WELL, NONE, basis, count, number, ranked, rate, seconds, share, width } from "./format.js";
 import { Table, matching } from "./table.js";
 
 const BY = ["tenant", "model", "arm", "class"];
 const PERIODS = { "10s": 2000, "1m": 2000, "5m": 5000, "1h": 15000, all: 15000 };
-const GOOD = new Set(["complete", "refused"]);
 const DRAW_MS = 2000;
 const SERIES = ["ttft50", "ttft99", "itl50", "itl99", "idle99", "achieved", "goodput", "smooth"];
 const PERCENTILES = [["c0", "p50"], ["c1", "p99"]];
@@ -110,7 +109,7 @@ export class Overview {
     this.renderCards(s);
     const outcomes = ranked(s.outcomes);
     refill(this.outcomes, outcomes.length ? "Outcomes: " : null, outcomes.map(([name, n]) => {
-      const about = { class: GOOD.has(name) ? "outcome" : "outcome bad" };
+      const about = { class: ENDED_WELL.has(name) ? "outcome" : "outcome bad" };
       return el("span", about, `${name} ${count(n)} (${share(n / s.n)})`);
     }));
     const rows = this.rows(s);
@@ -311,7 +310,7 @@ function pair(title, figures, wide, window, about = null) {
 
 /** The share that ended neither complete nor refused. */
 function failures(part) {
-  const bad = Object.entries(part.outcomes).filter(([name]) => !GOOD.has(name));
+  const bad = Object.entries(part.outcomes).filter(([name]) => !ENDED_WELL.has(name));
   return bad.reduce((sum, [, n]) => sum + n, 0) / (part.n || 1);
 }
 

@@ -117,15 +117,23 @@ export class Feed {
     while (this.runs && generation === this.generation) {
       const aborter = new AbortController();
       this.aborter = aborter;
+      // A connection that nobody closed may never say anything again.
+      const watch = () => setTimeout(() => aborter.abort("silent"), PATIENCE_MS);
+      let silent = watch();
       try {
         for await (const [name, data] of this.api.events("live", { exchanges: "0" }, aborter.signal)) {
+          clearTimeout(silent);
+          silent = watch();
           this.at = performance.now();
           this.error = null;
           wait = 1000;
           if (name === "summary") this.heard(data);
         }
       } catch (error) {
-        if (!aborter.signal.aborted) this.error = error.message;
+        if (aborter.signal.reason === "silent") this.error = `live: nothing within ${PATIENCE_MS / 1000} s`;
+        else if (!aborter.signal.aborted) this.error = error.message;
+      } finally {
+        clearTimeout(silent);
       }
       if (!this.runs || generation !== this.generation) return;
       await new Promise((go) => {

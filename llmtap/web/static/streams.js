@@ -83,7 +83,7 @@ export class Streams {
     this.told = told;
     this.app.render("streams", () => {
       this.lanes.pace = 1 / (this.app.readerSpeed ?? 20);
-      this.lanes.hear(this.filtered(), told.asked, now);
+      this.lanes.hear(this.filtered(), told.asked, now, told.count <= told.streams.length);
       this.lanes.tidy(now - this.tape.window - this.lanes.behind);
       this.render(now);
     });
@@ -168,22 +168,29 @@ export class Streams {
     this.app.say(this.tape.paused ? "Paused" : "Goes on");
     if (this.tape.paused) this.polls[0].stop();
     else {
-      this.tape.anew();
+      this.forget();
       this.polls[0].start();
     }
   }
 
-  filterChanged() {
-    this.lanes.clear();
+  /** The lanes are made anew of the next answer. */
+  forget() {
     this.heardAt = null;
-    this.polls[0].again();
+    this.lanes.clear();
+    this.tape.anew();
+  }
+
+  filterChanged() {
+    if (!this.tape.paused) {
+      this.forget();
+      this.polls[0].again();
+    }
     this.render();
   }
 
   shown() {
-    if (this.tape.paused) this.polls[0].stop();
-    this.heardAt = null;
-    this.lanes.clear();
+    if (this.tape.paused) this.polls[0].stop(); // and the picture stays
+    else this.forget();
     this.tape.start();
   }
 

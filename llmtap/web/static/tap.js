@@ -97,12 +97,23 @@ function complaints(s, relays, lost) {
   if (Object.keys(s.meter_errors).length) {
     bad.push("Some exchanges could not be understood; see the meter's log.");
   }
+  bad.push(...captureComplaints(s.capture));
   const wide = s.n ? s.uncertain.n / s.n : 0;
   if (wide > UNCERTAIN_MAX) {
     const limit = seconds(s.uncertain.limit);
     const words = `${share(wide)} of the exchanges have stamps wider than ${limit}`;
     bad.push(`${words}: the relays get too little CPU.`);
   }
+  return bad;
+}
+
+function captureComplaints(capture) {
+  if (capture === null) return [];
+  const { deleted, ...dropped } = capture.dropped; // what was deleted made room as the settings ask
+  const lost = ranked(dropped), bad = [];
+  if (capture.problem) bad.push(`The capture takes no rows: ${capture.problem}.`);
+  if (capture.files_problem) bad.push(`Files of the capture wait for their place: ${capture.files_problem}.`);
+  if (lost.length) bad.push(`The capture lacks exchanges: ${named(lost)}.`);
   return bad;
 }
 
