@@ -67,7 +67,7 @@ def _gaps() -> tuple[Panel, ...]:
         ),
         quantiles(
             "User idle latency",
-            "Longest wait of a reader with nothing to read, from submit on.",
+            "All waits of a reader with nothing to read, from submit on, added up.",
             "llmtap_user_idle_seconds",
             WHO,
         ),

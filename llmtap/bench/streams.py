@@ -22,7 +22,7 @@ _SPEED: Final = NS_PER_S / READER_NS_PER_TOKEN
 
 
 def stream_charts(measured: Measurement) -> list[Chart]:
-    """Of the request whose reader's longest wait is the median of the load, and of the one with the longest.
+    """Of the request whose reader's waits, added up, are the load's median, and of the one with the most.
 
     Where a chunk brings several tokens, each is taken to bring as many as the answer's chunks do on average.
     """
@@ -57,7 +57,7 @@ def _chart(name: str, idle_ns: int, times_ns: list[int], each: float) -> Chart:
         "wanted (deadline)": [i * per_event_ns for i in range(len(times_ns))],
     }
     return Chart(
-        title=f"A stream, the {name}: its reader waits {idle_ns / 1e6:,.0f} ms at the longest",
+        title=f"A stream, the {name}: its reader waits {idle_ns / 1e6:,.0f} ms in all",
         kind="steps", x_title="time since submission (s)", y_title="tokens",
         series=[
             Series(name=line, x=[to_seconds(ns) for ns in at_ns], y=tokens) for line, at_ns in lines.items()

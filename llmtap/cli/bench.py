@@ -53,7 +53,7 @@ bench = typer.Typer(
     name="bench", no_args_is_help=True, rich_markup_mode=None, epilog=GROUP_EPILOG,
     help="Measure a server by the IETF draft's ten tests, and say which of its demands were met.",
 )  # fmt: skip
-app.add_typer(bench)
+app.add_typer(bench, short_help="Run the ten tests of the IETF draft.")
 
 
 def _run(

@@ -52,7 +52,10 @@ _BAR_AFTER_NS: Final = 1_000_000_000
 """What is done by then needs no bar."""
 
 
-@app.command(epilog=EPILOG.format(styles="\n\n".join(f"  {name}: {keys}" for name, keys in STYLES.items())))
+@app.command(
+    short_help="Convert a trace, a dataset or a capture.",
+    epilog=EPILOG.format(styles="\n\n".join(f"  {name}: {keys}" for name, keys in STYLES.items())),
+)
 def convert(
     source: Annotated[str, typer.Argument(metavar="IN", help="What to read.")] = "",
     target: Annotated[str, typer.Argument(metavar="OUT", help="What to write.")] = "",

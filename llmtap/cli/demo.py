@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import sys
+from collections import Counter
 from collections.abc import Awaitable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,11 +17,13 @@ from llmtap.cli.main import app
 from llmtap.cli.stopping import Stopped, stoppable
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError
+from llmtap.meter.labels import DEFAULT
 from llmtap.units import NS_PER_S, Duration, parse_duration_ns
 
 if TYPE_CHECKING:
     from llmtap.load.messages import Progress
     from llmtap.replay.perform import Replay
+    from llmtap.replay.plan import Plan
     from llmtap.workload.requests import Requests
 
 __all__ = ["demo"]
@@ -35,8 +38,8 @@ Examples:
 
   llmtap demo trace.jsonl --speed 20 --seconds 2m
 
-Exit codes: 0 ok; 1 a stream broke, or the tap did not see all of them; 130 stopped by Ctrl-C, with the
-summary so far."""
+Exit codes: 0 ok; 1 a stream broke, or the tap did not see all of them; 130 stopped by Ctrl-C (143 by
+SIGTERM), with the summary so far."""
 
 DRAIN_S: Final = 15
 TIMEOUT_S: Final = 120
@@ -48,13 +51,14 @@ SETTLED_NS: Final = 5 * NS_PER_S
 SILENCE_NS: Final = NS_PER_S
 """Between two requests of a trace, from where on it is said."""
 SECONDS_MAX: Final = 86_400
+NOBODY: Final[Mapping[str, Any]] = {"n": 0, "outcomes": {}}
 _FINE: Final = frozenset({"complete", "refused"})
 _CUT: Final = "client_cancelled"
 
 T = TypeVar("T")
 
 
-@app.command(epilog=EPILOG)
+@app.command(short_help="Engine, tap and traffic in one command.", epilog=EPILOG)
 def demo(
     trace: Annotated[str, typer.Argument(metavar="[TRACE]", help="What to send.")] = "",
     seconds: Annotated[str, typer.Option(metavar="TIME", help="Send for so long.")] = "30s",
@@ -64,6 +68,10 @@ def demo(
     speed: Annotated[
         float, typer.Option(metavar="X", help=f"X times as fast; a workload has {RATE_RPS} requests/s.")
     ] = 10.0,
+    from_format: Annotated[
+        str | None,
+        typer.Option("--from", metavar="NAME", help="Format of TRACE, where its content does not tell."),
+    ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Then stay up until Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
@@ -78,7 +86,9 @@ def demo(
         raise ConfigError("--seconds", f"{seconds} is not between 0 and a day")
     try:
         with stoppable(), TemporaryDirectory(prefix="llmtap-demo-") as folder:
-            one = _Demo(Path(folder), trace, seconds_ns, requests, speed, keep=keep, as_json=as_json)
+            one = _Demo(
+                Path(folder), trace, from_format, seconds_ns, requests, speed, keep=keep, as_json=as_json
+            )
             code = asyncio.run(one.run())
     except Stopped as exc:
         raise typer.Exit(exc.code) from None
@@ -132,6 +142,7 @@ class _Demo:
         self,
         folder: Path,
         source: str,
+        source_format: str | None,
         seconds: Duration,
         requests: int | None,
         speed: float,
@@ -143,6 +154,7 @@ class _Demo:
 
         self._folder = folder
         self._source = source
+        self._format = source_format
         self._seconds = seconds
         self._requests = requests
         self._speed = speed
@@ -164,9 +176,11 @@ class _Demo:
             loop.add_signal_handler(number, self._stop, number)
         code = 0
         try:
+            # What was given may be wrong: it is read before anything is started.
+            plan = await self._unless_over(asyncio.to_thread(self._plan)) if self._source else None
             with Stage(self._folder) as stage:
                 async with aiohttp.ClientSession() as session:
-                    code = await self._play(stage, session)
+                    code = await self._play(stage, session, plan)
                     if self._keep and not self._over.is_set():
                         self._say("it stays up until Ctrl-C")
                         await self._over.wait()
@@ -187,7 +201,7 @@ class _Demo:
     def _say(self, text: str) -> None:
         self._told.print(text, markup=False, soft_wrap=True)
 
-    async def _play(self, stage: Stage, session: Any) -> int:
+    async def _play(self, stage: Stage, session: Any, plan: "Plan | None") -> int:
         """From the first line to the last figure. Raises _Over where a signal came before there was any."""
         from llmtap.replay.perform import Stopped as Unsent
 
@@ -195,7 +209,7 @@ class _Demo:
         self._say(f"tap        {stage.proxy}   (OpenAI's API; model: sim)")
         self._say(f"dashboard  {stage.admin}/   or: llmtap top --admin {stage.admin}")
         # Prompts are drawn while the processes start.
-        made = asyncio.gather(asyncio.to_thread(self._make, stage.proxy), stage.ready(session))
+        made = asyncio.gather(asyncio.to_thread(self._make, stage.proxy, plan), stage.ready(session))
         self._replay = (await self._unless_over(made))[0]
         sending = asyncio.ensure_future(self._replay.run())
         try:
@@ -207,23 +221,29 @@ class _Demo:
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
         summary = await self._settled(session, stage, result["load"]["sent"])
+        others = self._others(summary)
         async with session.get(f"{stage.admin}/api/v1/experiment") as response:
             experiment = await response.json()
         self._show(summary, experiment, result)
-        problems = _problems(summary, result)
+        if others["n"]:
+            self._say(f"{others['n']:,} exchanges were not the demo's; they are in the figures, too")
+        problems = _problems(summary, others, result)
         for problem in problems:
             self._say(f"failed: {problem}")
         return 1 if problems else 0
 
-    def _make(self, target: str) -> "Replay":
+    def _plan(self) -> "Plan":
+        return demo_plan(
+            self._source or str(burst_workload(self._folder)), source_format=self._format,
+            speed=self._speed, seconds=self._seconds / NS_PER_S, requests=self._requests,
+        )  # fmt: skip
+
+    def _make(self, target: str, plan: "Plan | None") -> "Replay":
         from llmtap.load.bodies import BodyOptions
         from llmtap.replay.options import ReplayOptions
         from llmtap.replay.perform import Replay
 
-        plan = demo_plan(
-            self._source or str(burst_workload(self._folder)), speed=self._speed,
-            seconds=self._seconds / NS_PER_S, requests=self._requests,
-        )  # fmt: skip
+        plan = plan or self._plan()
         self._sent.requests = plan.requests
         options = ReplayOptions(
             target=target, model="sim", tenant_header=TENANT_HEADER, timeout=Duration(TIMEOUT_S * NS_PER_S),
@@ -298,12 +318,20 @@ class _Demo:
             stage.check()
             summary = await _summary(session, stage)
             if summary is not None:
-                settled = summary["n"] >= sent and not any(
+                settled = summary["n"] - self._others(summary)["n"] >= sent and not any(
                     relay.get("unsettled", 1) for relay in summary["relays"].values()
                 )
                 if settled or SystemClock.mono_ns() > end_ns:
                     return summary
             await asyncio.sleep(0.1)
+
+    def _others(self, summary: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What somebody else sent through the demo's tap, as far as one can tell: without a tenant's name."""
+        requests = self._sent.requests
+        ours = () if requests is None else {tenant or DEFAULT for tenant in requests.tenants}
+        tenants = summary["by"]["tenant"]
+        found: Mapping[str, Any] = tenants[DEFAULT] if DEFAULT in tenants and DEFAULT not in ours else NOBODY
+        return found
 
     def _show(
         self, summary: dict[str, Any], experiment: Mapping[str, Any], result: Mapping[str, Any]
@@ -342,7 +370,7 @@ async def _summary(session: Any, stage: Stage) -> dict[str, Any] | None:
 
     try:
         async with session.get(
-            f"{stage.admin}/api/v1/summary?window=all&by=none", timeout=aiohttp.ClientTimeout(total=5)
+            f"{stage.admin}/api/v1/summary?window=all&by=tenant", timeout=aiohttp.ClientTimeout(total=5)
         ) as response:
             told: dict[str, Any] | None = await response.json() if response.status == 200 else None
             return told
@@ -350,19 +378,22 @@ async def _summary(session: Any, stage: Stage) -> dict[str, Any] | None:
         return None
 
 
-def _problems(summary: Mapping[str, Any], result: Mapping[str, Any]) -> list[str]:
-    """What must not be: a stream that broke, on either side, or one that the tap did not see."""
+def _problems(summary: Mapping[str, Any], others: Mapping[str, Any], result: Mapping[str, Any]) -> list[str]:
+    """What must not be: a stream of ours that broke, on either side, or one that the tap did not see."""
     found = []
-    for side, outcomes in (("clients", result["outcomes"]), ("tap", summary["outcomes"])):
+    seen = Counter(summary["outcomes"])
+    seen.subtract(others["outcomes"])
+    for side, outcomes in (("clients", result["outcomes"]), ("tap", seen)):
         for name, n in outcomes.items():
-            if name not in _FINE and name != _CUT:
+            if n and name not in _FINE and name != _CUT:
                 found.append(f"{n:,} {name}, as the {side} saw it")
     if found:
         found += [f"{n:,} x {error}" for error, n in result["errors"].items()]
-    left = summary["outcomes"].get(_CUT, 0) - result["outcomes"].get(_CUT, 0)
+    left = seen[_CUT] - result["outcomes"].get(_CUT, 0)
     if left > 0:
         found.append(f"{left:,} answers were left by clients that cut none of them")
     sent = result["load"]["sent"]
-    if summary["n"] != sent:
-        found.append(f"{summary['n']:,} of {sent:,} exchanges were measured")
+    measured = summary["n"] - others["n"]
+    if measured != sent:
+        found.append(f"{measured:,} of {sent:,} exchanges were measured")
     return found

@@ -52,11 +52,14 @@ def burst_workload(folder: Path) -> Path:
     return place
 
 
-def demo_plan(source: str, *, speed: float, seconds: float, requests: int | None) -> "Plan":
+def demo_plan(
+    source: str, *, speed: float, seconds: float, requests: int | None, source_format: str | None = None
+) -> "Plan":
     """What is due, for as long as the demo lasts. Raises ConfigError.
 
     Args:
         source: a trace, a capture, or a workload, whose rate is then RATE_RPS times the speed.
+        source_format: of a trace whose content does not tell.
         speed: times as fast.
         requests: at most; None: as many as there is time for.
     """
@@ -69,7 +72,8 @@ def demo_plan(source: str, *, speed: float, seconds: float, requests: int | None
         count = requests or max(MORE, round(MORE * rate * seconds))
         asked = Asked(source=source, requests=count, rate_rps=rate, seed=SEED)
     else:
-        asked = Asked(source=source, requests=requests or TRACE_ROWS, speed=speed, seed=SEED)
+        rows = requests or TRACE_ROWS
+        asked = Asked(source=source, source_format=source_format, requests=rows, speed=speed, seed=SEED)
     try:
         plan = make_plan(asked)
     except ConfigError as exc:

@@ -26,7 +26,7 @@ Examples:
   llmtap inspect session.har --entry 3 --json"""
 
 
-@app.command(epilog=EPILOG)
+@app.command(short_help="Explain a saved stream, event by event.", epilog=EPILOG)
 def inspect(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A saved answer, or - for standard input.")],
     as_json: Annotated[

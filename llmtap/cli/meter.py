@@ -22,7 +22,7 @@ In the app: app.add_middleware(LlmtapMiddleware, socket="/run/llmtap/tap.sock").
 this user may deliver to one socket. SIGTERM ends it at once: the apps go on, and count what passes then."""
 
 
-@app.command(epilog=EPILOG)
+@app.command(short_help="Measure apps that have the middleware.", epilog=EPILOG)
 def meter(
     listen_socket: Annotated[
         str | None,

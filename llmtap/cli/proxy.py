@@ -30,7 +30,7 @@ SIGTERM drains the streams under way, SIGHUP reads the configuration again witho
 SIGUSR2, after an upgrade, goes on as the program that is on disk now, without losing one either."""
 
 
-@app.command(epilog=EPILOG)
+@app.command(short_help="Put the tap in front of a gateway.", epilog=EPILOG)
 def proxy(
     upstream: Annotated[str | None, typer.Option(help="URL of the gateway. [relay.upstream]")] = None,
     listen: Annotated[
@@ -83,6 +83,8 @@ def proxy(
     import asyncio
 
     from llmtap.log import set_up
+    from llmtap.meter.slo import SloClass
+    from llmtap.slo.rules import missing, promises
     from llmtap.supervisor.checks import check_settings
     from llmtap.supervisor.handover import take_handover
     from llmtap.supervisor.supervisor import Supervisor
@@ -92,6 +94,9 @@ def proxy(
         asking = take_handover(os.environ, os.getppid())
         check_settings(settings, None if asking is None else asking.pid)
         print(f"ok (config {fingerprint(settings)})")
+        for promise in promises(SloClass.of(name, options) for name, options in settings.slo.items()):
+            for told in missing(promise):
+                print(f"warning: {told}")
         if settings.capture.to is not None:
             to, spool = capture_places(settings.capture)
             print(f"capture: {to} (level {settings.capture.level})\nspool: {spool}")

@@ -50,7 +50,7 @@ _ENDPOINTS: Final = {
 }  # fmt: skip
 
 
-@app.command(epilog=EPILOG)
+@app.command(short_help="Send a trace or a workload to a server, and measure.", epilog=EPILOG)
 def replay(
     trace: Annotated[str, typer.Argument(metavar="TRACE", help="What to send.")] = "",
     target: Annotated[

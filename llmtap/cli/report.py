@@ -39,7 +39,7 @@ Examples:
   llmtap report results/a --compare results/b --compare results/c --html page.html"""
 
 
-@app.command(epilog=EPILOG)
+@app.command(short_help="Sum up a capture, or compare two.", epilog=EPILOG)
 def report(
     places: Annotated[list[str], typer.Argument(metavar="CAPTURE...", help="What to read.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,

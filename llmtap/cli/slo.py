@@ -68,8 +68,9 @@ def generate(
     prometheus.check_job(job)
     settings = load_settings(config, os.environ, {})
     if not settings.slo:
-        place = "the configuration" if config is None else str(config)
-        raise ConfigError(place, "has no objectives", "see config/slo.toml, and give --config FILE")
+        if config is None:
+            raise ConfigError("--config", "is missing: no file tells objectives", "config/slo.toml shows how")
+        raise ConfigError(str(config), "has no objectives ([slo.NAME])", "config/slo.toml shows how")
     asked = promises(SloClass.of(name, options) for name, options in settings.slo.items())
     render = {
         Format.PROMETHEUS: prometheus.render,

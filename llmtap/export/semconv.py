@@ -206,7 +206,7 @@ _OWN: Final = {
         Measure(
             Instrument(
                 "llmtap.user_idle",
-                "Longest wait of a reader of 20 tokens/s with nothing to read.",
+                "All waits of a reader of 20 tokens/s with nothing to read, added up.",
                 "s",
                 TTFT_EDGES_NS,
             )

@@ -106,7 +106,7 @@ def check_objective(objective: float, place: str) -> None:
         ConfigError: naming `place`.
     """
     if not 0 < objective < 1:
-        hint = f"{objective:g} % is written {objective / 100:g}" if 1 < objective < 100 else None
+        hint = f"{objective:g} % is written {objective / 100:g}" if 2 <= objective < 100 else None
         raise ConfigError(place, f"an objective is a share between 0 and 1, got {objective!r}", hint)
 
 

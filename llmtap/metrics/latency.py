@@ -266,7 +266,7 @@ def measure(x: Exchange, benefit: Benefit = DEFAULT_BENEFIT) -> Measured:
         pace = tokens
         b, even = itl_ns(times, tokens), itl_even_ns(times, tokens)
     v_ns = benefit.reader_ns_per_token
-    # Another origin moves a reader's longest wait by just so much: one pass serves both.
+    # Another origin moves what a reader waits in all by just so much: one pass serves both.
     longest_ns = user_idle_ns(times, 0, pace, v_ns, clamped=False)
     idle = reading = None
     if longest_ns is not None:

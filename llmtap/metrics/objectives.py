@@ -97,7 +97,9 @@ class Objectives:
             if name in bounds:
                 raise ConfigError(place, f"objective {name!r} is given twice")
             if not colon or duration[-1:].isdigit() or not duration:
-                raise ConfigError(place, f"{pair!r} needs a duration with a unit", f"such as {name}:200ms")
+                raise ConfigError(
+                    place, f"{pair!r} needs a duration with a unit", f"such as {name}:200ms, without a blank"
+                )
             try:
                 bounds[name] = parse_duration_ns(duration)
             except ValueError as exc:

@@ -38,6 +38,16 @@ def test_without_a_capture_none_is_told_of() -> None:
     assert len(run("--check").stdout.splitlines()) == 1
 
 
+def test_a_check_tells_of_an_alarm_that_can_never_ring(tmp_path: Path) -> None:
+    config = tmp_path / "llmtap.toml"
+    config.write_text('[slo.batch]\nobjectives = "e2e:9s"\ntarget = 0.9\n')
+    done = run("--check", "--config", str(config))
+    assert done.exit_code == 0
+    ok, warning = done.stdout.splitlines()
+    assert ok.startswith("ok (config ")
+    assert warning.startswith("warning: slo.batch: no page over 1h and 5m: a burn rate above 14.4 can't")
+
+
 @pytest.mark.parametrize("captured", [True, False])
 def test_the_first_line_of_a_proxy_names_the_capture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, captured: bool

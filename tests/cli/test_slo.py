@@ -71,7 +71,7 @@ def test_objectives_of_the_environment_are_read_as_the_proxy_does(
 @pytest.mark.parametrize(
     ("args", "told"),
     [
-        ((), "the configuration: has no objectives"),
+        ((), "--config: is missing: no file tells objectives"),
         (("--config", "/nowhere.toml"), "/nowhere.toml: cannot be read"),
         (("--config", CONFIG, "--job", 'a"'), "--job: 'a\"' is no name for a job"),
         (("--config", CONFIG, "--out", "/nowhere/x"), "--out: cannot write /nowhere/x"),
