@@ -15,6 +15,7 @@ from llmtap.bench.minimum import (
     minimum_text,
     workload_said,
 )
+from llmtap.metrics.summary import ENDED_WELL
 from llmtap.report.bench import compliance_said, findings_said
 from llmtap.report.bench_charts import interval_said
 from llmtap.report.sweep import number
@@ -27,8 +28,6 @@ POINTS_MAX: Final = 12
 NAMED_MAX: Final = 3
 """Of tests in a heading."""
 _METRICS: Final = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E"}
-_SHARES: Final = {"p50": "P50", "p95": "P95", "p99": "P99"}
-_ENDED_WELL: Final = ("complete", "refused")
 _STREAM: Final = "steps"
 """The kind of chart that shows one answer token by token."""
 
@@ -116,7 +115,7 @@ def _results(document: Mapping[str, Any]) -> Iterator[str]:
         for step in report["steps"]:
             result = step["result"]
             outcomes = result.get("outcomes") or {}
-            well, n = sum(outcomes.get(name, 0) for name in _ENDED_WELL), sum(outcomes.values())
+            well, n = sum(outcomes.get(name, 0) for name in ENDED_WELL), sum(outcomes.values())
             figures = [
                 milliseconds(((result.get("metrics") or {}).get(metric) or {}).get(share))
                 for metric in _METRICS

@@ -7,7 +7,6 @@ from msgspec import Meta
 
 __all__ = ["Clock", "Guardrails", "Hardware", "Sut", "Tokenizer"]
 
-UNKNOWN = "unknown"
 Boundary = Literal["model engine", "application gateway", "compound system"]
 
 

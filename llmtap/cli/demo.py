@@ -52,7 +52,6 @@ SILENCE_NS: Final = NS_PER_S
 """Between two requests of a trace, from where on it is said."""
 SECONDS_MAX: Final = 86_400
 NOBODY: Final[Mapping[str, Any]] = {"n": 0, "outcomes": {}}
-_FINE: Final = frozenset({"complete", "refused"})
 _CUT: Final = "client_cancelled"
 
 T = TypeVar("T")
@@ -380,12 +379,14 @@ async def _summary(session: Any, stage: Stage) -> dict[str, Any] | None:
 
 def _problems(summary: Mapping[str, Any], others: Mapping[str, Any], result: Mapping[str, Any]) -> list[str]:
     """What must not be: a stream of ours that broke, on either side, or one that the tap did not see."""
+    from llmtap.metrics.summary import ENDED_WELL
+
     found = []
     seen = Counter(summary["outcomes"])
     seen.subtract(others["outcomes"])
     for side, outcomes in (("clients", result["outcomes"]), ("tap", seen)):
         for name, n in outcomes.items():
-            if n and name not in _FINE and name != _CUT:
+            if n and name not in ENDED_WELL and name != _CUT:
                 found.append(f"{n:,} {name}, as the {side} saw it")
     if found:
         found += [f"{n:,} x {error}" for error, n in result["errors"].items()]

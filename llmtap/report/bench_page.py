@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any, Final
 
+from llmtap.metrics.summary import ENDED_WELL
 from llmtap.report.bench import findings_said
 from llmtap.report.bench_charts import chart_plots, charts_html
 from llmtap.report.figures import COLOURS
@@ -22,7 +23,6 @@ _STATUSES: Final = ("not met", "cannot tell", "met", "not applicable")
 _FILTERS: Final = {"test": "Test", "level": "Level", "status": "Status"}
 _NAMED_MAX: Final = 3
 """Of tests in a heading."""
-_ENDED_WELL: Final = ("complete", "refused")
 
 
 def bench_html(document: Mapping[str, Any]) -> str:
@@ -148,7 +148,7 @@ def _loads(reports: Sequence[Mapping[str, Any]]) -> str:
         for step in report.get("steps") or ():
             result = step["result"]
             outcomes = result.get("outcomes") or {}
-            n, well = sum(outcomes.values()), sum(outcomes.get(name, 0) for name in _ENDED_WELL)
+            n, well = sum(outcomes.values()), sum(outcomes.get(name, 0) for name in ENDED_WELL)
             metrics = result.get("metrics") or {}
             cells = [
                 f"{result.get('n', 0):,}", number((result.get("load") or {}).get("offered_rps")),

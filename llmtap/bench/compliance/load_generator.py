@@ -102,10 +102,6 @@ def _captured(step: Step) -> str:
     return f"capture of {count(rows)} exchanges" if rows else "no capture"
 
 
-def _n(step: Step) -> str:
-    return count(at(step, "result.n") or 0)
-
-
 def _open_loop(report: Report) -> Verdict:
     def judge(step: Step) -> Verdict:
         planned, process = at(step, "result.arrivals.planned.n"), arrivals_of(step)
