@@ -153,7 +153,7 @@ def test_the_keyboard_reaches_everything_in_its_order_and_shows_where_it_is() ->
         await page.send("Emulation.setFocusEmulationEnabled", enabled=True)
         await page.open(url)
         await is_live(page)
-        await page.until("document.querySelectorAll('#main tbody tr').length === 2")
+        await page.until("document.querySelector('#main tbody').rows.length === 2")
         await page.press("Tab")
         assert await page.look("document.activeElement.id") == "skip"
         assert await page.look("document.activeElement.getBoundingClientRect().top >= 0"), "it is seen now"

@@ -1,6 +1,9 @@
 // The admin API, asked with the token where one is needed. It goes into a header and nowhere else.
 
 const KEPT = "llmtap.token";
+/** What a header can carry (Fetch: a byte string); with a token beyond it a browser sends nothing at all. */
+const SENDABLE = /^[\x21-\x7e\x80-\xff]*$/;
+const BROKE = "the connection to the tap broke";
 
 class ApiError extends Error {
   constructor(status, message, field = null) {
@@ -17,9 +20,10 @@ export class Api {
     this.denied = () => {};
   }
 
+  /** Blanks around it came with the copying. */
   useToken(token) {
-    this.token = token;
-    sessionStorage.setItem(KEPT, token);
+    this.token = token.trim();
+    sessionStorage.setItem(KEPT, this.token);
   }
 
   /** The JSON at a path. Raises ApiError with what the tap says. */
@@ -29,7 +33,8 @@ export class Api {
       return await answer.json();
     } catch (error) {
       if (error.name === "AbortError") throw error;
-      throw new ApiError(answer.status, `${path}: the answer is no JSON`);
+      const words = error instanceof SyntaxError ? `${path}: the answer is no JSON` : BROKE;
+      throw new ApiError(answer.status, words);
     }
   }
 
@@ -42,7 +47,9 @@ export class Api {
     let held = "", name = "", data = [];
     try {
       for (;;) {
-        const { value, done } = await reader.read();
+        const { value, done } = await reader.read().catch((error) => {
+          throw error.name === "AbortError" ? error : new ApiError(0, BROKE);
+        });
         if (done) return;
         const lines = (held + value).split("\n");
         held = lines.pop();
@@ -65,7 +72,9 @@ export class Api {
     for (const [name, value] of Object.entries(fields)) {
       if (value !== null && value !== undefined && value !== "") url.searchParams.set(name, value);
     }
-    const headers = this.token === null ? {} : { Authorization: `Bearer ${this.token}` };
+    const { token } = this;
+    if (token !== null && !SENDABLE.test(token)) this.refuse();
+    const headers = token === null ? {} : { Authorization: `Bearer ${token}` };
     let answer;
     try {
       const about = { headers, signal, credentials: "omit", cache: "no-store", redirect: "error" };
@@ -75,7 +84,7 @@ export class Api {
       throw new ApiError(0, "the tap does not answer");
     }
     if (answer.ok) return answer;
-    if (answer.status === 401) this.denied();
+    if (answer.status === 401) this.refuse();
     let told = null;
     try {
       told = (await answer.json()).error;
@@ -84,5 +93,12 @@ export class Api {
     }
     const words = `${path}: ${told?.message ?? answer.statusText} (${answer.status})`;
     throw new ApiError(answer.status, words, told?.field ?? null);
+  }
+
+  /** Asks for a token, or for another one; raises ApiError. */
+  refuse() {
+    this.denied();
+    const words = this.token === null ? "the tap asks for its token" : "the tap refuses this token";
+    throw new ApiError(401, words);
   }
 }

@@ -36,7 +36,10 @@ class App {
 
   /** For views: asks while they are shown. */
   poll(name, ask, period, heard) {
-    return new Poll(name, ask, period, heard);
+    return new Poll(name, ask, period, (data) => {
+      this.feed.answered();
+      heard(data);
+    });
   }
 
   /** Work on the page for one answer, timed. */
@@ -160,7 +163,8 @@ class App {
     const heard = this.view.polls.every((poll) => poll.at !== null || !poll.runs);
     let state = "live", words = "live", more = "";
     const oldest = stale.length ? seconds(Math.max(...stale)) : null;
-    const age = oldest ? `what is shown is ${oldest} old` : "";
+    const shown = this.view.polls.some((poll) => poll.at !== null);
+    const age = oldest && shown ? `what is shown is ${oldest} old` : "";
     if (failed) [state, words, more] = ["failed", failed.error, age];
     else if (oldest) [state, words] = ["stale", `stale: the last answer came ${oldest} ago`];
     else if (!heard) [state, words] = ["waiting", "asking the tap"];
@@ -172,7 +176,7 @@ class App {
     }
     say(byId("status-text"), words);
     say(byId("status-more"), more);
-    byId("main").classList.toggle("stale", state === "stale" || (state === "failed" && stale.length > 0));
+    byId("main").classList.toggle("stale", state === "stale" || age !== "");
   }
 
   askToken() {

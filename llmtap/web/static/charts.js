@@ -4,6 +4,9 @@
 import { el } from "./dom.js";
 import { measured } from "./measure.js";
 
+/** Without a point for so long nobody knows what was between; the feed's come a second apart. */
+const GAP_MS = 3000;
+
 let loading = null;
 
 function plotly() {
@@ -104,5 +107,15 @@ export class History {
     this.t = half(this.t);
     for (const name of Object.keys(this.series)) this.series[name] = half(this.series[name]);
     this.every *= 2;
+  }
+
+  /** As it is drawn: where nothing was heard for a while the lines have a gap. */
+  drawn() {
+    const { t, series } = this;
+    const after = t.map((at, i) => i > 0 && at - t[i - 1] > GAP_MS * this.every);
+    if (!after.includes(true)) return { t, series };
+    const cut = (list, between) => list.flatMap((one, i) => (after[i] ? [between(one), one] : [one]));
+    const parted = Object.entries(series).map(([name, list]) => [name, cut(list, () => null)]);
+    return { t: cut(t, (next) => new Date(next - 1)), series: Object.fromEntries(parted) };
   }
 }

@@ -1,8 +1,8 @@
 // How answers were cut, and who refused them.
 
-import { card, el, refill, section, sendOne } from "./dom.js";
-import { NONE, basis, clock, count, number, ranked, seconds, share } from "./format.js";
-import { Table, matching } from "./table.js";
+import { card, el, refill, say, section, sendOne } from "./dom.js";
+import { NONE, basis, clock, count, iso, number, ranked, seconds, share, zone } from "./format.js";
+import { ALL_TRAFFIC, Table, matching } from "./table.js";
 
 const PERIODS = { "10s": 2000, "1m": 3000, "5m": 5000, "1h": 15000, all: 15000 };
 const REFUSED_MS = 5000;
@@ -21,6 +21,7 @@ export class Chunking {
         (data) => this.refused(data)),
     ];
     this.empty = el("div");
+    this.scope = el("p", { class: "soft" });
     this.chunking = el("dl", { class: "cards" });
     this.refusals = el("dl", { class: "cards" });
     this.table = new Table(COLUMNS, {
@@ -32,7 +33,7 @@ export class Chunking {
     this.list = new Table(REFUSED, newest);
     this.none = el("div");
     this.node = el("div", {},
-      section("How answers are cut", this.empty, this.chunking),
+      section("How answers are cut", this.empty, this.scope, this.chunking),
       section("Refusals and guardrails", this.refusals),
       section("By model and tenant", this.table.node),
       section("Newest refused", this.list.node, this.none));
@@ -70,6 +71,7 @@ export class Chunking {
     if (!s) return;
     const words = `Nothing has ended in this window (${s.window.name}). Send something through the tap:`;
     refill(this.empty, s.n ? null : sendOne(words, this.app.live));
+    say(this.scope, this.app.filter ? ALL_TRAFFIC : "");
     this.renderChunking(s.chunking, basis(s.n, s.window));
     this.renderRefusals(s, basis(s.n, s.window));
     const rows = ["model", "tenant"].flatMap((label) =>
@@ -79,8 +81,11 @@ export class Chunking {
 
   renderChunking(c, rests) {
     const known = count(c.chunks_with_known_tokens);
+    const unknown = c.content_events ? 1 - c.chunks_with_known_tokens / c.content_events : 0;
+    const most = `at most ${count(c.tokens_per_chunk_max)}`;
+    const about = unknown > 0 ? `${most}; of ${share(unknown)} of the chunks the size is unknown` : most;
     refill(this.chunking, [
-      card("Tokens a chunk", number(c.tokens_per_chunk_mean), `at most ${count(c.tokens_per_chunk_max)}`,
+      card("Tokens a chunk", number(c.tokens_per_chunk_mean), about,
         `n ${known} chunks whose tokens are known`),
       card("Single tokens", share(c.single_token_share), "of those chunks carry one token", `n ${known}`),
       card("Events a read", number(c.events_per_read),
@@ -109,7 +114,10 @@ export class Chunking {
     if (!this.told) return;
     const rows = matching(this.told.exchanges, this.app.filter, (x) => [x.tenant, x.model, x.arm]);
     this.list.update(rows);
-    const words = "None among the exchanges that are kept.";
+    const n = this.told.exchanges.length;
+    const words = n
+      ? `None of the newest ${count(n)} refused fits the filter.`
+      : "None among the exchanges that are kept.";
     refill(this.none, rows.length ? null : el("p", { class: "soft" }, words));
   }
 }
@@ -161,7 +169,10 @@ const REFUSED = [
     id: "id", head: "id", kind: "text",
     text: (x) => x.id, link: (x) => `#exchanges/${encodeURIComponent(x.id)}`,
   },
-  { id: "arrival", head: "arrived", text: (x) => clock(x.arrival), value: (x) => x.arrival },
+  {
+    id: "arrival", head: `arrived, ${zone()}`,
+    text: (x) => clock(x.arrival), value: (x) => x.arrival, tip: (x) => iso(x.arrival),
+  },
   { id: "tenant", head: "tenant", kind: "text", text: (x) => x.tenant, value: (x) => x.tenant },
   { id: "model", head: "model", kind: "text", text: (x) => x.model ?? NONE, value: (x) => x.model },
   {

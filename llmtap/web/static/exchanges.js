@@ -1,13 +1,16 @@
 // What has ended, the newest first, and one of it, or one that is under way, in the inspector.
 
-import { el, refill, section, sendOne } from "./dom.js";
-import { ENDED_WELL, NONE, clock, count, seconds } from "./format.js";
+import { el, refill, say, section, sendOne } from "./dom.js";
+import { ENDED_WELL, NONE, clock, count, iso, seconds, zone } from "./format.js";
 import { Inspector } from "./inspector.js";
 import { Table, matching } from "./table.js";
 
 const PERIOD_MS = 3000;
 const RUNNING_MS = 1000;
 const SHOWN = 100;
+/** With a filter so many are looked through, the most that the API gives; it is asked less often then. */
+const SEARCHED = 1000;
+const SEARCH_MS = 9000;
 /** Of a stream under way so much is told chunk by chunk: the most that the API gives. */
 const WINDOW = "60s";
 const OUTCOMES = [
@@ -25,13 +28,23 @@ export class Exchanges {
     this.inspector = new Inspector(app);
     this.polls = [
       app.poll("exchanges", (signal) => this.ask(signal),
-        () => (this.inspector.running === null ? PERIOD_MS : RUNNING_MS), (told) => this.heard(told)),
+        () => this.period(), (told) => this.heard(told)),
     ];
     this.empty = el("div");
     this.outcome = el("select", { id: "outcome", onchange: () => this.polls[0].again() },
       el("option", { value: "" }, "any"), OUTCOMES.map((name) => el("option", { value: name }, name)));
     this.table = new Table(COLUMNS, { caption: "Newest exchanges", key: (row) => row.id, rows: SHOWN });
-    const bar = el("div", { class: "bar" }, el("label", { for: "outcome" }, "Outcome ", this.outcome));
+    /** Somebody is in the rows: they stay as they are, and what is heard waits. */
+    this.holds = { focus: false, mouse: false };
+    this.waiting = null;
+    const { body } = this.table;
+    body.addEventListener("focusin", () => this.hold("focus", true));
+    body.addEventListener("focusout", () => this.hold("focus", false));
+    body.addEventListener("pointerenter", (event) => this.hold("mouse", event.pointerType === "mouse"));
+    body.addEventListener("pointerleave", () => this.hold("mouse", false));
+    this.words = el("p", { class: "counts" });
+    const bar = el("div", { class: "bar" },
+      el("label", { for: "outcome" }, "Outcome ", this.outcome), this.words);
     this.listing = el("div", {}, section("Newest exchanges", bar, this.empty, this.table.node));
     this.heading = el("h2", { tabindex: "-1" });
     const back = el("p", {}, el("a", { href: "#exchanges" }, "← all exchanges"));
@@ -39,10 +52,19 @@ export class Exchanges {
     this.node = el("div", {}, this.single, this.listing);
   }
 
+  period() {
+    if (this.inspector.running !== null) return RUNNING_MS;
+    return this.app.filter && this.one === null ? SEARCH_MS : PERIOD_MS;
+  }
+
   /** `#exchanges/ID`: that one; else the list. */
   route(rest) {
     const one = rest === "" ? null : rest;
+    if (one !== null) document.title = `${one} · llmtap`;
     if (one === this.one) return;
+    const before = this.one;
+    if (before === null) this.place = window.scrollY;
+    this.holds.mouse = false; // what is hidden is not left by it
     this.one = one;
     this.single.hidden = one === null;
     this.listing.hidden = one !== null;
@@ -50,15 +72,40 @@ export class Exchanges {
     if (one !== null) {
       refill(this.heading, `Exchange ${one}`);
       this.heading.focus({ preventScroll: false });
+    } else {
+      document.title = `${this.title} · llmtap`;
+      this.table.link(before)?.focus({ preventScroll: true });
+      window.scrollTo(0, this.place);
     }
     this.polls[0].again();
+  }
+
+  /** Escape: from one back to the list, and out of the list; whether there was something to leave. */
+  leave() {
+    if (this.one !== null) location.hash = this.id;
+    else if (this.holds.focus) document.activeElement.blur();
+    else return false;
+    return true;
+  }
+
+  hold(by, yes) {
+    this.holds[by] = yes;
+    if (this.held || this.waiting === null) return;
+    this.told = this.waiting;
+    this.waiting = null;
+    this.app.render("exchanges", () => this.render());
+  }
+
+  get held() {
+    return this.holds.focus || this.holds.mouse;
   }
 
   async ask(signal) {
     const { api } = this.app;
     if (this.one === null) {
-      const told = await api.get("exchanges", { limit: SHOWN, outcome: this.outcome.value }, signal);
-      return { of: null, told };
+      const limit = this.app.filter ? SEARCHED : SHOWN, outcome = this.outcome.value;
+      const told = await api.get("exchanges", { limit, outcome }, signal);
+      return { of: null, told: { ...told, limit, outcome } };
     }
     const id = this.one;
     if (this.inspector.exchange?.id === id) return { of: id, same: true };
@@ -81,7 +128,10 @@ export class Exchanges {
     if (answer.of !== this.one || answer.same) return;
     this.app.render("exchanges", () => {
       if (answer.of === null) {
-        this.told = answer.told;
+        // Another question is no newer answer: it is shown at once.
+        const same = this.told?.limit === answer.told.limit && this.told.outcome === answer.told.outcome;
+        if (this.held && same) this.waiting = answer.told;
+        else [this.told, this.waiting] = [answer.told, null];
         this.render();
         return;
       }
@@ -96,12 +146,26 @@ export class Exchanges {
     const words = (x) => [x.tenant, x.model, x.arm, x.id, x.request_id, x.path];
     const rows = matching(this.told.exchanges, this.app.filter, words);
     this.table.update(rows);
+    say(this.words, rows.length ? this.about(rows.length) : "");
     refill(this.empty, rows.length ? null : this.nothing());
   }
 
+  /** Which these are: the list is of the newest only. */
+  about(n) {
+    const { exchanges, next } = this.told;
+    const all = `${next === null ? "all" : "the newest"} ${count(exchanges.length)} kept`;
+    const which = this.app.filter ? `${count(n)} of ${all} fit the filter` : `${all}, the last to end first`;
+    if (this.waiting === null) return which;
+    const here = new Set(exchanges.map((x) => x.id));
+    const newer = this.waiting.exchanges.filter((x) => !here.has(x.id)).length;
+    return `${which} · held while you are in it; ${count(newer)} newer`;
+  }
+
   nothing() {
-    if (this.outcome.value || this.app.filter) {
-      return el("p", { class: "soft" }, "None of those kept fits.");
+    const { exchanges, next, outcome } = this.told;
+    if (outcome || this.app.filter) {
+      const those = next === null ? "those kept" : `the newest ${count(exchanges.length)} kept`;
+      return el("p", { class: "soft" }, `None of ${those} fits.`);
     }
     return sendOne("Nothing has ended yet. Send something through the tap:", this.app.live);
   }
@@ -113,6 +177,8 @@ export class Exchanges {
 
   filterChanged() {
     this.render();
+    const limit = this.app.filter ? SEARCHED : SHOWN;
+    if (this.told?.limit !== limit) this.polls[0].again();
   }
 
   themed() {
@@ -120,21 +186,30 @@ export class Exchanges {
   }
 }
 
+/** When the answer ended, in ms since the epoch; null where that is unknown. */
+function endOf(x) {
+  const { response_end: after } = x.timeline;
+  return after === null ? null : Date.parse(x.arrival) + 1000 * after;
+}
+
 const COLUMNS = [
   {
     id: "id", head: "id", kind: "text",
     text: (x) => x.id, link: (x) => `#exchanges/${encodeURIComponent(x.id)}`,
   },
-  { id: "arrival", head: "arrived", text: (x) => clock(x.arrival), value: (x) => x.arrival },
-  { id: "tenant", head: "tenant", kind: "text", text: (x) => x.tenant, value: (x) => x.tenant },
-  { id: "model", head: "model", kind: "text", text: (x) => x.model ?? NONE, value: (x) => x.model },
-  { id: "arm", head: "arm", kind: "text", text: (x) => x.arm ?? NONE, value: (x) => x.arm },
+  {
+    id: "ended", head: `ended, ${zone()}`,
+    text: (x) => clock(endOf(x)), value: (x) => endOf(x), tip: (x) => `arrived ${iso(x.arrival)}`,
+  },
   {
     id: "outcome", head: "outcome", kind: "text",
     text: (x) => x.outcome, value: (x) => x.outcome, state: (x) => (ENDED_WELL.has(x.outcome) ? "" : "bad"),
   },
-  { id: "status", head: "status", text: (x) => x.status ?? NONE, value: (x) => x.status },
   { id: "ttft", head: "TTFT", text: (x) => seconds(x.metrics.ttft), value: (x) => x.metrics.ttft },
+  { id: "tenant", head: "tenant", kind: "text", text: (x) => x.tenant, value: (x) => x.tenant },
+  { id: "model", head: "model", kind: "text", text: (x) => x.model ?? NONE, value: (x) => x.model },
+  { id: "arm", head: "arm", kind: "text", text: (x) => x.arm ?? NONE, value: (x) => x.arm },
+  { id: "status", head: "status", text: (x) => x.status ?? NONE, value: (x) => x.status },
   {
     id: "gap", head: "longest gap",
     text: (x) => seconds(x.metrics.tbc_max), value: (x) => x.metrics.tbc_max,

@@ -27,7 +27,7 @@ export class Experiment {
     ];
     this.head = el("div");
     this.figure = el("select", { id: "figure", onchange: () => this.render() },
-      FIGURES.map((name) => el("option", { value: name, selected: name === "p50" }, name)));
+      FIGURES.map((name) => el("option", { value: name, selected: name === "mean" }, name)));
     this.metric = el("select", { id: "metric", onchange: () => this.render() });
     this.arms = new Table(this.armColumns(), { caption: "Arms", key: (row) => row.name });
     this.differences = new Table(DIFFERENCES, {
@@ -237,8 +237,14 @@ function pValue(p) {
   return p < 0.001 ? p.toExponential(1) : number(p, 3);
 }
 
+/** A finding is of the figure whose p is small enough, and of no other. */
+function isFinding(row) {
+  return row.found && row.d.p !== undefined;
+}
+
 function verdict(row) {
-  if (row.found) return "finding";
+  if (isFinding(row)) return "finding";
+  if (row.found) return "finding of the mean: see there";
   if (row.d.different === null) return "too little yet";
   return row.d.different ? "different, by itself" : "no difference shown";
 }
@@ -262,6 +268,6 @@ const DIFFERENCES = [
   { id: "p", head: "p", text: (row) => pValue(row.d.p), value: (row) => row.d.p },
   {
     id: "said", head: "says", kind: "text",
-    text: verdict, state: (row) => (row.found ? "finding" : ""),
+    text: verdict, state: (row) => (isFinding(row) ? "finding" : ""),
   },
 ];

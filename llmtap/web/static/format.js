@@ -61,9 +61,22 @@ export function width(uncertainty) {
   return `±\u00a0${uncertainty === null || uncertainty === undefined ? "unknown" : seconds(uncertainty)}`;
 }
 
+/** The time of day where the browser is, see `zone`. */
 export function clock(date) {
-  const at = new Date(date);
+  const at = new Date(date ?? NaN);
   return Number.isNaN(at.getTime()) ? NONE : at.toLocaleTimeString("en-GB");
+}
+
+/** What `clock` is in: "UTC", "GMT+2". */
+export function zone() {
+  const parts = new Intl.DateTimeFormat("en-GB", { timeZoneName: "short" }).formatToParts(new Date());
+  return parts.find((part) => part.type === "timeZoneName").value;
+}
+
+/** The same moment everywhere: "2026-01-15T12:00:00.000Z". */
+export function iso(date) {
+  const at = new Date(date);
+  return Number.isNaN(at.getTime()) ? NONE : at.toISOString();
 }
 
 /** Counts by name, the largest first: [["complete", 12], ...] */

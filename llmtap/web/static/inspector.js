@@ -3,7 +3,7 @@
 
 import { colour, draw, layout, legend } from "./charts.js";
 import { el, emptyState, refill, say, section } from "./dom.js";
-import { NONE, bytes, clock, count, number, seconds, share } from "./format.js";
+import { NONE, bytes, clock, count, number, seconds, share, zone } from "./format.js";
 import { follow } from "./reader.js";
 import { Table } from "./table.js";
 
@@ -39,10 +39,10 @@ export class Inspector {
     const about = { caption: "Chunks of this exchange", key: (row) => row.i, rows: CHUNKS_LISTED };
     this.table = new Table(COLUMNS, about);
     this.problem = el("div");
+    this.figure = el("figure", {},
+      el("figcaption", {}, "Tokens as they came, and as a reader takes them"), legend(LINES), this.plot);
     this.body = el("div", {},
-      el("figure", {}, el("figcaption", {}, "Tokens as they came, and as a reader takes them"), legend(LINES),
-        this.plot, this.words),
-      this.facts, section("Chunks", this.table.node));
+      this.figure, this.words, this.facts, section("Chunks", this.table.node));
     this.node = el("div", { hidden: true }, this.problem, this.body);
     this.clear();
   }
@@ -81,7 +81,7 @@ export class Inspector {
       ? `Reader of ${number(this.speed)} tokens/s from submit on: waits ${seconds(seen.idle)} in all, shaded;`
         + ` the last time is for chunk ${seen.worst + 1} of ${seen.chunks.length}, at ${seconds(worst.t)}.`
         + " Later pauses are covered by what there is to read."
-      : "No event of it carried output.");
+      : "No event of it carried output, so there is no picture of it.");
     this.reveal();
   }
 
@@ -129,6 +129,8 @@ export class Inspector {
 
   reveal() {
     this.node.hidden = this.body.hidden = false;
+    // One under way has its waiting to show; one that ended without a token has nothing.
+    this.figure.hidden = this.exchange !== null && this.seen.worst === null;
     this.draw();
   }
 
@@ -153,7 +155,8 @@ export class Inspector {
       list("Figures", metrics),
       list("Exchange", [
         ["tenant", x.tenant], ["model", x.model ?? NONE], ["arm", x.arm ?? NONE], ["route", x.route ?? NONE],
-        ["arrived", clock(x.arrival)], ["request", `${x.method} ${x.path}`], ["status", x.status ?? NONE],
+        ["arrived", `${clock(x.arrival)} ${zone()}`], ["request", `${x.method} ${x.path}`],
+        ["status", x.status ?? NONE],
         ["outcome", x.outcome], ["finish", x.finish_reason ?? NONE], ["dialect", x.dialect ?? NONE],
         ["request id", x.request_id ?? NONE], ["clock", x.clock],
       ]),

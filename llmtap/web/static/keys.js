@@ -28,6 +28,7 @@ function act(app, key, at) {
   // A table that scrolls wants its arrows, a button its space.
   else if (key === "ArrowRight" && !at.closest(".scroll")) app.go(1);
   else if (key === "ArrowLeft" && !at.closest(".scroll")) app.go(-1);
+  else if (key === "Escape" && app.view.leave) return app.view.leave();
   else if (key === " " && app.view.pause && !at.closest("button, a, summary, .scroll")) app.view.pause();
   else return false;
   return true;

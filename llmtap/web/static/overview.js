@@ -1,14 +1,21 @@
 // How is it now: the key figures, the same by tenant, model, arm or class, and how they went since the page
 // is open.
 
+import { ALARMS, alarmsOf, ringing } from "./alarms.js";
 import { History, colour, draw, layout, legend } from "./charts.js";
 import { card, el, emptyState, refill, say, section, sendOne } from "./dom.js";
-import { ENDED_WELL, NONE, basis, count, number, ranked, rate, seconds, share, width } from "./format.js";
-import { Table, matching } from "./table.js";
+import {
+  ENDED_WELL, NONE, basis, clock, count, number, ranked, rate, seconds, share, width,
+} from "./format.js";
+import { ALL_TRAFFIC, Table, matching } from "./table.js";
+import { losses } from "./tap.js";
 
 const BY = ["tenant", "model", "arm", "class"];
 const PERIODS = { "10s": 2000, "1m": 2000, "5m": 5000, "1h": 15000, all: 15000 };
 const DRAW_MS = 2000;
+/** How long windows are; a window is made of slices, so a little less is usual. */
+const LENGTHS = { "1m": 60, "5m": 300, "1h": 3600 };
+const SHORT = 0.8;
 const SERIES = ["ttft50", "ttft99", "itl50", "itl99", "idle99", "achieved", "goodput", "smooth"];
 const PERCENTILES = [["c0", "p50"], ["c1", "p99"]];
 const RATES = [["c6", "all that ended"], ["c2", "met every objective"]];
@@ -36,6 +43,12 @@ export class Overview {
     this.cards = el("dl", { class: "cards" });
     this.outcomes = el("p", { class: "outcomes" });
     this.empty = el("div");
+    this.rings = el("div");
+    this.notes = el("div");
+    this.scope = el("p", { class: "soft" });
+    const key = ({ name, alarm }) => `${name} ${alarm.severity} ${alarm.long}`;
+    this.alarms = new Table(ALARMS, { caption: "Burn-rate alarms", key });
+    this.alarmed = el("div", { hidden: true }, section("Burn-rate alarms", this.alarms.node));
     const about = { caption: "Figures by tenant", key: (row) => row.name, sort: "n" };
     this.table = new Table(this.columns(), about);
     this.choice = el("div", { class: "choice", role: "group", "aria-label": "Split by" },
@@ -45,7 +58,7 @@ export class Overview {
       (id) => [id, el("div", { class: "plot", role: "img" })]));
     const pairs = "Each point is of the last 10 s; the dashed line is the window chosen above.";
     this.node = el("div", {},
-      section("Now", this.empty, this.cards, this.outcomes),
+      section("Now", this.rings, this.notes, this.empty, this.scope, this.cards, this.outcomes),
       section("Split by", this.choice, this.table.node, this.tableEmpty),
       section("Since this page is open",
         el("p", { class: "soft" }, pairs),
@@ -53,7 +66,8 @@ export class Overview {
           this.figure("Time to first token", "ttft", PERCENTILES),
           this.figure("Inter-token latency", "itl", PERCENTILES),
           this.figure("Goodput, requests/s", "goodput", RATES),
-          this.figure("Smooth goodput, tokens/s", "smooth", SMOOTH))));
+          this.figure("Smooth goodput, tokens/s", "smooth", SMOOTH))),
+      this.alarmed);
   }
 
   ask(signal) {
@@ -105,7 +119,10 @@ export class Overview {
   render() {
     const s = this.summary;
     if (!s) return;
+    this.renderAlarms(alarmsOf(s.slo));
+    refill(this.notes, begun(s.window), unmeasured(s.relays));
     refill(this.empty, this.nothing(s));
+    say(this.scope, this.app.filter ? ALL_TRAFFIC : "");
     this.renderCards(s);
     const outcomes = ranked(s.outcomes);
     refill(this.outcomes, outcomes.length ? "Outcomes: " : null, outcomes.map(([name, n]) => {
@@ -113,8 +130,21 @@ export class Overview {
       return el("span", about, `${name} ${count(n)} (${share(n / s.n)})`);
     }));
     const rows = this.rows(s);
-    this.table.update(matching(rows, this.app.filter, (row) => [row.name]));
-    refill(this.tableEmpty, rows.length ? null : el("p", { class: "soft" }, this.why()));
+    const fits = matching(rows, this.app.filter, (row) => [row.name]);
+    this.table.update(fits);
+    const why = rows.length ? `No ${this.by} fits the filter.` : this.why();
+    refill(this.tableEmpty, fits.length ? null : el("p", { class: "soft" }, why));
+  }
+
+  renderAlarms(alarms) {
+    const words = alarms.filter(({ alarm }) => alarm.ringing).map(ringing);
+    // Made anew it would be read out again, so only where it differs.
+    if (words.join() !== this.rung) {
+      this.rung = words.join();
+      refill(this.rings, words.map((one) => el("p", { class: "banner bad", role: "alert" }, one)));
+    }
+    this.alarmed.hidden = !alarms.length;
+    this.alarms.update(alarms);
   }
 
   /** Why there is nothing to see, and what to do; null where there is something. */
@@ -141,7 +171,8 @@ export class Overview {
   renderCards(s) {
     const m = s.metrics, smooth = s.smooth_goodput;
     const wide = width(s.uncertainty);
-    const option = m.itl.option ? `option ${m.itl.option}` : "no gaps yet";
+    const bursts = m.itl.p50 === 0 ? "; bursts: over half of the gaps are 0" : "";
+    const option = m.itl.option ? `option ${m.itl.option}${bursts}` : "no gaps yet";
     const speed = `${number(smooth.speed_tokens_per_second)} tokens/s`;
     const readers = smooth.alpha === null
       ? "several readers"
@@ -245,7 +276,7 @@ export class Overview {
 
   draw() {
     this.drawn = performance.now();
-    const { t, series } = this.history;
+    const { t, series } = this.history.drawn();
     if (t.length < 2) return;
     const m = this.summary?.metrics;
     const line = (name, y, ink, about = {}) => ({
@@ -272,7 +303,7 @@ export class Overview {
       ttft: latency(series.ttft50, series.ttft99, m?.ttft),
       itl: latency(series.itl50, series.itl99, m?.itl),
       goodput: [rates, {}],
-      smooth: [[line("smooth goodput", series.smooth, "c2")], { yaxis: { rangemode: "normal" } }],
+      smooth: [[line("smooth goodput", series.smooth, "c2")], {}],
     };
     for (const [id, [data, about]] of Object.entries(pairs)) {
       const nticks = Math.max(2, Math.min(6, Math.floor(this.charts[id].clientWidth / TICK_PX)));
@@ -281,6 +312,21 @@ export class Overview {
       this.app.later(() => draw(this.charts[id], data, frame));
     }
   }
+}
+
+/** Where the meter is younger than the window that is asked for. */
+function begun(window) {
+  if (!(window.seconds < SHORT * LENGTHS[window.name])) return null;
+  const words = `The meter began at ${clock(window.start)}: the window holds ${seconds(window.seconds)}.`;
+  return el("p", { class: "soft" }, words);
+}
+
+/** What the figures lack. */
+function unmeasured(relays) {
+  const n = losses(relays).reduce((sum, [, lost]) => sum + lost, 0);
+  if (!n) return null;
+  const words = `${count(n)} exchanges were not measured since the relays started: `;
+  return el("p", { class: "soft" }, words, el("a", { href: "#tap" }, "why"));
 }
 
 function goodput(good, window, classes) {

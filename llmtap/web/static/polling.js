@@ -1,6 +1,7 @@
 // Asking again and again: one question after the other, slower while it fails, not at all while nobody looks.
 
 const PATIENCE_MS = 15000;
+const FEED_WAIT_MS = 4000;
 
 export class Poll {
   /**
@@ -87,6 +88,8 @@ export class Feed {
     this.at = null;
     this.error = null;
     this.runs = false;
+    /** Ends the wait before the next try; null when it does not wait. */
+    this.wake = null;
   }
 
   start() {
@@ -104,6 +107,11 @@ export class Feed {
   again() {
     this.aborter?.abort();
     this.wake?.();
+  }
+
+  /** Somebody else has had an answer: what this one waits for is over. */
+  answered() {
+    if (this.error !== null) this.wake?.();
   }
 
   staleFor() {
@@ -140,7 +148,8 @@ export class Feed {
         this.wake = go;
         setTimeout(go, aborter.signal.aborted ? 50 : wait);
       });
-      wait = Math.min(15000, wait * 2);
+      this.wake = null;
+      wait = Math.min(FEED_WAIT_MS, wait * 2);
     }
   }
 }

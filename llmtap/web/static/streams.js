@@ -51,7 +51,7 @@ export class Streams {
     this.node = el("div", {},
       section("Streams under way",
         bar,
-        this.legend(), this.empty, el("div", { class: "lanes" }, this.canvas, this.axis), this.tip),
+        this.legend(), this.tip, this.empty, el("div", { class: "lanes" }, this.canvas, this.axis)),
       el("details", { open: true }, el("summary", {}, "The same as a table"), this.table.node));
     this.setSpan();
   }
@@ -106,12 +106,13 @@ export class Streams {
     say(this.counts, words);
     this.canvas.setAttribute("aria-label", words);
     say(this.axis.children[0], `${seconds(this.tape.window + this.lanes.behind)} ago`);
-    say(this.axis.children[1], `${seconds(this.lanes.behind)} ago`);
+    const behind = `${seconds(this.lanes.behind)} ago: drawn so late that chunks arrive before their place`;
+    say(this.axis.children[1], behind);
     const idle = rows.length === 0 && this.lanes.slots.length === 0;
     const why = idle ? `${this.told.count} ${this.app.live?.listen}` : null;
     if (why !== this.why) refill(this.empty, idle ? this.nothing() : null);
     this.why = why;
-    this.canvas.hidden = this.axis.hidden = idle;
+    this.canvas.hidden = this.axis.hidden = this.tip.hidden = idle;
     this.table.update(rows.map((row) => ({ ...row, state: this.lanes.by.get(row.id)?.state(now) ?? NONE })));
   }
 

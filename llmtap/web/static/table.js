@@ -5,7 +5,7 @@ import { el, say } from "./dom.js";
 export class Table {
   /**
    * @param columns [{id, head, title?, text: row => string, value?: row => sortable, mark?: row => string,
-   *                  kind?: "text", link?: row => href, state?: row => class}]
+   *                  kind?: "text", link?: row => href, state?: row => class, tip?: row => string}]
    * @param about caption (said to screen readers), key: row => string, sort: id of a column,
    *              rows: the most shown
    */
@@ -18,7 +18,7 @@ export class Table {
     this.kept = new Map();
     this.data = [];
     this.heads = columns.map((column) => this.head(column));
-    this.body = el("tbody");
+    this.body = el("tbody", { onpointerover: unfold });
     this.more = el("p", { class: "soft" });
     this.caption = el("caption", { class: "unseen" }, caption);
     this.table = el("table", {}, this.caption, el("thead", {}, el("tr", {}, this.heads)), this.body);
@@ -33,6 +33,11 @@ export class Table {
     if (!column.value) return el("th", about, column.head);
     const sort = () => this.sortBy(column.id);
     return el("th", about, el("button", { type: "button", onclick: sort }, column.head));
+  }
+
+  /** The link in the row of this key; null where there is none. */
+  link(key) {
+    return this.kept.get(key)?.node.querySelector("a") ?? null;
   }
 
   sortBy(id) {
@@ -101,7 +106,7 @@ export class Table {
       const node = el(i === 0 ? "th" : "td", { scope: i === 0 ? "row" : null, class: base || null });
       const text = node.appendChild(column.link ? el("a") : document.createTextNode(""));
       const mark = column.mark ? node.appendChild(el("span", { class: "few" })) : null;
-      return { node, text, mark, base, said: "", marked: "", state: "", href: "" };
+      return { node, text, mark, base, said: "", marked: "", state: "", href: "", tip: "" };
     });
     return { node: el("tr", {}, cells.map((cell) => cell.node)), cells };
   }
@@ -122,8 +127,24 @@ export class Table {
         const href = column.link(row);
         if (cell.href !== href) cell.text.setAttribute("href", (cell.href = href));
       }
+      if (column.tip) {
+        const tip = column.tip(row);
+        if (cell.tip !== tip) cell.node.title = cell.tip = tip;
+      }
     });
   }
+}
+
+/** Beside figures that the filter does not touch. */
+export const ALL_TRAFFIC = "The filter is for the table: cards and charts are of all traffic.";
+
+/** What is cut off in a cell is told when the mouse is over it: only then is it looked for. */
+function unfold(event) {
+  const cell = event.target.closest("th, td");
+  if (!cell) return;
+  const cut = cell.scrollWidth > cell.clientWidth;
+  if (cut) cell.title = cell.textContent;
+  else if (cell.title === cell.textContent) cell.removeAttribute("title");
 }
 
 /** Rows that have the filter's words in one of these values. */

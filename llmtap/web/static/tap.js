@@ -6,6 +6,15 @@ import { Table } from "./table.js";
 
 const PERIOD_MS = 3000;
 const UNCERTAIN_MAX = 0.05;
+/** Why exchanges were not measured: reasons of the relays' ledgers (ARCHITECTURE.md). */
+const LOST = {
+  no_meter: "began while the meter was away",
+  meter_lost: "were under way when the meter went away",
+  overflow: "came faster than the meter could take them",
+  websocket: "are WebSockets, which are not measured",
+  middleware_error: "met an error of the middleware",
+  relay_lost: "went down with a relay",
+};
 const START = "llmtap proxy --upstream http://127.0.0.1:8000";
 
 export class Tap {
@@ -49,7 +58,7 @@ export class Tap {
     const s = this.summary;
     if (!s) return;
     const relays = Object.entries(s.relays).map(([name, relay]) => ({ name, relay }));
-    const lost = losses(relays);
+    const lost = losses(s.relays);
     const bad = complaints(s, relays, lost);
     refill(this.banner, bad.length
       ? bad.map((words) => el("p", { class: "banner bad" }, words))
@@ -93,7 +102,10 @@ function passed(relays) {
 function complaints(s, relays, lost) {
   const bad = [];
   if (!relays.some(({ relay }) => relay.connected)) bad.push("No relay is connected: nothing is measured.");
-  if (lost.length) bad.push(`Exchanges were not measured: ${named(lost)}. Traffic went on.`);
+  if (lost.length) {
+    const why = lost.map(([name, n]) => `${count(n)} ${LOST[name] ?? `(${name})`}`).join("; ");
+    bad.push(`Not measured since the relays started: ${why}. Their traffic passed.`);
+  }
   if (Object.keys(s.meter_errors).length) {
     bad.push("Some exchanges could not be understood; see the meter's log.");
   }
@@ -117,9 +129,10 @@ function captureComplaints(capture) {
   return bad;
 }
 
-function losses(relays) {
+/** Exchanges that were not measured since the relays started, by reason: [["overflow", 5], ...] */
+export function losses(relays) {
   const lost = {};
-  for (const { relay } of relays) {
+  for (const relay of Object.values(relays)) {
     for (const [why, n] of Object.entries(relay.dropped ?? {})) if (n) lost[why] = (lost[why] ?? 0) + n;
     if (relay.lost) lost.relay_lost = (lost.relay_lost ?? 0) + relay.lost;
   }
