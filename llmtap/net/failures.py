@@ -1,17 +1,20 @@
 """Why there was no connection, or no answer, in words: for readers of a report, who know no class names."""
 
+import errno
 import os
 import re
 import socket
 import ssl
 from typing import Final
 
-__all__ = ["failure_said"]
+__all__ = ["failure_said", "is_own_shortage"]
 
 _ERRNO: Final = re.compile(r"\[Errno (\d+)\]")
 """In what asyncio says of several addresses that all failed: that error has no number of its own."""
 _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"})
 """OpenSSL's reasons where the other side answers in plain text."""
+_SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+"""socket(2), accept(2): no file descriptor left in the process or on the host, or no memory in the kernel."""
 
 
 def failure_said(error: BaseException) -> str:
@@ -39,6 +42,11 @@ def failure_said(error: BaseException) -> str:
         return _begun_small(os.strerror(number))
     # aiohttp's errors about an answer have a `message`; their whole text repeats the URL.
     return _begun_small(str(getattr(inner, "message", "") or inner)) or type(inner).__name__
+
+
+def is_own_shortage(error: OSError) -> bool:
+    """This process, or its host, has run out of what a socket takes: nobody else is to blame."""
+    return error.errno in _SHORTAGES
 
 
 def _begun_small(text: str) -> str:

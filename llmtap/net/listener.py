@@ -5,11 +5,11 @@ while a relay restarts wait in the kernel's queue instead of being refused.
 """
 
 import asyncio
-import errno
-import logging
 import socket
 from collections.abc import Callable
 from typing import Final
+
+from llmtap.net.failures import is_own_shortage
 
 __all__ = ["Listener", "bind", "bound_url", "is_free", "keep_port", "parse_address"]
 
@@ -18,8 +18,6 @@ ACCEPTS_PER_TURN: Final = 64
 BACKLOG: Final = 4_096
 FULL_PAUSE_S: Final = 0.1
 """How long to stop accepting when the process has no file descriptor left."""
-
-log = logging.getLogger(__name__)
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -81,19 +79,24 @@ def is_free(host: str, port: int) -> None:
 
 
 class Listener:
-    """Hands each accepted, non-blocking socket to `on_accept`."""
+    """Hands each accepted, non-blocking socket to `on_accept`.
+
+    `on_shortage` is told each time that there is no file descriptor or memory for one: whoever connects then
+    waits in the kernel's queue.
+    """
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         sock: socket.socket,
         on_accept: Callable[[socket.socket], None],
+        on_shortage: Callable[[OSError], None],
     ) -> None:
         self._loop = loop
         self._sock = sock
         self._on_accept = on_accept
+        self._on_shortage = on_shortage
         self._timer: asyncio.TimerHandle | None = None
-        self.failures = 0
         loop.add_reader(sock, self._acceptable)
 
     def _acceptable(self) -> None:
@@ -109,13 +112,13 @@ class Listener:
         except ConnectionAbortedError:
             return True
         except OSError as exc:
-            self.failures += 1
-            if exc.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                log.warning("event=accept_failed error=%r pause_s=%s", str(exc), FULL_PAUSE_S)
-                self._loop.remove_reader(self._sock)
+            if not is_own_shortage(exc):
+                raise
+            self._on_shortage(exc)
+            self._loop.remove_reader(self._sock)
+            if self._timer is None:  # or the pause has begun, and the door is being closed
                 self._timer = self._loop.call_later(FULL_PAUSE_S, self._resume)
-                return False
-            raise
+            return False
         sock.setblocking(False)
         self._on_accept(sock)
         return True
@@ -126,9 +129,9 @@ class Listener:
 
     def close(self) -> None:
         """Stop accepting; whoever is in the queue already is still let in."""
-        if self._timer:
-            self._timer.cancel()
         self._loop.remove_reader(self._sock)
         while self._accept_one():
             pass
+        if self._timer is not None:  # not before: the last accept may have begun a pause
+            self._timer.cancel()
         self._sock.close()

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError
+from llmtap.net.failures import is_own_shortage
 from llmtap.net.stream import Handler, Stream, Timebase, open_stream
 from llmtap.net.tls import TlsStream
 
@@ -75,7 +76,10 @@ class Waiter(Handler, Protocol):
         """Here it is."""
 
     def on_connect_failed(self, error: OSError) -> None:
-        """There is none: refused, unreachable, timed out (TimeoutError) or not trusted (ssl.SSLError)."""
+        """There is none: refused, unreachable, timed out (TimeoutError) or not trusted (ssl.SSLError).
+
+        Where it is our own shortage (`is_own_shortage`), the upstream has not been asked.
+        """
 
 
 class _Idle:
@@ -119,19 +123,22 @@ class Pool:
         tls: ssl.SSLContext | None,
         server_name: str | None,
     ) -> None:
-        self.origin = origin
-        self.loop = self._loop = loop
+        self.loop = loop
+        self.tls = tls
         self.attempts: set[Attempt] = set()
+        self._host = origin.host
+        self._port = origin.port
         self._connect_ns = connect_ns
         self._timebase = timebase
         self._clock = clock
         self._idle_max = idle_max
         self._idle_ns = idle_ns
-        self._tls = tls
         self._server_name = server_name or origin.host
         self._idle: list[_Idle] = []  # youngest last: it is the least likely to be closed under us
         self._addresses: list[Address] = []
         self._resolved_ns = -RESOLVED_FOR_NS
+        self._unresolved: dict[Attempt, None] = {}  # who waits for the name, first come first
+        self._looking_up: asyncio.Task[None] | None = None
         self.connects = 0
         self.reuses = 0
         """Requests on a connection that had served one before."""
@@ -186,6 +193,8 @@ class Pool:
         """Close every idle connection and every attempt at one."""
         for attempt in list(self.attempts):
             attempt.cancel()
+        if self._looking_up is not None:
+            self._looking_up.cancel()
         for idle in self._idle:
             idle.stream.close()
         self._idle.clear()
@@ -194,42 +203,39 @@ class Pool:
         """Open a fresh connection for `waiter`, who is told how it went, maybe before this returns."""
         attempt = Attempt(self, waiter)
         self.attempts.add(attempt)
-        fresh = mono_ns() - self._resolved_ns < RESOLVED_FOR_NS
-        if self._tls is None and fresh:
+        if mono_ns() - self._resolved_ns < RESOLVED_FOR_NS:
             attempt.try_addresses(self._addresses)
         else:
-            attempt.task = self._loop.create_task(self._connect_slowly(attempt))
+            self._unresolved[attempt] = None
+            if self._looking_up is None:
+                self._looking_up = self.loop.create_task(self._look_up())
         return attempt
 
-    async def _connect_slowly(self, attempt: "Attempt") -> None:
-        """The way by asyncio: a name to look up, or TLS to speak."""
+    async def _look_up(self) -> None:
+        """Look the name up, once for all who wait for it."""
+        error: OSError | None = None
         try:
-            await self._resolve()
-            if self._tls is None:
-                attempt.try_addresses(self._addresses)
-                return
-            _, stream = await self._loop.create_connection(
-                lambda: TlsStream(attempt.waiter),
-                self.origin.host,
-                self.origin.port,
-                ssl=self._tls,
-                server_hostname=self._server_name,
+            found = await self.loop.getaddrinfo(
+                self._host, self._port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP
             )
         except OSError as exc:
-            attempt.fail(exc)
+            error = exc
         except ValueError as exc:  # a name that cannot be encoded (UnicodeError)
-            attempt.fail(OSError(str(exc)))
+            error = OSError(str(exc))
         else:
-            attempt.succeed(stream)
-
-    async def _resolve(self) -> None:
-        now_ns = mono_ns()
-        if now_ns - self._resolved_ns >= RESOLVED_FOR_NS:
-            found = await self._loop.getaddrinfo(
-                self.origin.host, self.origin.port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP
-            )
             self._addresses = [(family, address) for family, _, _, _, address in found]
-            self._resolved_ns = now_ns
+            self._resolved_ns = mono_ns()
+        finally:
+            self._looking_up = None
+        # Each in a callback of its own: what one does with the news is nobody else's trouble.
+        for attempt in self._unresolved:
+            self.loop.call_soon(attempt.resolved, self._addresses, error)
+        self._unresolved.clear()
+
+    def leave(self, attempt: "Attempt") -> None:
+        """This one is over."""
+        self.attempts.discard(attempt)
+        self._unresolved.pop(attempt, None)
 
     def forget_addresses(self) -> None:
         """None of them answered: look the name up again."""
@@ -237,13 +243,23 @@ class Pool:
 
     def opened(self, sock: socket.socket, waiter: Waiter) -> Stream:
         """The stream of a socket that has just been connected."""
-        return open_stream(self._loop, sock, waiter, self._timebase, self._clock)
+        return open_stream(self.loop, sock, waiter, self._timebase, self._clock)
+
+    async def secured(self, sock: socket.socket, waiter: Waiter) -> Stream:
+        """The same with TLS, whose handshake has yet to be done.
+
+        Raises OSError (ssl.SSLError among them), and ValueError when the server's name can be none.
+        """
+        _, stream = await self.loop.create_connection(
+            lambda: TlsStream(waiter), sock=sock, ssl=self.tls, server_hostname=self._server_name
+        )
+        return stream
 
 
 class Attempt:
     """One connection being opened. A callback instead of a task: a burst of new streams pays for each."""
 
-    __slots__ = ("_addresses", "_loop", "_pool", "_sock", "began_ns", "task", "waiter")
+    __slots__ = ("_addresses", "_loop", "_pool", "_sock", "_task", "began_ns", "waiter")
 
     def __init__(self, pool: Pool, waiter: Waiter) -> None:
         self._pool = pool
@@ -252,17 +268,33 @@ class Attempt:
         self._addresses: list[Address] = []
         self.waiter = waiter
         self.began_ns = mono_ns()
-        self.task: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
 
     def try_addresses(self, addresses: list[Address]) -> None:
         """Connect to the first that answers."""
         self._addresses = list(addresses)
         self._next(OSError("the name has no address"))
 
+    def resolved(self, addresses: list[Address], error: OSError | None) -> None:
+        """The name has been looked up, or cannot be."""
+        if self not in self._pool.attempts:
+            return  # cancelled meanwhile
+        if error is None:
+            self.try_addresses(addresses)
+        else:
+            self.fail(error)
+
     def _next(self, error: OSError) -> None:
         while self._addresses:
             family, address = self._addresses.pop(0)
-            sock = socket.socket(family, socket.SOCK_STREAM)
+            try:
+                sock = socket.socket(family, socket.SOCK_STREAM)
+            except OSError as exc:
+                if is_own_shortage(exc):
+                    self.fail(exc)  # no other address is better, and none of them has failed
+                    return
+                error = exc
+                continue
             try:
                 sock.setblocking(False)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -294,26 +326,41 @@ class Attempt:
             self._next(OSError(status, os.strerror(status)))
 
     def _connected(self) -> None:
+        if self._pool.tls is not None:
+            self._task = self._loop.create_task(self._secure())
+            return
         sock, self._sock = self._sock, None
         assert sock is not None
-        self.succeed(self._pool.opened(sock, self.waiter))
+        self._succeed(self._pool.opened(sock, self.waiter))
 
-    def succeed(self, stream: Stream) -> None:
-        """Hand the open connection over."""
-        self._pool.attempts.discard(self)
+    async def _secure(self) -> None:
+        sock, self._sock = self._sock, None  # from here on it is the loop's to close
+        assert sock is not None
+        try:
+            stream = await self._pool.secured(sock, self.waiter)
+        except OSError as exc:
+            self._pool.forget_addresses()  # they may be somebody else's by now
+            self.fail(exc)
+        except ValueError as exc:  # a name that cannot be encoded (UnicodeError)
+            self.fail(OSError(str(exc)))
+        else:
+            self._succeed(stream)
+
+    def _succeed(self, stream: Stream) -> None:
+        self._pool.leave(self)
         self._pool.connects += 1
         self.waiter.on_connected(stream, mono_ns() - self.began_ns)
 
     def fail(self, error: OSError) -> None:
         """Tell that there is none."""
-        self._pool.attempts.discard(self)
+        self._pool.leave(self)
         self.waiter.on_connect_failed(error)
 
     def cancel(self) -> None:
         """Nobody waits any more; nobody is told."""
-        self._pool.attempts.discard(self)
-        if self.task is not None:
-            self.task.cancel()
+        self._pool.leave(self)
+        if self._task is not None:
+            self._task.cancel()
         if self._sock is not None:
             self._loop.remove_writer(self._sock)
             self._sock.close()

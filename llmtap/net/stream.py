@@ -19,7 +19,10 @@ from llmtap.clock import Clock, SystemClock, WallAnchor
 from llmtap.net.lag import LagMeter
 from llmtap.tap.frames import LAG_EDGES_NS
 
-__all__ = ["Handler", "KernelStream", "PlainStream", "Stream", "Timebase", "keep_stamps_on", "open_stream"]
+__all__ = [
+    "Handler", "KernelStream", "PlainStream", "Stream", "Timebase", "acked_bytes_of", "keep_stamps_on",
+    "open_stream",
+]  # fmt: skip
 
 READ_BYTES_MAX: Final = 65_536
 """One read; also what a slow reader on the other side can leave us holding, per direction."""
@@ -38,9 +41,24 @@ _ANCILLARY_BYTES: Final = 64
 _TIMESPEC: Final = struct.Struct("@ll")
 _TCP_LEFT: Final = frozenset({7, 8, 9})
 """tcp_states.h: CLOSE (a reset came), CLOSE_WAIT and LAST_ACK (the peer's FIN came)."""
+_TCPI_BYTES_ACKED: Final = struct.Struct("=120xQ")
+"""tcp_info of Linux linux/tcp.h, up to and with tcpi_bytes_acked."""
 _LINGER_NONE: Final = struct.pack("ii", 1, 0)
 
 mono_ns = SystemClock.mono_ns
+
+
+def acked_bytes_of(sock: socket.socket) -> int:
+    """How much the peer's kernel has acknowledged since the connection began; 0 when it is gone.
+
+    What a Stream holds says less: the kernel takes nothing more before a third of its own buffer, which may
+    be megabytes, is free again.
+    """
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCPI_BYTES_ACKED.size)
+        return int(_TCPI_BYTES_ACKED.unpack(info)[0])
+    except (OSError, struct.error):
+        return 0
 
 
 def keep_stamps_on() -> socket.socket:
@@ -84,6 +102,11 @@ class Stream(Protocol):
     @property
     def pending(self) -> int:
         """Bytes written but not yet taken by the kernel."""
+        ...
+
+    @property
+    def acked_bytes(self) -> int:
+        """Bytes that the peer's kernel has acknowledged: of a slow reader they grow, of a deaf one not."""
         ...
 
     def write(self, data: bytes) -> bool:
@@ -253,6 +276,10 @@ class PlainStream:
     @property
     def paused(self) -> bool:
         return not self._reading
+
+    @property
+    def acked_bytes(self) -> int:
+        return acked_bytes_of(self._sock)
 
     def pause(self) -> None:
         if self._reading:

@@ -7,7 +7,7 @@ from typing import cast
 
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError
-from llmtap.net.stream import Handler
+from llmtap.net.stream import Handler, acked_bytes_of
 
 __all__ = ["TlsStream", "client_context", "server_context"]
 
@@ -33,6 +33,8 @@ class TlsStream(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are no children of asyncio's, only alike.
         self._transport = cast(asyncio.Transport, transport)
+        if self.closed:  # it was given up during the handshake
+            self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         if not self.closed:
@@ -61,7 +63,13 @@ class TlsStream(asyncio.Protocol):
     @property
     def pending(self) -> int:
         """Bytes above the high-water mark count; what is below it is as good as the kernel's."""
-        return self._transport.get_write_buffer_size() if self._transport and self._full else 0
+        if self.closed or not self._full or self._transport is None:
+            return 0
+        return self._transport.get_write_buffer_size()
+
+    @property
+    def acked_bytes(self) -> int:
+        return acked_bytes_of(self._transport.get_extra_info("socket")) if self._transport else 0
 
     def write(self, data: bytes) -> bool:
         if self.closed or self._transport is None or self._transport.is_closing():

@@ -40,9 +40,11 @@ class State(IntEnum):
     LINGER = 3
     """Nothing we want; read so that closing does not reset the answer on its way."""
     TUNNEL = 4
+    GONE = 5
+    """Nothing: the connection is closed. A sweep that began before may still ask."""
 
 
-HEAD, BODY, AHEAD, LINGER, TUNNEL = State
+HEAD, BODY, AHEAD, LINGER, TUNNEL, GONE = State
 
 
 class ClientConnection:
@@ -292,7 +294,7 @@ class ClientConnection:
     def kill(self) -> None:
         """The time to finish is up."""
         if self._flow is not None:
-            self._flow.drained()
+            self._flow.cut_short()
         self._close()
 
     def _linger(self, now_ns: int) -> None:
@@ -310,5 +312,7 @@ class ClientConnection:
         self._forget()
 
     def _forget(self) -> None:
+        self._state = GONE
         self._stream = None
+        self._buffer = b""
         self._relay.forget(self)

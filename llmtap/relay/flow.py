@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from llmtap.clock import SystemClock
 from llmtap.errors import PeerProtocolError
-from llmtap.net.failures import failure_said
+from llmtap.net.failures import failure_said, is_own_shortage
 from llmtap.net.pool import Attempt
 from llmtap.net.stream import READ_BYTES_MAX, Stream
 from llmtap.record.outcome import Outcome
@@ -28,6 +28,7 @@ from llmtap.wire.http1 import (
     BodyScanner,
     CloseScanner,
     Framing,
+    Headers,
     RequestHead,
     ResponseHead,
     parse_response_head,
@@ -61,10 +62,10 @@ class Flow:
     """An exchange between a client's connection and the upstream; the upstream stream's handler."""
 
     __slots__ = (
-        "_again", "_answered", "_attempt", "_client", "_connect_ns", "_dealt", "_error", "_finishing",
-        "_head_part", "_held", "_keep_client", "_keep_upstream", "_method", "_note", "_outcome",
+        "_acked_bytes", "_again", "_answered", "_attempt", "_client", "_connect_ns", "_dealt", "_error",
+        "_finishing", "_head_part", "_held", "_keep_client", "_keep_upstream", "_method", "_note", "_outcome",
         "_paused_since_ns", "_relay", "_request_end_ns", "_request_scanner", "_retries", "_reused",
-        "_route", "_scanner", "_sent", "_stream", "_tap", "_tapped", "_upgrade", "_upload_broken",
+        "_route", "_scanner", "_sent", "_stream", "_tap", "_tapped", "_tunnel", "_upgrade", "_upload_broken",
         "_upstream", "_withheld", "arrival_ns", "last_ns", "over", "paused_ns", "request_bytes",
         "response_bytes", "seq", "status",
     )  # fmt: skip
@@ -83,11 +84,12 @@ class Flow:
         self._scanner: BodyScanner | None = None
         self._request_scanner: BodyScanner | None = None
         self._head_part = b""
-        self._held = b""  # request bytes waiting for a connection
+        self._held = b""  # request bytes waiting for a connection: of one read, as no more is read meanwhile
         self._again = b""  # the whole request, while it may still be sent again
         self._attempt: Attempt | None = None
         self._method = b""
         self._upgrade = False
+        self._tunnel: Tunnel | None = None
         self._reused = False
         self._retries = 0
         self._sent = False  # the upstream may have seen something of the request
@@ -99,6 +101,7 @@ class Flow:
         self._connect_ns: int | None = None
         self._request_end_ns = 0
         self._paused_since_ns = 0
+        self._acked_bytes = 0  # by whoever did not take all at once, at the last look
         self._outcome = COMPLETE
         self._error: str | None = None
         self._tapped = False
@@ -231,6 +234,9 @@ class Flow:
 
     def request_data(self, data: bytes, t_ns: int) -> bytes:
         """More of the request's body; returns what stands behind its end."""
+        if self._finishing:
+            # Nobody is there to take it: it neither waits for a connection nor keeps the exchange alive.
+            return self._scan_request(data, t_ns)[1]
         self.last_ns = t_ns
         data, rest = self._scan_request(data, t_ns)
         if not self.over and not self._upload_broken:
@@ -302,6 +308,12 @@ class Flow:
         if isinstance(error, TimeoutError):
             what = "the upstream did not accept a connection in time"
             self.fail(504, "upstream_connect_timeout", what, Outcome.UPSTREAM_TIMEOUT)
+        elif is_own_shortage(error):
+            # The upstream was not asked: this is a limit of the tap, like too many requests at a time.
+            self._relay.refuse("tap_overloaded")
+            self._relay.warn("tap_overloaded", str(error))
+            what = f"no connection can be opened here: {failure_said(error)}"
+            self.fail(503, "tap_overloaded", what, Outcome.REJECTED, [(b"Retry-After", b"1")])
         else:
             self._relay.warn("upstream_connect", str(error))
             what = f"the upstream cannot be reached: {failure_said(error)}"
@@ -436,7 +448,7 @@ class Flow:
             head,
             keep_alive=self._keep_client,
             client_11=self._client.is_11,
-            dechunk=self._dechunks(head),
+            dechunk=self._dechunks(),
         )
         self._answered = True
         try:
@@ -464,7 +476,7 @@ class Flow:
         """False when the client can only be told the end by closing its connection."""
         return head.framing is not CLOSE
 
-    def _dechunks(self, head: ResponseHead) -> bool:
+    def _dechunks(self) -> bool:
         return False
 
     def _reframed(self, body: bytes) -> bytes:
@@ -476,13 +488,17 @@ class Flow:
             self._paused_since_ns = mono_ns()
             self._upstream.pause()
 
+    def _end_pause(self, now_ns: int) -> None:
+        if self._paused_since_ns:
+            self.paused_ns += now_ns - self._paused_since_ns
+            self._paused_since_ns = 0
+
     def client_drained(self) -> None:
         """The client's socket has taken all we held."""
         now_ns = mono_ns()
         self.last_ns = now_ns
         if self._paused_since_ns:
-            self.paused_ns += now_ns - self._paused_since_ns
-            self._paused_since_ns = 0
+            self._end_pause(now_ns)
             if self._upstream is not None:
                 self._upstream.resume()
         if self._finishing:
@@ -547,7 +563,8 @@ class Flow:
             self._tapped = self._tap.offer(FrameKind.RESPONSE_HEAD, self.seq, t_ns, added_ns, raw)
         if self._tapped:
             self._tapped = self._tap.offer(FrameKind.UPGRADED, self.seq, t_ns, 0)
-        tunnel = Tunnel(self, self._stream, upstream)
+        self._end_pause(mono_ns())  # from here on back-pressure is the tunnel's
+        self._tunnel = tunnel = Tunnel(self, self._stream, upstream)
         early = self._client.hand_over()
         if rest:
             tunnel.down.on_data(rest, t_ns)
@@ -565,7 +582,7 @@ class Flow:
             self._tapped = self._tap.offer(kind, self.seq, t_ns, mono_ns() - t_ns, data)
 
     def tunnel_over(self, outcome: Outcome, error: str | None) -> None:
-        """Both sides have ended."""
+        """Both sides are closed."""
         self._outcome, self._error = outcome, error
         self._finish()
 
@@ -597,15 +614,15 @@ class Flow:
         else:
             self._finish()
 
-    def fail(self, status: int, code: str, what: str, outcome: Outcome) -> None:
+    def fail(
+        self, status: int, code: str, what: str, outcome: Outcome, fields: Headers | None = None
+    ) -> None:
         """End the exchange badly: with an answer of our own, or by cutting one that has begun."""
         if self.over:
             return
         self._outcome, self._error = outcome, what
         self._drop_upstream()
-        if self._attempt is not None:
-            self._attempt.cancel()
-            self._attempt = None
+        self._cancel_attempt()
         if self._answered:
             # Whatever is cut must look cut (RFC 9112 8): no last chunk, and no orderly close where only
             # the close tells the end.
@@ -619,7 +636,9 @@ class Flow:
         self.status = status
         if not self._request_end_ns or self._relay.draining or outcome is Outcome.REJECTED:
             self._keep_client = False
-        answer = own_answer(status, code, what, [], close=not self._keep_client, body=self._method != b"HEAD")
+        answer = own_answer(
+            status, code, what, fields or [], close=not self._keep_client, body=self._method != b"HEAD"
+        )
         try:
             sent = self._stream.write(answer)
         except OSError:
@@ -634,9 +653,7 @@ class Flow:
         """The client has left: the upstream must not go on working for nobody."""
         if self.over:
             return
-        if self._attempt is not None:
-            self._attempt.cancel()
-            self._attempt = None
+        self._cancel_attempt()
         self._drop_upstream()
         if self._outcome is COMPLETE:
             self._outcome, self._error = Outcome.CLIENT_CANCELLED, "the client closed the connection"
@@ -646,9 +663,13 @@ class Flow:
     def check(self, now_ns: int) -> None:
         """Called now and then: end what does not move any more."""
         idle_ns = now_ns - self.last_ns
-        if idle_ns > QUIET_NS and self._upstream is not None:
-            self._upstream.look_again()
-            if self.over:
+        if idle_ns > QUIET_NS:
+            if self._upstream is not None:
+                self._upstream.look_again()
+                if self.over:
+                    return
+            if self._is_draining():
+                self.last_ns = now_ns
                 return
         if idle_ns < self._relay.options.idle_timeout:
             return
@@ -656,6 +677,8 @@ class Flow:
             self._error = "the client accepted nothing for too long"
             self._outcome = Outcome.CLIENT_CANCELLED
             self.client_gone()
+        elif self._tunnel is not None:
+            self._tunnel.silent()
         elif not self._request_end_ns and not self._answered and not self._is_upstream_deaf():
             self._drop_upstream()
             self.fail(408, "request_timeout", "the request body did not arrive in time", Outcome.REJECTED)
@@ -664,16 +687,29 @@ class Flow:
                 504, "upstream_timeout", "the upstream was silent for too long", Outcome.UPSTREAM_TIMEOUT
             )
 
+    def _is_draining(self) -> bool:
+        """A side that did not take all at once has taken some of it since this was asked last."""
+        acked_bytes = self._stream.acked_bytes if self._stream.pending else 0
+        if self._upstream is not None and self._upstream.pending:
+            acked_bytes += self._upstream.acked_bytes
+        before, self._acked_bytes = self._acked_bytes, acked_bytes
+        return acked_bytes != before
+
     def _is_upstream_deaf(self) -> bool:
         """It takes no more of the request."""
         return self._upstream is not None and self._upstream.pending > 0
 
-    def drained(self) -> None:
+    def cut_short(self) -> None:
         """The time to finish is up: ended by the tap, and neither side is to blame."""
         what = "the tap was stopped and its drain limit is over"
         self.fail(503, "tap_stopped", what, Outcome.TRUNCATED if self._answered else Outcome.REJECTED)
         if not self.over:
             self._finish(cut=True)  # a client that does not take what it is sent is not waited for
+
+    def _cancel_attempt(self) -> None:
+        if self._attempt is not None:
+            self._attempt.cancel()
+            self._attempt = None
 
     def _drop_upstream(self) -> None:
         if self._upstream is not None:
@@ -688,8 +724,7 @@ class Flow:
         relay = self._relay
         relay.flows.discard(self)
         now_ns = mono_ns()
-        if self._paused_since_ns:
-            self.paused_ns += now_ns - self._paused_since_ns
+        self._end_pause(now_ns)
         relay.bytes_up += self.request_bytes
         relay.bytes_down += self.response_bytes
         if self._tapped:

@@ -31,7 +31,7 @@ class FlowToHttp10(Flow):
             self._chunks = ChunkedScanner()
         return head.framing is Framing.LENGTH
 
-    def _dechunks(self, head: ResponseHead) -> bool:
+    def _dechunks(self) -> bool:
         return True
 
     def _reframed(self, body: bytes) -> bytes:

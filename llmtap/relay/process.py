@@ -43,7 +43,7 @@ class RelaySetup(msgspec.Struct, kw_only=True):
 
 
 def main() -> int:
-    """Run until SIGTERM, or until the supervisor is gone."""
+    """Run until SIGTERM, or until the supervisor is gone: status 0; 1 when the relay broke."""
     setup = msgspec.json.decode(sys.stdin.buffer.readline(), type=RelaySetup, dec_hook=decode_special)
     set_up(setup.log)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -53,11 +53,10 @@ def main() -> int:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
-    uvloop.run(_run(setup))
-    return 0
+    return uvloop.run(_run(setup))
 
 
-async def _run(setup: RelaySetup) -> None:
+async def _run(setup: RelaySetup) -> int:
     loop = asyncio.get_running_loop()
     options = setup.options
     socks = [socket.socket(fileno=fd) for fd in setup.listen_fds]
@@ -90,5 +89,11 @@ async def _run(setup: RelaySetup) -> None:
         options.upstream,
         options.clock,
     )
-    await stop.wait()
+    stopping = loop.create_task(stop.wait())
+    await asyncio.wait((stopping, relay.broken), return_when=asyncio.FIRST_COMPLETED)
+    if relay.broken.done():
+        # No drain: nothing might end a stream that stands still, and only when this process has ended does
+        # the supervisor start another. New connections wait in the kernel until then.
+        return 1
     await relay.drain()
+    return 0

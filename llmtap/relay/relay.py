@@ -5,12 +5,13 @@ import logging
 import os
 import resource
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
 
 from llmtap.clock import Clock, SystemClock
+from llmtap.memory import resident_bytes
 from llmtap.net.lag import LagMeter
 from llmtap.net.listener import Listener
 from llmtap.net.pool import Origin, Pool, parse_origin
@@ -105,6 +106,8 @@ class Relay:
         self._probe: asyncio.TimerHandle | None = None
         self._probe_due_ns = 0
         self._drained = asyncio.Event()
+        self.broken: asyncio.Future[None] = loop.create_future()
+        """Done once a task that all connections depend on has failed."""
 
     def _route_to(self, origin: Origin, server_name: str | None) -> Route:
         options = self.options
@@ -161,14 +164,24 @@ class Relay:
         """Accept from `sockets`, and look for the meter."""
         self.tap.connect()
         for sock in sockets:
-            self._listeners.append(Listener(self.loop, sock, self._accept))
-        self._keep(self._sweep_for_ever())
-        self._keep(self._report_for_ever())
+            self._listeners.append(Listener(self.loop, sock, self._accept, self._accept_failed))
+        for work in (self._sweep_for_ever, self._report_for_ever):
+            self._keep(work(), work.__name__).add_done_callback(self._vital_over)
 
-    def _keep(self, coroutine: "asyncio._CoroutineLike[None]") -> None:
-        task = self.loop.create_task(coroutine)
+    def _keep(self, coroutine: "asyncio._CoroutineLike[None]", name: str) -> asyncio.Task[None]:
+        task = self.loop.create_task(coroutine, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _vital_over(self, task: asyncio.Task[None]) -> None:
+        """Without time-outs, or unheard, a relay still looks well: better that its process ends."""
+        if not task.cancelled():
+            log.critical(
+                "event=relay_broken relay=%s task=%s", self.name, task.get_name(), exc_info=task.exception()
+            )
+            if not self.broken.done():
+                self.broken.set_result(None)
 
     # ---------------------------------------------------------------- accepting
 
@@ -188,12 +201,16 @@ class Relay:
         connection = ClientConnection(self, address)
         self.connections.add(connection)
         if self._server_tls is not None:
-            self._keep(self._accept_tls(sock, connection))
+            self._keep(self._accept_tls(sock, connection), "accept_tls")
             return
         stream = open_stream(self.loop, sock, connection, self._timebase, self.options.clock)
         connection.attach(stream, self.now_ns())
         if self._probe is None:
             self._start_probe()
+
+    def _accept_failed(self, error: OSError) -> None:
+        self.refuse("accept_failed")
+        self.warn("accept_failed", str(error))
 
     async def _accept_tls(self, sock: socket.socket, connection: ClientConnection) -> None:
         stream = TlsStream(connection)
@@ -223,12 +240,15 @@ class Relay:
         """Count a connection or request that was turned away."""
         self._refused[limit] = self._refused.get(limit, 0) + 1
 
-    def warn(self, kind: str, what: str) -> None:
-        """Log a fault of the world: at most one line a second of a kind, so that an outage fills no disk."""
+    def warn(self, kind: str, what: str, error: Exception | None = None) -> None:
+        """Log a fault of the world: at most one line a second of a kind, so that an outage fills no disk.
+
+        Where the fault is ours, `error` says where.
+        """
         now_ns = self.now_ns()
         if now_ns - self._warned_ns.get(kind, -WARN_EVERY_NS) >= WARN_EVERY_NS:
             self._warned_ns[kind] = now_ns
-            log.warning("event=%s relay=%s error=%r", kind, self.name, what)
+            log.warning("event=%s relay=%s error=%r", kind, self.name, what, exc_info=error)
 
     # ---------------------------------------------------------------- the loop's lateness
 
@@ -254,14 +274,21 @@ class Relay:
             await asyncio.sleep(SWEEP_S)
             now_ns = self.now_ns()
             for pool in self._pools:
-                pool.sweep(now_ns)
+                self._check(pool.sweep, now_ns)
             if self.flows and self._probe is None:
                 self._start_probe()
             waiting = list(self.connections)
             for start in range(0, len(waiting), SWEEP_SLICE):
                 for connection in waiting[start : start + SWEEP_SLICE]:
-                    connection.check(now_ns)
+                    self._check(connection.check, now_ns)
                 await asyncio.sleep(0)
+
+    def _check(self, check: Callable[[int], None], now_ns: int) -> None:
+        """A mistake of ours about one connection must not take the time-outs from all others."""
+        try:
+            check(now_ns)
+        except Exception as exc:
+            self.warn("check_failed", type(exc).__name__, exc)
 
     async def _report_for_ever(self) -> None:
         while True:
@@ -290,7 +317,7 @@ class Relay:
             refused=self._refused,
             tap_pending_bytes=tap.pending_bytes,
             cpu_ns=int((usage.ru_utime + usage.ru_stime) * 1e9),
-            rss_bytes=_rss_bytes(),
+            rss_bytes=resident_bytes(),
             lag_ns_max=self.lag.take_max(),
             lag_buckets=self.lag.buckets,
             lag_sum_ns=self.lag.sum_ns,
@@ -362,8 +389,3 @@ class Relay:
         self.tap.close()
         for task in list(self._tasks):
             task.cancel()
-
-
-def _rss_bytes() -> int:
-    with open("/proc/self/statm", "rb") as f:
-        return int(f.read().split()[1]) * resource.getpagesize()

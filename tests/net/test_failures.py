@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import os
 import socket
 import ssl
 from pathlib import Path
@@ -10,7 +11,7 @@ import aiohttp
 import pytest
 import trustme
 
-from llmtap.net.failures import failure_said
+from llmtap.net.failures import failure_said, is_own_shortage
 from tests.support.live_proxy import port_free
 from tests.support.peer import scene
 
@@ -95,3 +96,17 @@ async def test_certificates_and_servers_without_any(tmp_path: Path) -> None:
         # What the server says in the middle of it is no failure of TLS.
         said = await why_not(f"https://127.0.0.1:{tls}", trusting)
         assert said in ("server disconnected", "connection reset by peer")
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM])
+def test_a_shortage_of_this_host_is_nobody_elses_fault(number: int) -> None:
+    assert is_own_shortage(OSError(number, os.strerror(number)))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ConnectionRefusedError(errno.ECONNREFUSED, "refused"), TimeoutError(), OSError("no number"),
+     socket.gaierror(socket.EAI_NONAME, "not known"), ssl.SSLError(1, "no")],
+)  # fmt: skip
+def test_any_other_failure_is_no_shortage(error: OSError) -> None:
+    assert not is_own_shortage(error)

@@ -86,11 +86,15 @@ def test_a_listening_socket_does_not_block_and_sends_small_writes_at_once() -> N
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
+def no_shortage(error: OSError) -> None:
+    raise AssertionError from error
+
+
 @scene
 async def test_every_connection_is_handed_over_without_blocking() -> None:
     sock = bind("127.0.0.1", 0, shared=False)
     accepted: list[socket.socket] = []
-    listener = Listener(asyncio.get_running_loop(), sock, accepted.append)
+    listener = Listener(asyncio.get_running_loop(), sock, accepted.append, no_shortage)
     clients = [socket.create_connection(sock.getsockname()) for _ in range(ACCEPTS_PER_TURN * 2 + 3)]
     await wait_until(lambda: len(accepted) == len(clients))
     assert not any(s.getblocking() for s in accepted)
@@ -107,7 +111,7 @@ async def test_who_is_in_the_queue_is_let_in_before_the_door_closes() -> None:
     sock = bind("127.0.0.1", 0, shared=False)
     address = sock.getsockname()
     accepted: list[socket.socket] = []
-    listener = Listener(asyncio.get_running_loop(), sock, accepted.append)
+    listener = Listener(asyncio.get_running_loop(), sock, accepted.append, no_shortage)
     clients = [socket.create_connection(address) for _ in range(5)]  # the loop has had no turn yet
     listener.close()
     assert len(accepted) == 5
@@ -124,6 +128,7 @@ class NoFilesLeft:
         self._sock = sock
         self.error: OSError | None = error
         self.tries = 0
+        self.told: list[OSError] = []
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -141,7 +146,13 @@ class NoFilesLeft:
 def listening_with(error: OSError) -> tuple[NoFilesLeft, list[socket.socket], Callable[[], Listener]]:
     fake = NoFilesLeft(bind("127.0.0.1", 0, shared=False), error)
     accepted: list[socket.socket] = []
-    return fake, accepted, lambda: Listener(asyncio.get_running_loop(), fake, accepted.append)  # type: ignore[arg-type]
+    return (
+        fake,
+        accepted,
+        lambda: Listener(  # type: ignore[arg-type]
+            asyncio.get_running_loop(), fake, accepted.append, fake.told.append
+        ),
+    )
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM])
@@ -150,14 +161,31 @@ async def test_without_file_descriptors_it_waits_instead_of_spinning(number: int
     fake, accepted, start = listening_with(OSError(number, "none left"))
     listener = start()
     client = socket.create_connection(fake._sock.getsockname())
-    await wait_until(lambda: listener.failures)
+    await wait_until(lambda: fake.told)
     await asyncio.sleep(FULL_PAUSE_S / 2)
     assert fake.tries <= 2, "a full process must not spin on its listening socket"
     fake.error = None
     await wait_until(lambda: accepted)  # the connection waited in the kernel
+    assert {e.errno for e in fake.told} == {number}
     listener.close()
     for s in [*accepted, client]:
         s.close()
+
+
+@pytest.mark.parametrize("pausing", [False, True])
+@scene
+async def test_nothing_resumes_a_door_that_was_closed_without_file_descriptors(pausing: bool) -> None:
+    fake, accepted, start = listening_with(OSError(errno.EMFILE, "none left"))
+    listener = start()
+    with socket.create_connection(fake._sock.getsockname()):
+        if pausing:
+            await wait_until(lambda: fake.told)
+        before = len(fake.told)
+        listener.close()
+        assert len(fake.told) == before + 1, "who is in the queue was to be let in"
+        # Whatever a timer raises fails the scene.
+        await asyncio.sleep(FULL_PAUSE_S * 2)
+    assert (len(fake.told), accepted) == (before + 1, [])
 
 
 @scene
@@ -168,7 +196,7 @@ async def test_a_connection_that_was_aborted_in_the_queue_is_passed_over() -> No
     await wait_until(lambda: fake.tries >= ACCEPTS_PER_TURN)
     fake.error = None
     await wait_until(lambda: accepted)
-    assert listener.failures == 0
+    assert fake.told == []
     listener.close()
     for s in [*accepted, client]:
         s.close()
@@ -177,9 +205,9 @@ async def test_a_connection_that_was_aborted_in_the_queue_is_passed_over() -> No
 def test_an_error_nobody_expects_is_not_swallowed() -> None:
     async def accept_once() -> None:
         fake, _, start = listening_with(OSError(errno.EBADF, "bad"))
-        listener = start()
+        start()
         with socket.create_connection(fake._sock.getsockname()):
-            await wait_until(lambda: listener.failures)
+            await wait_until(lambda: fake.tries)
         asyncio.get_running_loop().remove_reader(fake)
         fake.close()
 

@@ -1,13 +1,19 @@
 """Kept connections are never trusted blindly; which one is taken, and when they are given up."""
 
 import asyncio
+import errno
+import socket
+import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError
+from llmtap.net import pool as pool_module
 from llmtap.net.lag import LagMeter
 from llmtap.net.pool import Origin, Pool, parse_origin
 from llmtap.net.stream import Stream, Timebase
@@ -56,22 +62,28 @@ def test_no_origin_names_the_setting(url: str) -> None:
 
 
 @asynccontextmanager
-async def pool_of(server: Upstream, *, idle_max: int = 8, idle_ns: int = IDLE_NS) -> AsyncIterator[Pool]:
+async def pool_to(
+    url: str, *, idle_max: int = 8, idle_ns: int = IDLE_NS, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[Pool]:
     pool = Pool(
         asyncio.get_running_loop(),
-        parse_origin(server.url, "test"),
+        parse_origin(url, "test"),
         Timebase(SystemClock(), LagMeter(0)),
         clock="mono",
         idle_max=idle_max,
         idle_ns=idle_ns,
         connect_ns=CONNECT_NS,
-        tls=None,
+        tls=tls,
         server_name=None,
     )
     try:
         yield pool
     finally:
         pool.close()
+
+
+def pool_of(server: Upstream, **limits: int) -> AbstractAsyncContextManager[Pool]:
+    return pool_to(server.url, **limits)
 
 
 class Waits(Notes):
@@ -242,8 +254,7 @@ async def test_nobody_listening_is_an_oserror() -> None:
 
 @scene
 async def test_a_name_that_does_not_resolve_is_an_oserror() -> None:
-    async with upstream() as server, pool_of(server) as pool:
-        pool.origin = parse_origin("http://nobody.invalid", "test")  # RFC 6761 6.4
+    async with pool_to("http://nobody.invalid") as pool:  # RFC 6761 6.4
         with pytest.raises(OSError):
             await opened(pool)
 
@@ -251,12 +262,11 @@ async def test_a_name_that_does_not_resolve_is_an_oserror() -> None:
 @scene
 async def test_a_name_nobody_could_have_is_an_oserror_too() -> None:
     """The caller turns an OSError into a 502; anything else would leave its client waiting."""
-    async with upstream() as server, pool_of(server) as pool:
-        for name in ("a..b", "x" * 64 + ".test"):
-            with pytest.raises((OSError, ConfigError)) as told:
-                pool.origin = parse_origin(f"http://{name}", "test")
+    for name in ("a..b", "x" * 64 + ".test"):
+        with pytest.raises((OSError, ConfigError)) as told:
+            async with pool_to(f"http://{name}") as pool:
                 await asyncio.wait_for(opened(pool), PATIENCE_S)
-            assert not isinstance(told.value, TimeoutError), "nobody was told anything"
+        assert not isinstance(told.value, TimeoutError), "nobody was told anything"
 
 
 @scene
@@ -282,8 +292,7 @@ async def test_how_long_it_took_is_told() -> None:
 
 @scene
 async def test_what_takes_too_long_to_open_is_given_up() -> None:
-    async with unanswered_port() as port, upstream() as server, pool_of(server) as pool:
-        pool.origin = parse_origin(f"http://127.0.0.1:{port}", "test")
+    async with unanswered_port() as port, pool_to(f"http://127.0.0.1:{port}") as pool:
         waiter = Waits()
         pool.connect(waiter)
         await asyncio.sleep(0.02)
@@ -297,11 +306,10 @@ async def test_what_takes_too_long_to_open_is_given_up() -> None:
 
 @scene
 async def test_who_no_longer_waits_is_told_nothing() -> None:
-    async with unanswered_port() as port, upstream() as server, pool_of(server) as pool:
+    async with unanswered_port() as port, pool_to(f"http://127.0.0.1:{port}") as pool:
         waiters = [Waits() for _ in range(3)]
         attempt = pool.connect(waiters[0])
         attempt.cancel()  # while the name is looked up
-        pool.origin = parse_origin(f"http://127.0.0.1:{port}", "test")
         attempt = pool.connect(waiters[1])
         await asyncio.sleep(0.02)
         attempt.cancel()  # while the handshake is under way
@@ -312,4 +320,193 @@ async def test_who_no_longer_waits_is_told_nothing() -> None:
         await asyncio.sleep(0.02)
         assert not pool.attempts
         assert not any(w.came.done() for w in waiters)
-        assert server.connections == 0
+
+
+# ---------------------------------------------------------------- the name
+
+
+class Lookups:
+    """What the loop's look-ups are replaced by: counted, and answered when told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        loop = asyncio.get_running_loop()
+        self._real = loop.getaddrinfo
+        self.names: list[str] = []
+        self.answered = asyncio.Event()
+        self.error: Exception | None = None
+        monkeypatch.setattr(loop, "getaddrinfo", self._look_up)
+
+    async def _look_up(self, host: str, port: int, **how: Any) -> Any:
+        self.names.append(host)
+        await self.answered.wait()
+        if self.error is not None:
+            raise self.error
+        return await self._real("127.0.0.1", port, **how)
+
+
+def pool_by_name(server: Upstream, tls: ssl.SSLContext | None = None) -> AbstractAsyncContextManager[Pool]:
+    url = server.url.replace("127.0.0.1", "gw.test")
+    assert "gw.test" in url
+    return pool_to(url if tls is None else url.replace("http:", "https:"), tls=tls)
+
+
+@pytest.mark.parametrize("tls", [False, True])
+@scene
+async def test_one_look_up_serves_all_who_wait(tls: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for TLS, which is given the address: here it then fails, for nobody speaks it."""
+    context = ssl.create_default_context() if tls else None
+    async with upstream() as server, pool_by_name(server, context) as pool:
+        lookups = Lookups(monkeypatch)
+        waiters = [Waits() for _ in range(100)]
+        for waiter in waiters:
+            pool.connect(waiter)
+        await asyncio.sleep(0.01)
+        assert lookups.names == ["gw.test"]
+        lookups.answered.set()
+        if tls:
+            await wait_until(lambda: server.connections == 100)
+        else:
+            for waiter in waiters:
+                (await waiter.came).close()
+            (await opened(pool)).close()
+        assert lookups.names == ["gw.test"], "it is known for a while"
+
+
+@scene
+async def test_who_leaves_during_a_look_up_leaves_it_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Cancels(Waits):
+        def on_connected(self, stream: Stream, took_ns: int) -> None:
+            super().on_connected(stream, took_ns)
+            attempts[2].cancel()  # the name is known, and this one's turn has not come
+
+    async with upstream() as server, pool_by_name(server) as pool:
+        lookups = Lookups(monkeypatch)
+        waiters = [Waits(), Cancels(), Waits()]
+        attempts = [pool.connect(waiter) for waiter in waiters]
+        await asyncio.sleep(0.01)
+        attempts[0].cancel()
+        lookups.answered.set()
+        stream = await waiters[1].came
+        assert stream.is_alive()
+        await wait_until(lambda: server.connections == 1)
+        assert [w.came.done() for w in waiters] == [False, True, False]
+        assert not pool.attempts
+        stream.close()
+
+
+@pytest.mark.parametrize("error", [socket.gaierror(socket.EAI_NONAME, "not known"), UnicodeError("no label")])
+@scene
+async def test_a_look_up_that_fails_fails_all_who_waited_and_nobody_later(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with upstream() as server, pool_by_name(server) as pool:
+        lookups = Lookups(monkeypatch)
+        lookups.error = error
+        lookups.answered.set()
+        waiters = [Waits() for _ in range(3)]
+        for waiter in waiters:
+            pool.connect(waiter)
+        for waiter in waiters:
+            with pytest.raises(OSError, match=r"not known|no label"):
+                await waiter.came
+        assert not pool.attempts
+        lookups.error = None
+        (await opened(pool)).close()
+        assert len(lookups.names) == 2
+
+
+@scene
+async def test_what_one_does_with_its_connection_is_no_others_trouble() -> None:
+    class Fails(Waits):
+        def on_connected(self, stream: Stream, took_ns: int) -> None:
+            stream.close()
+            raise RuntimeError("a mistake of ours")
+
+    faults: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
+    async with upstream() as server, pool_of(server) as pool:
+        pool.connect(Fails())
+        (await opened(pool)).close()
+    assert [str(f["exception"]) for f in faults] == ["a mistake of ours"]
+
+
+@scene
+async def test_closing_the_pool_ends_a_look_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with upstream() as server, pool_by_name(server) as pool:
+        lookups = Lookups(monkeypatch)
+        waiter = Waits()
+        pool.connect(waiter)
+        await asyncio.sleep(0.01)
+        task = pool._looking_up
+        assert task is not None
+        pool.close()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        lookups.answered.set()
+        await asyncio.sleep(0.01)
+        assert (waiter.came.done(), server.connections) == (False, 0)
+
+
+# ---------------------------------------------------------------- what is missing here, not there
+
+
+def sockets_fail(monkeypatch: pytest.MonkeyPatch, *numbers: int) -> None:
+    """The next sockets of pools cannot be made, for these reasons; then they can."""
+    left = list(numbers)
+
+    def make(*args: Any) -> socket.socket:
+        if left:
+            number = left.pop(0)
+            raise OSError(number, errno.errorcode[number])
+        return socket.socket(*args)
+
+    others = {name: getattr(socket, name) for name in dir(socket)}
+    monkeypatch.setattr(pool_module, "socket", SimpleNamespace(**{**others, "socket": make}))
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM])
+@scene
+async def test_no_socket_left_is_told_and_no_address_blamed(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with upstream() as server, pool_of(server) as pool:
+        (await opened(pool)).close()
+        lookups = Lookups(monkeypatch)
+        sockets_fail(monkeypatch, number)
+        waiter = Waits()
+        pool.connect(waiter)
+        assert waiter.came.done(), "it is known at once"
+        with pytest.raises(OSError) as told:
+            await waiter.came
+        assert told.value.errno == number
+        assert not pool.attempts
+        (await opened(pool)).close()
+        assert lookups.names == []
+
+
+@scene
+async def test_a_family_that_this_host_lacks_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with upstream() as server, pool_of(server) as pool:
+        (await opened(pool)).close()
+        pool._addresses *= 2
+        sockets_fail(monkeypatch, errno.EAFNOSUPPORT)
+        (await opened(pool)).close()
+
+
+# ---------------------------------------------------------------- TLS, until it is spoken
+
+
+@scene
+async def test_a_tls_handshake_may_be_given_up_at_any_moment() -> None:
+    async with upstream() as server:
+        url = server.url.replace("http:", "https:")
+        async with pool_to(url, tls=ssl.create_default_context()) as pool:
+            waiters = [Waits() for _ in range(20)]
+            for turns, waiter in enumerate(waiters):
+                attempt = pool.connect(waiter)
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                attempt.cancel()
+            await wait_until(lambda: not server.open)
+            assert not pool.attempts
+        assert not any(waiter.came.done() for waiter in waiters)

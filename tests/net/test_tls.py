@@ -8,12 +8,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 import pytest
 import trustme
 
 from llmtap.errors import ConfigError
-from llmtap.net.tls import client_context, server_context
+from llmtap.net.tls import TlsStream, client_context, server_context
 from tests.support.peer import PATIENCE_S, Ending, Head, chunk, scene, wait_still, wait_until
 from tests.support.proxy import Tapped, ms, stage, tapped
 from tests.support.raw_client import request
@@ -56,7 +57,10 @@ class TlsClient:
         self.writer = writer
 
     @classmethod
-    async def connect(cls, port: int, ca: str) -> "TlsClient":
+    async def connect(cls, port: int, ca: str | None) -> "TlsClient":
+        """Without a CA in plain text."""
+        if ca is None:
+            return cls(*await asyncio.open_connection("127.0.0.1", port))
         context = ssl.create_default_context(cafile=ca)
         context.set_alpn_protocols(["http/1.1"])
         return cls(
@@ -85,11 +89,14 @@ class TlsUpstream:
 
 
 @asynccontextmanager
-async def tls_upstream(papers: Papers, handler: Handler) -> AsyncIterator[TlsUpstream]:
+async def tls_upstream(papers: Papers | None, handler: Handler) -> AsyncIterator[TlsUpstream]:
+    """Without papers the same in plain text."""
     upstream = TlsUpstream()
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(papers.certificate, papers.key)
-    context.sni_callback = lambda _obj, name, _context: upstream.names.append(name)
+    context: ssl.SSLContext | None = None
+    if papers is not None:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(papers.certificate, papers.key)
+        context.sni_callback = lambda _obj, name, _context: upstream.names.append(name)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         upstream.connections += 1
@@ -226,6 +233,14 @@ async def test_a_handshake_that_does_not_come_is_given_up(papers: Papers) -> Non
         assert tap.relay.status().refused == {"tls_handshake": 1}
 
 
+@pytest.mark.parametrize("end", ["close", "abort"])
+def test_what_was_given_up_during_the_handshake_is_closed_behind_it(end: str) -> None:
+    stream, transport = TlsStream(mock.Mock()), mock.Mock()
+    getattr(stream, end)()
+    stream.connection_made(transport)
+    transport.abort.assert_called_once_with()
+
+
 @scene
 async def test_a_tls_client_that_leaves_closes_the_upstream(papers: Papers) -> None:
     async with stage(tls_certificate=papers.certificate, tls_key=papers.key) as (up, tap):
@@ -284,7 +299,11 @@ async def test_a_slow_tls_client_is_back_pressure(papers: Papers) -> None:
         client.writer.transport.pause_reading()
         # Until the upstream can push no more.
         assert await wait_still(lambda: call_peer[0].sent_bytes) < 30_000_000
+        (flow,) = tap.relay.flows
+        acked = await wait_still(lambda: flow._stream.acked_bytes)
+        assert 0 < acked < 30_000_000
         client.writer.transport.resume_reading()
+        await wait_until(lambda: flow._stream.acked_bytes > acked)
         got = 0
         while got < total:
             got += len(await client.reader.read(1 << 20))
@@ -461,3 +480,181 @@ async def test_an_idle_tls_connection_that_the_upstream_closes_is_not_used(paper
             assert (await client.post("/", b"x")).status == 200
             await wait_until(lambda: tap.relay.pool.idle == 0)
             assert up.connections == i + 1
+
+
+# ---------------------------------------------------------------- tunnels
+
+SWITCH = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n"
+MUCH = 16_000_000
+"""More than the sockets between take: the relay is left with some of it."""
+
+
+@asynccontextmanager
+async def tunnel(
+    papers: Papers, *, client_tls: bool, upstream_tls: bool, talk: Handler
+) -> AsyncIterator[tuple[TlsClient, Tapped]]:
+    """A client behind its handshake with an upstream that goes on with `talk`."""
+
+    async def switches(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(SWITCH)
+        await talk(reader, writer)
+
+    options = {"tls_certificate": papers.certificate, "tls_key": papers.key} if client_tls else {}
+    async with (
+        tls_upstream(papers if upstream_tls else None, switches) as up,
+        tapped(
+            f"http{'s' if upstream_tls else ''}://localhost:{up.port}", upstream_ca=papers.ca, **options
+        ) as tap,
+    ):
+        client = await TlsClient.connect(tap.port, papers.ca if client_tls else None)
+        client.writer.write(request("GET", "/", "Connection: Upgrade", "Upgrade: websocket"))
+        assert (await client.head()).line.startswith(b"HTTP/1.1 101 ")
+        yield client, tap
+        client.writer.transport.abort()
+
+
+async def how_it_ended(tap: Tapped) -> tuple[str, str | None]:
+    """Without a wait for any limit; and nothing is left behind."""
+    closing = (await tap.meter.closed(1)).closing
+    await wait_until(lambda: not tap.relay.connections)
+    return closing.outcome, closing.error
+
+
+SIDES = [(False, False), (True, False), (False, True), (True, True)]
+BY_SIDES = pytest.mark.parametrize(("client_tls", "upstream_tls"), SIDES)
+
+
+@BY_SIDES
+@scene
+async def test_a_tunnel_ends_in_order_when_the_server_closes_first(
+    papers: Papers, client_tls: bool, upstream_tls: bool
+) -> None:
+    async def leaves(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"bye")
+
+    async with tunnel(papers, client_tls=client_tls, upstream_tls=upstream_tls, talk=leaves) as (client, tap):
+        assert await client.reader.read() == b"bye"
+        client.writer.close()
+        assert await how_it_ended(tap) == ("complete", None)
+
+
+@BY_SIDES
+@scene
+async def test_a_tunnel_ends_in_order_when_the_client_closes_first(
+    papers: Papers, client_tls: bool, upstream_tls: bool
+) -> None:
+    heard: list[bytes] = []
+
+    async def hears(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard.append(await reader.read())
+
+    async with tunnel(papers, client_tls=client_tls, upstream_tls=upstream_tls, talk=hears) as (client, tap):
+        client.writer.write(b"bye")
+        client.writer.close()
+        assert await how_it_ended(tap) == ("complete", None)
+        await wait_until(lambda: heard)
+        assert heard == [b"bye"]
+
+
+@BY_SIDES
+@scene
+async def test_the_end_of_a_server_waits_for_all_that_it_said(
+    papers: Papers, client_tls: bool, upstream_tls: bool
+) -> None:
+    async def says_much(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"z" * MUCH)
+
+    async with tunnel(papers, client_tls=client_tls, upstream_tls=upstream_tls, talk=says_much) as (
+        client, tap,
+    ):  # fmt: skip
+        client.writer.transport.pause_reading()
+        (flow,) = tap.relay.flows
+        await wait_until(lambda: flow._stream.pending)
+        await wait_still(lambda: flow.response_bytes)
+        client.writer.transport.resume_reading()
+        assert len(await client.reader.read()) == MUCH
+        client.writer.close()
+        assert await how_it_ended(tap) == ("complete", None)
+
+
+@BY_SIDES
+@scene
+async def test_the_end_of_a_client_waits_for_all_that_it_said(
+    papers: Papers, client_tls: bool, upstream_tls: bool
+) -> None:
+    go = asyncio.Event()
+    heard: list[int] = []
+
+    async def hears_late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await go.wait()
+        heard.append(len(await reader.read()))
+
+    async with tunnel(papers, client_tls=client_tls, upstream_tls=upstream_tls, talk=hears_late) as (
+        client, tap,
+    ):  # fmt: skip
+        (flow,) = tap.relay.flows
+        client.writer.write(b"z" * MUCH)
+        client.writer.close()
+        await wait_until(lambda: flow._upstream is not None and flow._upstream.pending)
+        await wait_still(lambda: flow.request_bytes)
+        go.set()
+        assert await how_it_ended(tap) == ("complete", None)
+        await wait_until(lambda: heard)
+        assert heard == [MUCH]
+
+
+@pytest.mark.parametrize("client_tls", [False, True])
+@scene
+async def test_a_server_that_has_said_all_is_not_broken_by_what_it_does_not_hear(
+    papers: Papers, client_tls: bool
+) -> None:
+    """A client may still answer the Close frame of a server that is gone (RFC 6455 5.5.1)."""
+
+    async def leaves(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"bye")
+
+    async with tunnel(papers, client_tls=client_tls, upstream_tls=True, talk=leaves) as (client, tap):
+        assert await client.reader.read() == b"bye"
+        for _ in range(3):
+            client.writer.write(b"bye")
+            await asyncio.sleep(0.01)
+        client.writer.close()
+        assert await how_it_ended(tap) == ("complete", None)
+
+
+@scene
+async def test_a_tls_client_that_ends_while_the_server_still_speaks_has_left(papers: Papers) -> None:
+    over = asyncio.Event()
+
+    async def speaks(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.write(b"there is more")
+        await over.wait()
+
+    async with tunnel(papers, client_tls=True, upstream_tls=False, talk=speaks) as (client, tap):
+        client.writer.close()
+        outcome, error = await how_it_ended(tap)
+        over.set()
+        assert outcome == "client_cancelled"
+        assert error is not None
+        assert error.startswith("the client broke the tunnel")
+
+
+@pytest.mark.parametrize("client_tls", [False, True])
+@scene
+async def test_a_tls_server_that_leaves_without_a_word_broke_the_tunnel(
+    papers: Papers, client_tls: bool
+) -> None:
+    """RFC 8446 6.1: without a closure alert nobody knows whether something is missing."""
+
+    async def cut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"half of")
+        await reader.readexactly(3)
+        writer.transport.abort()
+
+    async with tunnel(papers, client_tls=client_tls, upstream_tls=True, talk=cut) as (client, tap):
+        assert await client.reader.readexactly(7) == b"half of"
+        client.writer.write(b"yes")
+        assert await client.reader.read() == b""
+        assert (await how_it_ended(tap))[0] == "upstream_reset"

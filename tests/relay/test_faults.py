@@ -1,12 +1,15 @@
 """Things that go wrong in the world: seen by whoever has to know, at once, and paid for by nobody else."""
 
 import asyncio
+import contextlib
 import json
+import socket
 from itertools import pairwise
 
 import pytest
 
 from llmtap.clock import SystemClock
+from llmtap.net.stream import PlainStream
 from tests.support.peer import Ending, Gone, chunk, chunked, scene, wait_still, wait_until
 from tests.support.proxy import Tapped, ms, stage, tapped
 from tests.support.raw_client import RawClient, request
@@ -674,6 +677,86 @@ async def test_heads_followed_by_silence_can_be_left() -> None:
 
 
 # ---------------------------------------------------------------- back-pressure
+
+
+@scene
+async def test_an_upload_behind_a_complete_answer_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client reads nothing and goes on sending what nobody wants any more."""
+    monkeypatch.setattr("llmtap.relay.relay.SWEEP_S", 3_600.0)  # the test looks by itself
+    async with stage() as (up, tap):
+        done = asyncio.Event()
+
+        async def refuses(call: Call) -> str:
+            await call.say(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 50000\r\n\r\n" + b"x" * 50_000)
+            await done.wait()
+            return CLOSE
+
+        client = await tap.client(receive_buffer=4_096)
+        (connection,) = tap.relay.connections
+        assert isinstance(connection._stream, PlainStream)
+        connection._stream._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
+        await client.send(request("POST", up.on(refuses), "Content-Length: 10000000000"))
+        await wait_until(lambda: any(flow._finishing for flow in tap.relay.flows))
+        (flow,) = tap.relay.flows
+        before_ns = flow.last_ns
+        await client.send(*[b"y" * 100_000] * 100)
+        await wait_until(lambda: flow.request_bytes > 10_000_000)
+        assert kept_by(tap) < 100_000
+        assert flow.last_ns == before_ns, "it kept the exchange alive"
+        done.set()
+
+
+@pytest.mark.parametrize("who", ["client", "upstream"])
+@scene
+async def test_one_that_takes_little_at_a_time_is_not_idle(who: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel's buffers hide it for long: nothing more fits into them until a third is free."""
+    monkeypatch.setattr("llmtap.relay.relay.SWEEP_S", 3_600.0)  # the test looks by itself
+    async with stage() as (up, tap):
+        takes, over = asyncio.Event(), asyncio.Event()
+
+        async def script(call: Call) -> str:
+            if who == "client":
+                await call.say(b"HTTP/1.1 200 OK\r\nContent-Length: 60000000\r\n\r\n")
+                with contextlib.suppress(ConnectionError):
+                    await call.say(*[b"z" * 100_000] * 600)
+            else:
+                await takes.wait()
+                await call.peer.exactly(400_000)
+                await over.wait()
+            return CLOSE
+
+        client = await tap.client(receive_buffer=65_536)
+        path = up.on(script)
+        body = [] if who == "client" else [b"q" * 100_000] * 600
+        length = f"Content-Length: {sum(map(len, body))}"
+        sending = asyncio.ensure_future(client.send(request("POST", path, length), *body))
+        await wait_until(lambda: up.calls)
+        (flow,) = tap.relay.flows
+        slow = flow._stream if who == "client" else flow._upstream
+        assert slow is not None
+        await wait_until(lambda: slow.pending)
+        await wait_still(lambda: slow.acked_bytes)
+        limit_ns = tap.relay.options.idle_timeout
+        now_ns = flow.last_ns + limit_ns // 2
+        flow.check(now_ns)
+        acked = slow.acked_bytes
+        if who == "client":
+            await client.exactly(400_000)
+        else:
+            takes.set()
+        await wait_until(lambda: slow.acked_bytes > acked)
+        await wait_still(lambda: slow.acked_bytes)
+        now_ns += limit_ns + 1
+        flow.check(now_ns)
+        assert not flow.over, "it took something"
+        now_ns += limit_ns + 1
+        flow.check(now_ns)
+        assert flow.over, "it took nothing"
+        over.set()
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+        closing = (await tap.meter.closed(1)).closing
+        assert closing.outcome == ("client_cancelled" if who == "client" else "upstream_timeout")
 
 
 @pytest.mark.parametrize("clock", ["mono", "kernel"])

@@ -1,14 +1,20 @@
 """What the relay does not pass on: refused in plain words, marked as its own, and never half forwarded."""
 
 import asyncio
+import errno
 import json
+import os
+import resource
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
+from tests.net.test_pool import sockets_fail
 from tests.support.peer import PATIENCE_S, Gone, chunked, scene, wait_still, wait_until
 from tests.support.proxy import Tapped, ms, stage
-from tests.support.raw_client import Answer, request
+from tests.support.raw_client import Answer, RawClient, request
 from tests.support.upstream import CLOSE, RESET, Call, answers, says
 
 
@@ -412,6 +418,81 @@ async def test_a_pipeline_is_answered_to_its_end_while_the_upstream_is_away(at_o
             assert [(await client.answer()).status for _ in range(5)] == [502] * 5
         up.start()
         assert (await client.get(path)).data == b"here"
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize(("method", "ask"), [("GET", {}), ("POST", {"body": b"{}"}), ("HEAD", {})])
+@scene
+async def test_no_file_descriptor_left_is_a_503_at_once_and_the_taps_own(
+    method: str,
+    ask: dict[str, bytes],
+    first: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The upstream was never asked: neither its address nor its name is to blame."""
+    async with stage(upstream_keepalive=ms(0)) as (up, tap):
+        path = up.on(answers(b"ok"))
+        if not first:  # the upstream's name is known
+            assert (await (await tap.client()).get(path)).data == b"ok"
+        sockets_fail(monkeypatch, errno.EMFILE)
+        client = await tap.client()
+        async with asyncio.timeout(PATIENCE_S):  # connect_timeout is ten times that
+            answer = await client.ask(request(method, path, **ask))
+            await client.to_end()  # a connection that is kept would hold on to what is short
+        assert answer.status == 503
+        assert answer.head.get("x-llmtap-error") == b"tap_overloaded"
+        assert answer.head.get("retry-after") == b"1"
+        if method != "HEAD":
+            check_own(answer, 503)
+        recorded = await tap.meter.closed(1 if first else 2)
+        assert (recorded.closing.outcome, recorded.closing.status) == ("rejected", 503)
+        assert recorded.closing.error is not None
+        assert "too many open files" in recorded.closing.error
+        assert tap.relay.status().refused == {"tap_overloaded": 1}
+        assert f"event=tap_overloaded relay=test.0.1 error='[Errno {errno.EMFILE}]" in caplog.text
+        assert (await (await tap.client()).get(path)).data == b"ok", "there is room again"
+
+
+@scene
+async def test_no_file_descriptor_left_for_a_part_of_a_request_is_a_503_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with stage(upstream_keepalive=ms(0)) as (up, tap):
+        path = up.on(answers(b"ok"))
+        assert (await (await tap.client()).get(path)).data == b"ok"
+        sockets_fail(monkeypatch, errno.ENFILE)
+        head = request("POST", path, "Content-Length: 100000")
+        assert await refused(tap, head + b"x" * 10, 503) == "tap_overloaded"
+        assert len(up.calls) == 1
+
+
+@contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    """For this process no file, and no socket, can be opened."""
+    free = os.dup(0)  # the lowest there is
+    os.close(free)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@scene
+async def test_no_file_descriptor_left_to_accept_is_told_meanwhile() -> None:
+    """Who connects then waits in the kernel's queue, and is let in as soon as there is one."""
+    async with stage() as (up, tap):
+        sock = socket.socket()
+        with no_descriptor_left():
+            sock.connect(("127.0.0.1", tap.port))
+            await wait_until(lambda: tap.meter.statuses and "accept_failed" in tap.meter.statuses[-1].refused)
+            assert not tap.relay.connections
+        client = RawClient(sock)
+        tap.clients.append(client)
+        assert (await client.get(up.on(answers(b"ok")))).data == b"ok"
+        assert not tap.relay.broken.done()
 
 
 @pytest.mark.parametrize("then", [CLOSE, RESET])

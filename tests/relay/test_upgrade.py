@@ -2,9 +2,11 @@
 
 import asyncio
 import random
+import socket
 
 import pytest
 
+from llmtap.net.stream import PlainStream
 from llmtap.tap.frames import FrameKind
 from tests.support.peer import PATIENCE_S, Ending, Gone, Peer, scene, wait_still, wait_until
 from tests.support.proxy import Tapped, ms, stage
@@ -48,6 +50,13 @@ async def tunnel(
     assert (head.get("connection") or b"").lower() == b"upgrade"
     assert head.get("sec-websocket-accept") == b"s3pPLMBiTxaQ9kYGzzhZRbK+xOo="
     return client
+
+
+def narrow(tap: Tapped) -> None:
+    """Leave the sockets to clients next to no buffer."""
+    for connection in tap.relay.connections:
+        assert isinstance(connection._stream, PlainStream)
+        connection._stream._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
 
 
 async def echo(call: Call) -> None:
@@ -237,6 +246,60 @@ async def test_a_clients_end_waits_for_an_upstream_that_does_not_keep_up() -> No
         assert (await tap.meter.closed(1)).closing.outcome == "complete"
 
 
+@scene
+async def test_what_came_before_an_upstreams_reset_reaches_a_slow_client() -> None:
+    async with stage() as (up, tap):
+        go = asyncio.Event()
+
+        async def talk(call: Call) -> str:
+            await call.say(b"z" * 60_000)
+            await call.peer.taken()
+            await go.wait()
+            return RESET
+
+        client = await tap.client(receive_buffer=4_096)
+        narrow(tap)
+        await client.send(request("GET", up.on(switches(talk)), *ASKS))
+        await client.head()
+        (flow,) = tap.relay.flows
+        await wait_until(lambda: flow._stream.pending)
+        assert flow._upstream is not None
+        flow._upstream.resume()  # as it would be a moment before the client's socket is full
+        go.set()
+        await wait_until(lambda: flow._upstream is not None and flow._upstream.closed)
+        data, _ = await client.to_end()
+        assert len(data) == 60_000
+        closing = (await tap.meter.closed(1)).closing
+        assert closing.outcome == "upstream_reset"
+
+
+@scene
+async def test_a_pause_before_the_switch_ends_with_it() -> None:
+    """It is the exchange's; the tunnel may last for hours."""
+    async with stage() as (up, tap):
+        interim = b"HTTP/1.1 103 Early Hints\r\nLink: <" + b"x" * 4_000 + b">\r\n\r\n"
+
+        async def script(call: Call) -> str:
+            await call.say(interim * 12 + SWITCH)
+            await echo(call)
+            return CLOSE
+
+        client = await tap.client(receive_buffer=4_096)
+        narrow(tap)
+        await client.send(request("GET", up.on(script), *ASKS))
+        await wait_until(lambda: any(flow.status == 101 for flow in tap.relay.flows))
+        (flow,) = tap.relay.flows
+        before_ns = flow.paused_ns
+        assert before_ns
+        while not (await client.head()).line.startswith(b"HTTP/1.1 101 "):
+            pass
+        await client.send(b"ping")
+        assert await client.exactly(4) == b"ping"
+        client.half_close()
+        await client.to_end()
+        assert (await tap.meter.closed(1)).closing.paused_ns == before_ns
+
+
 @pytest.mark.parametrize("who", ["client", "upstream"])
 @scene
 async def test_a_reset_on_one_side_ends_the_other(who: str) -> None:
@@ -295,20 +358,33 @@ async def test_a_tunnel_has_back_pressure_in_both_directions(who: str) -> None:
         await wait_until(lambda: got)
 
 
+@pytest.mark.parametrize("who", ["nobody", "the client", "the upstream"])
 @scene
-async def test_a_silent_tunnel_ends_after_the_idle_limit() -> None:
+async def test_a_silent_tunnel_ends_after_the_idle_limit(who: str) -> None:
+    """Whose silence it was is known only where the other side has said all."""
     async with stage(idle_timeout=ms(200)) as (up, tap):
         ended = asyncio.Event()
 
         async def talk(call: Call) -> str:
+            if who == "the upstream":
+                call.peer.half_close()
             await call.left()
+            await wait_until(lambda: not tap.relay.flows)  # the client's end came before
             ended.set()
             return CLOSE
 
         client = await tunnel(up, tap, talk)
+        if who == "the client":
+            client.half_close()
         async with asyncio.timeout(PATIENCE_S):
             await client.to_end()
             await ended.wait()
+        closing = (await tap.meter.closed(1)).closing
+        assert (closing.outcome, closing.error) == {
+            "nobody": ("truncated", "both sides of the tunnel were silent for too long"),
+            "the client": ("upstream_timeout", "the upstream was silent for too long"),
+            "the upstream": ("complete", None),
+        }[who]
 
 
 @scene
