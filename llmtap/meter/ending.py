@@ -7,6 +7,8 @@
 | SIGTERM again, SIGUSR1 | now; the latter where another meter follows and the relays stay | no |
 | stdin ends | the supervisor died: relays drain, and nobody else would stop us | the same, 24 s at most |
 
+FROM_NOW_ON on stdin ends nothing: it is what a reload changes for a meter that stays.
+
 A meter that was started by hand has no supervisor: its stdin means nothing, Ctrl-C and a hang-up are SIGTERM.
 Apps with the middleware are guests, and never waited for.
 """
@@ -16,7 +18,12 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from llmtap.meter.setup import FROM_NOW_ON, Changeable
 
 if TYPE_CHECKING:  # the supervisor needs RENEW, and not the 19 MB of a meter
     from llmtap.meter.receiver import Receiver
@@ -38,10 +45,25 @@ log = logging.getLogger(__name__)
 
 
 class Ending:
-    """Listens for the end from its construction on; `drain_s` is how long relays let streams finish."""
+    """Listens for the end from its construction on.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, drain_s: float, *, supervised: bool = True) -> None:
+    Args:
+        drain_s: how long relays let streams finish.
+        change: told what is to be from now on.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        drain_s: float,
+        change: Callable[[Changeable], None],
+        *,
+        supervised: bool = True,
+    ) -> None:
         self._loop = loop
+        self._change = change
+        self._rest = b""
+        """Of what was said: a line that has not ended yet."""
         self._limit_s = drain_s + GRACE_S
         self._asked = asyncio.Event()
         self._told = False
@@ -86,10 +108,21 @@ class Ending:
         said = os.read(sys.stdin.fileno(), LINE_BYTES)
         if not said:
             self._on_orphaned()
-        elif said.startswith(HAND_OVER):
-            self.successor = os.fsdecode(said.removeprefix(HAND_OVER).strip())
+        *lines, self._rest = (self._rest + said).split(b"\n")
+        for line in lines:
+            self._on_line(line)
+
+    def _on_line(self, line: bytes) -> None:
+        if line.startswith(HAND_OVER):
+            self.successor = os.fsdecode(line.removeprefix(HAND_OVER))
             log.info("event=meter_succeeded socket=%s", self.successor)
             self._asked.set()
+        elif line.startswith(FROM_NOW_ON):
+            new = msgspec.json.decode(line.removeprefix(FROM_NOW_ON), type=Changeable)
+            # Relays that drain already have the time that they were told then.
+            self._limit_s = max(self._limit_s, new.drain_s + GRACE_S)
+            self._change(new)
+            log.info("event=meter_changed config=%s", new.config)
 
     def _on_orphaned(self) -> None:
         self._loop.remove_reader(sys.stdin.fileno())

@@ -19,27 +19,25 @@ import uvloop
 from aiohttp import web
 
 from llmtap import __version__
-from llmtap.capture.options import CaptureOptions
 from llmtap.capture.tokenizer import Encode, load_tokenizer
 from llmtap.clock import SystemClock
 from llmtap.errors import LlmtapError
-from llmtap.export.options import OtlpOptions
-from llmtap.log import LogSetup, set_up
+from llmtap.log import set_up
 from llmtap.meter.admin import admin_app
 from llmtap.meter.admin_tls import AdminTls
 from llmtap.meter.ending import Ending
-from llmtap.meter.options import CostOptions, MeterOptions, SloOptions, TenantOptions, split_address
+from llmtap.meter.options import split_address
 from llmtap.meter.receiver import Receiver, listen_on
+from llmtap.meter.setup import Changeable, MeterSetup
 from llmtap.meter.successor import Successor
 from llmtap.meter.tally import Tally
-from llmtap.tap.experiment import Experiment
 from llmtap.units import decode_special
 
 if TYPE_CHECKING:
     from llmtap.export.opentelemetry import OtlpExporter
     from llmtap.meter.recorder import Recorder
 
-__all__ = ["MeterSetup", "main", "serve"]
+__all__ = ["main", "serve"]
 
 NICE = 5
 """A third of a relay's share when both want the same CPU: enough to keep up, not enough to rule."""
@@ -52,42 +50,12 @@ RECORDER_S = 4.0
 log = logging.getLogger(__name__)
 
 
-class MeterSetup(msgspec.Struct, kw_only=True):
-    """What a meter process needs to know."""
-
-    options: MeterOptions
-    socket: str
-    """Where relays deliver their frames: the path of a unix socket."""
-    admin_fd: int | None = None
-    """A listening socket for the admin port; None: bind `options.admin`."""
-    log: LogSetup = LogSetup()
-    experiment: Experiment | None = None
-    otlp: OtlpOptions = OtlpOptions()
-    tenants: TenantOptions = TenantOptions()
-    salt: str = ""
-    """Key of the hashes that stand for API keys."""
-    slo: dict[str, SloOptions] = {}
-    cost: CostOptions = CostOptions()
-    servers: dict[str, tuple[str, int]] = {}
-    """Host and port of the upstream by arm, under "" for all others."""
-    capture: CaptureOptions = CaptureOptions()
-    capture_id: str = ""
-    capture_salt: str = ""
-    """Key of the hashes in a capture, in hex: the same for every meter of one capture, written nowhere."""
-    capture_after: int = 0
-    """Number of the last relay that was there before this capture; 0 for all but its first meter."""
-    config: str = ""
-    """Fingerprint of the configuration."""
-    takes_over: bool = False
-    """Another meter has the admin port until a relay of ours is ready."""
-    drain_s: float = 30.0
-    """How long relays let streams finish at the end: `relay.drain_timeout`."""
-
-
 def main() -> int:
     """Run until SIGTERM, or until the supervisor is gone, and the relays have left."""
-    setup = msgspec.json.decode(sys.stdin.buffer.readline(), type=MeterSetup, dec_hook=decode_special)
-    set_up(setup.log)
+    with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as stdin:
+        line = stdin.readline()  # and nothing of what may follow it, which is for `Ending`
+    setup = msgspec.json.decode(line, type=MeterSetup, dec_hook=decode_special)
+    set_up(setup.changeable.log)
     _settle(setup)
     uvloop.run(_run(setup))
     return 0
@@ -147,7 +115,7 @@ def _start_recorder(setup: MeterSetup, tally: Tally, encode: Encode | None) -> "
     info = CaptureInfo(
         capture=setup.capture_id,
         tap_version=__version__,
-        config=setup.config,
+        config=setup.changeable.config,
         level=options.level,
         tokenizer=setup.options.tokenizer,
         block_unit="" if options.level == "none" else "bytes" if encode is None else "tokens",
@@ -196,8 +164,13 @@ async def _run(
     setup: MeterSetup, sock: socket.socket | None = None, announce: Callable[[], None] = _say_ready
 ) -> None:
     loop = asyncio.get_running_loop()
-    ending = Ending(loop, setup.drain_s, supervised=sock is None)
 
+    def change(to: Changeable) -> None:
+        set_up(to.log)
+        if recorder is not None:
+            recorder.go_by(to.config)
+
+    ending = Ending(loop, setup.changeable.drain_s, change, supervised=sock is None)
     encode = _start_tokenizer(setup.options.tokenizer)
     tally = Tally(
         setup.options,

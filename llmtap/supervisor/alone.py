@@ -5,17 +5,17 @@ import socket
 from collections.abc import Callable
 
 from llmtap.clock import SystemClock
-from llmtap.config import Settings, fingerprint
+from llmtap.config import Settings
 from llmtap.errors import ConfigError
 from llmtap.log import set_up
-from llmtap.meter.process import MeterSetup, serve
+from llmtap.meter.process import serve
 from llmtap.meter.receiver import listen_on
 from llmtap.meter.socket_path import need_no_meter
 from llmtap.meter.tenants import host_salt
 from llmtap.net.listener import bind, parse_address
 from llmtap.supervisor.checks import check_measuring
 from llmtap.supervisor.ports import name_of
-from llmtap.supervisor.run import new_capture_id
+from llmtap.supervisor.run import meter_setup, new_capture_id
 
 __all__ = ["check_alone", "run_meter"]
 
@@ -47,20 +47,13 @@ def run_meter(settings: Settings, announce: Callable[[str, str], None]) -> None:
     address = name_of(admin)
     sock = _listen(path)
     set_up(settings.log)
-    setup = MeterSetup(
-        options=settings.meter,
+    setup = meter_setup(
+        settings,
         socket=path,
         admin_fd=admin.detach(),
-        log=settings.log,
-        otlp=settings.otlp,
-        tenants=settings.tenants,
-        salt=settings.tenants.salt or host_salt() or secrets.token_hex(16),
-        slo=settings.slo,
-        cost=settings.cost,
-        capture=settings.capture,
+        tenant_salt=host_salt() or secrets.token_hex(16),
         capture_id=new_capture_id(SystemClock.wall_ns()),
         capture_salt=secrets.token_hex(32),
-        config=fingerprint(settings),
     )
     serve(setup, sock, lambda: announce(path, address))
 

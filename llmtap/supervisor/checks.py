@@ -24,7 +24,9 @@ def check_settings(settings: Settings, supervisor: int | None = None) -> None:
     relay = settings.relay
     if not relay.upstream:
         raise ConfigError(
-            "relay.upstream", "the gateway's URL is missing", "give --upstream http://HOST:PORT"
+            "relay.upstream",
+            "the gateway's URL is missing",
+            "give --upstream http://HOST:PORT, or set LLMTAP_RELAY_UPSTREAM",
         )
     origin = parse_origin(relay.upstream, "relay.upstream")
     if bool(relay.tls_certificate) != bool(relay.tls_key):

@@ -12,6 +12,8 @@ from typing import Final, Literal, Protocol
 
 import msgspec
 
+from llmtap.meter.setup import MeterSetup
+
 __all__ = ["Child", "HandedChild", "Kind"]
 
 READY_S: Final = 30.0
@@ -56,6 +58,12 @@ class Child:
         self.is_ready = False
         self.until_s: float | None = None
         """It has been told to go, and is killed then (monotonic)."""
+        self.drain_s = 0.0
+        """A relay: how long it lets streams finish, as it was told when it was started."""
+        self.told: MeterSetup | None = None
+        """A meter: what it goes by; None where the supervisor before us started it."""
+        self.makes_way = False
+        """A meter: it was told to end because another one is to follow; that is no crash."""
         self._process = process
         self._stdin = stdin
         self._stdout: asyncio.StreamReader | None = None
@@ -109,7 +117,9 @@ class Child:
         """Wait until the child says it is ready; False when it ends or takes too long instead."""
         assert self._stdout is not None
         try:
-            line = await asyncio.wait_for(self._stdout.readline(), READY_S)
+            # Not `wait_for`, which before Python 3.12 misses a cancel that comes together with the line.
+            async with asyncio.timeout(READY_S):
+                line = await self._stdout.readline()
         except TimeoutError:
             return False
         self.is_ready = line == b"ready\n"

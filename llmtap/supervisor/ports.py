@@ -54,15 +54,13 @@ class Ports:
         relay, meter = settings.relay, settings.meter
         handed = take_sockets(environ, pid)
         clients = handed.clients or _bind("relay.listen", relay.listen, relay.workers)
-        if handed.admin is not None:
-            # Who reaches it is told by the socket, not by the option: the rules are those of its address.
-            msgspec.structs.replace(meter, admin=name_of(handed.admin))
         ports = cls(
             clients,
             handed.admin or _bind("meter.admin", meter.admin, 1)[0],
             None if handed.clients else relay.listen,
             None if handed.admin else meter.admin,
         )
+        ports.check_admin(settings)
         ports._share(relay.workers)
         return ports
 
@@ -120,6 +118,13 @@ class Ports:
             return
         (self.admin,) = _bind("meter.admin", at, 1)
         self.admin_at = at
+
+    def check_admin(self, settings: Settings) -> None:
+        """Raises ConfigError where a meter with these settings must not serve the admin port where it is.
+
+        Who reaches it is told by the socket, not by the option: the rules are those of its address.
+        """
+        msgspec.structs.replace(settings.meter, admin=self.admin_at or name_of(self.admin))
 
     def of(self, index: int, workers: int) -> list[socket.socket]:
         """The sockets of worker `index`; the last one has to serve those left after a change to fewer."""

@@ -15,13 +15,14 @@ import msgspec
 
 from llmtap.clock import SystemClock
 from llmtap.config import Settings, fingerprint
+from llmtap.meter.setup import Changeable, MeterSetup
 from llmtap.meter.tenants import host_salt
 from llmtap.net.pool import parse_origin
 from llmtap.relay.process import RelaySetup
 from llmtap.tap.experiment import Experiment, resolve
 from llmtap.units import encode_special
 
-__all__ = ["Run", "new_capture_id"]
+__all__ = ["Run", "meter_setup", "new_capture_id"]
 
 log = logging.getLogger(__name__)
 
@@ -84,48 +85,67 @@ class Run(msgspec.Struct, kw_only=True):
             self.capture_salt = secrets.token_hex(32)
             self.capture_met = False
 
+    def catch_up(self, other: "Run") -> None:
+        """With what was started for `other` since this was copied from it."""
+        self.relays = other.relays
+        if self.capture_id == other.capture_id:
+            self.capture_met = other.capture_met
+
     def tap_path(self, settings: Settings) -> str:
         """Where relays find the meter."""
         return settings.meter.socket or str(Path(self.folder) / "tap.sock")
 
-    def relay_line(self, settings: Settings, index: int, fds: list[int]) -> tuple[str, bytes]:
-        """The name of a new relay, and what it is told."""
-        self.relays += 1
-        setup = RelaySetup(
+    def relay_setup(self, settings: Settings, index: int, number: int, fds: list[int]) -> RelaySetup:
+        """What a relay is told, the `number`th of this run."""
+        return RelaySetup(
             options=settings.relay,
-            name=f"{self.id}.{index}.{self.relays}",
+            name=f"{self.id}.{index}.{number}",
             listen_fds=fds,
             tap_path=self.tap_path(settings),
             log=settings.log,
             experiment=self.experiment,
         )
-        return setup.name, msgspec.json.encode(setup, enc_hook=encode_special)
 
-    def meter_line(self, settings: Settings, admin_fd: int, *, takes_over: bool) -> bytes:
-        """What a new meter is told: a `MeterSetup`, whose module is 19 MB that a supervisor need not have."""
-        after = 0 if self.capture_met else self.relays
-        self.capture_met = True
-        setup = {
-            "options": settings.meter,
-            "socket": self.tap_path(settings),
-            "admin_fd": admin_fd,
-            "takes_over": takes_over,
-            "log": settings.log,
-            "experiment": None if self.experiment is None else self.experiment.without_key(),
-            "otlp": settings.otlp,
-            "servers": _servers(settings),
-            "tenants": settings.tenants,
-            "salt": settings.tenants.salt or self.tenant_salt,
-            "slo": settings.slo,
-            "cost": settings.cost,
-            "capture": settings.capture,
-            "capture_id": self.capture_id,
-            "capture_salt": self.capture_salt,
-            "capture_after": after,
-            "config": fingerprint(settings),
-            "drain_s": settings.relay.drain_timeout / 1e9,
-        }
-        return msgspec.json.encode(setup, enc_hook=encode_special)
+    def meter_setup(self, settings: Settings, admin_fd: int, *, takes_over: bool = False) -> MeterSetup:
+        """What a meter is told."""
+        setup = meter_setup(
+            settings,
+            socket=self.tap_path(settings),
+            admin_fd=admin_fd,
+            tenant_salt=self.tenant_salt,
+            capture_id=self.capture_id,
+            capture_salt=self.capture_salt,
+        )
+        return msgspec.structs.replace(
+            setup,
+            experiment=None if self.experiment is None else self.experiment.without_key(),
+            # Totals that are exported name the server: those of one are not to become another's.
+            servers=_servers(settings) if settings.otlp.endpoint else {},
+            capture_after=0 if self.capture_met else self.relays,
+            takes_over=takes_over,
+        )
+
+
+def meter_setup(
+    settings: Settings, *, socket: str, admin_fd: int, tenant_salt: str, capture_id: str, capture_salt: str
+) -> MeterSetup:
+    """What any meter is told, with relays or without; `tenant_salt` holds where the settings have none."""
+    return MeterSetup(
+        options=settings.meter,
+        socket=socket,
+        admin_fd=admin_fd,
+        changeable=Changeable(
+            log=settings.log, config=fingerprint(settings), drain_s=settings.relay.drain_timeout / 1e9
+        ),
+        otlp=settings.otlp,
+        tenants=settings.tenants,
+        salt=settings.tenants.salt or tenant_salt,
+        slo=settings.slo,
+        cost=settings.cost,
+        capture=settings.capture,
+        capture_id=capture_id,
+        capture_salt=capture_salt,
+    )
 
 
 def _digest(options: msgspec.Struct) -> str:

@@ -16,16 +16,18 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from llmtap.config import Settings, fingerprint
 from llmtap.errors import ConfigError, LlmtapError
+from llmtap.log import set_up
 from llmtap.meter.ending import HAND_OVER, RENEW
+from llmtap.meter.setup import FROM_NOW_ON
 from llmtap.meter.socket_path import need_no_meter
 from llmtap.supervisor.checks import check_settings
 from llmtap.supervisor.child import Child
@@ -41,6 +43,7 @@ from llmtap.supervisor.handover import (
 from llmtap.supervisor.ports import Ports, name_of
 from llmtap.supervisor.run import Run
 from llmtap.supervisor.systemd import notify
+from llmtap.units import encode_special
 
 __all__ = ["Supervisor"]
 
@@ -57,6 +60,14 @@ ASIDE: Final = ".old"
 """What the old meter's socket is called while a new one begins to listen: it may need its name back."""
 
 log = logging.getLogger(__name__)
+
+
+class _Plan(NamedTuple):
+    """What children are started with."""
+
+    settings: Settings
+    ports: Ports
+    run: Run
 
 
 class Supervisor:
@@ -78,7 +89,6 @@ class Supervisor:
         """Those at work."""
         self._meter: Child | None = None
         self._meter_came = asyncio.Event()
-        self._meter_renewed = False
         self._generation = 0
         """Counts sets of relays; one of an older generation is draining and is not started again."""
         self._starting = asyncio.Lock()
@@ -86,11 +96,17 @@ class Supervisor:
         self._stopping = asyncio.Event()
         self._asked = asyncio.Event()
         self._wants_restart = False
+        self._failed = False
+        """A task of ours did, which is a mistake."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._retiring: set[asyncio.Task[None]] = set()
 
     async def run(self) -> int:
-        """Until SIGTERM or SIGINT; 0 when everything ended in order. Raises ConfigError."""
+        """Until SIGTERM or SIGINT; 0 when everything ended in order.
+
+        1 when a task of ours failed: streams end first, and whoever watches us starts us anew.
+        Raises ConfigError.
+        """
         left = take_handover(os.environ, os.getpid())
         if left is None:
             if self._settings.meter.socket is not None:
@@ -121,7 +137,7 @@ class Supervisor:
             shutil.rmtree(self._run.folder, ignore_errors=True)
             with suppress(OSError):
                 os.unlink(self._run.tap_path(self._settings) + ASIDE)
-        return 0
+        return 1 if self._failed else 0
 
     def _inherit(self, left: Handover) -> None:
         """What the supervisor before us had. Its children stay at work until ours are ready."""
@@ -129,7 +145,8 @@ class Supervisor:
         self._run = left.run
         self._run.follow(self._settings)
         for handed in left.children:
-            child = self._keep(Child.adopt(handed))
+            child = self._register(Child.adopt(handed))
+            child.drain_s = left.drain_s
             if handed.until_s is not None:
                 self._await_end(child, max(0.0, handed.until_s - time.monotonic()))
             elif not handed.ready:  # it was killed: nobody would have heard it say so
@@ -159,6 +176,20 @@ class Supervisor:
         self._asked.set()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Work that goes on beside us. It is not to fail: where it does, we end: nobody else would do it."""
+        task = self._begin(work)
+        task.add_done_callback(self._look_at)
+        return task
+
+    def _look_at(self, ended: asyncio.Task[None]) -> None:
+        error = None if ended.cancelled() else ended.exception()
+        if error is not None:
+            hint = "streams may finish, and then it ends: start it anew"
+            log.error("event=supervisor_failed error=%r hint=%r", str(error), hint, exc_info=error)
+            self._failed = True
+            self._stopping.set()
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -166,7 +197,7 @@ class Supervisor:
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> None:
         """Until it is done, or we are told to stop: then `_stop` cancels it. Raises what it raised."""
-        task = self._spawn(work)
+        task = self._begin(work)
         stopping = asyncio.ensure_future(self._stopping.wait())
         await asyncio.wait((task, stopping), return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
@@ -180,18 +211,18 @@ class Supervisor:
         self._spawn(self._keep_meter(None))
         with suppress(TimeoutError):  # so that the first exchanges are measured, too
             await asyncio.wait_for(self._meter_came.wait(), METER_S)
-        fresh, _ = await self._start_relays()
+        fresh, _ = await self._start_relays(self._plan())
         if len(fresh) < self._settings.relay.workers:
             raise ConfigError("relay.workers", f"only {len(fresh)} of them could be started", "see the log")
         self._go_on_with(fresh)
 
-    async def _start_relays(self) -> tuple[dict[int, Child], bool]:
-        """A relay for each worker, with the present settings, and whether all of them came and are ready."""
-        workers = self._settings.relay.workers
+    async def _start_relays(self, plan: _Plan) -> tuple[dict[int, Child], bool]:
+        """A relay for each worker, and whether all of them came and are ready."""
+        workers = plan.settings.relay.workers
         fresh: dict[int, Child] = {}
         try:
             for index in range(workers):
-                fresh[index] = await self._start_relay(index)
+                fresh[index] = await self._start_relay(index, plan)
         except OSError as exc:
             _not_started("relay", exc)
         ready = await asyncio.gather(*(_is_ready(child) for child in fresh.values()))
@@ -229,32 +260,46 @@ class Supervisor:
         while True:
             if child is None:
                 self._meter = child = await _start_at_last("meter", self._start_meter)
+                self._update_meter()  # a reload may have been faster
                 await child.ready()
                 self._meter_came.set()
             status = await child.wait()
             if child is not self._meter:
                 return
-            if self._meter_renewed:
-                self._meter_renewed = False
+            if child.makes_way:
                 log.info("event=meter_renewed pid=%d", child.pid)
             else:
                 failures = 0 if time.monotonic() - child.began_s > HEALTHY_S else failures + 1
                 await _back_off(child, status, failures)
             child = None
 
-    async def _start_relay(self, index: int) -> Child:
-        fds = [sock.fileno() for sock in self._ports.of(index, self._settings.relay.workers)]
-        name, line = self._run.relay_line(self._settings, index, fds)
+    async def _start_relay(self, index: int, plan: _Plan | None = None) -> Child:
+        """By `plan`, or else by what is in force."""
         async with self._starting:
-            return self._keep(await Child.start("relay", name, index, line, fds))
+            settings, ports, run = plan or self._plan()
+            fds = [sock.fileno() for sock in ports.of(index, settings.relay.workers)]
+            self._run.relays += 1  # here, whatever the plan: no two relays have one name
+            setup = run.relay_setup(settings, index, self._run.relays, fds)
+            child = self._register(await Child.start("relay", setup.name, index, _line(setup), fds))
+            child.drain_s = settings.relay.drain_timeout / 1e9
+            return child
 
-    async def _start_meter(self, *, takes_over: bool = False) -> Child:
-        fd = self._ports.admin.fileno()
-        line = self._run.meter_line(self._settings, fd, takes_over=takes_over)
+    async def _start_meter(self, plan: _Plan | None = None, *, takes_over: bool = False) -> Child:
+        """By `plan`, or else by what is in force."""
         async with self._starting:
-            return self._keep(await Child.start("meter", "meter", 0, line, [fd]))
+            settings, ports, run = plan or self._plan()
+            fd = ports.admin.fileno()
+            setup = run.meter_setup(settings, fd, takes_over=takes_over)
+            child = self._register(await Child.start("meter", "meter", 0, _line(setup), [fd]))
+            child.told = setup
+            run.capture_met = True
+            return child
 
-    def _keep(self, child: Child) -> Child:
+    def _plan(self) -> _Plan:
+        """What is in force."""
+        return _Plan(self._settings, self._ports, self._run)
+
+    def _register(self, child: Child) -> Child:
         """It is one of ours until it has ended."""
         self._children.add(child)
         self._spawn(self._bury(child))
@@ -264,11 +309,10 @@ class Supervisor:
         await child.buried()
         self._children.discard(child)
 
-    def _retire(self, child: Child, drain_s: float | None = None) -> None:
+    def _retire(self, child: Child) -> None:
         """Let a relay of an older generation finish what it has, for as long as it was told it may."""
         child.signal(signal.SIGTERM)
-        limit_s = self._settings.relay.drain_timeout / 1e9 if drain_s is None else drain_s
-        self._await_end(child, limit_s + GRACE_S)
+        self._await_end(child, child.drain_s + GRACE_S)
 
     def _await_end(self, child: Child, limit_s: float) -> None:
         child.until_s = time.monotonic() + limit_s
@@ -287,48 +331,70 @@ class Supervisor:
             await (self._restart() if wants_restart else self._reload())
 
     async def _reload(self) -> None:
-        ports, run = self._ports.copy(), msgspec.structs.replace(self._run)
-        try:
-            settings = self._read_again()
-            check_settings(settings)
-            self._ports.move_clients(settings)
-        except LlmtapError as exc:
-            log.error("event=reload_refused error=%r", str(exc))
-            return
-        old, self._settings = self._settings, settings
-        self._run.follow(settings)
-        fresh, ready = await self._start_relays()
-        if not ready:
-            self._settings = old
-            self._run = msgspec.structs.replace(run, relays=self._run.relays)
-            self._go_back_to(ports, fresh.values())
-            log.error("event=reload_failed hint='the old relays go on, with the settings they have'")
-            return
-        ports.close_but(self._ports)
-        if settings.relay.listen != old.relay.listen and self._ports.listen_at is None:
+        """New relays on the same sockets. Until they are ready, what is in force stays in force."""
+        with self._moving() as ports:
+            old, run = self._settings, msgspec.structs.replace(self._run)
+            try:
+                settings = self._read_again()
+                check_settings(settings)
+                ports.check_admin(settings)
+                ports.move_clients(settings)
+                run.follow(settings)
+            except Exception as exc:  # whatever it was: nothing has changed
+                ours = not isinstance(exc, LlmtapError)
+                log.error("event=reload_refused error=%r", str(exc), exc_info=ours)
+                return
+            plan = _Plan(settings, ports, run)
+            fresh, ready = await self._start_relays(plan)
+            if not ready:
+                for child in fresh.values():
+                    self._retire(child)
+                log.error("event=reload_failed hint='the old relays go on, with the settings they have'")
+                return
+            self._enforce(plan)
+        set_up(settings.log)
+        if settings.relay.listen != old.relay.listen and ports.listen_at is None:
             log.warning("event=reload_partial key=relay.listen hint='its sockets came from outside'")
         if settings.meter.admin != old.meter.admin:
             log.warning("event=reload_partial key=meter.admin hint='needs a restart: SIGUSR2'")
-        renewed = any(
-            getattr(settings, table) != getattr(old, table)
-            for table in ("experiment", "otlp", "tenants", "slo", "cost", "capture")
-        )
         retiring = self._go_on_with(fresh)
         for child in retiring.values():
-            self._retire(child, old.relay.drain_timeout / 1e9)
-        kept = msgspec.structs.replace(settings.meter, admin=old.meter.admin)
-        if (kept != old.meter or renewed) and self._meter is not None:
-            # Its watcher starts it again, with the new settings; what is under way goes unmeasured, counted.
-            self._meter_renewed = True
-            self._meter.signal(RENEW)
+            self._retire(child)
+        self._update_meter()
         log.info("event=reloaded config=%s retiring=%d", fingerprint(settings), len(retiring))
 
-    def _go_back_to(self, ports: Ports, failed: Iterable[Child]) -> None:
-        """These sockets again, and not those relays, of which some may have been at work for a moment."""
-        for child in failed:
-            self._retire(child)
-        self._ports.close_but(ports)
-        self._ports = ports
+    @contextmanager
+    def _moving(self) -> Iterator[Ports]:
+        """Our sockets, to be moved; unless they are in force at the end, those that are new are closed."""
+        ports = self._ports.copy()
+        try:
+            yield ports
+        finally:
+            if ports is not self._ports:
+                ports.close_but(self._ports)
+
+    def _enforce(self, plan: _Plan) -> None:
+        """From now on, children are started with this."""
+        before = self._ports
+        plan.run.catch_up(self._run)
+        self._settings, self._ports, self._run = plan
+        before.close_but(plan.ports)
+
+    def _update_meter(self) -> None:
+        """Have the meter at work go by what is in force: by a word, or by another one in its place.
+
+        With another one, what is under way goes unmeasured, counted, and all figures begin at 0.
+        """
+        meter = self._meter
+        if meter is None:
+            return
+        setup = self._run.meter_setup(self._settings, self._ports.admin.fileno())
+        if meter.told is None or not meter.told.serves(setup):
+            meter.makes_way = True
+            meter.signal(RENEW)
+        elif meter.told.changeable != setup.changeable:
+            meter.tell(FROM_NOW_ON + _line(setup.changeable))
+            meter.told = setup
 
     # ---------------------------------------------------------------- hot restart
 
@@ -368,38 +434,48 @@ class Supervisor:
 
     async def _take_over(self, left: Handover) -> None:
         """A meter and relays of this program beside those of the one before, which go once ours are ready."""
-        ports = self._ports.copy()
-        for move in (self._ports.move_clients, self._ports.move_admin):
-            try:
-                move(self._settings)
-            except ConfigError as exc:
-                log.error("event=restart_partial error=%r", str(exc))
         with suppress(FileNotFoundError):
             os.rename(left.tap_path, left.tap_path + ASIDE)
         fresh: dict[int, Child] = {}
         meter, ready = None, False
-        try:
-            meter = await self._start_meter(takes_over=self._meter is not None)
-        except OSError as exc:
-            _not_started("meter", exc)
-        if meter is not None and await _is_ready(meter):
-            fresh, ready = await self._start_relays()
+        with self._moving() as ports:
+            for move in (ports.move_clients, ports.move_admin):
+                try:
+                    move(self._settings)
+                except ConfigError as exc:
+                    log.error("event=restart_partial error=%r", str(exc))
+            plan = _Plan(self._settings, ports, self._run)
+            try:
+                meter = await self._start_meter(plan, takes_over=self._meter is not None)
+            except OSError as exc:
+                _not_started("meter", exc)
+            if meter is not None and await _is_ready(meter):
+                fresh, ready = await self._start_relays(plan)
+            if ready:
+                self._enforce(plan)
         if meter is None or not ready:
-            self._go_back_to(ports, fresh.values())
+            for child in fresh.values():
+                self._retire(child)
             await self._fall_back(left, meter)
             return
-        ports.close_but(self._ports)
         old, self._meter = self._meter, meter
         self._spawn(self._keep_meter(meter))
         if old is not None:
             old.tell(HAND_OVER + self._run.tap_path(self._settings).encode())
-            # It measures until its relays have left, and writes its last files then.
-            self._await_end(old, left.drain_s + 3 * GRACE_S)
         for child in self._go_on_with(fresh).values():
-            self._retire(child, left.drain_s)
+            self._retire(child)
+        if old is not None:
+            # It measures until its relays have left, and writes its last files then.
+            self._await_end(old, self._draining_s() + 2 * GRACE_S)
         with suppress(FileNotFoundError):
             os.unlink(left.tap_path + ASIDE)
         log.info("event=restarted config=%s pid=%d", fingerprint(self._settings), os.getpid())
+
+    def _draining_s(self) -> float:
+        """How long the relays that drain have at most; those of an earlier reload may have longer."""
+        ends = (child.until_s for child in self._children if child.kind == "relay")
+        now_s = time.monotonic()
+        return max((end_s for end_s in ends if end_s is not None), default=now_s) - now_s
 
     async def _fall_back(self, left: Handover, failed: Child | None) -> None:
         """The meter and the relays that we started are of no use: those that are at work stay."""
@@ -418,7 +494,6 @@ class Supervisor:
 
     async def _stop(self) -> None:
         notify("STOPPING=1")
-        limit_s = self._settings.relay.drain_timeout / 1e9 + GRACE_S
         log.info("event=stopping drain_s=%s pid=%d", self._settings.relay.drain_timeout / 1e9, os.getpid())
         # Whoever is being started comes into the world first, and from then on nobody is.
         async with self._starting:
@@ -426,11 +501,18 @@ class Supervisor:
                 task.cancel()
         self._ports.close_clients()
         at_work = sorted((c for c in self._children if c.until_s is None), key=lambda c: c.began_s)
-        await asyncio.gather(*(c.stop(limit_s) for c in at_work if c.kind == "relay"), *self._retiring)
+        await asyncio.gather(
+            *(c.stop(c.drain_s + GRACE_S) for c in at_work if c.kind == "relay"),
+            asyncio.gather(*self._retiring, return_exceptions=True),  # `_look_at` tells them
+        )
         for child in at_work:
             if child.kind == "meter":
                 await child.stop(GRACE_S)
         log.info("event=stopped pid=%d", os.getpid())
+
+
+def _line(setup: msgspec.Struct) -> bytes:
+    return msgspec.json.encode(setup, enc_hook=encode_special)
 
 
 async def _is_ready(child: Child) -> bool:

@@ -16,9 +16,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from llmtap.meter.ending import RENEW
+from llmtap.log import LogSetup
+from llmtap.meter.ending import GRACE_S, HAND_OVER, RENEW
 from llmtap.meter.options import MeterOptions
-from llmtap.meter.process import MeterSetup
+from llmtap.meter.setup import FROM_NOW_ON, Changeable, MeterSetup
 from llmtap.tap.frames import ACK
 from llmtap.units import encode_special
 from tests.support.relay_status import relay_status
@@ -181,7 +182,7 @@ def test_it_can_be_told_to_end_now(meter: Meter, signals: tuple[signal.Signals, 
 
 
 def test_a_relay_that_does_not_leave_is_waited_for_no_longer_than_it_may_drain(tmp_path: Path) -> None:
-    meter = Meter(tmp_path, drain_s=-4.5)
+    meter = Meter(tmp_path, changeable=Changeable(drain_s=-4.5))
     try:
         with joined(meter):
             meter.process.send_signal(signal.SIGTERM)
@@ -190,6 +191,47 @@ def test_a_relay_that_does_not_leave_is_waited_for_no_longer_than_it_may_drain(t
         if meter.process.poll() is None:
             meter.process.kill()
             meter.stop()
+
+
+def told(meter: Meter, *lines: bytes) -> None:
+    assert meter.process.stdin is not None
+    meter.process.stdin.write(b"".join(line + b"\n" for line in lines))
+    meter.process.stdin.flush()
+
+
+def test_it_is_told_a_new_limit_and_waits_as_long_while_an_earlier_one_holds(tmp_path: Path) -> None:
+    meter = Meter(tmp_path, changeable=Changeable(drain_s=0.5 - GRACE_S))
+    try:
+        with joined(meter) as relay:
+            for drain_s in (60.0, 0.5 - GRACE_S):
+                told(meter, FROM_NOW_ON + msgspec.json.encode(Changeable(drain_s=drain_s)))
+            meter.process.send_signal(signal.SIGTERM)
+            with pytest.raises(subprocess.TimeoutExpired):
+                meter.process.wait(timeout=2)
+            finish(relay)
+        assert meter.stop()[0] == 0
+    finally:
+        if meter.process.poll() is None:
+            meter.process.kill()
+            meter.stop()
+
+
+def test_words_that_come_at_once_or_in_pieces_are_heard_one_by_one(meter: Meter) -> None:
+    words = [
+        FROM_NOW_ON + msgspec.json.encode(Changeable(config=config, log=LogSetup(level=level)))
+        for config, level in (("first", "info"), ("second", "warning"), ("third", "info"))
+    ]
+    told(meter, *words)
+    assert meter.process.stdin is not None
+    for piece in (HAND_OVER[:9], HAND_OVER[9:] + b"/nowhere/tap.sock\n"):
+        meter.process.stdin.write(piece)
+        meter.process.stdin.flush()
+        time.sleep(0.3)
+    status, log = meter.stop()
+    assert status == 0
+    changes = [line for line in log.splitlines() if "event=meter_changed" in line]
+    assert [line.rpartition("config=")[2] for line in changes] == ["first", "third"], "warnings only between"
+    assert "event=meter_succeeded socket=/nowhere/tap.sock\n" in log
 
 
 def test_ctrl_c_and_hang_up_are_the_supervisors_business(meter: Meter) -> None:

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.supervisor.test_faults import summary
 from tests.supervisor.test_hot_restart import LIMIT_S, LONG_S, gone
 from tests.supervisor.test_supervisor import READY_S, Proxy, proxy
 from tests.support.live_proxy import port_free
@@ -128,5 +129,68 @@ def test_what_cannot_be_started_for_want_of_files_is_started_once_there_are_some
                 os.kill(tap.pid, signal.SIGHUP)
                 await gone(before)
                 assert await asyncio.wait_for(tap.get(path), LONG_S) == b"here"
+
+    play(scenario(), limit_s=LIMIT_S)
+
+
+def test_a_relay_that_dies_during_a_reload_that_fails_comes_back_as_it_was(tmp_path: Path) -> None:
+    file, log = tmp_path / "llmtap.toml", tmp_path / "log"
+    program = OwnProgram(tmp_path / "program")
+    # The second of the new relays takes its time to fail, the first one works.
+    program.change(
+        "relay/process.py",
+        "    set_up(setup.log)\n",
+        "    set_up(setup.log)\n"
+        "    if setup.name.split('.')[1] == '1':\n"
+        "        import time; time.sleep(6); raise SystemExit(3)\n",
+    )
+
+    async def scenario() -> None:
+        async with upstream() as up, upstream() as other:
+            path = up.on(answers(b"here"))
+            assert other.on(answers(b"there")) == path
+            ports = port_free(), port_free()
+            file.write_text(f'[relay]\nupstream = "{up.url}"\nlisten = "127.0.0.1:{ports[0]}"\n')
+            async with proxy(None, config=file, log=log, program=program.folder, listen=ports[0]) as tap:
+                (relay,) = tap.relays()
+                file.write_text(
+                    f'[relay]\nupstream = "{other.url}"\nlisten = "127.0.0.1:{ports[1]}"\nworkers = 2\n'
+                )
+                os.kill(tap.pid, signal.SIGHUP)
+                await wait_until(lambda: len(tap.relays()) == 3, READY_S)
+                os.kill(relay, signal.SIGKILL)
+                await wait_until(lambda: b"event=reload_failed" in log.read_bytes(), LONG_S)
+                await wait_until(lambda: len(tap.relays()) == 1, LONG_S)
+                for _ in range(4):
+                    assert await asyncio.wait_for(tap.get(path), READY_S) == b"here"
+                assert await Proxy(tap.process, ports[1], tap.admin).refuses()
+
+    play(scenario(), limit_s=LIMIT_S)
+
+
+def test_a_meter_that_crashes_after_a_reload_while_it_was_away_has_crashed(tmp_path: Path) -> None:
+    file, log = tmp_path / "llmtap.toml", tmp_path / "log"
+    program = OwnProgram(tmp_path / "program")
+    program.change("supervisor/supervisor.py", "0.0, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0", "3.0, 3.0")
+
+    async def scenario() -> None:
+        async with upstream() as up:
+            file.write_text(f'[relay]\nupstream = "{up.url}"\n')
+            async with proxy(None, config=file, log=log, program=program.folder, level="info") as tap:
+                for n in (1, 2):
+                    (meter,) = tap.meters()
+                    os.kill(meter, signal.SIGKILL)
+                    await wait_until(lambda n=n: log.read_bytes().count(b"event=meter_died") == n, READY_S)
+                    if n == 1:
+                        file.write_text(
+                            f'[relay]\nupstream = "{up.url}"\n[slo.chat]\nobjectives = "ttft:1s"\n'
+                        )
+                        os.kill(tap.pid, signal.SIGHUP)
+                        await wait_until(lambda: b"event=reloaded" in log.read_bytes(), READY_S)
+                        assert not tap.meters(), "it is still away"
+                    await wait_until(lambda: len(tap.meters()) == 1, READY_S)
+                    await tap.ready()
+                assert b"event=meter_renewed" not in log.read_bytes()
+                assert "chat" in (await summary(tap))["slo"]
 
     play(scenario(), limit_s=LIMIT_S)

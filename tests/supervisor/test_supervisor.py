@@ -149,13 +149,16 @@ async def proxy(
     log: Path = Path(os.devnull),
     program: Path = Path(__file__).parents[2],
     listen: int | None = None,
+    level: str | None = "warning",
 ) -> AsyncIterator[Proxy]:
     """A proxy that is ready, and killed at the end. It logs to `log`; its package lies in `program`.
 
-    `listen`: the port, where `config` names it.
+    `listen`: the port, where `config` names it; `level`: of the log, or None, where `config` does.
     """
     admin = port_free()
-    args = ["--admin", f"127.0.0.1:{admin}", "--set", "log.level=warning", *more]
+    args = ["--admin", f"127.0.0.1:{admin}", *more]
+    if level is not None:
+        args = ["--set", f"log.level={level}", *args]
     if listen is None:
         listen = port_free()
         args += ["--listen", f"127.0.0.1:{listen}"]

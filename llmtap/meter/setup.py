@@ -1,0 +1,68 @@
+"""What a meter process is told, by whoever starts it. It imports no meter, which is 19 MB more."""
+
+from typing import Final
+
+import msgspec
+
+from llmtap.capture.options import CaptureOptions
+from llmtap.export.options import OtlpOptions
+from llmtap.log import LogSetup
+from llmtap.meter.options import CostOptions, MeterOptions, SloOptions, TenantOptions
+from llmtap.tap.experiment import Experiment
+
+__all__ = ["FROM_NOW_ON", "Changeable", "MeterSetup"]
+
+FROM_NOW_ON: Final = b"from now on "
+"""With a Changeable as JSON, a line on the stdin of a running meter."""
+
+
+class Changeable(msgspec.Struct, frozen=True, kw_only=True):
+    """What a running meter can be told anew; for all else another one takes its place."""
+
+    log: LogSetup = LogSetup()
+    config: str = ""
+    """Fingerprint of the configuration."""
+    drain_s: float = 30.0
+    """How long relays let streams finish at the end: `relay.drain_timeout`."""
+
+
+class MeterSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """What a meter process needs to know."""
+
+    options: MeterOptions
+    socket: str
+    """Where relays deliver their frames: the path of a unix socket."""
+    admin_fd: int | None = None
+    """A listening socket for the admin port; None: bind `options.admin`."""
+    changeable: Changeable = Changeable()
+    experiment: Experiment | None = None
+    otlp: OtlpOptions = OtlpOptions()
+    tenants: TenantOptions = TenantOptions()
+    salt: str = ""
+    """Key of the hashes that stand for API keys."""
+    slo: dict[str, SloOptions] = {}
+    cost: CostOptions = CostOptions()
+    servers: dict[str, tuple[str, int]] = {}
+    """Host and port of the upstream by arm, under "" for all others; empty where nobody is told of them."""
+    capture: CaptureOptions = CaptureOptions()
+    capture_id: str = ""
+    capture_salt: str = ""
+    """Key of the hashes in a capture, in hex: the same for every meter of one capture, written nowhere."""
+    capture_after: int = 0
+    """Number of the last relay that was there before this capture; 0 for all but its first meter."""
+    takes_over: bool = False
+    """Another meter has the admin port until a relay of ours is ready."""
+
+    def serves(self, wanted: "MeterSetup") -> bool:
+        """Whether a meter that was started with this is as `wanted`, once told what is changeable."""
+        return _lasting(self) == _lasting(wanted)
+
+
+def _lasting(setup: MeterSetup) -> dict[str, object]:
+    """What a meter goes by until it ends. Where its admin port is, the socket says, if there is one."""
+    told = msgspec.structs.asdict(setup)
+    for name in ("changeable", "capture_after", "takes_over"):  # the last two are over with the start
+        del told[name]
+    if setup.admin_fd is not None:
+        told["options"] = {**msgspec.structs.asdict(setup.options), "admin": None}
+    return told

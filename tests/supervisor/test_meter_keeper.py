@@ -1,0 +1,181 @@
+"""The keeper of the meter, without processes: what a meter goes by while settings change under it."""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Sequence
+
+import msgspec
+import pytest
+
+from llmtap.config import Settings, load_settings
+from llmtap.meter.ending import RENEW
+from llmtap.meter.setup import FROM_NOW_ON, Changeable, MeterSetup
+from llmtap.supervisor.child import Child, Kind
+from llmtap.supervisor.ports import Ports
+from llmtap.supervisor.run import Run
+from llmtap.supervisor.supervisor import Supervisor
+from llmtap.units import decode_special
+from tests.support.peer import play, wait_until
+
+
+def settings_of(**more: str) -> Settings:
+    named = {name.replace("__", "."): value for name, value in more.items()}
+    fixed = {
+        "relay.upstream": "http://gateway:80",
+        "relay.listen": "127.0.0.1:0",
+        "meter.admin": "127.0.0.1:0",
+    }
+    return load_settings(None, {}, fixed | named)
+
+
+class FakeProcess:
+    """Runs until a signal ends it, with that as its status."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def wait(self) -> int:
+        return await asyncio.shield(self.status)
+
+    def send_signal(self, signal: int) -> None:
+        if not self.status.done():
+            self.status.set_result(-signal)
+
+
+class Meters:
+    """Takes the place of `Child.start`: once `may_start` is set, meters are ready, or `is_silent`."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.may_start = asyncio.Event()
+        self.is_silent = False
+        self.setups: list[MeterSetup] = []
+        self.processes: list[FakeProcess] = []
+        self.stdin: list[int] = []
+        """The end that a meter would read."""
+
+    async def start(self, kind: Kind, name: str, index: int, line: bytes, fds: Sequence[int]) -> Child:
+        self.begun += 1
+        await self.may_start.wait()
+        self.setups.append(msgspec.json.decode(line, type=MeterSetup, dec_hook=decode_special))
+        process = FakeProcess(self.begun)
+        self.processes.append(process)
+        reading, writing = os.pipe()
+        self.stdin.append(reading)
+        child = Child(kind, name, index, process, writing)
+        child._stdout = asyncio.StreamReader()
+        if not self.is_silent:
+            child._stdout.feed_data(b"ready\n")
+        return child
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.send_signal(9)
+        for fd in self.stdin:
+            os.close(fd)
+
+
+class Kept:
+    """A supervisor of nothing but a meter."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.meters = Meters()
+        monkeypatch.setattr(Child, "start", self.meters.start)
+        settings = settings_of()
+        self.supervisor = Supervisor(settings, settings_of, lambda clients, admin: None)
+        self.supervisor._ports = Ports.open(settings, {}, os.getpid())
+        self.supervisor._run = Run.begin(settings)
+        self.keeper = asyncio.create_task(self.supervisor._keep_meter(None))
+
+    def enforce(self, **more: str) -> None:
+        self.supervisor._settings = settings_of(**more)
+        self.supervisor._run.follow(self.supervisor._settings)
+
+    async def close(self) -> None:
+        self.keeper.cancel()
+        self.meters.close()
+        await asyncio.gather(self.keeper, *self.supervisor._tasks, return_exceptions=True)
+        self.supervisor._ports.close()
+        os.rmdir(self.supervisor._run.folder)
+
+
+def kept_meter(monkeypatch: pytest.MonkeyPatch, scene: Callable[[Kept], Awaitable[None]]) -> None:
+    async def scenario() -> None:
+        kept = Kept(monkeypatch)
+        try:
+            await scene(kept)
+        finally:
+            await kept.close()
+
+    play(scenario())
+
+
+def test_a_meter_that_waits_for_its_turn_is_told_what_is_in_force_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scene(kept: Kept) -> None:
+        kept.meters.may_start.set()
+        async with kept.supervisor._starting:  # a reload starts its relays
+            await asyncio.sleep(0)
+            kept.enforce(cost__gpus="2")
+        await wait_until(lambda: len(kept.meters.setups) == 1)
+        assert kept.meters.setups[0].cost.gpus == 2
+
+    kept_meter(monkeypatch, scene)
+
+
+def test_what_a_reload_changed_while_a_meter_was_being_started_makes_it_give_way(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scene(kept: Kept) -> None:
+        await wait_until(lambda: kept.meters.begun == 1)
+        kept.enforce(cost__gpus="2")
+        kept.supervisor._update_meter()
+        kept.meters.may_start.set()
+        await wait_until(lambda: len(kept.meters.setups) == 2)
+        assert await kept.meters.processes[0].wait() == -RENEW
+        assert [setup.cost.gpus for setup in kept.meters.setups] == [0, 2]
+
+    with caplog.at_level("INFO"):
+        kept_meter(monkeypatch, scene)
+    assert "event=meter_renewed pid=1" in caplog.text
+    assert "event=meter_died" not in caplog.text
+
+
+def test_what_a_running_meter_can_be_told_is_told_once_and_also_while_it_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scene(kept: Kept) -> None:
+        await wait_until(lambda: kept.meters.begun == 1)
+        kept.enforce(relay__drain_timeout="300s")
+        kept.meters.may_start.set()
+        await wait_until(lambda: kept.supervisor._meter is not None)
+        kept.supervisor._update_meter()
+        (stdin,) = kept.meters.stdin
+        (line,) = os.read(stdin, 4_096).splitlines()
+        word = msgspec.json.decode(line.removeprefix(FROM_NOW_ON), type=Changeable)
+        assert word.drain_s == 300.0
+        assert word.config != kept.meters.setups[0].changeable.config
+
+    kept_meter(monkeypatch, scene)
+
+
+def test_a_keeper_that_is_cancelled_while_its_meter_says_that_it_is_ready_starts_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scene(kept: Kept) -> None:
+        kept.meters.is_silent = True
+        kept.meters.may_start.set()
+        await wait_until(lambda: kept.supervisor._meter is not None)
+        await asyncio.sleep(0.01)
+        assert kept.supervisor._meter is not None
+        stdout = kept.supervisor._meter._stdout
+        assert stdout is not None
+        stdout.feed_data(b"ready\n")
+        await asyncio.sleep(0)  # it has been read, and the keeper has not heard of it
+        kept.keeper.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(kept.keeper, 5)
+
+    kept_meter(monkeypatch, scene)
