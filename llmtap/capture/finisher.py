@@ -26,7 +26,7 @@ import pyarrow as pa
 from llmtap.capture.migrations import CaptureVersionError
 from llmtap.capture.parquet import write_parquet
 from llmtap.capture.places import Place, PlaceError, sync_folder
-from llmtap.capture.schema import VERSION
+from llmtap.capture.schema import VERSION, Ledger
 from llmtap.capture.spool import SpoolContents, SpoolError, read_spool
 
 __all__ = ["ClosedSpool", "Finished", "Finisher", "make_folder"]
@@ -89,6 +89,9 @@ class Finisher:
     def __init__(self, place: Place, spool_folder: Path, kept: Callable[[str, int], None]) -> None:
         """`kept(name, bytes)` is told of each file that is in its place."""
         self.counts = Finished()
+        self.told = Ledger()
+        """What the newest file tells, of those made of our own spools: one that was found may be of another
+        capture."""
         self.problem: str | None = None
         """Why files do not get to their place now: one sentence, without secrets."""
         self._place = place
@@ -221,6 +224,8 @@ class Finisher:
             self._place.put(spool.made, name)
             file = name, size
             log.info("event=capture_file file=%s rows=%d bytes=%d", name, contents.rows, size)
+            if spool.rows is not None:
+                self.told = contents.ledger
             if self._place.folder is None:
                 spool.made.unlink(missing_ok=True)
         if contents.damaged:

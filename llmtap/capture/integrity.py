@@ -11,6 +11,8 @@ it could not have measured, by reason, and how many are under way (`schema.Ledge
   with a file that was deleted or not read. It is `unexplained`, "at least" so many where there was a doubt.
 - What a relay began after its last word and after its last row, nobody can know: the tail. Only a capture
   that was closed in order has none.
+- Of relays that left long ago only the files of their time tell: where those are gone, nobody misses them.
+  The last ones that left stand in all later files (`LEFT_MAX` in `meter/recorder.py`).
 """
 
 from collections.abc import Iterable, Sequence

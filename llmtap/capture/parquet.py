@@ -22,7 +22,7 @@ event and column.
 
 A file has a footer of 8 KB: statistics only of columns one filters by (all of them would be 3 KB more, and
 bring people's text there), and no copy of the Arrow schema, another 8 KB that tell nothing new. With it and
-the heads of 105 column chunks, a file of 50 exchanges takes 440 bytes for each beside its events, one of
+the heads of 100 column chunks, a file of 50 exchanges takes 440 bytes for each beside its events, one of
 1,000 takes 125.
 """
 
@@ -48,7 +48,7 @@ _PLAIN: Final = frozenset((
     "prompt_bytes", "request_bytes", "blocks", "parent", "think_us", "scheduled_us", "request_end_us",
     "submit_us", "head_us", "first_byte_us", "first_any_us", "first_token_us", "first_reasoning_us",
     "first_tool_call_us", "first_refusal_us", "first_content_us", "last_token_us", "response_end_us",
-    "delivered_us", "paused_us", "dispatch_late_us", "added_request_us", "added_first_chunk_us",
+    "delivered_us", "paused_us", "dispatch_late_us", "added_request_us", "connect_us", "added_first_chunk_us",
     "added_chunk_max_us", "uncertainty_us", "event_us", "server_gap_us", "response_bytes", "server_timing",
     "request_body", "response_text",
 ))  # fmt: skip

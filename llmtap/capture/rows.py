@@ -36,7 +36,7 @@ _PLAIN: Final = {
         "relay", "seq", "anchor", "tenant", "model", "response_model", "route", "arm", "unit", "excluded",
         "endpoint", "dialect", "method", "request_id", "trace_parent", "stream", "request_bytes", "clock",
         "uncertain", "reads", "response_bytes", "unparsed_events", "unlogged_events", "status", "outcome",
-        "finish_reason", "error", "retries", "no_token_reason",
+        "finish_reason", "error", "retries", "resent", "no_token_reason",
     )},
     "output_tokens": "tokens.output", "reasoning_tokens": "tokens.reasoning",
     "cached_tokens": "tokens.cached",
@@ -51,8 +51,9 @@ _STAMPS: Final = {
 }  # fmt: skip
 _DURATIONS: Final = {
     "paused_us": "timeline.paused_ns", "dispatch_late_us": "dispatch_late_ns",
-    "added_request_us": "added.request_ns", "added_first_chunk_us": "added.first_chunk_ns",
-    "added_chunk_max_us": "added.chunk_max_ns", "slo_ttft_us": "slo_ttft_ns", "slo_tpot_us": "slo_tpot_ns",
+    "added_request_us": "added.request_ns", "connect_us": "added.connect_ns",
+    "added_first_chunk_us": "added.first_chunk_ns", "added_chunk_max_us": "added.chunk_max_ns",
+    "slo_ttft_us": "slo_ttft_ns", "slo_tpot_us": "slo_tpot_ns",
 }  # fmt: skip
 _POINTS: Final = tuple(path.removeprefix("timeline.") for path in _STAMPS.values())[1:]
 _ASKED: Final = ("max_tokens", "temperature", "top_p", "n", "tools", "images", "response_format")
@@ -65,7 +66,6 @@ _times_of: Final = attrgetter("timeline.arrival_ns", *_STAMPS.values(), *_DURATI
 _asked_of: Final = attrgetter(*_ASKED, *_BLOCKS, "tokens")
 
 _NO_ASKED: Final = Asked()
-_NO_SAID: Final = Said()
 _NO_TURN: Final = Turn("", "", -1)
 _NO_REFUSAL: Final[dict[str, object]] = {}
 _LONG: Final = pa.int64() if array("l").itemsize == 8 else pa.int32()
@@ -366,7 +366,8 @@ def _fill(x: Exchange, row: dict[str, Any]) -> None:
     x.dispatch_late_ns = _ns(row["dispatch_late_us"])
     x.slo_ttft_ns, x.slo_tpot_ns = _ns(row["slo_ttft_us"]), _ns(row["slo_tpot_us"])
     x.added = Added(
-        _ns(row["added_request_us"]), _ns(row["added_first_chunk_us"]), _ns(row["added_chunk_max_us"])
+        _ns(row["added_request_us"]), _ns(row["added_first_chunk_us"]), _ns(row["added_chunk_max_us"]),
+        connect_ns=_ns(row["connect_us"]),
     )  # fmt: skip
     x.tokens = Tokens(
         None if row["input_token_source"] == "tokenizer" else row["input_tokens"],

@@ -56,7 +56,8 @@ _COLUMNS: Final[tuple[tuple[str, pa.DataType], ...]] = (
     ("first_tool_call_us", _int), ("first_refusal_us", _int), ("first_content_us", _int),
     ("last_token_us", _int), ("response_end_us", _int), ("delivered_us", _int),
     ("paused_us", _int), ("dispatch_late_us", _int),
-    ("added_request_us", _int), ("added_first_chunk_us", _int), ("added_chunk_max_us", _int),
+    ("added_request_us", _int), ("connect_us", _int), ("added_first_chunk_us", _int),
+    ("added_chunk_max_us", _int),
     ("clock", _string), ("uncertainty_us", _int), ("uncertain", _bool),
     # Event by event: lists of one length.
     ("event_us", pa.list_(_int)), ("event_class", pa.list_(_string)), ("event_bytes", pa.list_(_int)),
@@ -67,7 +68,7 @@ _COLUMNS: Final[tuple[tuple[str, pa.DataType], ...]] = (
     ("status", _small), ("outcome", _string), ("finish_reason", _string), ("error", _string),
     ("refusal_kind", _string), ("refusal_source", _string), ("refusal_detail", _string),
     ("refusal_confidence", _string), ("guardrail", _string), ("retries", _small),
-    ("no_token_reason", _string),
+    ("resent", _small), ("no_token_reason", _string),
     ("input_tokens", _int), ("input_token_source", _string), ("output_tokens", _int),
     ("reasoning_tokens", _int), ("cached_tokens", _int), ("token_source", _string),
     ("usage", _string), ("server_timing", _string),

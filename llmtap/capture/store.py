@@ -56,7 +56,7 @@ FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 LOOK_AGAIN_NS: Final = 1_000_000_000
 """At the bound of the total: how often to see whether somebody has made room."""
 MARGIN_BYTES: Final = 128 << 10
-"""Left free beside a spool's worth: a Parquet file of 105 columns takes 15 KB whatever is in them, and here
+"""Left free beside a spool's worth: a Parquet file of 100 columns takes 15 KB whatever is in them, and here
 ledgers are written, too."""
 NOTES_BYTES: Final = 32 << 10
 """Of the bound on the total, for ledgers without rows: the head of a spool takes 6 KB, a ledger some hundred
@@ -67,7 +67,7 @@ LOOK_NOW_AND_THEN_NS: Final = 10_000_000_000
 """How often to see whether somebody has taken files away."""
 _HEAD_BYTES: Final = 6 << 10
 _FRAME_BYTES: Final = 1 << 10
-"""Of a batch, whatever is in it: what Arrow says of 105 columns, packed, and the ledger behind it."""
+"""Of a batch, whatever is in it: what Arrow says of 100 columns, packed, and the ledger behind it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ def check(options: CaptureOptions, supervisor: int | None = None) -> None:
 class Store:
     """One capture's spool and files.
 
-    `append`, `tick` and `rotate` are for one thread; `state` and `problem` for any.
+    `append`, `tick` and `rotate` are for one thread; `state`, `told` and `problem` for any.
     """
 
     def __init__(self, options: CaptureOptions, info: CaptureInfo, clock: Clock) -> None:
@@ -149,8 +149,9 @@ class Store:
         assert options.to is not None
         self.problem: str | None = None
         """Why rows are not taken now: `disk_full`, `folder` or `total_bytes`."""
+        self.info = info
+        """What files say of themselves that are begun from now on; to be set from any thread."""
         self._options = options
-        self._info = info
         self._clock = clock
         self._place = open_place(options.to)
         self._folder = spool_folder(options)
@@ -235,6 +236,10 @@ class Store:
             self._finisher.add(ClosedSpool(writer.path, writer.bytes, writer.rows))
         else:
             _discard(writer)
+
+    def told(self) -> Ledger:
+        """What the newest file that was made here tells of exchanges that are not kept. For any thread."""
+        return self._finisher.told
 
     def close(self, timeout_s: float) -> None:
         """Makes files of all spools if the time allows; the next start finds the others."""
@@ -338,7 +343,7 @@ class Store:
         at = datetime.fromtimestamp(now_ns // 1_000_000_000, UTC)
         when = f"{at:%Y%m%dT%H%M%S}{now_ns // 1_000_000 % 1_000:03d}Z"
         name = f"llmtap-{when}-{self._tag}-{self._number:04d}-{secrets.token_hex(2)}.spool"
-        writer = SpoolWriter(self._folder / name, msgspec.structs.replace(self._info, began_ns=now_ns))
+        writer = SpoolWriter(self._folder / name, msgspec.structs.replace(self.info, began_ns=now_ns))
         if self._options.fsync == "batch":
             try:
                 sync_folder(self._folder)

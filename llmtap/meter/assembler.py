@@ -136,6 +136,8 @@ class Assembler:
     def discard(self) -> None:
         """Gives up all that is open: the relay lives, and counts by itself what we did not acknowledge."""
         self._sink.forgot(len(self._live))
+        for observer in self._live.values():
+            observer.abandon()
         self._live.clear()
         self._arms.clear()
         self._steps.clear()
@@ -244,6 +246,7 @@ class Assembler:
             request_bytes=closing.request_bytes,
             response_bytes=closing.response_bytes,
         )
+        exchange.resent, exchange.added.connect_ns = closing.retries, closing.connect_ns
         if closing.arm is not None:
             exchange.arm, exchange.route = closing.arm, closing.route
             exchange.unit, exchange.excluded = closing.unit, closing.excluded
@@ -258,7 +261,9 @@ class Assembler:
     def _forget(self, seq: int) -> None:
         self._steps.pop(seq, None)
         self._arms.pop(seq, None)
-        if self._live.pop(seq, None) is not None:
+        observer = self._live.pop(seq, None)
+        if observer is not None:
+            observer.abandon()
             self._sink.forgot()
 
 

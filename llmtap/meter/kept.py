@@ -167,5 +167,8 @@ class Kept:
 
 
 def weight_of(x: Exchange) -> int:
-    """Events and reads: what an exchange's memory grows with."""
-    return len(x.timeline.events) + len(x.added.chunks_ns)
+    """Events, reads and gaps by the server's clock: what an exchange's memory grows with.
+
+    What was said is not here: a capture alone has it, bounds it, and takes it away.
+    """
+    return len(x.timeline.events) + len(x.added.chunks_ns) + len(x.server_gaps_ns or ())

@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 from aiohttp import hdrs, web
 
-from llmtap.meter.kept import BadQuery, Query, read_flag, weight_of
+from llmtap.meter.kept import BadQuery, Query, read_fields, read_flag, weight_of
 from llmtap.meter.options import WINDOWS
 from llmtap.meter.tally import Tally
 from llmtap.metrics.latency import Measured, chunking_of
@@ -35,8 +35,7 @@ BATCH_MAX: Final = 200
 BATCH_S: Final = 0.05
 """Exchanges that end within it are written together: one turn of a thread instead of many."""
 SUMMARY_S: Final = 1.0
-WINDOW: Final = next(iter(WINDOWS))
-SUMMARY_WINDOW: Final = "10s"
+SUMMARY_WINDOW: Final = next(iter(WINDOWS))
 KEEPALIVE_S: Final = 15.0
 """Without summaries: proxies on the way close what is silent for 30 to 60 s."""
 STALLED_S: Final = 30.0
@@ -212,13 +211,10 @@ class LiveFeed:
 
 
 def _read_query(request: web.Request) -> tuple[Query, bool, bool]:
-    fields: dict[str, str] = {}
-    for field, value in request.query.items():
+    fields = read_fields(request.query.items())
+    for field in ("limit", "next", "cursor"):
         if field in fields:
-            raise BadQuery(field, "given more than once")
-        if field in ("limit", "next", "cursor"):
             raise BadQuery(field, "a live stream has no pages")
-        fields[field] = value
     summaries = read_flag("summary", fields.pop("summary", "1"))
     exchanges = read_flag("exchanges", fields.pop("exchanges", "1"))
     return Query.parse(fields), summaries, exchanges

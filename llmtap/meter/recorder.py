@@ -20,6 +20,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from llmtap.capture.aside import aside_of, clear
 from llmtap.capture.blocks import BlockHasher
 from llmtap.capture.options import CaptureOptions
@@ -48,6 +50,11 @@ TURN_S: Final = 0.1
 EXCHANGE_BYTES: Final = 4_000
 """What an exchange takes in memory, about, without its events and its body."""
 EVENT_BYTES: Final = 40
+STAMP_BYTES: Final = 8
+"""Of a read, and of a gap by the server's clock."""
+LEFT_MAX: Final = 64
+"""Relays that left and are told of in each file after, by which a file that is lost is missed. All of them
+would be too many: apps with the middleware may come and go for ever."""
 RETRY_OPEN_NS: Final = 1_000_000_000
 STEP_ASIDE_S: Final = 4.0
 """For the files of what was recorded until then; exchanges wait in memory meanwhile."""
@@ -137,6 +144,7 @@ class Recorder:
         self._freed_bytes = 0  # by the thread, ever
         self._held = _Held()
         self._rows: list[Exchange] = []
+        self._row_bytes = 0
         self._oldest_ns = 0
         self._nothing = to_batch([], capture=info.capture, level=options.level)[0]
         self._batches: deque[Any] = deque()
@@ -147,6 +155,8 @@ class Recorder:
         self._unshaped = 0
         self._errors: dict[str, int] = {}
         self._relays: dict[str, RelayCount] = {}
+        self._left: dict[str, None] = {}
+        """Those of them that went away, the first to go first."""
         self._after = after
         self._meter = secrets.token_hex(4)
         self._whole = False
@@ -199,6 +209,24 @@ class Recorder:
         # A new dict each time: the thread may be reading the old one.
         count = RelayCount(opened, dict(dropped), unsettled, since, before)
         self._relays = {**self._relays, relay: count}
+        self._left.pop(relay, None)
+
+    def relay_left(self, relay: str, opened: int, dropped: dict[str, int]) -> None:
+        """A relay went away with these counts, and nothing of it is under way.
+
+        Of those that left before, the first ones are forgotten once a file tells what they said last: readers
+        take the last word of each relay from whichever file has it.
+        """
+        self.relay_said(relay, opened, dropped, 0)
+        if 0 < _number_of(relay) <= self._after:
+            return  # should it come again, it would count as new to the capture
+        self._left[relay] = None
+        told = self._store.told().relays
+        first = list(self._left)[: max(0, len(self._left) - LEFT_MAX)]
+        gone = {name for name in first if told.get(name) == self._relays[name]}
+        if gone:
+            self._relays = {name: count for name, count in self._relays.items() if name not in gone}
+            self._left = dict.fromkeys(name for name in self._left if name not in gone)
 
     def state(self) -> CaptureState:
         """For `/metrics` and the API."""
@@ -225,6 +253,11 @@ class Recorder:
             damaged=store.damaged,
         )
 
+    def go_by(self, config: str) -> None:
+        """Files that are begun from now on say that they were written under this configuration."""
+        self._info = msgspec.structs.replace(self._info, config=config)
+        self._store.info = self._info
+
     def give_way(self) -> None:
         """Another recorder goes on with the capture: leave it the folder, keep what still ends beside it."""
         self._gives_way = True
@@ -249,7 +282,8 @@ class Recorder:
 
     @property
     def _pending_bytes(self) -> int:
-        return self._taken_bytes - self._freed_bytes + self._batch_bytes + self._held.bytes
+        queued_bytes = self._taken_bytes - self._freed_bytes
+        return queued_bytes + self._row_bytes + self._batch_bytes + self._held.bytes
 
     def _is_full(self, tenant: str) -> bool:
         return any(fnmatchcase(tenant, pattern) for pattern in self._options.full_tenants)
@@ -325,6 +359,7 @@ class Recorder:
                 continue
             if not self._rows:
                 self._oldest_ns = self._clock.mono_ns()
+            self._row_bytes += _bytes_of(x)
             self._rows.append(x)
             if len(self._rows) >= ROWS_MAX:
                 self._encode()
@@ -371,6 +406,7 @@ class Recorder:
 
     def _encode(self) -> None:
         rows, self._rows = self._rows, []
+        self._row_bytes = 0
         batch, failed = to_batch(rows, capture=self._info.capture, level=self._options.level)
         for x in rows:
             x.said = None  # the API keeps the newest exchanges; what was said is not for it
@@ -426,4 +462,8 @@ def _number_of(relay: str) -> int:
 
 
 def _bytes_of(x: Exchange) -> int:
-    return EXCHANGE_BYTES + EVENT_BYTES * len(x.timeline.events)
+    """What it takes in memory, about, with what is kept of what was said."""
+    stamps = len(x.added.chunks_ns) + len(x.server_gaps_ns or ())
+    said = x.said
+    text = 0 if said is None else len(said.request_body or "") + len(said.response_text or "")
+    return EXCHANGE_BYTES + EVENT_BYTES * len(x.timeline.events) + STAMP_BYTES * stamps + text

@@ -13,7 +13,7 @@ from llmtap.units import NS_PER_S
 __all__ = ["Reckoning", "RelayBook"]
 
 STATUS_FRESH_NS: Final = 5 * NS_PER_S
-"""Relays speak about once a second; one silent for longer than this is not counted on."""
+"""Relays speak twice a second; one silent for longer than this is not counted on."""
 GONE_NS: Final = 5 * NS_PER_S
 """A relay that comes back within this time has counted what it lost by itself."""
 RELAYS_MAX: Final = 64

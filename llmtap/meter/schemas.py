@@ -116,6 +116,7 @@ _EXCHANGE: Final = _object(
         "refusal": _or_null(reference("Refusal")),
         "guardrail": _or_null(reference("Guardrail")),
         "retries": _about("Times that a gateway began the answer again.", COUNT),
+        "resent": _about("Times that the relay sent the request again on a fresh connection.", COUNT),
         "no_token_reason": _about("Why a stream never brought a token.", _MAYBE_TEXT),
         "usage": _about("As the provider sent it.", _or_null(_ANYTHING)),
         "server_timing": _or_null(_list(reference("ServerTime"))),
@@ -125,8 +126,9 @@ _EXCHANGE: Final = _object(
         "uncertain": _about("That is more than the operator's limit.", FLAG),
         "paused": _about("How long the client's back-pressure held the stream.", NUMBER),
         "added": _object(
-            dict.fromkeys(("request", "first_chunk", "chunk_max"), _MAYBE),
-            "Seconds that the tap itself added.",
+            dict.fromkeys(("request", "connect", "first_chunk", "chunk_max"), _MAYBE),
+            "Seconds that the tap itself added. `connect`: to connect to the upstream; null where a kept"
+            " connection was used.",
         ),
         "request_bytes": COUNT,
         "response_bytes": COUNT,

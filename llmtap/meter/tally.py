@@ -3,13 +3,14 @@
 import logging
 import resource
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from llmtap import __version__
 from llmtap.clock import Clock
 from llmtap.export.house import ExporterState, MeterState
 from llmtap.export.objectives import SloState
 from llmtap.export.prometheus import Exposition, Frozen
+from llmtap.memory import resident_bytes
 from llmtap.meter.experiments import Experiments
 from llmtap.meter.kept import Kept
 from llmtap.meter.labels import Labels
@@ -22,6 +23,7 @@ from llmtap.meter.turns import Turns
 from llmtap.meter.windows import BY_DEFAULT, Who, Windows
 from llmtap.metrics.cost import Price
 from llmtap.metrics.latency import Measured, measure
+from llmtap.record.budget import Budget
 from llmtap.record.exchange import Exchange
 from llmtap.record.observer import Observer
 from llmtap.tap.experiment import Experiment
@@ -33,6 +35,9 @@ if TYPE_CHECKING:  # Arrow is imported only where exchanges are kept
 __all__ = ["Tally"]
 
 UNAUTHORIZED = 401
+BODIES_BYTES_MAX: Final = 256 << 20
+"""Of requests and answers of one piece that are not whole yet, together: 2,000 prompts of 100,000 characters.
+Slow uploads of 8 MiB each would take 80 GB otherwise, as many as a relay has streams (`relay.streams`)."""
 
 log = logging.getLogger(__name__)
 _exchange_log = logging.getLogger("llmtap.exchange")
@@ -96,6 +101,7 @@ class Tally:
         self._price = price
         self._count_tokens = count_tokens
         self._patterns = options.patterns
+        self._bodies = Budget(BODIES_BYTES_MAX, self._body_not_kept)
         self.recorder: Recorder | None = None
         """Who keeps the exchanges, where that is wanted; see `keep`."""
 
@@ -111,7 +117,7 @@ class Tally:
         return Observer(
             relay, seq, arrival_ns, arrival_wall_ns, head, clock,
             self.tenants.identify, self._patterns, self._count_tokens,
-            None if self.recorder is None else self.recorder.hear,
+            None if self.recorder is None else self.recorder.hear, self._bodies,
         )  # fmt: skip
 
     def opened(self) -> None:
@@ -151,7 +157,7 @@ class Tally:
                 self.failed("listener", error)
         if _exchange_log.isEnabledFor(logging.INFO):
             _exchange_log.info(
-                "event=exchange id=%s tenant=%s model=%r path=%r status=%s outcome=%s ttft_ms=%s e2e_ms=%s",
+                "event=exchange id=%s tenant=%r model=%r path=%r status=%s outcome=%s ttft_ms=%s e2e_ms=%s",
                 x.id, x.tenant, x.model, x.path, x.status, x.outcome.value, _ms(m.ttft_ns), _ms(m.e2e_ns),
             )  # fmt: skip
 
@@ -171,8 +177,8 @@ class Tally:
     def left(self, relay: str, final: RelayStatus) -> None:
         """A relay went away; `final` are its counts as of its last frame, and nothing of it is under way."""
         if self.recorder is not None:
-            # Its own last word is up to a second older: a capture would doubt what has become rows since.
-            self.recorder.relay_said(relay, final.opened, final.dropped, 0)
+            # Its own last word is half a second older: a capture would doubt what has become rows since.
+            self.recorder.relay_left(relay, final.opened, final.dropped)
 
     def failed(self, kind: str, error: BaseException | str) -> None:
         """Something could not be measured: counted always, told once for each kind."""
@@ -182,6 +188,9 @@ class Tally:
             where = error if isinstance(error, BaseException) else None
             log.warning("event=meter_error kind=%s error=%r further=counted", kind, error, exc_info=where)
 
+    def _body_not_kept(self) -> None:
+        self.failed("body_memory", f"bodies under way take {BODIES_BYTES_MAX >> 20} MiB: one was not read")
+
     def freeze(self) -> Frozen:
         """A copy of all that `/metrics` shows, to be rendered anywhere."""
         usage = resource.getrusage(resource.RUSAGE_SELF)
@@ -190,7 +199,7 @@ class Tally:
             frames=self.frames,
             live_exchanges=self.live,
             cpu_ns=round((usage.ru_utime + usage.ru_stime) * 1e9),
-            rss_bytes=_rss_bytes(fallback=usage.ru_maxrss * 1024),
+            rss_bytes=resident_bytes(),
             errors=dict(self.errors),
             subscribers=self.subscribers,
             live_missed=self.live_missed,
@@ -247,12 +256,3 @@ class Tally:
 
 def _ms(ns: int | None) -> str:
     return "-" if ns is None else f"{ns / 1e6:.3f}"
-
-
-def _rss_bytes(fallback: int) -> int:
-    """Resident memory now; the peak where the system does not tell."""
-    try:
-        with open("/proc/self/statm", "rb") as statm:
-            return int(statm.read().split()[1]) * resource.getpagesize()
-    except (OSError, IndexError, ValueError):
-        return fallback

@@ -34,7 +34,7 @@ TIDY_EACH: Final = 4
 """Pieces of merging done for each exchange: each makes at most one Summary, and each Summary is merged at
 most once on each level, so this keeps up with anything."""
 TIDY_EACH_STATUS: Final = 16
-"""And whenever a relay speaks, once a second: what is left over when exchanges stop."""
+"""And whenever a relay speaks, twice a second: what is left over when exchanges stop."""
 EVERYTHING: Final = "all"
 
 

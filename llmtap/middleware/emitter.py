@@ -22,6 +22,7 @@ import msgspec
 
 from llmtap.clock import Clock, SystemClock
 from llmtap.errors import ConfigError
+from llmtap.memory import resident_bytes
 from llmtap.net.lag import LagMeter
 from llmtap.net.stream import Timebase
 from llmtap.tap.channel import SOCKET_PATH_BYTES_MAX, Tap
@@ -95,8 +96,7 @@ class Emitter:
 
     def drop(self, seq: int, reason: str) -> None:
         """Takes back an exchange that has begun."""
-        if seq in self.tap.ledger.live and self.tap.offer(FrameKind.DROP, seq, mono_ns(), 0):
-            self.tap.ledger.drop(seq, reason)
+        self.tap.drop(seq, mono_ns(), reason)
 
     def failed(self, error: BaseException) -> None:
         """Our own code went wrong: counted, told once for each kind."""
@@ -136,7 +136,7 @@ class Emitter:
             refused={},
             tap_pending_bytes=self.tap.pending_bytes,
             cpu_ns=int((usage.ru_utime + usage.ru_stime) * 1e9),
-            rss_bytes=_rss_bytes(),
+            rss_bytes=resident_bytes(),
             lag_ns_max=self.lag.take_max(),
             lag_buckets=self.lag.buckets,
             lag_sum_ns=self.lag.sum_ns,
@@ -249,8 +249,3 @@ def told_failure(kind: str, error: BaseException) -> None:
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else "?"
     log.warning("event=middleware_error kind=%s where=%s further=counted", kind, where)
-
-
-def _rss_bytes() -> int:
-    with open("/proc/self/statm", "rb") as f:
-        return int(f.read().split()[1]) * resource.getpagesize()

@@ -11,6 +11,7 @@ Source: shared/dialects/dialects.md sections 1 (units) and 8 (HTTP layer); RFC 6
 from enum import Enum
 from typing import Final
 
+from llmtap.record.budget import Share
 from llmtap.wire.delta import Delta, EventClass
 from llmtap.wire.dialects.openai_shapes import read_json
 from llmtap.wire.dialects.registry import Undecided
@@ -54,14 +55,15 @@ class AnswerReader:
     Args:
         content_type: of the response, or None.
         path: of the request, for the choice of dialect.
+        share: where room for a JSON body is taken; without it there is always some.
     """
 
     __slots__ = (
-        "_body", "_found_at", "_held", "_last_found", "_lines", "_messages", "_one_value", "_parser",
-        "_patience", "_repetition", "_size", "_type", "dialect", "kind",
+        "_body", "_found_at", "_held", "_keeps", "_last_found", "_lines", "_messages", "_one_value",
+        "_parser", "_patience", "_repetition", "_share", "_size", "_type", "dialect", "kind",
     )  # fmt: skip
 
-    def __init__(self, content_type: bytes | None, path: str) -> None:
+    def __init__(self, content_type: bytes | None, path: str, share: Share | None = None) -> None:
         self.kind = BodyKind.UNDECIDED
         self.dialect = Undecided(path)
         self._type = (content_type or b"").partition(b";")[0].strip().lower()
@@ -73,7 +75,9 @@ class AnswerReader:
         self._lines: LineParser | None = None
         self._messages: MessageParser | None = None
         self._held = b""  # while undecided
+        self._share = Share() if share is None else share
         self._body = bytearray()  # of JSON
+        self._keeps = True  # there is room for it
         self._size = 0
         self._one_value = False  # its first line told that no more of them follow
 
@@ -174,14 +178,14 @@ class AnswerReader:
             return [self._read_line(line) for line in lines if read_json(line.data or b"") is not None]
         if self.kind is not BodyKind.JSON or not self._size:
             return []
-        if self._size > BODY_BYTES_MAX:
+        if not self._keeps:
             delta = Delta(EventClass.METADATA, parsed=False)
         else:
             delta = self.dialect.read_body(bytes(self._body))
             if not (whole or delta.parsed):
                 return []  # the part of a value that was cut off says nothing
         delta.size = self._size
-        self._body.clear()
+        self._let_go()
         self._size = 0
         return [delta]
 
@@ -191,13 +195,16 @@ class AnswerReader:
         self._repetition = None
         self._held = b""
         self._lines = self._messages = None
-        self._body.clear()
+        self._let_go()
 
     def _keep(self, payload: bytes) -> list[Delta]:
         """The next bytes of a JSON body, which may turn out to be the first of several lines."""
         self._size += len(payload)
-        if self._size > BODY_BYTES_MAX:
-            self._body.clear()
+        if not self._keeps:
+            return []
+        if self._size > BODY_BYTES_MAX or not self._share.take(len(payload)):
+            self._keeps = False
+            self._let_go()
             return []
         self._body += payload
         if self._one_value:
@@ -212,9 +219,13 @@ class AnswerReader:
             self._one_value = True
             return []
         body = bytes(self._body)
-        self._body.clear()
+        self._let_go()
         self._size = 0
         return self._begin_lines(body)
+
+    def _let_go(self) -> None:
+        self._share.give(len(self._body))
+        self._body.clear()
 
     def _begin_lines(self, payload: bytes) -> list[Delta]:
         self.kind = BodyKind.NDJSON

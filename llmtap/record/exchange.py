@@ -116,6 +116,9 @@ class Added:
     chunk_max_ns: int | None = None
     chunks_ns: "array[int]" = field(default_factory=lambda: array("q"))
     """One per read of the response body, in order."""
+    connect_ns: int | None = None
+    """To connect to the upstream, look-up of its name and TLS included; None where a kept connection was
+    used. Part of `request_ns` where the request came in one read."""
 
 
 @dataclass(slots=True)
@@ -164,6 +167,9 @@ class Exchange:
     `tokens_before` where tokens had gone out before it acted."""
     retries: int = 0
     """Times that a gateway began the answer again; `usage` is then that of the last attempt."""
+    resent: int = 0
+    """Times that the relay sent the request again on a fresh connection: the upstream had closed the kept one
+    as it came, without an answer."""
     no_token_reason: str | None = None
     """Why a stream never brought a token: `guardrail`, `refusal`, `error`, `cancelled`, `rejected`, `empty`
     (keep-alives and an end marker at most) or `only_metadata`. None where one came, and for an answer in one
@@ -244,12 +250,13 @@ class Exchange:
             },
             "chunking": chunking,
             "finish_reason": self.finish_reason, "refusal": self.refusal, "guardrail": self.guardrail,
-            "retries": self.retries, "no_token_reason": self.no_token_reason,
+            "retries": self.retries, "resent": self.resent, "no_token_reason": self.no_token_reason,
             "usage": self.usage, "server_timing": self.server_timing, "error": self.error,
             "clock": self.clock, "uncertainty": self.uncertainty_ns / 1e9, "uncertain": self.uncertain,
             "paused": t.paused_ns / 1e9,
             "added": {
                 "request": None if self.added.request_ns is None else self.added.request_ns / 1e9,
+                "connect": None if self.added.connect_ns is None else self.added.connect_ns / 1e9,
                 "first_chunk": None if self.added.first_chunk_ns is None else self.added.first_chunk_ns / 1e9,
                 "chunk_max": None if self.added.chunk_max_ns is None else self.added.chunk_max_ns / 1e9,
             },

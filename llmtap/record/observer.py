@@ -11,17 +11,19 @@ Source: design.md sections 2 and 5; shared/dialects/dialects.md sections 1, 5 an
 import re
 from array import array
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from llmtap.errors import PeerProtocolError
 from llmtap.record.answer import AnswerReader
 from llmtap.record.asked import Said
+from llmtap.record.budget import Budget, Share
 from llmtap.record.exchange import BLANK, OUTPUT, Exchange, Timeline, Tokens
 from llmtap.record.outcome import Outcome, TokenSource
 from llmtap.record.paths import clean_name
 from llmtap.record.refusal import APPLIED_GUARDRAILS, TEXT_PATTERNS, Interventions
 from llmtap.record.request import Hear, Identify, RequestReader, short_text
 from llmtap.record.server_timing import ServerTiming
+from llmtap.record.verdict import figures_of, is_word, judge, no_token_reason
 from llmtap.wire.delta import Delta, EventClass, UsageCounts
 from llmtap.wire.encoding import Decoder
 from llmtap.wire.http1 import (
@@ -31,7 +33,6 @@ from llmtap.wire.http1 import (
     parse_response_head,
 )
 from llmtap.wire.repetition import Repetition
-from llmtap.wire.verdicts import MODEL_REFUSAL
 
 __all__ = ["EVENTS_MAX", "UNSEEN_NS", "Observer", "UnderWay"]
 
@@ -55,12 +56,7 @@ _UNTOLD: Final = array("l", (-1,))
 """Tokens of an event that nobody counted."""
 _NAME_CHARS_MAX: Final = 256
 """Of a model's name."""
-_WORD: Final = re.compile(r"[A-Za-z0-9_.:/\-]{1,64}")
-_FIGURE_MAX: Final = 1 << 53
 _CONTENT: Final = EventClass.CONTENT
-_USAGE_DEPTH_MAX: Final = 4
-_USAGE_ITEMS_MAX: Final = 64
-"""Members of a usage object, and of each object in it; the longest known has 18."""
 
 
 class UnderWay(NamedTuple):
@@ -87,6 +83,7 @@ class Observer:
         patterns: words of a refusal, for `record/refusal.py`.
         count_tokens: counts the tokens in a text, for streams that declare nothing themselves.
         hear: is shown the whole request, and may ask for the answer's text (`Exchange.said`).
+        bodies: what bodies under way may take, of all exchanges together; without it there is always room.
     """
 
     def __init__(
@@ -101,10 +98,12 @@ class Observer:
         patterns: tuple[re.Pattern[str], ...] = TEXT_PATTERNS,
         count_tokens: Callable[[str], int] | None = None,
         hear: Hear | None = None,
+        bodies: Budget | None = None,
     ) -> None:
         self._t = Timeline(arrival_ns)
         self._x = Exchange(relay, seq, arrival_wall_ns, self._t, clock=clock)
-        self._request = RequestReader(self._x, head, identify, hear)
+        self._share = Share(bodies)
+        self._request = RequestReader(self._x, head, identify, hear, self._share)
         # The event that may come again, and of the reads that were it: t_ns, added_ns, bytes, text.
         self._repetition: Repetition | None = None
         self._text_again: Callable[[bytes], str] | None = None
@@ -171,7 +170,8 @@ class Observer:
             x.request_id = short_text(header_value(head.headers, b"x-request-id"))
         self._interventions.applied = header_value(head.headers, APPLIED_GUARDRAILS)
         self._server.read_head(head.headers)
-        self._answer = AnswerReader(header_value(head.headers, b"content-type"), x.path.rstrip("/"))
+        content_type = header_value(head.headers, b"content-type")
+        self._answer = AnswerReader(content_type, x.path.rstrip("/"), self._share)
         if head.framing is Framing.CHUNKED:
             self._dechunk = ChunkedDecoder()
         # RFC 9110 5.3: several lines of one field are one list.
@@ -210,7 +210,7 @@ class Observer:
                 return
         answer = self._answer
         if answer is None:
-            answer = self._answer = AnswerReader(None, "")
+            answer = self._answer = AnswerReader(None, "", self._share)
         outputs = 0
         for delta in answer.feed(data):
             self._add(delta, t_ns)
@@ -267,7 +267,7 @@ class Observer:
         Args:
             delivered_ns: the client's socket took the last byte.
             outcome: how the relay saw it end, a value of `Outcome`; what the events said refines it.
-            status: of the answer, when the relay made it itself.
+            status: that the client got, by the relay's word; None: none, or the head that was seen tells.
             error: the relay's sentence about it, if any.
             paused_ns: how long back-pressure held the stream.
             lag_ns: worst time a byte may have waited unread, as far as it was seen (`UNSEEN_NS`).
@@ -276,6 +276,7 @@ class Observer:
         x, t = self._x, self._t
         self._end_request()
         self._close(whole=False)
+        self._share.close()
         t.delivered_ns = delivered_ns
         t.paused_ns = paused_ns
         x.uncertainty_ns = max(lag_ns, UNSEEN_NS) if self._shared and x.clock == "kernel" else lag_ns
@@ -291,15 +292,23 @@ class Observer:
             x.said = Said(response_text="".join(self._texts)[:_TEXT_CHARS_MAX])
             self._texts = None
         if x.usage is not None:
-            x.usage = _figures(x.usage)
+            x.usage = figures_of(x.usage)
         x.server_timing, x.server_gaps_ns = self._server.entries(), self._server.gaps_ns()
         self._interventions.judge(x)
-        said = Outcome(outcome)
-        x.outcome, reason = self._judge(said)
+        said = ended = Outcome(outcome)
+        if said is Outcome.CLIENT_CANCELLED and (self._done or x.finish_reason is not None):
+            # Many clients hang up at the end marker, before the last bytes of the framing: they have it all.
+            t.response_end_ns = t.response_end_ns or self._last_read_ns
+            ended = Outcome.COMPLETE
+        x.outcome, reason = judge(x, ended, done=self._done, lost=self._lost, error_type=self._error_type)
         x.error = (error if x.outcome is said else None) or reason
         if x.stream and t.first_token_ns is None:
-            x.no_token_reason = _no_token_reason(x)
+            x.no_token_reason = no_token_reason(x)
         return x
+
+    def abandon(self) -> None:
+        """In place of `finish`: nobody wants to know of it any more."""
+        self._share.close()
 
     # While it runs.
 
@@ -394,7 +403,7 @@ class Observer:
         if delta.finish_reason is not None:
             # The last one counts (dialects.md section 1).
             reason = delta.finish_reason
-            self._x.finish_reason = reason if _WORD.fullmatch(reason) else "other"
+            self._x.finish_reason = reason if is_word(reason) else "other"
         if delta.server_times or delta.server_clock_ns >= 0:
             self._server.read_event(self._events_seen - 1, delta)
         if delta.counts is not None:
@@ -535,64 +544,3 @@ class Observer:
         elif self._chunks and self._x.stream:
             tokens.output, tokens.source = self._chunks, TokenSource.CHUNKS
         return tokens
-
-    def _judge(self, said: Outcome) -> tuple[Outcome, str | None]:
-        """The relay's outcome in the light of what the events said, and a sentence about it."""
-        x = self._x
-        if said is Outcome.CLIENT_CANCELLED and (self._done or x.finish_reason is not None):
-            # Many clients hang up at the end marker, before the last bytes of the framing: they have it all.
-            self._t.response_end_ns = self._t.response_end_ns or self._last_read_ns
-            said = Outcome.COMPLETE
-        if said is not Outcome.COMPLETE:
-            return said, None
-        kind = self._error_type
-        about = f" ({kind})" if kind is not None and _WORD.fullmatch(kind) else ""
-        if x.refusal is not None and x.refusal["confidence"] != "low":
-            return Outcome.REFUSED, None
-        if x.status is not None and x.status >= 400:
-            return Outcome.UPSTREAM_ERROR, f"upstream answered {x.status}{about}"
-        if kind is not None:
-            return Outcome.UPSTREAM_ERROR, f"upstream sent an error in its answer{about}"
-        if self._lost is not None:
-            return said, f"upstream sent a body that cannot be read: {self._lost}"
-        if x.stream and x.dialect is not None and not self._done and x.finish_reason is None:
-            return Outcome.TRUNCATED, "upstream ended the stream without a finish reason or an end marker"
-        return said, None
-
-
-def _no_token_reason(x: Exchange) -> str:
-    """Why a stream brought no token."""
-    match x.outcome:
-        case Outcome.COMPLETE:
-            said = set(x.timeline.events.classes) - {EventClass.KEEPALIVE, EventClass.DONE}
-            return "only_metadata" if said else "empty"
-        case Outcome.REFUSED:
-            kind = None if x.refusal is None else x.refusal["kind"]
-            return "refusal" if kind == MODEL_REFUSAL else "guardrail"
-        case Outcome.CLIENT_CANCELLED:
-            return "cancelled"
-        case Outcome.REJECTED:
-            return "rejected"
-        case _:
-            return "error"
-
-
-def _figures(usage: dict[str, Any], depth: int = 1) -> dict[str, Any]:
-    """A usage object as sent, as far as it is figures and single words: texts have no business in it."""
-    out: dict[str, Any] = {}
-    for key, value in usage.items():
-        if len(out) == _USAGE_ITEMS_MAX:
-            break
-        if not isinstance(key, str) or _WORD.fullmatch(key) is None:
-            continue
-        if isinstance(value, dict):
-            if depth < _USAGE_DEPTH_MAX:
-                out[key] = _figures(value, depth + 1)
-        elif value is None or _is_figure(value) or (isinstance(value, str) and _WORD.fullmatch(value)):
-            out[key] = value
-    return out
-
-
-def _is_figure(value: Any) -> bool:
-    # What every JSON reader can take: NaN is none, and beyond 2^53 not all of them are exact.
-    return isinstance(value, int | float) and -_FIGURE_MAX <= value <= _FIGURE_MAX

@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from llmtap.errors import PeerProtocolError
+from llmtap.record.budget import Share
 from llmtap.record.exchange import Exchange
 from llmtap.record.paths import clean_name, clean_path
 from llmtap.wire.encoding import Decoder
@@ -21,6 +22,8 @@ __all__ = ["REQUEST_BYTES_MAX", "Hear", "Identify", "RequestReader", "short_text
 
 REQUEST_BYTES_MAX: Final = 8 << 20
 """A longer request body is not kept, and its model is then not known from it."""
+_PIECE_BYTES: Final = 64
+"""What a piece of a body takes in memory beside its bytes, about."""
 _ID_BYTES_MAX: Final = 256
 """Of a request id: a UUID has 36, a trace id 32."""
 _SLO_MS_MAX: Final = 3_600_000
@@ -47,7 +50,7 @@ Identify = Callable[[RequestHead, str, Callable[[], Any]], str]
 
 Hear = Callable[[Exchange, RequestHead, bytes], bool]
 """`(exchange, head, body)`, once the request is whole: whoever captures is shown it, and says whether the
-text of the answer is wanted too. The body has no codings; it is empty where it was too long to be kept."""
+text of the answer is wanted too. The body has no codings; it is empty where it was not kept."""
 
 
 class _RequestBody(msgspec.Struct):
@@ -66,19 +69,30 @@ class RequestReader:
         raw: the request head as received.
         identify: tells the tenant; without it the exchange keeps the default one.
         hear: is shown the whole request.
+        share: where room for the body is taken; without it there is always some.
     """
 
     __slots__ = (
-        "_body", "_coding", "_head", "_hear", "_identify", "_path", "_size", "_x", "method", "wants_stream",
-        "wants_text",
+        "_body", "_coding", "_head", "_hear", "_identify", "_keeps", "_path", "_share", "_size", "_taken",
+        "_x", "method", "wants_stream", "wants_text",
     )  # fmt: skip
 
     def __init__(
-        self, x: Exchange, raw: bytes, identify: Identify | None = None, hear: Hear | None = None
+        self,
+        x: Exchange,
+        raw: bytes,
+        identify: Identify | None = None,
+        hear: Hear | None = None,
+        share: Share | None = None,
     ) -> None:
         self._x = x
+        self._share = Share() if share is None else share
         self._body: list[bytes] = []
+        self._keeps = False
+        """More of the body may come, and is kept."""
         self._size = 0
+        self._taken = 0
+        """Of the share."""
         self._identify = identify
         self._hear = hear
         self._head: RequestHead | None = None
@@ -92,6 +106,7 @@ class RequestReader:
             head = self._head = parse_request_head(raw)
         except PeerProtocolError:
             return  # the relay refused it as well, and says so at the end
+        self._keeps = True
         self.method = head.method
         x.method = head.method.decode("latin-1")
         self._path = _path(head.target)
@@ -113,11 +128,15 @@ class RequestReader:
 
     def feed(self, data: bytes) -> None:
         """Body bytes, HTTP framing included."""
+        if not self._keeps:
+            return
         self._size += len(data)
-        if self._size > REQUEST_BYTES_MAX:
-            self._body.clear()
-        else:
-            self._body.append(data)
+        taken = len(data) + _PIECE_BYTES
+        if self._size > REQUEST_BYTES_MAX or not self._share.take(taken):
+            self._let_go()
+            return
+        self._taken += taken
+        self._body.append(data)
 
     def end(self) -> None:
         """The request is over, or nobody will send more of it. A second call does nothing."""
@@ -125,7 +144,7 @@ class RequestReader:
         if head is None:
             return
         body = self._payload(chunked=head.framing is Framing.CHUNKED)
-        self._body.clear()
+        self._let_go()
         request = _RequestBody()
         if body.lstrip().startswith(b"{"):
             try:
@@ -139,6 +158,13 @@ class RequestReader:
             self._x.tenant = self._identify(head, self._path, lambda: _json(body))
         if self._hear is not None:
             self.wants_text = self._hear(self._x, head, body)
+
+    def _let_go(self) -> None:
+        """Nothing of the body is kept any more."""
+        self._keeps = False
+        self._body.clear()
+        self._share.give(self._taken)
+        self._taken = 0
 
     def _payload(self, *, chunked: bool) -> bytes:
         """The body without its codings; empty when it cannot be undone."""

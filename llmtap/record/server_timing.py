@@ -16,6 +16,8 @@ _ENTRIES_MAX: Final = 64
 """Kept of one exchange, from each place; the most talkative server known tells five."""
 _BURST_TOKENS_MAX: Final = 1_024
 """Tokens between two stamps of a server's clock. Speculation gives a handful; more is no clock of tokens."""
+_GAPS_MAX: Final = 1 << 18
+"""Of one exchange, as many as events are logged of it; 8 bytes each. Later ones are left out."""
 
 
 class ServerTiming:
@@ -49,7 +51,8 @@ class ServerTiming:
             return
         gap_ns, tokens = clock_ns - self._clock_ns, max(1, delta.tokens)
         # A clock that goes back was set anew, by another attempt say.
-        if self._clock_ns >= 0 and gap_ns >= 0 and tokens <= _BURST_TOKENS_MAX:
+        known = self._clock_ns >= 0 and gap_ns >= 0 and tokens <= _BURST_TOKENS_MAX
+        if known and len(self._gaps_ns) + tokens <= _GAPS_MAX:
             share_ns, left = divmod(gap_ns, tokens)
             self._gaps_ns.extend([share_ns] * (tokens - left) + [share_ns + 1] * left)
         self._clock_ns = clock_ns

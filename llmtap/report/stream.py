@@ -31,7 +31,7 @@ def explained_to_dict(saved: Saved, explained: Explained, *, text: bool = True) 
     told = x.to_dict(dict.fromkeys(metrics_of(x)), chunking_of(x), events=True)
     for name in ("id", "relay", "seq", "clock", "uncertainty", "paused"):
         told[name] = None
-    told["added"] = {"request": None, "first_chunk": None, "chunk_max": None}
+    told["added"] = dict.fromkeys(_names(told["added"]))
     told["timeline"] = dict.fromkeys(_names(told["timeline"]))
     told["chunking"] = {n: v if n in _TIMELESS else None for n, v in _names(told["chunking"]).items()}
     if saved.arrival_wall_ns is None:

@@ -33,6 +33,7 @@ FRAME_BYTES: Final = 128
 OPEN: Final = int(FrameKind.OPEN)
 CLOSE: Final = int(FrameKind.CLOSE)
 ARM: Final = int(FrameKind.ARM)
+DROP: Final = int(FrameKind.DROP)
 HELLO: Final = int(FrameKind.HELLO)
 
 log = logging.getLogger(__name__)
@@ -110,8 +111,7 @@ class Tap:
         if seq not in self.ledger.live:
             return False
         if self._gathered + self._outstanding > self._bytes_max:
-            self.ledger.drop(seq, "overflow")
-            self._append(int(FrameKind.DROP), seq, t_ns, 0, b"")
+            self.drop(seq, t_ns, "overflow")
             return False
         # Inlined _append: this is the line that runs for every token of every stream.
         self._rows += (kind, seq, t_ns, extra_ns, data)
@@ -128,6 +128,13 @@ class Tap:
         # The offer may have flushed, and so have found that the meter is gone: ask the ledger again.
         if offered and seq in self.ledger.live:
             self.ledger.close(seq, self._batch_no + 1 if self._rows else self._batch_no)
+
+    def drop(self, seq: int, t_ns: int, reason: str) -> None:
+        """Takes an exchange back; nothing where it is over, or went with a meter that is gone."""
+        if seq in self.ledger.live:
+            self.ledger.drop(seq, reason)
+            # Beyond the bound, too: by it the meter lets go of what it has. It is small, and the last one.
+            self._append(DROP, seq, t_ns, 0, b"")
 
     def status(self, status: RelayStatus) -> None:
         """The relay about itself."""
@@ -255,12 +262,14 @@ class Tap:
         """Look for the meter now, and again until it is there."""
         if self._closed or self._sock is not None:
             return
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.setblocking(False)
+        sock = None
         try:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            sock.setblocking(False)
             sock.connect(self._path)
-        except OSError:
-            sock.close()
+        except OSError:  # nobody is there, or no file descriptor is left
+            if sock is not None:
+                sock.close()
             self._loop.call_later(RECONNECT_S, self.connect)
             return
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)

@@ -140,17 +140,18 @@ class Closing(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     outcome: str
     status: int | None = None
-    """The status the client got, when the relay made the answer itself."""
+    """The status the client got, be it the upstream's or one that the relay made itself; None: none."""
     error: str | None = None
     paused_ns: int = 0
     lag_ns: int = 0
     """Worst time a byte of this exchange may have waited unread in the relay."""
     connect_ns: int | None = None
-    """None when a kept-alive upstream connection was used."""
+    """To connect to the upstream, look-up and TLS included; None when a kept-alive connection was used."""
     request_bytes: int = 0
     """Bytes read from the client for this exchange, head included."""
     response_bytes: int = 0
     retries: int = 0
+    """Times that the request was sent again on a fresh connection, as a kept-alive one had gone."""
     arm: str | None = None
     """Of the experiment; None when the exchange took no part in one."""
     route: str | None = None
@@ -162,7 +163,7 @@ class Closing(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class RelayStatus(msgspec.Struct, kw_only=True):
-    """A relay about itself: counters since it started, gauges now, lags since the last status."""
+    """A relay about itself: counters since it started, gauges now."""
 
     t_ns: int
     opened: int

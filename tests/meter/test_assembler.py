@@ -69,6 +69,14 @@ def test_frames_become_the_exchange_they_tell_of() -> None:
     assert ear.failures == []
 
 
+def test_how_the_upstream_was_reached_is_told() -> None:
+    script = Script().request(1).head(1, 5).close(1, 6, retries=1, connect_ns=2 * MS).stream(2)
+    ear, _ = digest(script)
+    told = [x.to_dict({}, {}) for x in ear.exchanges]
+    assert [(x["resent"], x["added"]["connect"]) for x in told] == [(1, 0.002), (0, None)]  # type: ignore[index]
+    assert [x["retries"] for x in told] == [0, 0], "that would be the gateway's"
+
+
 def test_exchanges_interleave() -> None:
     script = Script().request(1).request(2).head(2, 50).head(1, 60).word(2, 70).word(1, 90).word(2, 75)
     script.end(1, 100, 1).close(1, 101).end(2, 110, 2).close(2, 111)

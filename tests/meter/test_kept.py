@@ -1,4 +1,5 @@
 import json
+from array import array
 
 import pytest
 
@@ -29,6 +30,14 @@ def test_the_ring_is_bounded_by_events_too() -> None:
     # Each weighs 2 events and 2 reads.
     kept = ring(7, events_max=9)
     assert seqs(kept.find(Query())[0]) == [7, 6]
+
+
+def test_gaps_by_the_servers_clock_take_room_as_well() -> None:
+    x = streamed(100, 140)
+    x.server_gaps_ns = array("q", [40_000_000])
+    kept = Kept(100, events_max=4)
+    kept.add(x)
+    assert len(kept) == 0
 
 
 def test_an_exchange_larger_than_the_ring_is_not_kept() -> None:

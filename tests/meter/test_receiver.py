@@ -191,6 +191,9 @@ class _Said:
     def relay_said(self, relay: str, opened: int, dropped: dict[str, int], unsettled: int) -> None:
         self.last[relay] = (opened, dict(dropped), unsettled)
 
+    def relay_left(self, relay: str, opened: int, dropped: dict[str, int]) -> None:
+        self.relay_said(relay, opened, dropped, 0)
+
     def hear(self, *_: object) -> bool:
         return False
 

@@ -4,6 +4,8 @@ from typing import Any
 import pytest
 
 from llmtap.clock import ManualClock
+from llmtap.meter import tally as module
+from llmtap.meter.assembler import Assembler
 from llmtap.meter.kept import Query
 from llmtap.meter.options import MeterOptions, SloOptions, TenantOptions
 from llmtap.meter.tally import Tally
@@ -11,9 +13,10 @@ from llmtap.metrics.cost import Price
 from llmtap.metrics.latency import Measured
 from llmtap.record.exchange import Exchange
 from llmtap.record.outcome import Outcome
-from llmtap.tap.frames import Hello
+from llmtap.tap.frames import FrameKind, Hello
 from tests.support.relay_status import relay_status
 from tests.support.streams import streamed
+from tests.support.tap_frames import Script
 
 S = 1_000_000_000
 
@@ -59,13 +62,42 @@ def test_failures_are_counted_always_and_told_once_for_each_kind(caplog: pytest.
     assert t.summary()()["meter_errors"] == t.errors
 
 
+def test_bodies_under_way_are_bounded_together_and_what_is_not_kept_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "BODIES_BYTES_MAX", 1_000)
+    t = tally()
+    assembler = Assembler(Hello(relay="r", pid=1, clock="mono", anchor_mono_ns=0, anchor_wall_ns=0), t)
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: g\r\nContent-Length: 900\r\n\r\n"
+
+    def uploads(*seqs: int) -> None:
+        for seq in seqs:
+            frames = Script().frame(FrameKind.OPEN, seq, 1, 0, head)
+            assembler.digest(frames.frame(FrameKind.REQUEST_DATA, seq, 2, 0, b"x" * 800).frames())
+
+    uploads(1, 2)
+    assert t.errors == {"body_memory": 1}
+    assembler.digest(Script().frame(FrameKind.DROP, 1).frames())
+    uploads(3)
+    assembler.digest(Script().frame(FrameKind.CLOSE, 3, 3, 0, b"not JSON").frames())
+    uploads(4)
+    assembler.digest(Script().close(4, 3).frames())
+    uploads(5)
+    assembler.discard()
+    uploads(6)
+    assembler.lose()
+    uploads(7)
+    assert t.errors == {"body_memory": 1, "DecodeError": 1}
+    assert t.live == 1
+
+
 def test_one_line_for_each_exchange_at_info(caplog: pytest.LogCaptureFixture) -> None:
     t = tally()
     with caplog.at_level(logging.INFO):
         t.ended(streamed(100, 140, outcome=Outcome.TRUNCATED, model="a b\n"))
     (record,) = caplog.records
     line = record.getMessage()
-    assert line.startswith("event=exchange id=r-1 tenant=default model='a b\\n' ")
+    assert line.startswith("event=exchange id=r-1 tenant='default' model='a b\\n' ")
     assert "outcome=truncated ttft_ms=100.000" in line
 
 

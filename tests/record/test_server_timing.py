@@ -42,6 +42,13 @@ def test_gaps_by_the_servers_clock() -> None:
     assert list(server.gaps_ns() or ()) == [30, 10, 10, 10, 11, 0, 1]
 
 
+def test_gaps_are_bounded_however_many_tokens_events_declare() -> None:
+    server = ServerTiming()
+    for clock_ns in range(0, 300 * 1_024, 1_024):
+        server.read_event(0, told(clock_ns=clock_ns, tokens=1_024))
+    assert list(server.gaps_ns() or ()) == [1] * (1 << 18)
+
+
 @UNTIMED
 @given(st.lists(st.tuples(st.integers(0, 10**12), st.integers(1, 9)), min_size=2, max_size=20))
 def test_gaps_add_up(steps: list[tuple[int, int]]) -> None:

@@ -88,13 +88,16 @@ def any_exchange(draw: st.DrawFn) -> Exchange:
     x.path = "/".join(draw(st.lists(st.sampled_from(("v1", "", "chat", "models")), max_size=4)))
     x.stream, x.uncertain = draw(st.booleans()), draw(st.booleans())
     x.status = draw(st.none() | st.integers(100, 599))
-    for name in ("retries", "anchor", "reads", "request_bytes", "response_bytes", "unparsed_events"):
+    for name in (
+        "retries", "resent", "anchor", "reads", "request_bytes", "response_bytes", "unparsed_events",
+    ):  # fmt: skip
         setattr(x, name, draw(st.integers(0, 2**31 - 1)))
     x.uncertainty_ns = draw(_ns.map(abs))
     x.slo_ttft_ns, x.slo_tpot_ns = draw(st.none() | _ns.map(abs)), draw(st.none() | _ns.map(abs))
     x.scheduled_ns = draw(st.none() | _ns.map(lambda since: arrival_ns + since))
     x.dispatch_late_ns = draw(st.none() | _ns)
     x.added = Added(*(draw(st.none() | _ns.map(abs)) for _ in range(3)))
+    x.added.connect_ns = draw(st.none() | _ns.map(abs))
     x.tokens = Tokens(*(draw(_count) for _ in range(4)), draw(st.sampled_from(TokenSource)))
     x.usage, x.guardrail = draw(st.none() | _numbers), draw(st.none() | _numbers)
     x.server_timing = draw(st.none() | st.lists(_numbers, max_size=2))

@@ -1,9 +1,12 @@
 """The tap against a meter on a real unix socket: bounded, and exact about what was lost."""
 
 import asyncio
+import errno
+import socket
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from unittest import mock
 
 import pytest
 
@@ -242,6 +245,20 @@ async def test_the_meters_death_is_noticed_while_sending_as_well() -> None:
 
 
 @scene
+async def test_what_is_taken_back_counts_once_with_the_meter_gone_or_not() -> None:
+    async with channel() as (traffic, meter):
+        (kept, _), (lost, _) = traffic.open(), traffic.open()
+        traffic.tap.drop(kept, 2, "middleware_error")
+        traffic.tap.drop(kept, 2, "middleware_error")
+        await wait_until(lambda: FrameKind.DROP in meter.exchange(kept).kinds)
+        meter.stop()
+        await wait_until(lambda: not traffic.tap.connected)
+        traffic.tap.drop(lost, 3, "middleware_error")
+        assert traffic.tap.ledger.dropped == {"middleware_error": 1, "meter_lost": 1}
+        assert traffic.adds_up()
+
+
+@scene
 async def test_news_come_before_all_else_of_a_batch_but_the_hello() -> None:
     async with channel() as (traffic, meter):
         told = 0
@@ -355,3 +372,13 @@ async def test_acknowledgements_may_come_in_pieces(cut: int) -> None:
         assert traffic.tap.ledger.measured == 0
         link.transport.write(word[cut:])
         await wait_until(lambda: traffic.tap.ledger.measured == 3)
+
+
+@scene
+async def test_without_a_file_descriptor_it_looks_for_the_meter_again() -> None:
+    none_left = OSError(errno.EMFILE, "Too many open files")
+    made = [none_left, socket.socket(socket.AF_UNIX)]
+    with mock.patch("llmtap.tap.channel.socket.socket", side_effect=made) as make:
+        async with channel() as (_, meter):
+            assert make.call_count == 2
+            assert len(meter.hellos) == 1
