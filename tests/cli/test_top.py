@@ -74,6 +74,12 @@ def test_once_of_a_real_tap_has_exchanges_and_streams_under_way() -> None:
     asyncio.run(run())
 
 
+def test_the_help_tells_the_exit_codes() -> None:
+    code, out, _ = asyncio.run(top("--help", COLUMNS="200"))
+    assert code == 0
+    assert "Exit codes: 0 the figures were printed" in " ".join(out.split())
+
+
 def test_nobody_there_says_what_to_start() -> None:
     code, out, err = asyncio.run(top("--admin", f"http://127.0.0.1:{port_free()}", "--once"))
     assert (code, out) == (2, "")
