@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["top"]
 
 EPILOG = """Keys: 1 to 7 or tab for the views, s and S to sort, / to filter, w for the window, p to pause,
-enter to look into an exchange event by event, q to leave.
+enter to look into an exchange, ended or under way, event by event, ? for all keys, q to leave.
 
 A tap that is not on loopback asks for its token: it is taken from $LLMTAP_ADMIN_TOKEN, from the variable that
 --token-env names, or from --token-file, and never from a flag or a URL.
@@ -28,10 +28,13 @@ Examples:
 
   llmtap top --once --json > tap.json
 
-Without a terminal, or with --once, one screen is printed as plain tables."""
+Without a terminal, or with --once, one screen is printed as plain tables.
+
+Exit codes: 0 the figures were printed, or the screen was left (q, Ctrl-C); 1 the tap stopped answering while
+--once asked; 2 a wrong option, or at the start the tap cannot be reached, refuses the token or is no tap."""
 
 
-@app.command(epilog=EPILOG)
+@app.command(short_help="Watch a tap in the terminal.", epilog=EPILOG)
 def top(
     admin: Annotated[
         str, typer.Option(metavar="URL", help="The tap's admin port, http or https.")

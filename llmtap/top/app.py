@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import ClassVar, Final
 
 from rich.text import Text
+from textual import events
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.widgets import DataTable, Footer, Input, Static, Tab, Tabs
@@ -20,6 +21,7 @@ from llmtap.top.client import Admin
 from llmtap.top.event_screen import EventScreen
 from llmtap.top.feed import Feed, Link
 from llmtap.top.header import facts, flowed, silent_relays
+from llmtap.top.help_screen import HelpScreen
 from llmtap.top.inspector import reader_ns
 from llmtap.top.options import WINDOWS, TopOptions
 from llmtap.top.table import shown
@@ -31,8 +33,23 @@ __all__ = ["TopApp"]
 
 TICK_S: Final = 0.5
 """How often the age of the figures is told anew."""
-_OF_TABS: Final = frozenset({"filter", "no_filter", "sort", "turn", "window", "pause", "open", "next_tab"})
+_OF_TABS: Final = frozenset(
+    {"filter", "no_filter", "sort", "turn", "window", "pause", "ask", "open", "next_tab"}
+)
+_LETTERS: Final = frozenset({"leave", "filter", "sort", "turn", "window", "pause", "ask", "help"})
+"""While the filter is typed their keys are letters of it, and the footer does not promise more."""
+CELLS_MIN: Final = 60, 15
+"""Below there is no room for a header, keys and lines."""
 _MARKED: Final = {Link.DISCONNECTED: "reverse bold", Link.STALE: "reverse", Link.PAUSED: "reverse"}
+
+
+class FilterLine(Input):
+    """Where the filter is typed; the footer tells its keys."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "submit", "keeps the filter"),
+        Binding("escape", "app.no_filter", "drops it", key_display="esc"),
+    ]
 
 
 class TopApp(App[None]):
@@ -46,15 +63,20 @@ class TopApp(App[None]):
     #notes { height: auto; max-height: 5; padding: 0 1; }
     #filter { display: none; height: 1; border: none; padding: 0 1; }
     #filter.open { display: block; }
+    Screen { layers: below above; }
+    #small { layer: above; display: none; width: 100%; height: 100%; }
+    Screen.small #small { display: block; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("q", "quit", "Quit"),
+        Binding("q", "leave", "Quit"),
         Binding("ctrl+c", "quit", "Quit", show=False, priority=True),
         Binding("slash", "filter", "Filter", key_display="/"),
         Binding("s", "sort", "Sort"),
         Binding("S", "turn", "Turn", key_display="S"),
         Binding("w", "window", "Window"),
         Binding("p", "pause", "Pause"),
+        Binding("r", "ask", "Ask now", show=False),
+        Binding("question_mark,f1", "help", "Help", key_display="?"),
         Binding("escape", "no_filter", "No filter", show=False),
         Binding("tab", "next_tab(1)", "Next", key_display="tab", priority=True),
         Binding("shift+tab", "next_tab(-1)", "Previous", show=False, priority=True),
@@ -70,6 +92,8 @@ class TopApp(App[None]):
         """Somebody wants figures even while it is paused."""
         self._answered: View | None = None
         """Whose documents were asked for last."""
+        self._of = ""
+        """When the lines that are shown were told."""
         self._orders: dict[str, tuple[str | None, bool]] = {}
         """Of the views that were left: their order."""
         self._admin: Admin | None = None
@@ -86,8 +110,14 @@ class TopApp(App[None]):
         yield Tabs(*(Tab(f"{i} {view.title}", id=view.name) for i, view in enumerate(VIEWS, 1)), id="tabs")
         yield self._notes
         yield self.grid
-        yield Input(id="filter", placeholder="filter: text in any column; enter keeps it, escape drops it")
+        yield FilterLine(id="filter", placeholder="filter: text in any column")
         yield Footer()
+        yield Static("the terminal is too small: 80x24 shows all", id="small")
+
+    def on_resize(self, event: events.Resize) -> None:
+        """Where there is no room for lines, that is said in their place."""
+        small = event.size.width < CELLS_MIN[0] or event.size.height < CELLS_MIN[1]
+        self.screen_stack[0].set_class(small, "small")
 
     async def on_mount(self) -> None:
         options = self._options
@@ -141,6 +171,9 @@ class TopApp(App[None]):
         head = Text(no_wrap=False)
         head.append(f"llmtap top {shown(self._options.url, 60)}  ")
         head.append(state, style=_MARKED.get(link, "bold"))
+        anew = self.feed.anew()
+        if anew is not None:
+            head.append(f"\n{anew}", style="reverse")
         summary = self.feed.shown.summary
         trouble = silent_relays(summary) if "relays" in summary else None
         if trouble is not None:
@@ -152,28 +185,55 @@ class TopApp(App[None]):
     def _show_table(self) -> None:
         if not self.grid.is_attached:
             return
-        table = self.view.table(self.feed.shown, self.size.width)
-        self.grid.show(table)
-        self._show_notes(table.notes)
+        if self._held():
+            self.grid.redraw()  # by a new filter
+        else:
+            self.grid.show(self.view.table(self.feed.shown, self.size.width))
+            self._of = self.feed.time()
+        self._show_notes(self.grid.table.notes)
+
+    def _held(self) -> bool:
+        """Somebody is among lines that never change: newer ones above would only move them."""
+        return self.view.stands and self.grid.is_left
 
     def _show_notes(self, notes: Iterable[str]) -> None:
         grid, said = self.grid, list(notes)
         of = len(grid.table.rows)
         if self.view.inspects and of:
             said.append("enter: event by event")
+        if self._held():
+            said.append(f"HELD as of {self._of}; home: the newest")
+        before, behind = grid.aside
+        if behind:
+            said.append(f"→: {behind} more column{'' if behind == 1 else 's'}")
+        elif before:
+            said.append("←: the columns before")
         if grid.wanted:
             said.append(f"filter {shown(grid.wanted)!r}: {grid.matching:,} of {of:,}; escape drops it")
         if grid.matching > ROWS_MAX:
             said.append(f"the first {ROWS_MAX:,} of {grid.matching:,} lines")
         if not of and self.feed.trouble is None:
             said.append("nothing in this window yet" if self._answered is self.view else "asking the tap")
-        self._notes.update(Text("\n".join(said)))
+        self._notes.update(Text("\n".join(flowed(said, self.size.width - 2))))
 
     # ---------------------------------------------------------------- keys
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Keys of the tabs do nothing while something lies above them."""
+        """Keys of the tabs do nothing while something lies above them, letters none while one types."""
+        if isinstance(self.focused, Input) and action in _LETTERS:
+            return False
         return len(self.screen_stack) == 1 or action not in _OF_TABS
+
+    def action_leave(self) -> None:
+        """As ctrl+c, which also ends it while the filter is typed."""
+        self.exit()
+
+    def action_help(self) -> None:
+        self.push_screen(HelpScreen())
+
+    def action_ask(self) -> None:
+        """Now, and not when it is due."""
+        self._wake()
 
     def action_open(self, name: str) -> None:
         """The tab of that name."""
@@ -192,9 +252,9 @@ class TopApp(App[None]):
         self._orders[self.view.name] = grid.order, grid.largest_first
         self.view = view
         grid.order, grid.largest_first = self._orders.get(view.name, (None, True))
+        grid.action_first()
         if self._feed is not None:
             self._show()
-        grid.move_cursor(row=0, animate=False)
         grid.focus()
         self._wake()
 
@@ -205,7 +265,12 @@ class TopApp(App[None]):
         self.grid.turn()
 
     def on_data_table_header_selected(self, event: DataTable.HeaderSelected) -> None:
-        self.grid.sort_by(event.column_key.value)
+        self.grid.sort_by_drawn(event.column_index)
+
+    def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
+        """The cursor has moved: the list is held from now on, or goes on."""
+        if self._feed is not None and self.view.stands and event.data_table is self.grid:
+            self._show_table()
 
     def action_window(self) -> None:
         """The next longer window, and from the longest to the shortest."""

@@ -1,5 +1,6 @@
 """The admin API, asked: one document at a time, and what went wrong in words for who looks at a screen."""
 
+import socket
 import ssl
 from types import TracebackType
 from typing import Any, Final, Self
@@ -23,7 +24,11 @@ SAID_CHARS_MAX: Final = 200
 
 
 class Trouble(LlmtapError):
-    """There is no answer that could be shown; the text says why."""
+    """There is no answer that could be shown; the text says why, `hint` what to try, where that is known."""
+
+    def __init__(self, said: str, hint: str | None = None) -> None:
+        super().__init__(said)
+        self.hint = hint
 
 
 class NotThere(Trouble):
@@ -80,7 +85,7 @@ class Admin:
         except aiohttp.ClientConnectorCertificateError as exc:
             raise Untrusted(failure_said(exc)) from None
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
-            raise Trouble(failure_said(exc)) from None
+            raise Trouble(failure_said(exc), _hint(exc, self._url)) from None
         try:
             document = msgspec.json.decode(body)
         except (ValueError, RecursionError):
@@ -100,6 +105,22 @@ class Admin:
                 return NotThere("this tap does not know the path: it is older, or no admin port of llmtap")
         said = _said(body)
         return Trouble(f"it answers {status}" + (f": {said}" if said else ""))
+
+
+def _hint(exc: Exception, url: str) -> str | None:
+    """What to try, by the kind of trouble; None: nothing listens there, as far as one can tell."""
+    scheme, _, rest = url.partition("://")
+    inner = getattr(exc, "os_error", None) or exc
+    match inner:
+        case socket.gaierror():
+            return "the name in --admin: is it spelt right, and known on this machine?"
+        case ssl.SSLError() if scheme == "https":
+            return f"if it has no TLS: --admin http://{rest}"
+        case aiohttp.ServerDisconnectedError() | aiohttp.ClientOSError() if scheme == "http":
+            return f"it ended the connection without an answer; if it has TLS: --admin https://{rest}"
+        case TimeoutError():
+            return "is it reachable from here? A firewall may drop what is sent to it"
+    return None
 
 
 async def _bounded(response: aiohttp.ClientResponse) -> bytes:

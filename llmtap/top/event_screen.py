@@ -1,6 +1,7 @@
-"""One exchange, event by event, above the tabs."""
+"""One exchange, event by event, above the tabs; one that is under way is followed to its end."""
 
-from typing import ClassVar
+import asyncio
+from typing import ClassVar, Final
 
 from rich.text import Text
 from textual.app import ComposeResult
@@ -11,15 +12,18 @@ from textual.widgets import DataTable, Footer, Static
 from llmtap.top.client import Trouble
 from llmtap.top.feed import Feed
 from llmtap.top.header import flowed
-from llmtap.top.inspector import EVENTS_MAX, inspected, story
+from llmtap.top.inspector import EVENTS_MAX, inspected, story, story_so_far, watched
 from llmtap.top.table import shown
 from llmtap.top.text_table import TextTable
 
 __all__ = ["EventScreen"]
 
+FOLLOW_S: Final = 1.0
+"""Between an answer about a stream under way and the next question."""
+
 
 class EventScreen(Screen[None]):
-    """Asks for the exchange once: what is over does not change.
+    """Asks until the exchange is over: then it does not change any more.
 
     Args:
         v_ns: what the reader needs for a token.
@@ -49,20 +53,33 @@ class EventScreen(Screen[None]):
     def on_mount(self) -> None:
         self.query_one("#story", Static).update(Text(f"{shown(self._wanted)}: asking"))
         self.query_one("#events", TextTable).focus()
-        self.run_worker(self._ask(), name="ask")
+        self.run_worker(self._follow(), name="follow")
 
-    async def _ask(self) -> None:
+    async def _follow(self) -> None:
+        while not await self._ask():
+            await asyncio.sleep(FOLLOW_S)
+
+    async def _ask(self) -> bool:
+        """Whether it is over, or there is nothing to follow."""
+        table, width = self.query_one("#events", TextTable), self.size.width - 2
         try:
-            x = await self._feed.exchange(self._wanted)
+            x, told = await self._feed.exchange(self._wanted), None
+            if x is None:
+                told = await self._feed.stream(self._wanted)
+            if x is None and told is None:
+                x = await self._feed.exchange(self._wanted)  # it may have ended between the two
         except Trouble as exc:
             self._say([f"{shown(self._wanted)}: {shown(str(exc), 200)}"])
-            return
-        if x is None:
-            self._say([f"{shown(self._wanted)} is not kept any more"])
-            return
-        table = inspected(x, self._v_ns)
-        self.query_one("#events", TextTable).show(table)
-        self._say([*flowed(story(x), self.size.width - 2), *table.notes])
+            return not table.row_count
+        if x is not None:
+            table.show(inspected(x, self._v_ns))
+            self._say([*flowed(story(x), width), *table.table.notes])
+        elif told is not None:
+            table.show(watched(told, self._v_ns))
+            self._say([*flowed(story_so_far(told, self._v_ns), width), *table.table.notes])
+        else:
+            self._say([f"{shown(self._wanted)} is neither under way nor kept any more"])
+        return told is None
 
     def _say(self, lines: list[str]) -> None:
         self.query_one("#story", Static).update(Text("\n".join(lines)))
@@ -78,4 +95,4 @@ class EventScreen(Screen[None]):
 
     def on_data_table_header_selected(self, event: DataTable.HeaderSelected) -> None:
         event.stop()
-        self.query_one("#events", TextTable).sort_by(event.column_key.value)
+        self.query_one("#events", TextTable).sort_by_drawn(event.column_index)

@@ -5,21 +5,30 @@ between tries grow, and the last documents stay, with their age beside them.
 """
 
 import asyncio
+from collections.abc import Mapping
+from datetime import datetime
 from enum import StrEnum
 from typing import Final
 
 from llmtap.clock import Clock
 from llmtap.top.client import Admin, Document, NotThere, Trouble
-from llmtap.top.table import clock_time
+from llmtap.top.streams import STREAMS
+from llmtap.top.table import at, clock_time
 from llmtap.top.view import Shown, View
-from llmtap.units import NS_PER_S
+from llmtap.units import NS_PER_S, parse_duration_ns
 
 __all__ = ["Feed", "Link"]
 
-RETRY_NS: Final = (1 * NS_PER_S, 2 * NS_PER_S, 4 * NS_PER_S, 8 * NS_PER_S, 15 * NS_PER_S)
-"""Pauses before the next tries; the last one stays."""
+RETRY_NS: Final = (1 * NS_PER_S, 2 * NS_PER_S, 3 * NS_PER_S)
+"""Pauses before the next tries; the last one stays: who restarts a tap looks at the screen meanwhile."""
 STALE_NS: Final = 3 * NS_PER_S
 """Figures older than this, and than three intervals, are marked."""
+ANEW_NS: Final = 300 * NS_PER_S
+"""So long it is said that the meter began anew."""
+FULL: Final = 0.8
+"""Of its length a window holds at least so much where the meter is old enough: it is made of slices."""
+STREAM_WINDOW: Final = "60s"
+"""Of a stream under way so much is told chunk by chunk: the most that the API gives."""
 
 
 class Link(StrEnum):
@@ -54,6 +63,10 @@ class Feed:
         self._fetched_wall_ns = 0
         self._lost_ns = 0
         self._due_ns = 0
+        self._since_s: float | None = None
+        """The meter has run since then at least, in wall time."""
+        self._anew_s = 0.0
+        self._anew_seen_ns: int | None = None
 
     async def poll(self, view: View) -> None:
         """Asks for what the view shows. Trouble is kept and told, not raised."""
@@ -75,6 +88,7 @@ class Feed:
             self._due_ns = self._clock.mono_ns() + RETRY_NS[min(self._tries, len(RETRY_NS) - 1)]
             self._tries += 1
             return
+        self._notice(summary)
         self.shown.summary = summary
         if view.path is not None:
             self.shown.beside[view.path] = beside
@@ -87,6 +101,29 @@ class Feed:
         found = (await self._admin.get("exchanges", id=id_, events="1", limit="1")).get("exchanges")
         first = found[0] if isinstance(found, list) and found else None
         return first if isinstance(first, dict) else None
+
+    async def stream(self, id_: str) -> Document | None:
+        """One that is under way; None where it is not. Raises Trouble."""
+        found = (await self._admin.get(STREAMS, id=id_, limit="1", window=STREAM_WINDOW)).get("streams")
+        first = found[0] if isinstance(found, list) and found else None
+        return first if isinstance(first, dict) and first.get("id") == id_ else None
+
+    def _notice(self, summary: Mapping[str, object]) -> None:
+        """Whether this is another meter than the one before: its figures begin later."""
+        start_s = _start_s(summary)
+        if start_s is None:
+            return
+        if self._since_s is not None and start_s > self._since_s + 1 and _is_short(summary):
+            self._anew_s, self._anew_seen_ns = start_s, self._clock.mono_ns()
+            self._since_s = start_s
+        self._since_s = start_s if self._since_s is None else min(self._since_s, start_s)
+
+    def anew(self) -> str | None:
+        """That the meter began anew while one looked, for a while after it did."""
+        seen_ns = self._anew_seen_ns
+        if seen_ns is None or self._clock.mono_ns() - seen_ns > ANEW_NS:
+            return None
+        return f"the meter began anew {clock_time(self._anew_s)}: what was before is gone"
 
     async def wait(self, woken: asyncio.Event) -> None:
         """Until the next question is due, or somebody wants it now."""
@@ -112,7 +149,7 @@ class Feed:
     def said(self) -> str:
         """The same in a line, with the age of the figures and what comes next."""
         now_ns, link = self._clock.mono_ns(), self.link
-        of = f"figures of {self._time()}" if self._fetched_ns is not None else "no figures yet"
+        of = f"figures of {self.time()}" if self._fetched_ns is not None else "no figures yet"
         match link:
             case Link.DISCONNECTED:
                 lost_s, left_s = (now_ns - self._lost_ns) // NS_PER_S, (self._due_ns - now_ns) / NS_PER_S
@@ -125,7 +162,27 @@ class Feed:
             case Link.CONNECTING:
                 return f"{link}"
             case _:
-                return f"{link} {self._time()}"
+                return f"{link} {self.time()}"
 
-    def _time(self) -> str:
+    def time(self) -> str:
+        """Of the figures that are shown, on the clock on the wall."""
         return clock_time(self._fetched_wall_ns / NS_PER_S)
+
+
+def _start_s(summary: Mapping[str, object]) -> float | None:
+    """Since when the window holds everything: the meter's own start, where it is younger than the window."""
+    try:
+        return datetime.fromisoformat(str(at(summary, "window", "start"))).timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
+def _is_short(summary: Mapping[str, object]) -> bool:
+    """The window begins with the meter, which is younger than it; `all` always does."""
+    name, seconds = at(summary, "window", "name"), at(summary, "window", "seconds")
+    if name == "all":
+        return True
+    try:
+        return float(seconds) < FULL * parse_duration_ns(str(name)) / NS_PER_S
+    except (TypeError, ValueError, OverflowError):
+        return False

@@ -11,7 +11,7 @@ from llmtap.top.table import at, shown
 __all__ = ["facts", "flowed", "silent_relays"]
 
 SILENT_S: Final = 5.0
-"""Relays speak about once a second; the meter itself does not count on one that is silent for so long."""
+"""Relays speak twice a second; the meter itself does not count on one that is silent for so long."""
 _APART: Final = " · "
 _OBJECTIVES_CHARS: Final = 60
 
@@ -46,9 +46,10 @@ def _latency(title: str, figures: Any) -> str:
 def _goodput(goodput: Any) -> str:
     if at(goodput, "attainment") is None:
         return "goodput - (no objectives met or missed)"
-    met = (
-        f"{goodput['met']:,} of {goodput['counted']:,} met {shown(goodput['objectives'], _OBJECTIVES_CHARS)}"
-    )
+    said = shown(goodput["objectives"], _OBJECTIVES_CHARS)
+    if said.startswith("several"):
+        said = "the objectives of their class"
+    met = f"{goodput['met']:,} of {goodput['counted']:,} met {said}"
     return f"goodput {number_text(goodput['requests_per_second'])} req/s ({met})"
 
 

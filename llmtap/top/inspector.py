@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from llmtap.metrics.deadlines import READER_NS_PER_TOKEN
 from llmtap.report.terminal import milliseconds
-from llmtap.top.table import Cell, Column, Row, Table, at, count_cell, ms_cell, shown
+from llmtap.top.table import NOTHING, Cell, Column, Row, Table, at, count_cell, ms_cell, number_cell, shown
 
-__all__ = ["EVENTS_MAX", "inspected", "reader_ns", "story"]
+__all__ = ["EVENTS_MAX", "inspected", "reader_ns", "story", "story_so_far", "watched"]
 
 EVENTS_MAX: Final = 1_000
 """Lines of one exchange; more are counted."""
@@ -26,6 +26,14 @@ _COLUMNS: Final = (
     Column("class", "\nclass", number=False), Column("tokens", "\ntokens"), Column("bytes", "\nbytes"),
     Column("due", "needed\nat ms"), Column("reader", "\nreader", number=False),
 )  # fmt: skip
+
+
+_SO_FAR: Final = (
+    Column("t", "since\narrival ms"), Column("gap", "gap\nms"), Column("tokens", "\ntokens"),
+    Column("due", "needed\nat ms"), Column("reader", "\nreader", number=False),
+)  # fmt: skip
+TOKENS: Final = 4
+"""Place of the column that is left out where it would be empty."""
 
 
 def reader_ns(summary: Mapping[str, Any]) -> int:
@@ -50,10 +58,13 @@ def inspected(x: Mapping[str, Any], v_ns: int = READER_NS_PER_TOKEN) -> Table:
     submit = at(x, "timeline", "submit")
     origin_ns = _ns(submit) if submit is not None else 0
     readings = _readings(x, events, origin_ns, v_ns) if submit is not None else {}
+    by_chunks = at(x, "tokens", "source") == "chunks"
     rows: list[Row] = []
     before: float | None = None
     for i, event in enumerate(events[:EVENTS_MAX]):
-        t, reading = event.get("t"), readings.get(i)
+        t, reading, tokens = event.get("t"), readings.get(i), count_cell(event.get("tokens"))
+        if by_chunks and tokens.value is None and reading is not None:
+            tokens = Cell("~1", 1)
         gap = None if before is None or t is None else t - before
         before = t if t is not None else before
         rows.append(
@@ -61,7 +72,7 @@ def inspected(x: Mapping[str, Any], v_ns: int = READER_NS_PER_TOKEN) -> Table:
                 str(i),
                 (
                     Cell(str(i), i), ms_cell(None if t is None else t - origin_ns / 1e9), ms_cell(gap),
-                    Cell(shown(event.get("class"))), count_cell(event.get("tokens")),
+                    Cell(shown(event.get("class"))), tokens,
                     count_cell(event.get("bytes")),
                     ms_cell(None if reading is None else reading.needed_ns / 1e9), Cell(_reader(reading)),
                 ),
@@ -72,7 +83,80 @@ def inspected(x: Mapping[str, Any], v_ns: int = READER_NS_PER_TOKEN) -> Table:
         notes = ["never submitted: nobody read it"]
     elif len(events) > EVENTS_MAX:
         notes.append(f"the first {EVENTS_MAX:,} of {len(events):,} events")
-    return Table(_COLUMNS, rows, ("; ".join(notes),))
+    columns: tuple[Column, ...] = _COLUMNS
+    if any(row.cells[TOKENS].text != NOTHING for row in rows):
+        if any(row.cells[TOKENS].text == "~1" for row in rows):
+            notes.append("~1: nobody declares its tokens, so it counts as one")
+    else:
+        columns = _COLUMNS[:TOKENS] + _COLUMNS[TOKENS + 1 :]
+        rows = [Row(row.key, row.cells[:TOKENS] + row.cells[TOKENS + 1 :]) for row in rows]
+        notes.append("no event declares its tokens")
+    return Table(columns, rows, ("; ".join(notes),))
+
+
+def watched(told: Mapping[str, Any], v_ns: int = READER_NS_PER_TOKEN) -> Table:
+    """What `/api/v1/streams` tells of a stream under way, the newest chunk first; v_ns: as in `inspected`.
+
+    What came before its timeline is one chunk. Of classes and bytes nothing is told before its end.
+    """
+    events, readings = _so_far(told, v_ns)
+    rows: list[Row] = []
+    of_read = 0
+    for i, event in enumerate(events):
+        reading = readings[i]
+        of_read = of_read + 1 if i and event["t"] == events[i - 1]["t"] else 0
+        gap = event["t"] - events[i - 1]["t"] if i else None
+        rows.append(
+            Row(
+                f"{event['t']} {of_read}",  # the place among all would change while the oldest become one
+                (
+                    ms_cell(event["t"]), ms_cell(gap), count_cell(event["tokens"]),
+                    ms_cell(reading.needed_ns / 1e9), Cell(_reader(reading)),
+                ),
+            )
+        )  # fmt: skip
+    reader = f"a reader of {1e9 / v_ns:g} tokens/s, from arrival on"
+    return Table(_SO_FAR, rows[::-1], (f"{reader}; newest first; what came before the last minute is one",))
+
+
+def story_so_far(told: Mapping[str, Any], v_ns: int = READER_NS_PER_TOKEN) -> Iterator[str]:
+    """What a stream under way has come to."""
+    yield f"{shown(told.get('id'))}: UNDER WAY, {number_cell(told.get('age')).text} s old"
+    for name in ("tenant", "model", "arm", "dialect"):
+        if told.get(name) is not None:
+            yield f"{name} {shown(told[name])}"
+    if told.get("ttft") is not None:
+        yield f"TTFT {milliseconds(told['ttft'])} ms"
+    tokens, count = count_cell(told.get("tokens")).text, count_cell(told.get("events")).text
+    yield f"{tokens} tokens in {count} events so far"
+    if told.get("since_last") is not None:
+        yield f"silent for {milliseconds(told['since_last'])} ms"
+    events, readings = _so_far(told, v_ns)
+    age = told.get("age")
+    if not events or not isinstance(age, int | float):
+        return
+    last, reading = events[-1], readings[len(events) - 1]
+    free_ns = max(reading.needed_ns, _ns(last["t"])) + v_ns * (last["tokens"] or 1)
+    left_s = free_ns / 1e9 - age
+    if left_s > 0:
+        yield f"the reader has {milliseconds(left_s)} ms to read"
+    else:
+        yield f"the reader WAITS, {milliseconds(-left_s)} ms by now"
+
+
+def _so_far(told: Mapping[str, Any], v_ns: int) -> tuple[list[dict[str, Any]], dict[int, _Reading]]:
+    """Chunks as events of an exchange that was submitted as it arrived."""
+    points = [p for p in told.get("timeline") or () if isinstance(p, list) and len(p) == 2]
+    events = [{"t": t, "tokens": n, "class": "content"} for t, n in points if isinstance(t, int | float)]
+    ttft, tokens = told.get("ttft"), told.get("tokens")
+    if ttft is not None and isinstance(tokens, int):
+        earlier = tokens - sum(e["tokens"] for e in events if isinstance(e["tokens"], int))
+        if earlier > 0:
+            events.insert(0, {"t": ttft, "tokens": earlier, "class": "content"})
+    if not events:
+        return [], {}
+    submitted = {"timeline": {"submit": 0.0, "first_token": events[0]["t"]}}
+    return events, _readings(submitted, events, 0, v_ns)
 
 
 def _readings(

@@ -1,9 +1,10 @@
 """One screen as plain tables: for scripts, and for terminals that are none."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
+from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -15,7 +16,7 @@ from llmtap.top.header import facts, flowed, silent_relays
 from llmtap.top.options import TOKEN_ENV, TopOptions
 from llmtap.top.series import EXPERIMENT
 from llmtap.top.streams import STREAMS
-from llmtap.top.table import Table, shown
+from llmtap.top.table import Column, Table, fitting, shown
 from llmtap.top.view import Shown
 from llmtap.top.views import VIEWS
 
@@ -23,6 +24,10 @@ __all__ = ["fetched", "print_once", "probe", "render_once"]
 
 ROWS_MAX: Final = 20
 """Of each table: one screen is to be read, not paged through."""
+PIPED_CELLS: Final = 240
+"""Of a line where nobody counts them; a table may be wider."""
+_APART: Final = 2
+"""Cells between two columns."""
 _BY: Final = "tenant,model,arm"
 
 
@@ -46,8 +51,8 @@ async def probe(options: TopOptions, admin: Admin) -> Document:
     except NotThere as exc:
         raise ConfigError("--admin", f"{options.url}: {exc}") from None
     except Trouble as exc:
-        hint = "start the tap: llmtap proxy --upstream URL; or name its admin port: --admin http://HOST:9464"
-        raise ConfigError("--admin", f"{options.url}: {exc}", hint) from None
+        start = "start the tap: llmtap proxy --upstream URL; or name its admin port: --admin http://HOST:9464"
+        raise ConfigError("--admin", f"{options.url}: {exc}", exc.hint or start) from None
 
 
 def fetched(options: TopOptions) -> dict[str, Any]:
@@ -70,8 +75,8 @@ def fetched(options: TopOptions) -> dict[str, Any]:
     return asyncio.run(fetch())
 
 
-def render_once(documents: dict[str, Any], width: int) -> RenderableType:
-    """The header and all tables that have lines."""
+def render_once(documents: dict[str, Any], width: int, *, whole: bool = False) -> RenderableType:
+    """The header and all tables that have lines; with `whole` also the columns that don't fit."""
     summary = documents["summary"]
     beside = {path: documents.get(path) for path in (EXPERIMENT, STREAMS, EXCHANGES)}
     told = Shown(summary, beside)
@@ -86,28 +91,48 @@ def render_once(documents: dict[str, Any], width: int) -> RenderableType:
             parts.append(Text(f"\n{view.title}", style="bold"))
             parts += _lines(notes)
         if table.rows:
-            parts.append(_table(table, limited=view.name != "tap"))
+            parts += _table(table, None if whole else width, limited=view.name != "tap")
     return Group(*parts)
 
 
 def print_once(documents: dict[str, Any], *, terminal: bool) -> None:
-    """On standard output; where that is no terminal, nothing is wrapped."""
-    console = Console(highlight=False) if terminal else Console(highlight=False, width=240, no_color=True)
-    console.print(render_once(documents, console.width), soft_wrap=not terminal)
+    """On standard output; where that is no terminal, nothing is wrapped and nothing left out."""
+    if terminal:
+        console = Console(highlight=False)
+        console.print(render_once(documents, console.width))
+    else:
+        # rich cuts a table that is wider than its console.
+        console = Console(highlight=False, width=10_000, no_color=True)
+        console.print(render_once(documents, PIPED_CELLS, whole=True), soft_wrap=True)
 
 
 def _lines(lines: Iterable[str]) -> list[RenderableType]:
     return [Text(line) for line in lines]
 
 
-def _table(table: Table, *, limited: bool) -> RenderableType:
-    drawn = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column in table.columns:
-        title = column.title.strip().replace("-\n", "").replace("/\n", "/").replace("\n", " ")
-        drawn.add_column(Text(title), justify="right" if column.number else "left", no_wrap=True)
+def _table(table: Table, room: int | None, *, limited: bool) -> Iterator[RenderableType]:
+    """A figure that is cut would be another one: its column is shown whole, or named below."""
     rows = table.rows[:ROWS_MAX] if limited else table.rows
+    titles = [_title(column) for column in table.columns]
+    widths = [
+        max(cell_len(titles[i]), *(cell_len(row.cells[i].text) for row in rows)) + _APART
+        for i in range(len(titles))
+    ]
+    places = range(len(titles)) if room is None else fitting(table.columns, widths, room + _APART)
+    drawn = RichTable(box=None, pad_edge=False, padding=(0, _APART, 0, 0), header_style="bold")
+    for i in places:
+        number = table.columns[i].number
+        drawn.add_column(Text(titles[i]), justify="right" if number else "left", overflow="fold")
     for row in rows:
-        drawn.add_row(*(Text(cell.text) for cell in row.cells))
+        drawn.add_row(*(Text(row.cells[i].text) for i in places))
+    yield drawn
     if len(rows) < len(table.rows):
-        return Group(drawn, Text(f"... {len(table.rows) - len(rows):,} more"))
-    return drawn
+        yield Text(f"... {len(table.rows) - len(rows):,} more")
+    hidden = [title for i, title in enumerate(titles) if i not in places]
+    if hidden:
+        yield Text(f"({room} columns have no room for: {', '.join(hidden)}; `| cat` shows all)")
+
+
+def _title(column: Column) -> str:
+    """In one line."""
+    return column.title.strip().replace("-\n", "").replace("/\n", "/").replace("\n", " ")

@@ -4,7 +4,7 @@ Names, models and all else that passed with traffic was written by others: `show
 draws a Table draws its texts as they are, never as markup.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -13,13 +13,16 @@ from llmtap.report.capture import harmless
 from llmtap.report.terminal import figure_text, milliseconds, number_text
 
 __all__ = [
-    "Cell", "Column", "Row", "Table", "at", "clock_time", "count_cell", "figure_cell", "filtered", "ms_cell",
-    "name_cell", "name_chars", "number_cell", "ordered", "share_cell", "shown", "text_cell", "unique",
+    "NOTHING", "Cell", "Column", "Row", "Table", "at", "clock_time", "count_cell", "figure_cell", "filtered",
+    "fitting", "ms_cell", "name_cell", "name_chars", "number_cell", "ordered", "share_cell", "shown",
+    "text_cell", "unique",
 ]  # fmt: skip
 
 NOTHING: Final = "-"
 NAME_CHARS: Final = (14, 32)
 """Of a name in a table, by the width of the screen."""
+TEXT_CELLS_MIN: Final = 12
+"""A text may be shown in part where so much of it is seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,23 @@ def unique(rows: Iterable[Row]) -> list[Row]:
     for row in rows:
         found.setdefault(row.key, row)
     return list(found.values())
+
+
+def fitting(columns: Sequence[Column], widths: Sequence[int], room: int, first: int = 1) -> dict[int, int]:
+    """By place the width of each column that fits: the one that names the rows, and those from `first` on.
+
+    A column of figures is shown whole or not at all; one of texts, as the last, also in part.
+    """
+    found = {0: min(widths[0], room)} if columns else {}
+    left = room - sum(found.values())
+    for place in range(max(1, first), len(columns)):
+        if widths[place] > left:
+            if not columns[place].number and left >= TEXT_CELLS_MIN:
+                found[place] = left
+            break
+        found[place] = widths[place]
+        left -= widths[place]
+    return found
 
 
 # ---------------------------------------------------------------- texts

@@ -1,29 +1,46 @@
-"""A Table in a DataTable of textual: its texts as they are, its cursor on the row where it was."""
+"""A Table in a DataTable of textual: its texts as they are, its cursor on the row where it was.
+
+Columns that don't fit stand aside whole, and left and right bring them: a figure that is cut would be another
+one.
+"""
 
 from collections.abc import Sequence
-from typing import Final
+from typing import ClassVar, Final
 
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 from rich.text import Text
+from textual import events
+from textual.binding import Binding, BindingType
 from textual.coordinate import Coordinate
 from textual.widgets import DataTable
 
-from llmtap.top.table import Column, Row, Table, filtered, ordered
+from llmtap.top.table import Cell, Column, Row, Table, filtered, fitting, ordered
 
 __all__ = ["ROWS_MAX", "TextTable"]
 
 ROWS_MAX: Final = 200
 """Drawn at once: many screens; what is beyond is counted, and the filter finds it."""
+_ASIDE: Final = ("←", "→")
+"""Keys, as marks."""
 
 
 class TextTable(DataTable[Text]):
-    """Shows a Table by the order and filter that were chosen; keeps both while tables come and go."""
+    """Shows a Table by the order and filter that were chosen; keeps both while tables come and go.
+
+    With the cursor on the first line the first line is what one looks at, whatever it becomes. Elsewhere the
+    cursor is on a row: it stays on it and the row on its line of the screen, as long as there is one.
+    """
 
     DEFAULT_CSS = """
-    TextTable { height: 1fr; overflow-x: auto; }
+    TextTable { height: 1fr; overflow-x: hidden; scrollbar-size-vertical: 1; scrollbar-gutter: stable; }
     TextTable > .datatable--cursor { text-style: reverse; }
     TextTable > .datatable--header { text-style: bold; }
     """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("home", "first", "First line", show=False),
+        Binding("left", "aside(-1)", "Columns before", show=False),
+        Binding("right", "aside(1)", "Columns behind", show=False),
+    ]
 
     def __init__(self, id_: str, rows_max: int = ROWS_MAX) -> None:
         super().__init__(
@@ -38,7 +55,12 @@ class TextTable(DataTable[Text]):
         self.table = Table(())
         self._titles: tuple[str, ...] = ()
         self._widths: tuple[int, ...] = ()
+        """Of all columns, as wide as they have been under these titles."""
+        self._places: dict[int, int] = {}
+        """Of the columns that are drawn, with the widths that they are drawn in."""
         self._drawn: list[Row] = []
+        self._first = 1
+        """Place of the column beside the first one."""
         self.order: str | None = None
         """Key of the column that rows are sorted by; None: as they come."""
         self.largest_first = True
@@ -48,11 +70,13 @@ class TextTable(DataTable[Text]):
 
     def show(self, table: Table) -> None:
         """A newer table."""
+        if table.columns != self.table.columns:
+            self._first = 1
         self.table = table
         self.redraw()
 
     def redraw(self) -> None:
-        """The same table, after order or filter changed."""
+        """The same table, after order, filter or room changed."""
         columns, rows = self.table.columns, filtered(self.table.rows, self.wanted)
         place = next((i for i, column in enumerate(columns) if column.key == self.order), None)
         if place is not None:
@@ -64,12 +88,36 @@ class TextTable(DataTable[Text]):
         if titles == self._titles:
             # What has become shorter leaves its room: columns that breathe can't be read.
             widths = tuple(map(max, widths, self._widths))
-        alike = (titles, widths) == (self._titles, self._widths)
+        places = fitting(columns, widths, self._room, self._first)
+        alike = (titles, places) == (self._titles, self._places)
         if alike and [row.key for row in rows] == [row.key for row in self._drawn]:
             self._renew(rows)
         else:
-            self._draw_anew(titles, widths, rows)
-        self._titles, self._widths, self._drawn = titles, widths, rows
+            self._draw_anew(titles, places, rows, bool(self._behind(places, widths)))
+        self._titles, self._widths, self._places, self._drawn = titles, widths, places, rows
+
+    @property
+    def _room(self) -> int:
+        """Cells of a line, without those of the scroll bar, and without the one that says that it goes on."""
+        return max(1, self.scrollable_content_region.width - 1)
+
+    @property
+    def aside(self) -> tuple[int, int]:
+        """Columns that don't fit now: before those that are drawn, and behind them."""
+        return self._first - 1, self._behind(self._places, self._widths)
+
+    def _behind(self, places: dict[int, int], widths: Sequence[int]) -> int:
+        """Columns that aren't shown whole; one that is alone beside the first has all the room there is."""
+        if not places:
+            return 0
+        last = max(places)
+        in_part = last > self._first and places[last] < widths[last]
+        return len(self.table.columns) - 1 - last + in_part
+
+    @property
+    def is_left(self) -> bool:
+        """The first line is not what one looks at."""
+        return self.cursor_row > 0 or self.scroll_y > 0
 
     def _widths_of(self, titles: Sequence[str], rows: Sequence[Row]) -> tuple[int, ...]:
         """Of each column, in cells of the terminal, with the space that keeps it apart."""
@@ -82,24 +130,38 @@ class TextTable(DataTable[Text]):
     def _renew(self, rows: list[Row]) -> None:
         """The same lines: only what changed is drawn, and nothing moves."""
         for line, (row, drawn) in enumerate(zip(rows, self._drawn, strict=True)):
-            for place, (cell, before) in enumerate(zip(row.cells, drawn.cells, strict=True)):
-                if cell.text != before.text:
-                    text = _text(cell.text, self.table.columns[place], place)
-                    self.update_cell_at(Coordinate(line, place), text)
+            for i, (place, width) in enumerate(self._places.items()):
+                if row.cells[place].text != drawn.cells[place].text:
+                    self.update_cell_at(Coordinate(line, i), self._cell(row.cells[place], place, width))
 
-    def _draw_anew(self, titles: Sequence[str], widths: Sequence[int], rows: Sequence[Row]) -> None:
-        columns = self.table.columns
-        at_key, scroll_x, scroll_y = self.key_under_cursor(), self.scroll_x, self.scroll_y
+    def _draw_anew(
+        self, titles: Sequence[str], places: dict[int, int], rows: Sequence[Row], behind: bool
+    ) -> None:
+        at_key, at_line, scroll_y = self.key_under_cursor(), self.cursor_row, self.scroll_y
         self.clear(columns=True)
-        for i, column in enumerate(columns):
-            self.add_column(_text(titles[i], column, i), width=widths[i], key=column.key)
+        for place, width in places.items():
+            self.add_column(_text(titles[place], self.table.columns[place], place), width=width)
+        before = self._first > 1
+        if before or behind:
+            # What stands aside is told in the corner: nothing else has room for it.
+            marks = "\n".join(mark for mark, is_so in zip(_ASIDE, (before, behind), strict=True) if is_so)
+            self.add_column(Text(marks), width=1)
         for row in rows:
-            texts = [_text(cell.text, columns[i], i) for i, cell in enumerate(row.cells)]
+            texts = [self._cell(row.cells[place], place, width) for place, width in places.items()]
             self.add_row(*texts, key=row.key)
-        place = next((i for i, row in enumerate(rows) if row.key == at_key), None)
-        if place is not None:
-            self.move_cursor(row=place, animate=False, scroll=False)
-            self.scroll_to(scroll_x, scroll_y, animate=False)
+        if at_line and rows:
+            # The row under the cursor, or what now stands where it was.
+            line = next((i for i, row in enumerate(rows) if row.key == at_key), min(at_line, len(rows) - 1))
+            self.move_cursor(row=line, animate=False, scroll=False)
+            scroll_y = max(0, scroll_y + line - at_line)
+        self.scroll_to(0, scroll_y, animate=False)
+
+    def _cell(self, cell: Cell, place: int, width: int) -> Text:
+        column, room = self.table.columns[place], width - bool(place)
+        text = cell.text
+        if cell_len(text) > room:
+            text = set_cell_size(text, room - 1) + "…"
+        return _text(text, column, place)
 
     def next_order(self) -> None:
         """Sorts by the next column; behind the last one as rows come."""
@@ -116,9 +178,32 @@ class TextTable(DataTable[Text]):
             self.order, self.largest_first = key, column is None or column.number
         self.redraw()
 
+    def sort_by_drawn(self, drawn: int) -> None:
+        """By the column whose header was chosen; the mark of those aside brings the next ones."""
+        places = list(self._places)
+        if drawn < len(places):
+            self.sort_by(self.table.columns[places[drawn]].key)
+        else:
+            self.action_aside(1)
+
     def turn(self) -> None:
         """The other way round."""
         self.largest_first = not self.largest_first
+        self.redraw()
+
+    def action_first(self) -> None:
+        """To the first line, which is followed from then on."""
+        self.move_cursor(row=0, animate=False)
+        self.scroll_to(0, 0, animate=False, immediate=True)
+
+    def action_aside(self, step: int) -> None:
+        """Columns behind those that are drawn, or before them."""
+        before, behind = self.aside
+        if (step > 0 and behind) or (step < 0 and before):
+            self._first += step
+            self.redraw()
+
+    def on_resize(self, event: events.Resize) -> None:
         self.redraw()
 
     def key_under_cursor(self) -> str | None:

@@ -30,4 +30,6 @@ class View:
     """Of the document beside the summary."""
     query: Mapping[str, str] = field(default_factory=dict)
     inspects: bool = False
-    """A row is an exchange that can be looked into."""
+    """A row is an exchange, over or under way, that can be looked into."""
+    stands: bool = False
+    """Lines never change and newer ones come above: with the cursor among them nothing moves."""

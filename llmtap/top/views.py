@@ -18,10 +18,13 @@ VIEWS: Final = (
     View("tenants", "Tenants", tenants_table, by="tenant"),
     View("models", "Models", models_table, by="model"),
     View("arms", "Arms", arms_table, by="arm", path=EXPERIMENT),
-    View("streams", "Streams", streams_table, path=STREAMS, query={"limit": str(STREAMS_MAX)}),
+    View(
+        "streams", "Streams", streams_table,
+        path=STREAMS, query={"limit": str(STREAMS_MAX)}, inspects=True,
+    ),
     View(
         "exchanges", "Exchanges", exchanges_table,
-        path=EXCHANGES, query={"limit": str(EXCHANGES_MAX)}, inspects=True,
+        path=EXCHANGES, query={"limit": str(EXCHANGES_MAX)}, inspects=True, stands=True,
     ),
     View("refusals", "Refusals", refusals_table, by="tenant"),
     View("tap", "Tap", tap_table),

@@ -240,13 +240,211 @@ def test_a_long_exchange_is_shown_whole_and_a_long_table_says_that_it_goes_on() 
     play(screenplay, documents)
 
 
+def newer(documents: dict[str, Any], first: int, last: int) -> None:
+    """What a meter that keeps 200 tells once the exchanges up to `last` have ended."""
+    made = recorded(streamed(i, 3) for i in range(first, last + 1))
+    documents["exchanges"], documents["events"] = made["exchanges"], made["events"]
+
+
+def test_the_newest_exchanges_are_followed_until_the_cursor_is_among_them() -> None:
+    documents = some()
+    newer(documents, 1, 60)
+
+    async def screenplay(stage: Stage) -> None:
+        async def polled() -> None:
+            asked = len(stage.fake.asked)
+            await stage.until(lambda: len(stage.fake.asked) > asked + 4)
+
+        await stage.open("exchanges")
+        for last in (60, 63, 90, 150):
+            newer(documents, max(1, last - 59), last)
+            await stage.until(lambda last=last: stage.row_keys()[0] == f"run.0.1-{last}")
+            assert stage.table().cursor_row == 0
+            assert stage.table().scroll_y == 0
+            assert "HELD" not in stage.text("notes")
+        await stage.press("down", "down")
+        assert "HELD as of" in stage.text("notes")
+        assert "home: the newest" in stage.text("notes")
+        before = stage.lines()[8:20]
+        for last in (151, 300):  # the second time the row under the cursor is not kept any more
+            newer(documents, last - 59, last)
+            await polled()
+            assert stage.table().key_under_cursor() == "run.0.1-148"
+            assert stage.lines()[8:20] == before
+        await stage.press("slash", *"148", "enter")
+        await stage.until(lambda: stage.row_keys() in (["run.0.1-148"], []))
+        await stage.press("escape", "home")
+        await stage.until(lambda: stage.row_keys()[0] == "run.0.1-300")
+        assert "HELD" not in stage.text("notes")
+        await stage.press("enter")
+        await stage.until(lambda: "run.0.1-300: complete" in stage.text("story"))
+
+    play(screenplay, documents)
+
+
+def test_a_row_that_is_held_stays_on_its_line_while_others_come_above() -> None:
+    documents = some()
+
+    def tell(newest: int) -> None:
+        streams = [a_stream(i) for i in range(newest, newest - 40, -1)]
+        documents["streams"] = {"count": 40, "window": 10.0, "streams": streams}
+
+    tell(40)
+
+    async def screenplay(stage: Stage) -> None:
+        def line() -> int:
+            return next(i for i, text in enumerate(stage.lines()) if "…-35" in text or "r0-35" in text)
+
+        await stage.open("streams")
+        await stage.press(*["right"] * 8)
+        await stage.press(*["down"] * 5)
+        assert stage.table().key_under_cursor() == "r0-35"
+        before = line()
+        tell(52)
+        await stage.until(lambda: stage.row_keys()[0] == "r0-52")
+        assert stage.table().key_under_cursor() == "r0-35"
+        await stage.until(lambda: line() == before)
+
+    play(screenplay, documents)
+
+
+def test_a_stream_under_way_is_followed_to_its_end() -> None:
+    documents = some()
+    stream = a_stream(8)
+    documents["streams"] = {"count": 1, "window": 10.0, "streams": [stream]}
+
+    async def screenplay(stage: Stage) -> None:
+        await stage.open("streams")
+        await stage.until(lambda: stage.row_keys() == ["r0-8"])
+        await stage.press("enter")
+        await stage.until(lambda: len(stage.app.screen_stack) == 2)
+        await stage.until(lambda: len(stage.row_keys("events")) == 3)
+        assert "r0-8: UNDER WAY" in stage.text("story")
+        assert ("streams", {"id": "r0-8", "limit": "1", "window": "60s"}) in stage.fake.asked
+        stream["timeline"].append([2.5, 1])
+        await stage.until(lambda: len(stage.row_keys("events")) == 4)
+        documents["events"]["r0-8"] = documents["events"]["run.0.1-1"]
+        documents["streams"]["streams"] = []
+        await stage.until(lambda: "complete" in stage.text("story"))
+        assert len(stage.row_keys("events")) == 6
+
+    play(screenplay, documents)
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_columns_that_do_not_fit_stand_aside_whole_until_right_brings_them(width: int) -> None:
+    names = [f"tenant-number-{i}" for i in range(3)]
+    documents = recorded([streamed(i, 5, tenant=names[i % 3]) for i in range(1, 9)])
+    for part in documents["summary"]["by"]["tenant"].values():
+        part["tokens"]["output_per_second"] = 12_345.0
+        part["smooth_goodput"]["tokens_per_second"] = 23_456.0
+        part["metrics"]["ttft"].update(p50=12.345, p99=23.456)
+
+    async def screenplay(stage: Stage) -> None:
+        grid = stage.table()
+        await stage.until(lambda: len(stage.row_keys()) == 3)
+        seen: set[str] = set()
+        behind = grid.aside[1]
+        assert behind
+        assert f"→: {behind} more column" in stage.text("notes")
+        for _ in range(behind + 1):
+            found = next(text for text in stage.lines() if "tenant-number" in text)
+            cells = {cell.text for cell in grid.table.rows[0].cells} | set(names)
+            for one in (*names, "tenant-numbe…", "tenant-number…"):
+                found = found.replace(one, "")
+            assert set(found.split()) <= cells, found
+            seen |= set(found.split())
+            await stage.press("right")
+        assert {"12,345", "23,456"} <= seen
+        assert grid.aside[1] == 0
+        await stage.press(*["left"] * behind)
+        assert grid.aside == (0, behind)
+
+    play(screenplay, documents, (width, 24))
+
+
+def test_a_text_that_is_shown_in_part_can_be_read_to_its_end() -> None:
+    async def screenplay(stage: Stage) -> None:
+        await stage.open("tap")
+        whole = "from a request's last byte read to its last byte written"
+        assert whole not in "\n".join(stage.lines())
+        assert "→: 1 more column" in stage.text("notes")
+        for _ in range(3):
+            await stage.press("right")
+        assert whole in "\n".join(stage.lines())
+        assert stage.table().aside == (2, 0)
+
+    play(screenplay)
+
+
+def test_all_keys_are_told() -> None:
+    async def screenplay(stage: Stage) -> None:
+        for key in ("question_mark", "f1"):
+            await stage.press(key)
+            text = "\n".join(stage.lines())
+            for part in ("home", "left, right", "DISCONNECTED", "asks now"):
+                assert part in text, text
+            await stage.press("w", "escape")
+            assert len(stage.app.screen_stack) == 1
+        assert stage.app.feed.window == "1m"
+        assert "? Help" in stage.lines()[-1]
+
+    play(screenplay)
+
+
+def test_while_a_filter_is_typed_the_footer_tells_its_keys() -> None:
+    async def screenplay(stage: Stage) -> None:
+        await stage.press("slash")
+        await stage.until(lambda: "keeps the filter" in stage.lines()[-1])
+        assert "drops it" in stage.lines()[-1]
+        assert "Sort" not in stage.lines()[-1]
+        await stage.press("escape")
+        await stage.until(lambda: "Sort" in stage.lines()[-1])
+
+    play(screenplay)
+
+
+def test_r_tries_now() -> None:
+    async def screenplay(stage: Stage) -> None:
+        await stage.press("p")
+        await stage.pilot.pause(0.5)
+        asked = len(stage.fake.asked)
+        await stage.press("r")
+        await stage.until(lambda: len(stage.fake.asked) > asked)
+
+    play(screenplay)
+
+
+def test_a_meter_that_began_anew_is_told_of_in_the_header() -> None:
+    documents = some()
+
+    async def screenplay(stage: Stage) -> None:
+        assert "began anew" not in stage.text("head")
+        documents["summary"]["window"].update(start="2100-01-01T00:00:00Z", seconds=1.0)
+        await stage.until(lambda: "the meter began anew " in stage.text("head"))
+
+    play(screenplay, documents)
+
+
+@pytest.mark.parametrize("size", [(50, 24), (80, 12)])
+def test_a_terminal_without_room_for_lines_says_so(size: tuple[int, int]) -> None:
+    async def screenplay(stage: Stage) -> None:
+        await stage.until(lambda: "too small: 80x24" in "\n".join(stage.lines()))
+        await stage.pilot.resize_terminal(80, 24)
+        await stage.until(lambda: "too small" not in "\n".join(stage.lines()))
+        await stage.press("down")
+        assert stage.table().cursor_row == 1
+
+    play(screenplay, size=size)
+
+
 def test_an_exchange_that_is_gone_is_said_to_be() -> None:
     async def screenplay(stage: Stage) -> None:
         await stage.open("exchanges")
         await stage.until(lambda: len(stage.row_keys()) == 4)
         stage.fake.documents["events"] = {}
         await stage.press("enter")
-        await stage.until(lambda: "is not kept any more" in stage.text("story"))
+        await stage.until(lambda: "neither under way nor kept" in stage.text("story"))
 
     play(screenplay)
 

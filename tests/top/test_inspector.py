@@ -11,8 +11,9 @@ from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.latency import chunking_of, measure
 from llmtap.record.exchange import OUTPUT, EventLog, Exchange, Timeline, Tokens
 from llmtap.record.outcome import EventClass, TokenSource
-from llmtap.top.inspector import EVENTS_MAX, inspected, reader_ns, story
+from llmtap.top.inspector import EVENTS_MAX, inspected, reader_ns, story, story_so_far, watched
 from tests.support.exchanges import streamed
+from tests.support.fake_admin import a_stream
 
 MS = 1_000_000
 
@@ -44,7 +45,7 @@ def exchange(chunks: list[tuple[int, int]], *, declared: bool = True, total: int
 
 
 def waits_ms(x: dict[str, Any], v_ns: int = 50 * MS) -> list[float]:
-    texts = [row.cells[7].text for row in inspected(x, v_ns).rows]
+    texts = [row.cells[-1].text for row in inspected(x, v_ns).rows]
     return [float(t.split()[1].replace(",", "")) for t in texts if t.startswith("WAITS")]
 
 
@@ -96,7 +97,40 @@ def test_what_never_was_submitted_was_read_by_nobody() -> None:
     x.timeline.submit_ns = None
     table = inspected(told(x))
     assert table.notes == ("never submitted: nobody read it",)
-    assert {row.cells[7].text for row in table.rows} == {""}
+    assert {row.cells[-1].text for row in table.rows} == {""}
+
+
+def test_tokens_that_nobody_declares_are_told_as_what_they_count_for() -> None:
+    x = exchange([(100, 1), (180, 1)], declared=False)
+    x.tokens.source = TokenSource.CHUNKS
+    table = inspected(told(x))
+    assert [row.cells[4].text for row in table.rows] == ["-", "~1", "~1", "-"]
+    assert "~1: nobody declares its tokens" in table.notes[0]
+
+
+def test_without_any_declared_tokens_there_is_no_column_of_them() -> None:
+    table = inspected(told(exchange([(100, 2), (180, 2)], declared=False)))
+    assert "tokens" not in [column.key for column in table.columns]
+    assert {len(row.cells) for row in table.rows} == {len(table.columns)}
+    assert "no event declares its tokens" in table.notes[0]
+
+
+def test_of_a_stream_under_way_the_newest_is_first_and_the_oldest_are_one() -> None:
+    """20 tokens/s: 4 at 100 ms are read by 300; 2 of one read at 500 end at 600, so 1.4 s of waiting."""
+    stream = a_stream(tokens=6, timeline=[[0.5, 1], [0.5, 1]], age=2.0)
+    table = watched(stream)
+    assert [tuple(cell.text for cell in row.cells) for row in table.rows] == [
+        ("500", "0", "1", "550", "50.0 ms ahead"),
+        ("500", "400", "1", "300", "WAITS 200 ms"),
+        ("100", "-", "4", "0", "WAITS 100 ms"),
+    ]
+    assert len({row.key for row in table.rows}) == 3
+    facts = list(story_so_far(stream))
+    assert facts[0] == "r0-1: UNDER WAY, 2 s old"
+    assert facts[-1] == "the reader WAITS, 1,400 ms by now"
+    silent = a_stream(tokens=None, ttft=None, since_last=None, timeline=[])
+    assert watched(silent).rows == []
+    assert "reader" not in " ".join(story_so_far(silent))
 
 
 def test_of_a_long_exchange_the_first_events_are_told() -> None:

@@ -21,10 +21,10 @@ from tests.support.live_proxy import port_free
 from tests.support.peer import scene
 
 
-def printed(documents: dict[str, Any], width: int = 200) -> str:
+def printed(documents: dict[str, Any], width: int = 240) -> str:
     out = StringIO()
     console = Console(file=out, width=width, highlight=False, no_color=True)
-    console.print(render_once({"admin": "http://tap", **documents}, width), soft_wrap=True)
+    console.print(render_once({"admin": "http://tap", **documents}, width, whole=True), soft_wrap=True)
     return out.getvalue()
 
 
@@ -39,6 +39,23 @@ def test_one_screen_has_every_view_that_has_lines() -> None:
     assert "n 5" in text
     assert "run.0.1-5" in text
     assert "█·" in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_on_a_narrow_terminal_no_figure_is_cut_and_columns_left_out_are_named(width: int) -> None:
+    documents = recorded([streamed(i, tenant=f"t{i % 3}") for i in range(1, 6)])
+    out = StringIO()
+    console = Console(file=out, width=width, highlight=False, no_color=True)
+    console.print(render_once({"admin": "http://tap", **documents}, width))
+    text = out.getvalue()
+    assert "…" not in text
+    assert all(len(line) <= width for line in text.splitlines())
+    assert f"({width} columns have no room for: " in text
+    assert "kernel clock, pid 17" in " ".join(text.split()), "a text goes on in the next line"
+    whole = printed(documents).split()
+    assert "run.0.1-5" in whole
+    if width == 80:
+        assert "refused, output tok/s; `| cat` shows all)" in " ".join(text.split())
 
 
 def test_a_long_table_is_cut_and_says_so() -> None:
@@ -76,6 +93,9 @@ async def test_what_is_wrong_at_the_start_says_what_to_do() -> None:
     assert "llmtap proxy --upstream" in (nobody.hint or "")
     async with fake_admin({}) as fake:
         assert (await wrong(fake.url)).place == "--admin"
+        plain = await wrong(fake.url.replace("http:", "https:"))
+        assert "does not speak it" in plain.problem
+        assert plain.hint == f"if it has no TLS: --admin {fake.url}"
         fake.status = 401
         denied = await wrong(fake.url)
         assert denied.place == "--token-env"
@@ -90,8 +110,10 @@ async def test_a_certificate_that_is_not_trusted_leads_to_the_option_for_it() ->
     await fake.start(context)
     try:
         error = await wrong(f"https://127.0.0.1:{fake.port}")
+        in_clear = await wrong(fake.url)
     finally:
         await fake.stop()
+    assert "if it has TLS: --admin https://127.0.0.1:" in (in_clear.hint or "")
     assert (error.place, "certificate not trusted" in error.problem) == ("--ca", True)
     assert "--ca FILE" in (error.hint or "")
     assert "llmtap proxy" not in (error.hint or "")
