@@ -77,7 +77,8 @@ def _presence(job: str) -> list[Alert]:
             "LlmtapRefusing",
             "page",
             f"sum by ({_TAP}, limit) (\n"
-            f'  increase(llmtap_relay_refused_total{{{j},limit=~"tap_overloaded|connections|accept_failed"}}[5m])\n) > 0\n',
+            f'  increase(llmtap_relay_refused_total{{{j},limit=~"tap_overloaded|connections|accept_failed"}}[5m])\n'
+            ") > 0\n",
             "{{ $labels.instance }}: the tap turns requests away ({{ $labels.limit }})",
             "{{ $value | humanize }} requests or connections in 5 minutes found a limit of the tap itself"
             " ({{ $labels.limit }}): users see 503, connections that close, or (accept_failed) they wait.",
