@@ -24,6 +24,7 @@ _UNMEASURED_MAX: Final = "0.01"
 _UNCERTAIN_MAX: Final = "0.05"
 _RESTARTS_MAX: Final = 2
 """In an hour: so many are somebody's reloads."""
+_LIMITS: Final = "tap_overloaded|connections|accept_failed"
 _TRAFFIC_MIN: Final = 100
 """Exchanges in an hour; with so many, 15 minutes without one are no chance (e^-25)."""
 
@@ -77,8 +78,7 @@ def _presence(job: str) -> list[Alert]:
             "LlmtapRefusing",
             "page",
             f"sum by ({_TAP}, limit) (\n"
-            f'  increase(llmtap_relay_refused_total{{{j},limit=~"tap_overloaded|connections|accept_failed"}}[5m])\n'
-            ") > 0\n",
+            f'  increase(llmtap_relay_refused_total{{{j},limit=~"{_LIMITS}"}}[5m])\n) > 0\n',
             "{{ $labels.instance }}: the tap turns requests away ({{ $labels.limit }})",
             "{{ $value | humanize }} requests or connections in 5 minutes found a limit of the tap itself"
             " ({{ $labels.limit }}): users see 503, connections that close, or (accept_failed) they wait.",
