@@ -226,7 +226,7 @@ def test_words_that_come_at_once_or_in_pieces_are_heard_one_by_one(meter: Meter)
     for piece in (HAND_OVER[:9], HAND_OVER[9:] + b"/nowhere/tap.sock\n"):
         meter.process.stdin.write(piece)
         meter.process.stdin.flush()
-        time.sleep(0.3)
+        time.sleep(0.3)  # so that it reads the first piece alone: nothing tells when it has
     status, log = meter.stop()
     assert status == 0
     changes = [line for line in log.splitlines() if "event=meter_changed" in line]

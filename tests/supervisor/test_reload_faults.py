@@ -134,15 +134,17 @@ def test_what_cannot_be_started_for_want_of_files_is_started_once_there_are_some
 
 
 def test_a_relay_that_dies_during_a_reload_that_fails_comes_back_as_it_was(tmp_path: Path) -> None:
-    file, log = tmp_path / "llmtap.toml", tmp_path / "log"
+    file, log, may_fail = tmp_path / "llmtap.toml", tmp_path / "log", tmp_path / "may_fail"
     program = OwnProgram(tmp_path / "program")
-    # The second of the new relays takes its time to fail, the first one works.
+    # The second of the new relays fails once it is told to, the first one works.
     program.change(
         "relay/process.py",
         "    set_up(setup.log)\n",
         "    set_up(setup.log)\n"
         "    if setup.name.split('.')[1] == '1':\n"
-        "        import time; time.sleep(6); raise SystemExit(3)\n",
+        "        import os, time\n"
+        f"        while not os.path.exists({str(may_fail)!r}): time.sleep(0.05)\n"
+        "        raise SystemExit(3)\n",
     )
 
     async def scenario() -> None:
@@ -158,7 +160,10 @@ def test_a_relay_that_dies_during_a_reload_that_fails_comes_back_as_it_was(tmp_p
                 )
                 os.kill(tap.pid, signal.SIGHUP)
                 await wait_until(lambda: len(tap.relays()) == 3, READY_S)
+                fresh = set(tap.relays()) - {relay}
                 os.kill(relay, signal.SIGKILL)
+                await wait_until(lambda: set(tap.relays()) - fresh - {relay}, READY_S)
+                may_fail.touch()
                 await wait_until(lambda: b"event=reload_failed" in log.read_bytes(), LONG_S)
                 await wait_until(lambda: len(tap.relays()) == 1, LONG_S)
                 for _ in range(4):
