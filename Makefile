@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 RUNTIME := tokenizers,bench,gpu,ray,top
 AGAIN  := echo 'FAILED BESIDE OTHERS, now each by itself. What passes now is a bug nevertheless: see CONTRIBUTING.md'
 
-.PHONY: help setup demo test lint fmt docs audit sbom bench e2e image-check clean
+.PHONY: help setup demo test golden lint fmt size docs audit sbom bench e2e image-check clean
 
 help:  ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
@@ -41,6 +41,9 @@ lint: $(STAMP)  ## ruff, mypy, import-linter
 fmt: $(STAMP)  ## format and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+size:  ## count lines, modules, repeated names and import cycles, beside the agreed limits
+	@$(PYTHON) tests/support/size.py
 
 docs: $(VENV)/.docs  ## the documentation, into site/
 	$(BIN)/mkdocs build --strict

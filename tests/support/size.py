@@ -1,0 +1,254 @@
+"""`make size`: count lines, modules, repeated names and import cycles, beside the limits that were agreed.
+
+Needs only the standard library. The rules:
+
+- A line of code holds a token that is neither a comment nor part of a docstring. Every string that stands
+  alone as a statement counts as a docstring.
+- `__init__.py` counts as a module, but not towards the modules of its folder.
+- A module may be longer than 500 lines if its docstring says why, in a sentence with "Long because".
+- Imports include those inside functions. Those under `if TYPE_CHECKING:` count only for the cycles "with
+  imports for types".
+"""
+
+import argparse
+import ast
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+__all__ = ["Module", "cycles", "folders", "read_tree", "repeated_classes", "report", "single_importers"]
+
+FOLDER_MODULES_MAX: Final = 15
+MODULE_LINES_MAX: Final = 500
+LINE_COLUMNS_MAX: Final = 110
+REASON: Final = "long because"
+LLMTAP_LINES_MAX: Final = 60_000
+LLMTAP_CODE_MAX: Final = 44_000
+LLMTAP_MODULES_MAX: Final = 330
+TESTS_LINES_MAX: Final = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """One Python file."""
+
+    name: str
+    """Dotted, as it is imported; a package's is that of its `__init__.py`."""
+    path: Path
+    lines: int
+    code: int
+    docstring: str
+    classes: tuple[str, ...]
+    """Names of public classes at the top level."""
+    imports: frozenset[str]
+    """Absolute names of what it imports at run time: of modules, and of things in modules."""
+    type_imports: frozenset[str]
+    """The same under `if TYPE_CHECKING:`."""
+    wide: tuple[int, ...]
+    """Numbers of the lines that are wider than LINE_COLUMNS_MAX."""
+
+
+def read_tree(folder: Path) -> dict[str, Module]:
+    """Return the modules below `folder` by name. The folder's own name is the first part of each."""
+    found = {}
+    for path in sorted(folder.rglob("*.py")):
+        parts = path.relative_to(folder.parent).with_suffix("").parts
+        is_package = parts[-1] == "__init__"
+        name = ".".join(parts[:-1] if is_package else parts)
+        found[name] = _read(name, path, is_package=is_package)
+    return found
+
+
+def _read(name: str, path: Path, *, is_package: bool) -> Module:
+    text = path.read_text(encoding="utf-8")
+    tree = ast.parse(text)
+    lines = text.removesuffix("\n").split("\n") if text else []
+    imports: dict[bool, set[str]] = {False: set(), True: set()}
+    for one, for_types in _imports(tree, name if is_package else name.rpartition(".")[0]):
+        imports[for_types].add(one)
+    classes = (node.name for node in tree.body if isinstance(node, ast.ClassDef))
+    return Module(
+        name, path, len(lines), _code_lines(text, tree), ast.get_docstring(tree) or "",
+        tuple(one for one in classes if not one.startswith("_")), frozenset(imports[False]),
+        frozenset(imports[True]),
+        tuple(number for number, line in enumerate(lines, 1) if len(line) > LINE_COLUMNS_MAX),
+    )  # fmt: skip
+
+
+def _code_lines(text: str, tree: ast.Module) -> int:
+    docstrings: set[int] = set()
+    strings: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and _is_text(node.value):
+            docstrings.update(_span(node))
+        elif _is_text(node) or isinstance(node, ast.JoinedStr):
+            strings.update(_span(node))
+    # Within a string of several lines neither a blank line nor a "#" is what it is elsewhere.
+    marked = {n for n, line in enumerate(text.split("\n"), 1) if line.strip() and line.lstrip()[0] != "#"}
+    return len((marked | strings) - docstrings)
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)
+
+
+def _span(node: ast.expr | ast.stmt) -> range:
+    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
+
+
+def _imports(tree: ast.AST, package: str, for_types: bool = False) -> Iterator[tuple[str, bool]]:
+    """Yield each imported name, and whether only types need it."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, for_types) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parents = package.split(".")[: package.count(".") + 2 - node.level] if node.level else []
+            base = ".".join([*parents, *([node.module] if node.module else [])])
+            yield from ((f"{base}.{alias.name}", for_types) for alias in node.names)
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            yield from _imports(ast.Module(node.body, []), package, for_types=True)
+            yield from _imports(ast.Module(node.orelse, []), package, for_types)
+        elif isinstance(node, ast.stmt | ast.ExceptHandler | ast.match_case):
+            yield from _imports(node, package, for_types)
+
+
+def import_graph(modules: Mapping[str, Module], *, with_types: bool = False) -> dict[str, set[str]]:
+    """Return what each module imports of the others."""
+    graph: dict[str, set[str]] = {}
+    for name, module in modules.items():
+        imports = module.imports | module.type_imports if with_types else module.imports
+        wanted = ({one, one.rpartition(".")[0]} & modules.keys() for one in imports)
+        # The longest is the module: `from a import b` is of a.b if there is one, and of a otherwise.
+        graph[name] = {max(found, key=len) for found in wanted if found} - {name}
+    return graph
+
+
+def cycles(graph: Mapping[str, set[str]]) -> list[list[str]]:
+    """Return the sets of modules in which each imports each other, directly or through others of the set."""
+    reached = {name: _reachable(graph, name) for name in graph}
+    found = {frozenset(other for other in reached[name] if name in reached[other]) for name in graph}
+    return sorted(sorted(one) for one in found if one)
+
+
+def _reachable(graph: Mapping[str, set[str]], start: str) -> set[str]:
+    found: set[str] = set()
+    left = list(graph[start])
+    while left:
+        name = left.pop()
+        if name not in found:
+            found.add(name)
+            left.extend(graph[name])
+    return found
+
+
+def single_importers(graph: Mapping[str, set[str]]) -> dict[str, str]:
+    """Return the modules that exactly one other imports, with that one."""
+    importers = defaultdict(list)
+    for name, imported in graph.items():
+        for other in imported:
+            importers[other].append(name)
+    return {name: names[0] for name, names in sorted(importers.items()) if len(names) == 1}
+
+
+def repeated_classes(modules: Iterable[Module]) -> dict[str, list[str]]:
+    """Return the names of public classes that several modules define, with these modules."""
+    places = defaultdict(list)
+    for module in modules:
+        for name in module.classes:
+            places[name].append(module.name)
+    return {name: found for name, found in sorted(places.items()) if len(found) > 1}
+
+
+def folders(modules: Iterable[Module]) -> dict[Path, int]:
+    """Return the folders with more than FOLDER_MODULES_MAX modules, the largest first."""
+    counts = Counter(module.path.parent for module in modules if module.path.name != "__init__.py")
+    return {folder: n for folder, n in counts.most_common() if n > FOLDER_MODULES_MAX}
+
+
+def unexplained(modules: Iterable[Module]) -> list[Module]:
+    """Return the modules of more than MODULE_LINES_MAX lines without a reason, the longest first."""
+    found = [
+        m
+        for m in modules
+        if m.lines > MODULE_LINES_MAX and REASON not in " ".join(m.docstring.lower().split())
+    ]
+    return sorted(found, key=lambda m: -m.lines)
+
+
+def report(root: Path, *, name_single: bool = False) -> str:
+    """Return the tables for the repository at `root`."""
+    product, tests = read_tree(root / "llmtap"), read_tree(root / "tests")
+    both = [*product.values(), *tests.values()]
+    graph = import_graph(product)
+    single = single_importers(graph)
+
+    groups: dict[str, list[Module]] = defaultdict(list)
+    for module in product.values():
+        groups[_group(module, root)].append(module)
+    groups["llmtap/"], groups["tests/"] = list(product.values()), list(tests.values())
+    counts = {
+        group: (len(members), sum(m.lines for m in members), sum(m.code for m in members))
+        for group, members in groups.items()
+    }
+    rows = [("", "modules", "lines", "code", "one importer")]
+    for group, members in groups.items():
+        alone = "" if group == "tests/" else f"{sum(m.name in single for m in members):,}"
+        rows.append((group, *map("{:,}".format, counts[group]), alone))
+
+    def within(path: Path) -> str:
+        return path.relative_to(root).as_posix()
+
+    offenders = {
+        f"folders of more than {FOLDER_MODULES_MAX} modules": [
+            f"{within(folder)}/ {n}" for folder, n in folders(both).items()
+        ],
+        f"modules over {MODULE_LINES_MAX} lines without a reason": [
+            f"{within(m.path)} {m.lines}" for m in unexplained(both)
+        ],
+        "public class names of several modules": [
+            f"{name}: {', '.join(at)}" for name, at in repeated_classes(product.values()).items()
+        ],
+        "import cycles": [", ".join(one) for one in cycles(graph)],
+        "import cycles with imports for types": [
+            ", ".join(one) for one in cycles(import_graph(product, with_types=True))
+        ],
+        f"lines over {LINE_COLUMNS_MAX} columns": [f"{within(m.path)}:{n}" for m in both for n in m.wide],
+    }
+    (modules, lines, code), test_lines = counts["llmtap/"], counts["tests/"][1]
+    limits = [
+        ("", "now", "limit"),
+        ("lines of llmtap/", f"{lines:,}", f"{LLMTAP_LINES_MAX:,}"),
+        ("lines of code of llmtap/", f"{code:,}", f"{LLMTAP_CODE_MAX:,}"),
+        ("modules of llmtap/", f"{modules:,}", f"{LLMTAP_MODULES_MAX:,}"),
+        ("lines of tests/", f"{test_lines:,}", f"{TESTS_LINES_MAX:,}"),
+        *((what, f"{len(found):,}", "0") for what, found in offenders.items()),
+    ]
+    if name_single:
+        offenders["modules with one importer"] = [f"{name}: {by}" for name, by in single.items()]
+    lists = [[f"{what}:", *(f"  {one}" for one in found)] for what, found in offenders.items() if found]
+    return "\n\n".join("\n".join(part) for part in (_aligned(rows), _aligned(limits), *lists))
+
+
+def _group(module: Module, root: Path) -> str:
+    """The package directly below llmtap/, or the module itself where it lies in none."""
+    below = module.path.relative_to(root / "llmtap").parts
+    return f"llmtap/{below[0]}/" if len(below) > 1 else "llmtap/*.py"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The first column to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            [row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]
+        ).rstrip()
+        for row in rows
+    ]
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Count lines, modules, repeated names and import cycles.")
+    parser.add_argument("--list", action="store_true", help="name the modules with one importer, too")
+    print(report(Path(__file__).parents[2], name_single=parser.parse_args().list))
