@@ -90,7 +90,7 @@ def _same_requests(report: Report) -> Verdict:
     if not shared:
         return not_met("the systems have no load in common")
     names = {name for loads in (first, *others) for name in loads}
-    sample = next(iter(first[shared[0]]))
+    sample = min(first[shared[0]])
     return met(f"{len(shared)} of {len(names)} loads in common, with equal requests: {sample}")
 
 

@@ -357,13 +357,14 @@ FORMATS: Final = (
     Format(
         name="openai-batch", title="OpenAI batch, requests (JSONL)", extensions=(".jsonl",),
         holds=_ASKED, needs=frozenset({"request body"}),
-        why=_WHY | dict.fromkeys(_ANSWERED - _ASKED, "a batch's answers hold it: --to openai-batch-output"),
+        why=_WHY
+        | dict.fromkeys(sorted(_ANSWERED - _ASKED), "a batch's answers hold it: --to openai-batch-output"),
         sniff=_sniff_questions, read=_read_questions, write=_write_questions,
     ),
     Format(
         name="openai-batch-output", title="OpenAI batch, answers (JSONL)", extensions=(".jsonl",),
         holds=_ANSWERED, needs=frozenset({"response text"}),
-        why=_WHY | dict.fromkeys(_ASKED - _ANSWERED, "a batch's requests hold it: --to openai-batch"),
+        why=_WHY | dict.fromkeys(sorted(_ASKED - _ANSWERED), "a batch's requests hold it: --to openai-batch"),
         sniff=_sniff_answers, read=_read_answers, write=_write_answers,
     ),
 )  # fmt: skip
