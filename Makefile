@@ -32,6 +32,9 @@ demo: $(USABLE)  ## bursts of requests through the tap to a simulated engine wit
 test: lint  ## lint, types, layers, then every test; what failed once more by itself
 	$(BIN)/pytest -n auto --dist loadfile || { $(AGAIN); $(BIN)/pytest -n 0 -x --last-failed --lfnf none; }
 
+golden: $(STAMP)  ## rewrite the files in tests/golden/expected, which hold whole outputs; then read `git diff`
+	$(BIN)/pytest -n 0 tests/golden --rewrite-golden
+
 lint: $(STAMP)  ## ruff, mypy, import-linter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

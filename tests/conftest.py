@@ -22,6 +22,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--screenshots", metavar="DIR", help="where test_pictures.py puts what it makes: docs/images"
     )
+    parser.addoption(
+        "--rewrite-golden", action="store_true", help="rewrite the files in tests/golden/expected"
+    )
 
 
 @pytest.fixture(scope="module", autouse=True)

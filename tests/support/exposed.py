@@ -14,7 +14,7 @@ from llmtap.record.outcome import Outcome
 from tests.support.exchanges import streamed
 from tests.support.relay_status import relay_status
 
-__all__ = ["FUNCTIONS", "exposed", "labels_grouped", "selectors"]
+__all__ = ["FUNCTIONS", "exposed", "exposition_text", "labels_grouped", "selectors"]
 
 MS = 1_000_000
 OF_A_SCRAPE = {"job", "instance", "namespace", "pod"}
@@ -30,8 +30,8 @@ _GROUPED = re.compile(r"\b(?:by|without|on|ignoring)\s*\(([^)]*)\)")
 _MATCHER = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)")
 
 
-def exposed() -> dict[str, frozenset[str]]:
-    """The labels of every sample that can be scraped, by its name."""
+def exposition_text() -> str:
+    """The text of `/metrics` with something of everything."""
     exposition = Exposition("1.0", [("ttft", 500 * MS)])
     for x in _exchanges():
         exposition.add(x, measure(x), "acme", "tiny", "control")
@@ -47,8 +47,13 @@ def exposed() -> dict[str, frozenset[str]]:
         burn_rates={("gold", "5m"): 1.0},
     )  # fmt: skip
     body, _ = exposition.freeze([RelayState("r0", True, status)], meter, slos).render()
+    return body.decode()
+
+
+def exposed() -> dict[str, frozenset[str]]:
+    """The labels of every sample that can be scraped, by its name."""
     found = {"up": OF_A_SCRAPE, "scrape_duration_seconds": OF_A_SCRAPE}
-    for family in text_string_to_metric_families(body.decode()):
+    for family in text_string_to_metric_families(exposition_text()):
         for sample in family.samples:
             found[sample.name] = found.get(sample.name, OF_A_SCRAPE) | set(sample.labels)
     return {name: frozenset(labels) for name, labels in found.items()}

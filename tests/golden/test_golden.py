@@ -1,0 +1,53 @@
+"""Whole outputs are as in the files of `expected/`. `make golden` rewrites them: then read the difference."""
+
+import shutil
+from difflib import unified_diff
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from tests.golden.cases import CASES, DATA
+from tests.golden.transcript import normalised, transcript
+
+COLUMNS_SHOWN, LINES_SHOWN = 300, 60
+"""Of a difference."""
+CONFIG = Path(__file__).parents[2] / "config"
+EXPECTED = Path(__file__).with_name("expected")
+
+
+def place(name: str) -> Path:
+    return EXPECTED / f"{name}.txt"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_output_is_as_in_its_file(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    case = CASES[name]
+    if callable(case):
+        found = normalised(case())
+    else:
+        shutil.copytree(DATA, tmp_path, dirs_exist_ok=True)
+        shutil.copytree(CONFIG, tmp_path / CONFIG.name)
+        found = transcript(case, tmp_path, monkeypatch)
+    file = place(name)
+    if request.config.getoption("--rewrite-golden"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(found.encode())
+    expected = file.read_bytes().decode() if file.exists() else ""
+    if found != expected:  # an assertion would compare letter by letter, which takes minutes
+        lines = unified_diff(
+            expected.split("\n"), found.split("\n"), f"expected/{name}.txt", "now", lineterm=""
+        )
+        shown = "\n".join(line[:COLUMNS_SHOWN] for line in islice(lines, LINES_SHOWN))
+        pytest.fail(f"run `make golden` if this is as it should be\n{shown}", pytrace=False)
+
+
+def test_every_file_is_that_of_a_case(request: pytest.FixtureRequest) -> None:
+    unknown = {file for file in EXPECTED.rglob("*") if file.is_file()} - set(map(place, CASES))
+    if request.config.getoption("--rewrite-golden"):
+        for file in unknown:
+            file.unlink()
+        return
+    assert unknown == set()

@@ -1,0 +1,85 @@
+"""Texts that users see and that no command prints: what the admin port serves, and reference tables."""
+
+import asyncio
+import importlib.util
+import json
+import re
+from pathlib import Path
+from typing import Final
+
+from aiohttp.test_utils import TestClient, TestServer
+
+from llmtap.capture.reader import read
+from llmtap.capture.rows import exchanges_of
+from llmtap.capture.schema import SCHEMA
+from llmtap.clock import ManualClock
+from llmtap.meter.admin import admin_app
+from llmtap.meter.openapi import document
+from llmtap.meter.options import MeterOptions, SloOptions
+from llmtap.meter.tally import Tally
+from llmtap.tap.frames import Hello
+from tests.support.experiments import an_experiment
+from tests.support.relay_status import relay_status
+
+__all__ = ["admin_api", "capture_columns", "openapi", "options"]
+
+_OWN_USE: Final = re.compile(r"^(llmtap_meter_(?:cpu_seconds_total|rss_bytes)) .*")
+_ROOT: Final = Path(__file__).parents[2]
+_S: Final = 1_000_000_000
+_PATHS: Final = (
+    "/api/v1/summary?window=all", "/api/v1/summary?window=1m&by=class&certain=1",
+    "/api/v1/exchanges?limit=3&events=1", "/api/v1/experiment", "/api/v1/summary?window=never", "/nowhere",
+)  # fmt: skip
+
+
+def openapi() -> str:
+    """The document of the admin API."""
+    return json.dumps(document(token=True), indent=1)
+
+
+def capture_columns() -> str:
+    """The names and types of a capture's columns."""
+    return "\n".join(f"{field.name:24} {field.type}" for field in SCHEMA)
+
+
+def options() -> str:
+    """The reference page of all keys of the configuration, with types and defaults."""
+    spec = importlib.util.spec_from_file_location(
+        "generate", Path(__file__).parents[2] / "docs" / "generate.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    page: str = module.options_page()
+    return page
+
+
+def admin_api() -> str:
+    """What a meter serves after the exchanges of the saved capture."""
+    clock = ManualClock()
+    slos = {"gold": SloOptions(objectives="ttft:120ms tpot:50ms", target=0.95, tenants=("acme",))}
+    arms = [{"name": "control"}, {"name": "candidate", "headers": {"X-Arm": "b"}}]
+    tally = Tally(MeterOptions(), clock, an_experiment(*arms), slos=slos)
+    clock.advance(_S)
+    tally.relays.join(Hello(relay="run.0.1", pid=1, clock="mono", anchor_mono_ns=0, anchor_wall_ns=0))
+    tally.status("run.0.1", relay_status(opened=42, measured=40, dropped={"overflow": 1}, unsettled=1))
+    for batch in read([str(_ROOT / "tests" / "data" / "capture")]).batches():
+        for x in exchanges_of(batch):
+            clock.advance(_S // 10)
+            tally.opened()
+            tally.ended(x)
+    return asyncio.run(_served(tally))
+
+
+async def _served(tally: Tally) -> str:
+    parts = []
+    async with TestClient(TestServer(admin_app(tally))) as client:
+        for path in _PATHS:
+            async with client.get(path) as answer:
+                body = json.dumps(await answer.json(), indent=1)
+                parts.append(f"GET {path}\n{answer.status} {answer.content_type}\n{body}\n")
+        async with client.get("/metrics") as answer:
+            lines = (_OWN_USE.sub(r"\1 (measured)", line) for line in (await answer.text()).splitlines())
+            parts.append("\n".join(line for line in lines if "_bucket{" not in line))
+    return "\n".join(parts)
