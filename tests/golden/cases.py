@@ -10,7 +10,7 @@ from click import Command, Group
 
 from llmtap.capture.formats.registry import FORMATS
 from llmtap.cli.main import app, load_commands
-from tests.golden.texts import admin_api, capture_columns, openapi, options
+from tests.golden.texts import admin_api, capture_columns, openapi, options, telemetry, top
 from tests.support.exposed import exposition_text
 
 __all__ = ["CASES", "DATA", "Case"]
@@ -73,4 +73,6 @@ CASES: Final[dict[str, Case]] = {
     "metrics": exposition_text,
     "openapi": openapi,
     "options": options,
+    "telemetry": telemetry,
+    "top": top,
 }

@@ -1,6 +1,8 @@
 """Whole outputs are as in the files of `expected/`. `make golden` rewrites them: then read the difference."""
 
 import shutil
+import time
+from collections.abc import Iterator
 from difflib import unified_diff
 from itertools import islice
 from pathlib import Path
@@ -20,6 +22,17 @@ def place(name: str) -> Path:
     return EXPECTED / f"{name}.txt"
 
 
+@pytest.fixture
+def utc() -> Iterator[None]:
+    """`llmtap top` shows local times."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TZ", "UTC")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("utc")
 @pytest.mark.parametrize("name", CASES)
 def test_output_is_as_in_its_file(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest

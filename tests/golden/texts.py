@@ -4,25 +4,40 @@ import asyncio
 import importlib.util
 import json
 import re
+from collections.abc import Iterator
+from io import StringIO
+from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from aiohttp.test_utils import TestClient, TestServer
+from google.protobuf.json_format import MessageToDict
+from rich.console import Console
 
 from llmtap.capture.reader import read
 from llmtap.capture.rows import exchanges_of
 from llmtap.capture.schema import SCHEMA
 from llmtap.clock import ManualClock
+from llmtap.export.opentelemetry import OtlpExporter
+from llmtap.export.options import OtlpOptions
 from llmtap.meter.admin import admin_app
 from llmtap.meter.openapi import document
 from llmtap.meter.options import MeterOptions, SloOptions
 from llmtap.meter.tally import Tally
+from llmtap.metrics.latency import measure
+from llmtap.record.exchange import Exchange
 from llmtap.tap.frames import Hello
+from llmtap.top.plain import render_once
 from tests.support.experiments import an_experiment
+from tests.support.fake_admin import recorded
+from tests.support.otlp_receiver import GUARD_S, OtlpReceiver
 from tests.support.relay_status import relay_status
 
-__all__ = ["admin_api", "capture_columns", "openapi", "options"]
+__all__ = ["admin_api", "capture_columns", "openapi", "options", "telemetry", "top"]
 
+_ARMS: Final = ({"name": "control"}, {"name": "candidate", "headers": {"X-Arm": "b"}})
+_UNSTABLE: Final = frozenset({"traceId", "spanId", "bucketCounts", "explicitBounds"})
+_TOP_COLUMNS: Final = 160
 _OWN_USE: Final = re.compile(r"^(llmtap_meter_(?:cpu_seconds_total|rss_bytes)) .*")
 _ROOT: Final = Path(__file__).parents[2]
 _S: Final = 1_000_000_000
@@ -59,17 +74,61 @@ def admin_api() -> str:
     """What a meter serves after the exchanges of the saved capture."""
     clock = ManualClock()
     slos = {"gold": SloOptions(objectives="ttft:120ms tpot:50ms", target=0.95, tenants=("acme",))}
-    arms = [{"name": "control"}, {"name": "candidate", "headers": {"X-Arm": "b"}}]
-    tally = Tally(MeterOptions(), clock, an_experiment(*arms), slos=slos)
+    tally = Tally(MeterOptions(), clock, an_experiment(*_ARMS), slos=slos)
     clock.advance(_S)
     tally.relays.join(Hello(relay="run.0.1", pid=1, clock="mono", anchor_mono_ns=0, anchor_wall_ns=0))
     tally.status("run.0.1", relay_status(opened=42, measured=40, dropped={"overflow": 1}, unsettled=1))
-    for batch in read([str(_ROOT / "tests" / "data" / "capture")]).batches():
-        for x in exchanges_of(batch):
-            clock.advance(_S // 10)
-            tally.opened()
-            tally.ended(x)
+    for x in _exchanges():
+        clock.advance(_S // 10)
+        tally.opened()
+        tally.ended(x)
     return asyncio.run(_served(tally))
+
+
+def top() -> str:
+    """What `llmtap top --once` prints after these exchanges."""
+    out = StringIO()
+    documents = recorded(_exchanges(), experiment=an_experiment(*_ARMS))
+    console = Console(file=out, width=_TOP_COLUMNS, highlight=False, no_color=True)
+    console.print(render_once({"admin": "http://tap", **documents}, _TOP_COLUMNS, whole=True), soft_wrap=True)
+    return out.getvalue()
+
+
+def telemetry() -> str:
+    """What goes out by OTLP for three of these exchanges: spans, and metrics without their buckets."""
+    parts = []
+    for version in ("1.41", "off"):
+        with OtlpReceiver() as receiver:
+            options = OtlpOptions(endpoint=receiver.endpoint, semconv=version)
+            # All spans leave at the end, in one batch.
+            exporter = OtlpExporter(
+                options, ManualClock(now_ns=_S), "1.2.3", {"": ("gateway.example", 443)}, span_delay_s=GUARD_S
+            )
+            exporter.start()
+            for x in islice(_exchanges(), 5, 8):
+                exporter(x, measure(x))
+            exporter.close(GUARD_S)
+            sent = [MessageToDict(one) for one in (*receiver.traces, *receiver.metrics)]
+        parts.append(f"semconv {version}\n" + json.dumps(_stable(sent), indent=1))
+    return "\n".join(parts)
+
+
+def _stable(value: Any) -> Any:
+    """The value without what differs from run to run; attributes as an object."""
+    if isinstance(value, list):
+        if value and all(isinstance(one, dict) and one.keys() == {"key", "value"} for one in value):
+            named = {one["key"]: next(iter(one["value"].values())) for one in value}
+            return {name: one for name, one in named.items() if name != "host.name"}
+        return [_stable(one) for one in value]
+    if isinstance(value, dict):
+        return {key: _stable(one) for key, one in value.items() if key not in _UNSTABLE}
+    return value
+
+
+def _exchanges() -> Iterator[Exchange]:
+    """The exchanges of the saved capture."""
+    for batch in read([str(_ROOT / "tests" / "data" / "capture")]).batches():
+        yield from exchanges_of(batch)
 
 
 async def _served(tally: Tally) -> str:
