@@ -14,7 +14,7 @@ help:  ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
 
 # What the README's commands need, and no more: who comes for the first time does not wait for the tests' packages.
-$(USABLE): pyproject.toml constraints.txt
+$(USABLE): pyproject.toml constraints.txt setup.py $(wildcard llmtap/native/*.p* llmtap/native/*.[ch])
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "llmtap needs Python 3.11 or newer; set PYTHON=")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench,top]'

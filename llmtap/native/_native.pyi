@@ -1,0 +1,2 @@
+FRAMING_ABI: int
+MATCHER_ABI: int

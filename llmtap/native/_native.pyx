@@ -1,0 +1,8 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, embedsignature=False
+"""The compiled per-chunk path: types in Cython, scanner and matcher in plain C.
+
+Each type has a Python twin that is the reference, and falls back to it for everything unusual.
+"""
+
+include "relay.pxi"
+include "meter.pxi"
