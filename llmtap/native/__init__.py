@@ -1,8 +1,8 @@
 """The compiled per-chunk path: where it was built, whether it runs, and why not.
 
-`compiled` is the extension module, or None. A constructor that has a compiled and a Python implementation takes
-the one or the other by it (`net/stream.py` `open_stream`, `net/lag.py` `lag_meter`, `tap/channel.py` `make_rows`,
-`wire/repetition.py` `matcher_for`); no other code asks. The Python implementation is the reference.
+`compiled` is the extension module, or None. A constructor of which there is a compiled and a Python
+implementation chooses by it: `net/stream.py` `open_stream`, `net/lag.py` `lag_meter`, `tap/channel.py`
+`make_rows`, `wire/repetition.py` `matcher_for`. No other code asks. The Python implementation is the reference.
 
 The environment variable `LLMTAP_NATIVE=0` selects Python.
 """
