@@ -1,67 +1,50 @@
-"""Build the optional extension `llmtap.native._native`; everything else stands in pyproject.toml.
+"""Build the optional extension `llmtap.native._native`; everything else is in pyproject.toml.
 
-Without a C compiler the installation goes on, and llmtap runs its Python implementation.
-LLMTAP_BUILD=python: do not build it. LLMTAP_BUILD=native: fail where it cannot be built. Default: try.
+The environment variable LLMTAP_BUILD selects what happens:
+
+- unset: build the extension if a C compiler works. Otherwise install without it, and llmtap runs Python.
+- `native`: build the extension, and fail if that is not possible.
+- `python`: do not build it.
 """
 
 import os
+import runpy
 import sys
-from typing import Any
+from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-WANTED = os.environ.get("LLMTAP_BUILD", "try")
-FOLDER = "llmtap/native"
+FOLDER = Path("llmtap/native")
+MODES = ("", "native", "python")
 
 
-class OptionalBuild(build_ext):
-    """Builds the extension, or says in one line why llmtap runs without it."""
+class BuildAlways(build_ext):
+    """Builds without comparing timestamps, which a checkout or a copied tree can leave in any order."""
 
-    def run(self) -> None:
-        try:
-            super().run()
-        except Exception as error:
-            self._give_up(error)
-
-    def build_extension(self, ext: Extension) -> None:
-        try:
-            super().build_extension(ext)
-        except Exception as error:
-            self._give_up(error)
-
-    def _give_up(self, error: Exception) -> None:
-        if WANTED == "native":
-            raise error
-        print(
-            f"llmtap: the compiled per-chunk path was not built, Python runs instead: {error}",
-            file=sys.stderr,
-        )
-
-    def copy_extensions_to_source(self) -> None:
-        if all(
-            os.path.exists(self.get_ext_fullpath(ext.name)) or self._was_built(ext) for ext in self.extensions
-        ):
-            super().copy_extensions_to_source()
-
-    def _was_built(self, ext: Extension) -> bool:
-        return os.path.exists(os.path.join(self.build_lib, self.get_ext_filename(ext.name)))
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.force = True
+        self.cython_c_in_temp = True  # the translated file is not a source
 
 
-def extensions() -> list[Any]:
-    """The extension, translated by Cython into the build folder."""
-    if WANTED == "python":
-        return []
-    from Cython.Build import cythonize
-
-    extension = Extension(
+def extension(mode: str) -> Extension:
+    fingerprint = runpy.run_path(str(FOLDER / "fingerprint.py"))["fingerprint"](FOLDER)
+    return Extension(
         "llmtap.native._native",
-        [f"{FOLDER}/_native.pyx", f"{FOLDER}/framing.c", f"{FOLDER}/matcher.c"],
-        depends=[f"{FOLDER}/{name}" for name in ("relay.pxi", "meter.pxi", "framing.h", "matcher.h")],
-        include_dirs=[FOLDER],
+        [str(FOLDER / name) for name in ("_native.pyx", "framing.c", "matcher.c")],
+        depends=[str(FOLDER / name) for name in ("relay.pxi", "meter.pxi", "framing.h", "matcher.h")],
+        include_dirs=[str(FOLDER)],
+        define_macros=[("LLMTAP_FINGERPRINT", f'"{fingerprint}"')],
         extra_compile_args=["-O2", "-fno-strict-aliasing"],
+        optional=mode != "native",
     )
-    return cythonize([extension], build_dir="build/cython", language_level=3)
 
 
-setup(ext_modules=extensions(), cmdclass={"build_ext": OptionalBuild})
+wanted = os.environ.get("LLMTAP_BUILD", "")
+if wanted not in MODES:
+    sys.exit(f"LLMTAP_BUILD: expected native or python, or no value, got {wanted!r}")
+setup(
+    ext_modules=[] if wanted == "python" else [extension(wanted)],
+    cmdclass={"build_ext": BuildAlways},
+)

@@ -1,15 +1,20 @@
-"""The compiled per-chunk path: where it was built, whether it runs, and why not.
+"""The compiled per-chunk path: whether it was built, whether it runs, and why not.
 
 `compiled` is the extension module, or None. A constructor of which there is a compiled and a Python
 implementation chooses by it: `net/stream.py` `open_stream`, `net/lag.py` `lag_meter`, `tap/channel.py`
-`make_rows`, `wire/repetition.py` `matcher_for`. No other code asks. The Python implementation is the reference.
+`make_rows`, `wire/repetition.py` `matcher_for`. No other code asks. The Python implementation is the
+reference.
 
 The environment variable `LLMTAP_NATIVE=0` selects Python.
 """
 
+import importlib
 import os
+from pathlib import Path
 from types import ModuleType
 from typing import Final
+
+from llmtap.native.fingerprint import fingerprint
 
 __all__ = ["NAME", "REASON", "compiled"]
 
@@ -19,10 +24,16 @@ def _load() -> tuple[ModuleType | None, str]:
     if os.environ.get("LLMTAP_NATIVE", "1") == "0":
         return None, "LLMTAP_NATIVE=0"
     try:
-        from llmtap.native import _native
-    except ImportError:
-        return None, "not built: no C compiler when llmtap was installed"
-    return _native, ""
+        # By name: `from ... import` does not tell a missing module from one that cannot be loaded.
+        module = importlib.import_module("llmtap.native._native")
+    except ModuleNotFoundError:
+        return None, "the extension was not built; the installation needs a C compiler for it"
+    except ImportError as error:
+        return None, f"the extension cannot be loaded: {error}"
+    sources = fingerprint(Path(__file__).parent)
+    if sources and sources != getattr(module, "FINGERPRINT", ""):
+        return None, "the extension was built from other sources; install llmtap again"
+    return module, ""
 
 
 compiled, REASON = _load()

@@ -4,5 +4,11 @@
 Each type has a Python twin that is the reference, and falls back to it for everything unusual.
 """
 
+cdef extern from *:
+    const char* LLMTAP_FINGERPRINT
+
+FINGERPRINT = LLMTAP_FINGERPRINT.decode()
+"""Fingerprint of the sources that this module was built from (fingerprint.py)."""
+
 include "relay.pxi"
 include "meter.pxi"
