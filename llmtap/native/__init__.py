@@ -16,7 +16,7 @@ from typing import Final
 
 from llmtap.native.fingerprint import fingerprint
 
-__all__ = ["NAME", "REASON", "compiled"]
+__all__ = ["NAME", "REASON", "compiled", "describe"]
 
 
 def _load() -> tuple[ModuleType | None, str]:
@@ -40,3 +40,8 @@ compiled, REASON = _load()
 """The extension module; None: the Python implementations run, for `REASON`."""
 NAME: Final = "python" if compiled is None else "native"
 """Name of the implementation that runs, for `--version`, the log, the admin API and `/metrics`."""
+
+
+def describe() -> str:
+    """Return the name, and for Python the reason: `native`, or `python: LLMTAP_NATIVE=0`."""
+    return f"{NAME}: {REASON}" if REASON else NAME
