@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 RUNTIME := tokenizers,bench,gpu,ray,top
 AGAIN  := echo 'FAILED BESIDE OTHERS, now each by itself. What passes now is a bug nevertheless: see CONTRIBUTING.md'
 
-.PHONY: help setup demo test lint fmt docs audit sbom bench e2e image-check clean
+.PHONY: help setup demo test lint fmt docs audit sbom bench e2e wheel image-check clean
 
 help:  ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
@@ -78,8 +78,11 @@ e2e: $(STAMP)  ## a real engine, gateway, client and Prometheus, with the tap be
 	$(BIN)/python e2e/live_streams.py
 	$(BIN)/python e2e/fleet.py
 
+wheel:  ## the wheel for this Python, into dist/; tried where no compiler is, and the sources, too (see e2e/README.md)
+	$(PYTHON) e2e/wheel.py
+
 image-check: $(STAMP)  ## deploy/Containerfile built by podman and its image tried; needs root (see e2e/README.md)
 	$(BIN)/python e2e/image.py
 
 clean:  ## remove what the targets made
-	rm -rf $(VENV) $(VENV)-runtime site .e2e .mypy_cache .ruff_cache .pytest_cache .hypothesis benchmarks/relay/build benchmarks/load/build
+	rm -rf $(VENV) $(VENV)-runtime build dist site .e2e .mypy_cache .ruff_cache .pytest_cache .hypothesis benchmarks/relay/build benchmarks/load/build
