@@ -6,9 +6,10 @@ USABLE := $(VENV)/.usable
 STAMP  := $(VENV)/.installed
 # The extras of who runs it; the others are of who works on it.
 RUNTIME := tokenizers,bench,gpu,ray,top
+TWICE  := -m 'not once' $(addprefix tests/,meter native net proxy/test_fixtures_live.py proxy/test_hostile_live.py record relay tap wire)
 AGAIN  := echo 'FAILED BESIDE OTHERS, now each by itself. What passes now is a bug nevertheless: see CONTRIBUTING.md'
 
-.PHONY: help setup demo test lint fmt docs audit sbom bench e2e wheel image-check clean
+.PHONY: help setup demo test test-python sanitize lint fmt docs audit sbom bench e2e wheel image-check clean
 
 help:  ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
@@ -31,6 +32,13 @@ demo: $(USABLE)  ## bursts of requests through the tap to a simulated engine wit
 
 test: lint  ## lint, types, layers, then every test; what failed once more by itself
 	$(BIN)/pytest -n auto --dist loadfile || { $(AGAIN); $(BIN)/pytest -n 0 -x --last-failed --lfnf none; }
+
+# Relay, channel, parsers and meter: what the compiled code can affect. The rest passes once, in `make test`.
+test-python: $(STAMP)  ## these tests with the Python implementation of the per-chunk path
+	LLMTAP_NATIVE=0 $(BIN)/pytest -n auto --dist loadfile $(TWICE) || { $(AGAIN); LLMTAP_NATIVE=0 $(BIN)/pytest -n 0 -x --last-failed --lfnf none $(TWICE); }
+
+sanitize: $(STAMP)  ## the compiled code under AddressSanitizer and UndefinedBehaviorSanitizer; gcc
+	$(BIN)/python tests/native/sanitize.py
 
 lint: $(STAMP)  ## ruff, mypy, import-linter
 	$(BIN)/ruff check .
