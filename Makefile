@@ -6,15 +6,16 @@ USABLE := $(VENV)/.usable
 STAMP  := $(VENV)/.installed
 # The extras of who runs it; the others are of who works on it.
 RUNTIME := tokenizers,bench,gpu,ray,top
+TWICE  := -m 'not once' $(addprefix tests/,meter native net proxy/test_fixtures_live.py proxy/test_hostile_live.py record relay tap wire)
 AGAIN  := echo 'FAILED BESIDE OTHERS, now each by itself. What passes now is a bug nevertheless: see CONTRIBUTING.md'
 
-.PHONY: help setup demo test golden lint fmt size docs audit sbom bench e2e image-check clean
+.PHONY: help setup demo test test-python golden sanitize lint fmt size docs audit sbom bench e2e wheel image-check clean
 
 help:  ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
 
 # What the README's commands need, and no more: who comes for the first time does not wait for the tests' packages.
-$(USABLE): pyproject.toml constraints.txt
+$(USABLE): pyproject.toml constraints.txt setup.py $(wildcard llmtap/native/*.p* llmtap/native/*.[ch])
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "llmtap needs Python 3.11 or newer; set PYTHON=")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench,top]'
@@ -34,6 +35,13 @@ test: lint  ## lint, types, layers, then every test; what failed once more by it
 
 golden: $(STAMP)  ## rewrite the files in tests/golden/expected, which hold whole outputs; then read `git diff`
 	$(BIN)/pytest -n 0 tests/golden --rewrite-golden
+
+# Relay, channel, parsers and meter: what the compiled code can affect. The rest passes once, in `make test`.
+test-python: $(STAMP)  ## these tests with the Python implementation of the per-chunk path
+	LLMTAP_NATIVE=0 $(BIN)/pytest -n auto --dist loadfile $(TWICE) || { $(AGAIN); LLMTAP_NATIVE=0 $(BIN)/pytest -n 0 -x --last-failed --lfnf none $(TWICE); }
+
+sanitize: $(STAMP)  ## the compiled code under AddressSanitizer and UndefinedBehaviorSanitizer; gcc
+	$(BIN)/python tests/native/sanitize.py
 
 lint: $(STAMP)  ## ruff, mypy, import-linter
 	$(BIN)/ruff check .
@@ -84,8 +92,11 @@ e2e: $(STAMP)  ## a real engine, gateway, client and Prometheus, with the tap be
 	$(BIN)/python e2e/live_streams.py
 	$(BIN)/python e2e/fleet.py
 
+wheel:  ## the wheel for this Python, into dist/; tried where no compiler is, and the sources, too (see e2e/README.md)
+	$(PYTHON) e2e/wheel.py
+
 image-check: $(STAMP)  ## deploy/Containerfile built by podman and its image tried; needs root (see e2e/README.md)
 	$(BIN)/python e2e/image.py
 
 clean:  ## remove what the targets made
-	rm -rf $(VENV) $(VENV)-runtime site .e2e .mypy_cache .ruff_cache .pytest_cache .hypothesis benchmarks/relay/build benchmarks/load/build
+	rm -rf $(VENV) $(VENV)-runtime build dist site .e2e .mypy_cache .ruff_cache .pytest_cache .hypothesis benchmarks/relay/build benchmarks/load/build

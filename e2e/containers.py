@@ -34,7 +34,8 @@ __all__ = [
 BASE = "python:3.11-slim"
 """By this name Containerfile's base is looked up, so what is made here has it."""
 RELEASE = "bookworm"  # its Python is 3.11
-IN_BASE = ("ca-certificates", "python3", "python3-venv", "python-is-python3")
+# Python's headers are a part of the image that the base stands for.
+IN_BASE = ("ca-certificates", "libpython3-dev", "python3", "python3-venv", "python-is-python3")
 AUTHORITIES = Path("etc/ssl/certs/ca-certificates.crt")
 LIMITS = (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC)
 INSIDE = "LLMTAP_E2E_MOUNTS"  # set where mounts are this run's own

@@ -118,7 +118,15 @@ def check_tree(base: Path, image: Path) -> Iterator[str]:
         if found.st_mode & stat.S_IWOTH and path != "run/llmtap":
             yield f"/{path} can be written by everybody"
     yield from check_packages(image)
+    yield from check_compiler(image)
     yield from check_bytecode(image)
+
+
+def check_compiler(image: Path) -> Iterator[str]:
+    """The compiler of the first stage is not in the image."""
+    for name in ("cc", "gcc", "as", "ld"):
+        for path in image.glob(f"usr/bin/{name}"):
+            yield f"/{path.relative_to(image)} is in the image"
 
 
 def check_packages(image: Path) -> Iterator[str]:
@@ -243,9 +251,21 @@ def check_tap(podman: Podman, container: str, first: int, reference: list[Any]) 
     if (answer := get(podman, f"{admin}/metrics"))[0] != 401:
         yield f"/metrics without a token: {answer[0]}"
     wait_until(f"{container} counts the stream", READY_S_MAX, lambda: complete(podman) == 1)
+    yield from check_implementation(podman)
     print(f"  healthy; a stream of {len(reference) - 1} pieces as it came from the engine, and counted")
     yield from check_processes(first, 3)
     yield from check_writing(podman, container)
+
+
+def check_implementation(podman: Podman) -> Iterator[str]:
+    """Relays and meter run the compiled code."""
+    status, text = get(podman, "http://127.0.0.1:9464/api/v1/summary?window=all", TOKEN)
+    if status != 200:
+        raise Failure(f"/api/v1/summary with the token: {status} {text}")
+    told = json.loads(text)
+    for who, about in {"the meter": told["meter"], **told["relays"]}.items():
+        if about["implementation"] != "native":
+            yield f"{who} runs {about['implementation']}: {about['implementation_reason']}"
 
 
 def complete(podman: Podman) -> int:

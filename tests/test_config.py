@@ -45,6 +45,7 @@ def test_without_a_word_there_are_defaults() -> None:
 def test_each_source_goes_before_the_one_before_it(tmp_path: Path) -> None:
     file = written(tmp_path, "[relay]\nhead_fields = 1\nworkers = 1\nstreams = 1\nvia = true\n")
     environ = {"LLMTAP_RELAY_WORKERS": "2", "LLMTAP_RELAY_STREAMS": "2", "PATH": "/bin", "LLMTAP_CONFIG": "x"}
+    environ["LLMTAP_NATIVE"] = "0"  # selects the implementation, and is no key
     relay = load_settings(file, environ, {"relay.streams": 3, "relay.listen": None}).relay
     assert (relay.head_fields, relay.workers, relay.streams, relay.via) == (1, 2, 3, True)
     assert relay.listen == RelayOptions().listen, "a flag that was not given says nothing"

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
-from llmtap import __version__
+from llmtap import __version__, native
 from llmtap.errors import ConfigError, LlmtapError
 
 __all__ = ["app", "load_commands", "main"]
@@ -25,14 +25,20 @@ app = typer.Typer(
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        print(f"llmtap {__version__}")
+        print(f"llmtap {__version__} ({native.describe()})")
         raise typer.Exit
 
 
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+        bool,
+        typer.Option(
+            "--version",
+            callback=_show_version,
+            is_eager=True,
+            help="Show the version and the implementation that runs.",
+        ),
     ] = False,
 ) -> None:
     """Holds the options that stand before a subcommand."""

@@ -25,6 +25,8 @@ class RelayState:
     status: RelayStatus | None
     lost: int = 0
     """Exchanges that were open when the relay went away for good."""
+    implementation: str = ""
+    """Implementation of its per-chunk path: `native`, `python`, or empty where it reported none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,16 @@ def collect_relays(relays: Iterable[RelayState]) -> Iterator[Metric]:
         "1 while the relay speaks to the meter",
         ("relay",),
         [((relay.name,), int(relay.connected)) for relay in relays],
+    )
+    yield gauge(
+        "llmtap_relay_info",
+        "Implementation of the per-chunk path of each relay that speaks to the meter",
+        ("relay", "implementation"),
+        [
+            ((relay.name, relay.implementation), 1)
+            for relay in relays
+            if relay.connected and relay.implementation
+        ],
     )
     dropped = {(name, reason): n for name, status in said for reason, n in status.dropped.items()}
     dropped.update({(relay.name, "relay_lost"): relay.lost for relay in relays if relay.lost})

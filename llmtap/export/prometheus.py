@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import InfoMetricFamily, Metric
 
+from llmtap import native
 from llmtap.export.buckets import ADDED_EDGES_NS, Buckets
 from llmtap.export.exemplars import Exemplars, Kept, by_series
 from llmtap.export.families import HistogramFamily, counter
@@ -141,7 +142,13 @@ class Frozen:
         yield from collect_relays(self.relays)
         yield from collect_meter(self.meter)
         yield InfoMetricFamily(
-            "llmtap_build", "What runs", {"version": self.version, "python": platform.python_version()}
+            "llmtap_build",
+            "Version of the meter, its Python, and the implementation of its per-event path",
+            {
+                "version": self.version,
+                "python": platform.python_version(),
+                "implementation": native.NAME,
+            },
         )
 
     def _histograms(self) -> Iterator[tuple[HistogramFamily, list[_Cell]]]:

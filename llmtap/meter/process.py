@@ -18,7 +18,7 @@ import msgspec
 import uvloop
 from aiohttp import web
 
-from llmtap import __version__
+from llmtap import __version__, native
 from llmtap.capture.tokenizer import Encode, load_tokenizer
 from llmtap.clock import SystemClock
 from llmtap.errors import LlmtapError
@@ -201,7 +201,9 @@ async def _run(
         await opening
     renewing = None if tls is None else asyncio.create_task(tls.renew())
     announce()
-    log.info("event=meter_ready socket=%s admin=%s", setup.socket, site.name)
+    log.info(
+        "event=meter_ready socket=%s admin=%s implementation=%r", setup.socket, site.name, native.describe()
+    )
 
     await ending.asked()
     opening.cancel()

@@ -165,7 +165,10 @@ class _Connection(asyncio.Protocol):
         self._tally.experiments.join(hello.switch, self._say)
         self._assembler = Assembler(hello, self._tally)
         self._tally.streams.join(self._assembler)
-        log.info("event=relay_joined relay=%s pid=%d clock=%s", hello.relay, hello.pid, hello.clock)
+        log.info(
+            "event=relay_joined relay=%s pid=%d clock=%s implementation=%s",
+            hello.relay, hello.pid, hello.clock, hello.implementation or "unknown",
+        )  # fmt: skip
 
 
 def listen_on(path: str) -> socket.socket:

@@ -165,7 +165,10 @@ class RelayBook:
 
     def states(self, now_ns: int) -> list[RelayState]:
         """The relays as the exposition shows them."""
-        return [RelayState(name, r.connected, r.status, _lost(r, now_ns)) for name, r in self._relays.items()]
+        return [
+            RelayState(name, r.connected, r.status, _lost(r, now_ns), r.hello.implementation)
+            for name, r in self._relays.items()
+        ]
 
     def to_dict(self, now_ns: int) -> dict[str, object]:
         """By name: the last status (seconds and bytes) and its age; no counts before the first."""
@@ -198,6 +201,8 @@ def _described(relays: dict[str, _Relay], now_ns: int) -> Iterator[tuple[str, di
             "connected": relay.connected,
             "pid": relay.hello.pid,
             "clock": relay.hello.clock,
+            "implementation": relay.hello.implementation or None,
+            "implementation_reason": relay.hello.implementation_reason or None,
             "status_age": None if s is None else (now_ns - relay.status_at_ns) / 1e9,
             "lost": lost,
         }

@@ -290,6 +290,26 @@ _LIVE_SUMMARY: Final = _object(
     "Data of `event: summary`.",
 )
 
+_IMPLEMENTATION: Final[dict[str, Schema]] = {
+    "implementation": _about(
+        "Implementation of the per-chunk path; null: not reported.",
+        {"type": ["string", "null"], "enum": ["native", "python", None]},
+    ),
+    "implementation_reason": _about("Why it is `python`; null: `native` runs.", _MAYBE_TEXT),
+}
+
+_RELAY_STATUS: Final[dict[str, Schema]] = {
+    **dict.fromkeys(
+        ("opened", "measured", "unsettled", "connections", "streams", "upstream_idle", "upstream_connects",
+         "upstream_reuses", "accepted", "tap_pending_bytes", "rss_bytes", "bytes_up", "bytes_down"),
+        COUNT,
+    ),
+    "dropped": _map(COUNT, "Exchanges that were not measured, by reason."),
+    "refused": _map(COUNT, "Connections and requests that were refused, by limit."),
+    "cpu": _about("CPU time in seconds.", NUMBER),
+    "lag_max": _about("Worst event-loop lag since its last status, in seconds.", NUMBER),
+}  # fmt: skip
+
 SCHEMAS: Final[dict[str, Schema]] = {
     "Exchange": _EXCHANGE,
     "Event": _EVENT,
@@ -334,10 +354,26 @@ SCHEMAS: Final[dict[str, Schema]] = {
                 optional=("tenant", "model", "arm", "class", "series"),
             ),
             "slo": _map(reference("SloClass"), "By class of tenants."),
-            "relays": _map(_ANYTHING, "Each relay of itself."),
+            "relays": _map(reference("Relay"), "Each relay of itself."),
+            "meter": _object({"version": TEXT, **_IMPLEMENTATION}, "The meter that answers."),
             "meter_errors": _map(COUNT, "What could not be measured, by kind."),
             "capture": _about("What is kept, dropped and waiting; null without one.", _or_null(_ANYTHING)),
         }
+    ),
+    "Relay": _about(
+        "A relay. Its counters are here once it has sent a status.",
+        _object(
+            {
+                "connected": FLAG,
+                "pid": COUNT,
+                "clock": {"type": "string", "enum": ["kernel", "mono"]},
+                **_IMPLEMENTATION,
+                "status_age": _about("Seconds since its last status; null before the first.", _MAYBE),
+                "lost": _about("Exchanges that were open when it went away for good.", COUNT),
+                **_RELAY_STATUS,
+            },
+            optional=tuple(_RELAY_STATUS),
+        ),
     ),
     "SloClass": _object(
         {

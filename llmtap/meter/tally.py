@@ -5,7 +5,7 @@ import resource
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Final
 
-from llmtap import __version__
+from llmtap import __version__, native
 from llmtap.clock import Clock
 from llmtap.export.house import ExporterState, MeterState
 from llmtap.export.objectives import SloState
@@ -249,6 +249,11 @@ class Tally:
             out = frozen.to_dict(by, certain=certain, price=self._price)
             out["uncertain"]["limit"] = limit_s  # type: ignore[index]
             out |= {"slo": slos.to_dict(), "relays": relays, "meter_errors": errors, "capture": capture}
+            out["meter"] = {
+                "version": __version__,
+                "implementation": native.NAME,
+                "implementation_reason": native.REASON or None,
+            }
             return out
 
         return work

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import msgspec
 
+from llmtap import native
 from llmtap.clock import Clock, SystemClock
 from llmtap.errors import ConfigError
 from llmtap.memory import resident_bytes
@@ -183,6 +184,8 @@ class Emitter:
             anchor_wall_ns=anchor.wall_ns,
             anchor_steps=self._timebase.steps,
             guest=True,
+            implementation=native.NAME,
+            implementation_reason=native.REASON,
         )
 
     def _anchor_news(self) -> Sequence[Any] | None:

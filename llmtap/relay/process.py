@@ -15,6 +15,7 @@ import sys
 import msgspec
 import uvloop
 
+from llmtap import native
 from llmtap.log import LogSetup, set_up
 from llmtap.net.listener import bound_url
 from llmtap.relay.options import RelayOptions
@@ -84,10 +85,11 @@ async def _run(setup: RelaySetup) -> int:
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     log.info(
-        "event=relay_ready relay=%s upstream=%s clock=%s",
+        "event=relay_ready relay=%s upstream=%s clock=%s implementation=%r",
         setup.name,
         options.upstream,
         options.clock,
+        native.describe(),
     )
     stopping = loop.create_task(stop.wait())
     await asyncio.wait((stopping, relay.broken), return_when=asyncio.FIRST_COMPLETED)

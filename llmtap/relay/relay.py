@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from llmtap import native
 from llmtap.clock import Clock, SystemClock
 from llmtap.memory import resident_bytes
 from llmtap.net.lag import LagMeter
@@ -338,6 +339,8 @@ class Relay:
             anchor_wall_ns=anchor.wall_ns,
             anchor_steps=self._timebase.steps,
             switch=self._switch,
+            implementation=native.NAME,
+            implementation_reason=native.REASON,
         )
 
     def _anchor_news(self) -> Sequence[Any] | None:

@@ -114,6 +114,10 @@ class Hello(msgspec.Struct, kw_only=True):
     """An app with the middleware in it, and no process of this proxy: nobody waits for it at the end."""
     elsewhere: bool = False
     """Another meter measures it, the one that this one took over from: here it is counted, by its status."""
+    implementation: str = ""
+    """Implementation of its per-chunk path: `native` or `python`; empty: not reported."""
+    implementation_reason: str = ""
+    """Why it is `python`."""
 
 
 class Anchored(msgspec.Struct, kw_only=True, omit_defaults=True):

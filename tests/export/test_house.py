@@ -11,13 +11,13 @@ def test_a_relay_is_shown_as_it_describes_itself() -> None:
         opened=10, measured=6, dropped={"tap_full": 2}, unsettled=2, connections=5, streams=2,
         cpu_ns=1_500_000_000, refused={"streams": 1}, bytes_up=100, bytes_down=900,
     )  # fmt: skip
-    found = samples(collect_relays([RelayState("r0", True, status)]))
+    found = samples(collect_relays([RelayState("r0", True, status, implementation="native")]))
     for key, value in {
         ("llmtap_relay_exchanges_total", "r0"): 10, ("llmtap_tap_measured_exchanges_total", "r0"): 6,
         ("llmtap_tap_dropped_exchanges_total", "r0", "tap_full"): 2, ("llmtap_relay_connections", "r0"): 5,
         ("llmtap_relay_unsettled_exchanges", "r0"): 2, ("llmtap_relay_cpu_seconds_total", "r0"): 1.5,
         ("llmtap_relay_refused_total", "r0", "streams"): 1, ("llmtap_relay_bytes_total", "r0", "down"): 900,
-        ("llmtap_relay_up", "r0"): 1,
+        ("llmtap_relay_up", "r0"): 1, ("llmtap_relay_info", "r0", "native"): 1,
     }.items():  # fmt: skip
         assert found[key] == value, key
 
@@ -28,6 +28,7 @@ def test_a_relay_that_left_keeps_its_counters_and_loses_its_gauges() -> None:
     assert found["llmtap_tap_dropped_exchanges_total", "r0", "relay_lost"] == 3
     assert found["llmtap_relay_up", "r0"] == 0
     assert ("llmtap_relay_connections", "r0") not in found
+    assert ("llmtap_relay_info", "r0", "") not in found
 
 
 def test_a_relay_that_has_not_spoken_is_only_up() -> None:

@@ -1,11 +1,13 @@
 """The exposition, parsed back as a scraper would."""
 
+import platform
 from array import array
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from llmtap import native
 from llmtap.export.house import MeterState, RelayState
 from llmtap.export.objectives import SloState
 from llmtap.export.prometheus import Exposition
@@ -76,7 +78,8 @@ def test_an_exchange_reaches_every_histogram() -> None:
     assert found[of("llmtap_tap_added_seconds_count", point="request")] == 1
     assert found[of("llmtap_exchanges_total", **WHO, outcome="complete")] == 1
     assert found[of("llmtap_output_tokens_total", **WHO, source="usage")] == 3
-    assert found[of("llmtap_build_info", version="1.2", python=__import__("platform").python_version())] == 1
+    python = platform.python_version()
+    assert found[of("llmtap_build_info", version="1.2", python=python, implementation=native.NAME)] == 1
 
 
 def test_a_bucket_holds_its_own_edge() -> None:

@@ -9,6 +9,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client.parser import text_string_to_metric_families
 
+from llmtap import __version__, native
 from llmtap.clock import ManualClock
 from llmtap.export.house import MeterState
 from llmtap.export.prometheus import Frozen
@@ -86,6 +87,10 @@ def test_the_summary_is_of_the_window_or_of_everything() -> None:
         assert out["metrics"]["ttft"]["mean"] == 0.1
         assert out["by"]["tenant"]["default"]["n"] == 2
         assert (out["goodput"], out["relays"]) == (None, {})
+        assert out["meter"] == {
+            "version": __version__, "implementation": native.NAME,
+            "implementation_reason": native.REASON or None,
+        }  # fmt: skip
 
     play(scene)
 

@@ -3,6 +3,8 @@
 import json
 import re
 
+import pytest
+
 from llmtap.clock import ManualClock
 from llmtap.meter.assembler import Assembler
 from llmtap.meter.options import MeterOptions
@@ -16,6 +18,7 @@ HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
 CLOSING = json.dumps({"outcome": "complete"}).encode()
 
 
+@pytest.mark.once
 def test_a_hundred_thousand_tenants_are_a_thousand_and_the_rest() -> None:
     tally = Tally(MeterOptions(), ManualClock())
     hello = Hello(relay="r", pid=1, clock="mono", anchor_mono_ns=0, anchor_wall_ns=0)

@@ -62,7 +62,9 @@ def fits(value: Any, name: str) -> None:
 
 def fill(tally: Tally) -> None:
     """A relay, streams that ended in several ways, and one that never reached an upstream."""
-    tally.relays.join(Hello(relay="r0", pid=1, clock="mono", anchor_mono_ns=0, anchor_wall_ns=0))
+    about = {"pid": 1, "clock": "mono", "anchor_mono_ns": 0, "anchor_wall_ns": 0}
+    tally.relays.join(Hello(relay="r0", implementation="python", implementation_reason="x", **about))
+    tally.relays.join(Hello(relay="r1", **about))
     tally.status("r0", relay_status())
     for seq, outcome in enumerate(Outcome, 1):
         tally.opened()

@@ -267,6 +267,7 @@ def test_what_cannot_be_written_at_the_end_is_in_the_last_ledger(
     assert (capture.missing, capture.unexplained, sum(capture.not_kept.values())) == (5, 0, 5)
 
 
+@pytest.mark.once
 def test_bodies_count_as_long_as_they_are_held_and_no_longer(tmp_path: Path) -> None:
     recorder = recording(tmp_path, level="full", full_tenants=("*",), memory_bytes=1 << 20)
     recorder.start()

@@ -51,6 +51,7 @@ def summed(exchanges: Iterable[Exchange]) -> Summary:
     return total
 
 
+@pytest.mark.once
 def test_an_hour_and_more_of_compressed_time_against_everything_kept() -> None:
     """Two and a half hours of bursts and silences; every window against a plain list, at random moments."""
     rng = random.Random(3)
@@ -107,6 +108,7 @@ def check(windows: Windows, name: str, rows: list[tuple[int, Who, Exchange]]) ->
         within(rates[name].smooth_goodput_tps, told["smooth_goodput"]["tokens_per_second"])
 
 
+@pytest.mark.once
 def test_an_exchange_leaves_one_window_after_the_other_and_stays_in_the_totals() -> None:
     clock = ManualClock()
     windows = Windows(clock)

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmtap import native
 from llmtap.errors import ConfigError
 from llmtap.middleware.asgi import LlmtapMiddleware, Message, Receive, Scope, Send
 from llmtap.middleware.emitter import Emitters
@@ -470,6 +471,7 @@ async def test_a_meter_that_dies_costs_what_ran_and_is_found_again() -> None:
         await wait_until(lambda: of.ledger.measured == 1)
         assert of.ledger.opened == 5
         assert of.meter.hellos[1].guest, "a meter does not wait for it at its end"
+        assert of.meter.hellos[1].implementation == native.NAME
 
 
 @scene

@@ -5,6 +5,7 @@ import json
 
 import msgspec
 
+from llmtap import native
 from llmtap.clock import SystemClock
 from llmtap.relay.flow import Flow
 from llmtap.tap.experiment import switch_word
@@ -68,6 +69,7 @@ async def test_a_returning_meter_is_told_the_last_word() -> None:
         await tap.meter.start()
         await wait_until(lambda: len(tap.meter.hellos) == 2)
         assert [hello.switch for hello in tap.meter.hellos] == [0, word]
+        assert {hello.implementation for hello in tap.meter.hellos} == {native.NAME}
         assert tap.relay.flow_kind is Flow, "a meter's death switches nothing"
 
 

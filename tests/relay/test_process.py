@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from llmtap import native
 from llmtap.log import LogSetup
 from llmtap.relay.options import RelayOptions
 from llmtap.relay.process import RelaySetup
@@ -65,6 +66,7 @@ def test_sigterm_ends_it_in_order(tmp_path: Path) -> None:
         log = log_of(process)
         assert process.returncode == 0, log
         assert "event=relay_ready" in log
+        assert f"implementation={native.describe()!r}" in log
 
 
 def test_a_broken_relay_ends_so_that_another_one_takes_its_place(tmp_path: Path) -> None:

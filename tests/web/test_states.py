@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from llmtap import native
 from llmtap.clock import ManualClock
 from llmtap.meter.assembler import Assembler
 from llmtap.meter.options import MeterOptions, SloOptions
@@ -73,7 +74,13 @@ def test_where_nothing_has_passed_each_view_says_what_to_do() -> None:
         "exchanges": ["Nothing has ended yet", "curl -N http://127.0.0.1:8181/v1"],
         "chunking": ["Nothing has ended in this window (1m)", "None among the exchanges that are kept"],
         "experiment": ["No experiment is configured", "--config config/experiment.toml", "aa = true"],
-        "tap": ["no exchange has passed since they started", "Nothing dropped", "No capture runs", "r0"],
+        "tap": [
+            "no exchange has passed since they started",
+            "Nothing dropped",
+            "No capture runs",
+            "r0",
+            f"meter: {native.NAME}",
+        ],
     }
     assert set(wanted) == set(VIEWS)
 

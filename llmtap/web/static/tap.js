@@ -22,7 +22,6 @@ export class Tap {
     this.app = app;
     this.id = "tap";
     this.title = "Tap";
-    this.version = null;
     this.summary = null;
     this.polls = [
       app.poll("summary", (signal) => this.ask(signal), PERIOD_MS, (data) => this.heard(data)),
@@ -40,8 +39,7 @@ export class Tap {
       section("Meter and capture", this.errors, this.capture, this.about));
   }
 
-  async ask(signal) {
-    this.version ??= (await this.app.api.get("openapi.json", {}, signal)).info.version;
+  ask(signal) {
     return this.app.api.get("summary", { window: this.app.window, by: "none" }, signal);
   }
 
@@ -74,7 +72,9 @@ export class Tap {
       : "Everything was understood.");
     refill(this.capture, captured(s.capture));
     const live = this.app.live;
-    say(this.about, `llmtap ${this.version ?? NONE}${live ? ` · ${listeners(live)}` : ""}`);
+    const about = [`llmtap ${s.meter.version}`, `meter: ${implementation(s.meter)}`];
+    if (live) about.push(listeners(live));
+    say(this.about, about.join(" · "));
     if (!relays.length) refill(this.relays.more, emptyState("No relay ever spoke to this meter.", START));
   }
 
@@ -149,6 +149,11 @@ function listeners(live) {
   return `${count(live.subscribers)} listen to the live feed, ${missed}`;
 }
 
+/** "native", or "python (LLMTAP_NATIVE=0)" */
+function implementation({ implementation: name, implementation_reason: reason }) {
+  return reason ? `${name} (${reason})` : name;
+}
+
 function captured(capture) {
   if (capture === null) {
     const words = " keeps every exchange as a row of Parquet.";
@@ -175,6 +180,11 @@ const RELAYS = [
   },
   { id: "said", head: "spoke", title: "seconds ago", ...of("status_age", seconds) },
   { id: "clock", head: "stamps", kind: "text", text: (row) => row.relay.clock },
+  {
+    id: "implementation", head: "runs", title: "implementation of the per-chunk path", kind: "text",
+    text: (row) => row.relay.implementation ?? NONE,
+    tip: (row) => row.relay.implementation_reason ?? "",
+  },
   { id: "opened", head: "began", ...of("opened", count) },
   { id: "measured", head: "measured", ...of("measured", count) },
   { id: "unsettled", head: "open", ...of("unsettled", count) },

@@ -1,0 +1,47 @@
+"""The compiled per-chunk path: whether it was built, whether it runs, and why not.
+
+`compiled` is the extension module, or None. A constructor of which there is a compiled and a Python
+implementation chooses by it: `net/stream.py` `open_stream`, `net/lag.py` `lag_meter`, `tap/channel.py`
+`make_rows`, `wire/repetition.py` `matcher_for`. No other code asks. The Python implementation is the
+reference.
+
+The environment variable `LLMTAP_NATIVE=0` selects Python.
+"""
+
+import importlib
+import os
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+from llmtap.native.fingerprint import fingerprint
+
+__all__ = ["NAME", "REASON", "compiled", "describe"]
+
+
+def _load() -> tuple[ModuleType | None, str]:
+    """Return the compiled module, or None and why it is not used."""
+    if os.environ.get("LLMTAP_NATIVE", "1") == "0":
+        return None, "LLMTAP_NATIVE=0"
+    try:
+        # By name: `from ... import` does not tell a missing module from one that cannot be loaded.
+        module = importlib.import_module("llmtap.native._native")
+    except ModuleNotFoundError:
+        return None, "the extension was not built; the installation needs a C compiler for it"
+    except ImportError as error:
+        return None, f"the extension cannot be loaded: {error}"
+    sources = fingerprint(Path(__file__).parent)
+    if sources and sources != getattr(module, "FINGERPRINT", ""):
+        return None, "the extension was built from other sources; install llmtap again"
+    return module, ""
+
+
+compiled, REASON = _load()
+"""The extension module; None: the Python implementations run, for `REASON`."""
+NAME: Final = "python" if compiled is None else "native"
+"""Name of the implementation that runs, for `--version`, the log, the admin API and `/metrics`."""
+
+
+def describe() -> str:
+    """Return the name, and for Python the reason: `native`, or `python: LLMTAP_NATIVE=0`."""
+    return f"{NAME}: {REASON}" if REASON else NAME

@@ -1,0 +1,3 @@
+FINGERPRINT: str
+FRAMING_ABI: int
+MATCHER_ABI: int

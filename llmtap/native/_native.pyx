@@ -1,0 +1,14 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, embedsignature=False
+"""The compiled per-chunk path: types in Cython, scanner and matcher in plain C.
+
+Each type has a Python twin that is the reference, and falls back to it for everything unusual.
+"""
+
+cdef extern from *:
+    const char* LLMTAP_FINGERPRINT
+
+FINGERPRINT = LLMTAP_FINGERPRINT.decode()
+"""Fingerprint of the sources that this module was built from (fingerprint.py)."""
+
+include "relay.pxi"
+include "meter.pxi"

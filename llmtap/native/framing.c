@@ -1,0 +1,3 @@
+#include "framing.h"
+
+int llmtap_framing_abi(void) { return 1; }

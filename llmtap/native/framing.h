@@ -1,0 +1,6 @@
+#ifndef LLMTAP_FRAMING_H
+#define LLMTAP_FRAMING_H
+
+int llmtap_framing_abi(void);
+
+#endif

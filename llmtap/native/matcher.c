@@ -1,0 +1,3 @@
+#include "matcher.h"
+
+int llmtap_matcher_abi(void) { return 1; }

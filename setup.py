@@ -1,0 +1,50 @@
+"""Build the optional extension `llmtap.native._native`; everything else is in pyproject.toml.
+
+The environment variable LLMTAP_BUILD selects what happens:
+
+- unset: build the extension if a C compiler works. Otherwise install without it, and llmtap runs Python.
+- `native`: build the extension, and fail if that is not possible.
+- `python`: do not build it.
+"""
+
+import os
+import runpy
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+FOLDER = Path("llmtap/native")
+MODES = ("", "native", "python")
+
+
+class BuildAlways(build_ext):
+    """Builds without comparing timestamps, which a checkout or a copied tree can leave in any order."""
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.force = True
+        self.cython_c_in_temp = True  # the translated file is not a source
+
+
+def extension(mode: str) -> Extension:
+    fingerprint = runpy.run_path(str(FOLDER / "fingerprint.py"))["fingerprint"](FOLDER)
+    return Extension(
+        "llmtap.native._native",
+        [str(FOLDER / name) for name in ("_native.pyx", "framing.c", "matcher.c")],
+        depends=[str(FOLDER / name) for name in ("relay.pxi", "meter.pxi", "framing.h", "matcher.h")],
+        include_dirs=[str(FOLDER)],
+        define_macros=[("LLMTAP_FINGERPRINT", f'"{fingerprint}"')],
+        extra_compile_args=["-O2", "-fno-strict-aliasing"],
+        optional=mode != "native",
+    )
+
+
+wanted = os.environ.get("LLMTAP_BUILD", "")
+if wanted not in MODES:
+    sys.exit(f"LLMTAP_BUILD: expected native or python, or no value, got {wanted!r}")
+setup(
+    ext_modules=[] if wanted == "python" else [extension(wanted)],
+    cmdclass={"build_ext": BuildAlways},
+)

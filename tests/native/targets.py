@@ -1,0 +1,188 @@
+"""Fuzz targets: inputs made from a seed, and what must hold for each of them.
+
+Every implementation is compared with an oracle that shares no code with it.
+"""
+
+import re
+from collections.abc import Callable
+from random import Random
+from typing import Any, Final, Protocol
+
+from msgspec.structs import replace
+
+from llmtap.errors import PeerProtocolError
+from llmtap.wire.delta import Delta, EventClass
+from llmtap.wire.dialects.anthropic import Anthropic
+from llmtap.wire.dialects.openai_chat import OpenAIChat
+from llmtap.wire.http1 import LINE_BYTES_MAX, ChunkedDecoder
+from llmtap.wire.repetition import LooseRepetition, Repetition, find_repetition
+from llmtap.wire.sse import SseParser
+from tests.native.cases import ChunkedBodies, TokenEvents, in_a_chunk
+
+__all__ = ["FULL", "TARGETS", "Framing", "Target", "Tokens"]
+
+FULL: Final = 10_000_000
+"""Inputs of each target in a full run."""
+
+
+class Target(Protocol):
+    """Makes inputs and checks them."""
+
+    def case(self) -> Any: ...
+
+    def check(self, case: Any) -> None: ...
+
+
+# ---------------------------------------------------------------- framing
+
+_SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,15})(;[\t\x20-\x7e\x80-\xff]*)?\r\n")
+_TRAILER: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*\r\n")
+Framed = tuple[str, bytes]
+
+
+def _read_at_once(body: bytes) -> Framed:
+    """The oracle: how a chunked body stands, and its payload; by the whole of it (RFC 9112 7.1)."""
+    at, payload, trailers = 0, [], False
+    while True:
+        stop = body.find(b"\n", at) + 1
+        if not stop:
+            return ("open", b"".join(payload)) if len(body) - at <= LINE_BYTES_MAX else ("refused", b"")
+        line, at = body[at:stop], stop
+        if trailers:
+            if line == b"\r\n":
+                return "complete", b"".join(payload)
+            if _TRAILER.fullmatch(line) is None:
+                return "refused", b""
+            continue
+        m = _SIZE.fullmatch(line)
+        if m is None or len(line) > LINE_BYTES_MAX:
+            return "refused", b""
+        size = int(m[1], 16)
+        trailers = not size
+        if size:
+            payload.append(body[at : at + size])
+            end = body[at + size : at + size + 2]
+            if not b"\r\n".startswith(end):
+                return "refused", b""
+            at += size + 2
+            if at >= len(body) and len(end) < 2:
+                return "open", b"".join(payload)
+
+
+def _decode(reads: list[bytes]) -> Framed:
+    """What the Python implementation makes of these reads."""
+    decoder, payload = ChunkedDecoder(), []
+    try:
+        for read in reads:
+            payload.append(decoder.feed(read))
+            if decoder.done:
+                return "complete", b"".join(payload)
+    except PeerProtocolError:
+        return "refused", b""
+    return "open", b"".join(payload)
+
+
+class Framing:
+    """Chunk framing in any cuts: state and payload are those of the whole body."""
+
+    implementations: tuple[Callable[[list[bytes]], Framed], ...] = (_decode,)
+
+    def __init__(self, rng: Random) -> None:
+        self._bodies = ChunkedBodies(rng)
+        self.seen: dict[str, int] = {}
+        """Inputs by state."""
+
+    def case(self) -> list[bytes]:
+        return self._bodies.case()
+
+    def check(self, case: list[bytes]) -> None:
+        expected = _read_at_once(b"".join(case))
+        for implementation in self.implementations:
+            found = implementation(case)
+            assert found == expected, f"{found} instead of {expected}"
+        self.seen[expected[0]] = self.seen.get(expected[0], 0) + 1
+
+
+# ---------------------------------------------------------------- token events
+
+_CHAT: Final = '{"id":%s,"object":"chat.completion.chunk","n":%s,"choices":[{"index":0,"delta":{"content":"'
+_CHAT_TAIL: Final = b'"},"finish_reason":null}]}\n\n'
+_PIECE: Final = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,"delta":{"type":"'
+_IDS: Final = ('"a"', '"b"', '"\\u00e9"', '""', "7", "null", '"a\\"', '"a","id":"b"')
+_NUMBERS: Final = ("1", "2", "10", "01", "-1", "1.5", '"1"')
+_LOOSE: Final = tuple(b"data: " + (_CHAT % (i, n)).encode() for i in _IDS for n in _NUMBERS)
+Event = tuple[int, bytes, bytes]
+
+
+class Tokens:
+    """Token events in any spelling: a text that is recognised by the bytes is the one that a reader finds."""
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+        self._sources: list[tuple[TokenEvents, Repetition, OpenAIChat | Anthropic]] = []
+        for dialect, heads, tail, kind in (
+            (OpenAIChat(), _LOOSE[:1], _CHAT_TAIL, Repetition),
+            (OpenAIChat(), _LOOSE, _CHAT_TAIL, LooseRepetition),
+            (Anthropic(), (_PIECE + b'text_delta","text":"',), b'"}}\n\n', Repetition),
+            (Anthropic(), (_PIECE + b'thinking_delta","thinking":"',), b'"}}\r\n\r\n', Repetition),
+        ):
+            found = None
+            # The first event with content is like no other; the second loose one differs in its id.
+            for head in (heads[0], heads[0], heads[8 % len(heads)]):
+                block = head + b"hi" + tail
+                delta = _read(dialect, block)
+                assert delta is not None
+                if not delta.repeatable:
+                    continue
+                found = find_repetition(block, delta, dialect.read_event, dialect.names_read, found)
+            assert type(found) is kind
+            self._sources.append((TokenEvents(rng, heads, tail), found, dialect))
+        self.recognised = self.missed = 0
+
+    def case(self) -> Event:
+        """Number of the source, an event, and the event in a chunk."""
+        number = self._rng.getrandbits(2)
+        block = self._sources[number][0].case()
+        return number, block, in_a_chunk(self._rng, block)
+
+    def check(self, case: Event) -> None:
+        number, block, chunk = case
+        _, known, dialect = self._sources[number]
+        text = known.text_in(block)
+        if text:
+            self._compare(dialect, known, block, text)
+        else:
+            self.missed += 1
+        text = known.text_in_chunk(chunk)
+        if text:
+            decoder = ChunkedDecoder()
+            payload = decoder.feed(chunk)
+            assert decoder.between, "the chunk is not whole"
+            assert known.sizes_in_chunks([len(chunk)]) == [len(payload)]
+            self._compare(dialect, known, payload, text)
+
+    def _compare(self, dialect: OpenAIChat | Anthropic, known: Repetition, block: bytes, text: str) -> None:
+        self.recognised += 1
+        delta = _read(dialect, block)
+        assert delta is not None, "more or less than one event"
+        assert delta.text == text
+        blank = delta.event_class is EventClass.CONTENT and text.isspace()
+        assert delta.blank == blank
+        # Whoever recognises a text looks at whether it is blank.
+        same = replace(
+            known.delta, text=text, size=delta.size, blank=blank, content=known.delta.content and not blank
+        )
+        assert delta == same, f"{delta} instead of {same}"
+
+
+def _read(dialect: OpenAIChat | Anthropic, block: bytes) -> Delta | None:
+    """The event in the block as its dialect reads it; None if the block is not exactly one event."""
+    events = SseParser().feed(block)
+    if len(events) != 1 or events[0].end != len(block):
+        return None
+    delta = dialect.read_event(events[0])
+    delta.size = len(block)
+    return delta
+
+
+TARGETS: Final[dict[str, Callable[[Random], Target]]] = {"framing": Framing, "tokens": Tokens}

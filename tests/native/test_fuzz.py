@@ -1,0 +1,42 @@
+"""A short run of each fuzz target. `python -m tests.native.fuzz` is the full one."""
+
+from random import Random
+
+import pytest
+
+from tests.native.fuzz import fuzz
+from tests.native.targets import TARGETS, Framing, Tokens
+
+INPUTS = 10_000
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_no_implementation_differs_from_the_oracle(name: str) -> None:
+    fuzz(name, INPUTS, seed=1)
+
+
+def test_inputs_end_in_every_state() -> None:
+    target = Framing(Random(2))
+    for _ in range(2_000):
+        target.check(target.case())
+    assert min(target.seen[state] for state in ("complete", "open", "refused")) > 100
+
+
+def test_inputs_are_recognised_and_missed() -> None:
+    target = Tokens(Random(2))
+    for _ in range(2_000):
+        target.check(target.case())
+    assert target.recognised > 300
+    assert target.missed > 300
+
+
+def test_a_wrong_implementation_is_found() -> None:
+    def without_the_end(reads: list[bytes]) -> tuple[str, bytes]:
+        state, payload = Framing.implementations[0](reads)
+        return state, payload[:-1] if payload.endswith(b"\r") else payload
+
+    target = Framing(Random(3))
+    target.implementations = (without_the_end,)
+    with pytest.raises(AssertionError, match="instead of"):
+        for _ in range(INPUTS):
+            target.check(target.case())
