@@ -56,8 +56,11 @@ def extensions() -> list[Any]:
 
     extension = Extension(
         "llmtap.native._native",
-        [f"{FOLDER}/_native.pyx", f"{FOLDER}/framing.c", f"{FOLDER}/matcher.c"],
-        depends=[f"{FOLDER}/{name}" for name in ("relay.pxi", "meter.pxi", "framing.h", "matcher.h")],
+        [f"{FOLDER}/_native.pyx", f"{FOLDER}/framing.c", f"{FOLDER}/matcher.c", f"{FOLDER}/heads.c"],
+        depends=[
+            f"{FOLDER}/{name}"
+            for name in ("relay.pxi", "meter.pxi", "heads.pxi", "heads.h", "framing.h", "matcher.h")
+        ],
         include_dirs=[FOLDER],
         extra_compile_args=["-O2", "-fno-strict-aliasing"],
     )

@@ -6,3 +6,4 @@ Each type has a Python twin that is the reference, and falls back to it for ever
 
 include "relay.pxi"
 include "meter.pxi"
+include "heads.pxi"
