@@ -32,8 +32,8 @@ def extension(mode: str) -> Extension:
     fingerprint = runpy.run_path(str(FOLDER / "fingerprint.py"))["fingerprint"](FOLDER)
     return Extension(
         "llmtap.native._native",
-        [str(FOLDER / name) for name in ("_native.pyx", "framing.c", "matcher.c")],
-        depends=[str(FOLDER / name) for name in ("relay.pxi", "meter.pxi", "framing.h", "matcher.h")],
+        [str(FOLDER / "_native.pyx"), *map(str, sorted(FOLDER.glob("*.c")))],
+        depends=[str(path) for pattern in ("*.pxi", "*.h") for path in sorted(FOLDER.glob(pattern))],
         include_dirs=[str(FOLDER)],
         define_macros=[("LLMTAP_FINGERPRINT", f'"{fingerprint}"')],
         extra_compile_args=["-O2", "-fno-strict-aliasing"],

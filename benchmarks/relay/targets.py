@@ -119,6 +119,73 @@ backend back
     return Command(["haproxy", "-db", "-f", str(folder / "haproxy.cfg")])
 
 
+_ENVOY = "type.googleapis.com/envoy.extensions.filters"
+
+
+def _envoy(folder: Path, ports: Ports) -> Command:
+    (folder / "envoy.yaml").write_text(f"""
+static_resources:
+  listeners:
+  - address: {{socket_address: {{address: 127.0.0.1, port_value: {ports.listen}}}}}
+    filter_chains:
+    - filters:
+      - name: envoy.filters.network.http_connection_manager
+        typed_config:
+          "@type": {_ENVOY}.network.http_connection_manager.v3.HttpConnectionManager
+          stat_prefix: front
+          generate_request_id: false
+          stream_idle_timeout: 3600s
+          route_config:
+            virtual_hosts:
+            - name: all
+              domains: ["*"]
+              routes:
+              - match: {{prefix: "/"}}
+                route: {{cluster: back, timeout: 0s}}
+          http_filters:
+          - name: envoy.filters.http.router
+            typed_config: {{"@type": {_ENVOY}.http.router.v3.Router}}
+  clusters:
+  - name: back
+    type: STATIC
+    circuit_breakers:
+      thresholds: [{{max_connections: 8192, max_pending_requests: 8192, max_requests: 8192}}]
+    load_assignment:
+      cluster_name: back
+      endpoints:
+      - lb_endpoints:
+        - endpoint: {{address: {{socket_address: {{address: 127.0.0.1, port_value: {ports.upstream}}}}}}}
+""")
+    arguments = ["--concurrency", "1", "--disable-hot-restart", "--log-level", "error"]
+    return Command([str(BUILD / "envoy-venv/bin/envoy"), "-c", str(folder / "envoy.yaml"), *arguments])
+
+
+def _find_in(name: str, program: str) -> Callable[[], str | None]:
+    """Return the check whether an installed package's program is there."""
+    path = BUILD / f"{name}-venv/bin/{program}"
+    return lambda: None if path.exists() else f"not installed (run.py --install {name})"
+
+
+def _version_in(name: str) -> tuple[str, ...]:
+    """Return the command that prints an installed package's version."""
+    code = f"import importlib.metadata as m; print({name!r}, m.version({name!r}))"
+    return (str(BUILD / f"{name}-venv/bin/python"), "-c", code)
+
+
+def _router(name: str, *program: str) -> Callable[[Path, Ports], Command]:
+    """Return the command of vllm-router or of sglang-router, which share their options."""
+
+    def prepare(folder: Path, ports: Ports) -> Command:
+        arguments = [
+            "--host=127.0.0.1", f"--port={ports.listen}", "--worker-urls", f"http://127.0.0.1:{ports.upstream}",
+            "--policy=round_robin", "--disable-retries", "--disable-circuit-breaker", "--log-level=error",
+            f"--prometheus-port={ports.admin}", "--health-check-interval-secs=3600",
+        ]  # fmt: skip
+        return Command([str(BUILD / f"{name}-venv/bin" / program[0]), *program[1:], *arguments])
+
+    return prepare
+
+
 def _llmtap_program() -> str | None:
     for candidate in (REPOSITORY / ".venv/bin/llmtap", Path(sys.executable).parent / "llmtap"):
         if candidate.exists():
@@ -168,11 +235,6 @@ litellm_settings:
     return Command([str(program), *arguments, "--num_workers", "1", "--telemetry", "False"], env)
 
 
-def _find_litellm() -> str | None:
-    there = (BUILD / "litellm-venv/bin/litellm").exists()
-    return None if there else "not installed (run.py --install litellm)"
-
-
 PORTKEY = BUILD / "portkey/node_modules/@portkey-ai/gateway"
 
 
@@ -208,9 +270,27 @@ TARGETS: dict[str, Target] = {
         Target("llmtap-capture", llmtap("--capture", "capture"), find_llmtap, _LLMTAP_VERSION),
         Target("llmtap-mono", llmtap("--set", "relay.clock=mono"), find_llmtap, _LLMTAP_VERSION),
         Target(
+            "envoy",
+            _envoy,
+            _find_in("envoy", "envoy"),
+            (str(BUILD / "envoy-venv/bin/envoy"), "--version"),
+        ),
+        Target(
+            "vllm-router",
+            _router("vllm-router", "vllm-router"),
+            _find_in("vllm-router", "vllm-router"),
+            _version_in("vllm-router"),
+        ),
+        Target(
+            "sglang-router",
+            _router("sglang-router", "smg", "launch"),
+            _find_in("sglang-router", "smg"),
+            _version_in("sglang-router"),
+        ),
+        Target(
             "litellm",
             _litellm,
-            _find_litellm,
+            _find_in("litellm", "litellm"),
             (str(BUILD / "litellm-venv/bin/litellm"), "--version"),
             headers=lambda ports: [f"Authorization: Bearer {LITELLM_KEY}"],
             rebuilds_json=True,

@@ -12,3 +12,4 @@ FINGERPRINT = LLMTAP_FINGERPRINT.decode()
 
 include "relay.pxi"
 include "meter.pxi"
+include "heads.pxi"

@@ -6,7 +6,8 @@ Framing fields are passed because the body is passed with its framing.
 
 from typing import Final
 
-from llmtap.wire.http1 import SEEN_MAX, Headers, RequestHead, ResponseHead
+from llmtap.native import compiled
+from llmtap.wire.http1 import KEEP_ALIVE, SEEN_MAX, Headers, RequestHead, ResponseHead
 
 __all__ = ["own_answer", "request_lines", "response_lines", "target_of"]
 
@@ -16,6 +17,8 @@ _KINDS: Final = {
     b"upgrade": _UPGRADE, b"te": _TE, b"host": _HOST,
 }  # fmt: skip
 _seen: dict[bytes, int] = {}
+_write_head = None if compiled is None else compiled.write_head
+"""Writes a head whose fields pass, end here or are Host; None where Python writes all heads."""
 # A sender that lists these in Connection would have us drop what the next hop needs to read the message.
 _NEVER_HOP: Final = frozenset(
     {
@@ -28,6 +31,10 @@ _NEVER_HOP: Final = frozenset(
         b"te",
     }
 )
+
+_CLOSE_END: Final = b"Connection: close\r\n\r\n"
+_PLAIN_CONNECTIONS: Final = ((), KEEP_ALIVE)
+"""Values of Connection that name no field to be left out."""
 
 _REASONS: Final = {
     200: b"OK", 400: b"Bad Request", 405: b"Method Not Allowed", 408: b"Request Timeout",
@@ -89,6 +96,30 @@ def request_lines(
 
     `extra` fields are appended; X-Forwarded-For and Via fold behind what the client sent (RFC 9110 5.3).
     """
+    if (
+        _write_head is not None
+        and not extra
+        and not upgrade
+        and head.connection in _PLAIN_CONNECTIONS
+        and head.version == (1, 1)  # these have a Host
+        and head.target.startswith(b"/")
+    ):
+        start = b"%b %b%b HTTP/1.1\r\n" % (head.method, prefix, head.target)
+        lines: bytes | None = _write_head(start, head.headers, authority, b"\r\n")
+        if lines is not None:
+            return lines
+    return _request_lines(head, prefix=prefix, authority=authority, upgrade=upgrade, extra=extra)
+
+
+def _request_lines(
+    head: RequestHead,
+    *,
+    prefix: bytes,
+    authority: bytes | None,
+    upgrade: bool,
+    extra: list[tuple[bytes, bytes]],
+) -> bytes:
+    """Write any request head; the reference of the compiled writer."""
     target = target_of(head)
     if authority is None and not head.target.startswith((b"/", b"*")):
         # RFC 9112 3.2.2: with the absolute form it is the target's host that counts.
@@ -123,6 +154,23 @@ def response_lines(head: ResponseHead, *, keep_alive: bool, client_11: bool, dec
 
     `dechunk` leaves out what HTTP/1.0 does not know (RFC 9112 6.1).
     """
+    if (
+        _write_head is not None
+        and client_11
+        and not dechunk
+        and head.connection in _PLAIN_CONNECTIONS
+        and head.status >= 200
+        and head.status not in (204, 426)
+    ):
+        start = b"HTTP/1.1 %d %b\r\n" % (head.status, head.reason)
+        lines: bytes | None = _write_head(start, head.headers, None, b"\r\n" if keep_alive else _CLOSE_END)
+        if lines is not None:
+            return lines
+    return _response_lines(head, keep_alive=keep_alive, client_11=client_11, dechunk=dechunk)
+
+
+def _response_lines(head: ResponseHead, *, keep_alive: bool, client_11: bool, dechunk: bool) -> bytes:
+    """Write any response head; the reference of the compiled writer."""
     out = [b"HTTP/1.1 %d " % head.status, head.reason, b"\r\n"]
     switching = head.status in (101, 426)
     drop: tuple[bytes, ...] = (b"transfer-encoding", b"trailer") if dechunk else ()

@@ -1,0 +1,44 @@
+/* Plain request and response heads (RFC 9112): a strict subset of what wire/http1.py accepts.
+ *
+ * A head is plain if it has one reading and needs no rule beyond this file: everything else is the Python parser's
+ * work. No memory is allocated and no byte outside [data, data + len) is read.
+ */
+#ifndef LLMTAP_HEADS_H
+#define LLMTAP_HEADS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define LLMTAP_FIELDS_MAX 64
+
+/* What becomes of a field on its way through: twin of relay/heads.py. */
+enum llmtap_field_kind { LLMTAP_PASS, LLMTAP_HOP, LLMTAP_HOST };
+
+struct llmtap_span {
+    uint32_t at, len;
+};
+
+struct llmtap_field {
+    struct llmtap_span name, value;
+    uint8_t kind;
+};
+
+struct llmtap_head {
+    struct llmtap_span method, target, reason;
+    int status;
+    int64_t length; /* Content-Length; -1: none */
+    int chunked;    /* Transfer-Encoding: chunked */
+    int keep_alive; /* Connection: keep-alive is there */
+    int host;       /* index of the Host field; -1: none */
+    int n;          /* fields */
+    struct llmtap_field fields[LLMTAP_FIELDS_MAX];
+};
+
+/* Return 1 and fill `head` if [data, data + len) is one plain head, its empty line included; else 0. */
+int llmtap_plain_request(const unsigned char *data, size_t len, struct llmtap_head *head);
+int llmtap_plain_response(const unsigned char *data, size_t len, struct llmtap_head *head);
+
+/* Return LLMTAP_PASS, LLMTAP_HOP or LLMTAP_HOST for a field's name; -1: Python decides. */
+int llmtap_field_kind(const unsigned char *name, size_t len);
+
+#endif
