@@ -34,6 +34,7 @@ turns by depth under a parent, too.
 """
 
 import secrets
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -113,7 +114,7 @@ class Sessions:
         self._exchanges_max = exchanges_max
         self._idle_ns = idle_ns
         self._by_key: dict[bytes, list[_Seen]] = {}
-        self._order: dict[_Seen, None] = {}
+        self._order: deque[_Seen] = deque()
         """All that is remembered, in the order in which it ended."""
 
     def __len__(self) -> int:
@@ -182,15 +183,15 @@ class Sessions:
             if len(same) == _SAME_MAX:
                 del same[0]
             same.append(seen)
-        self._order[seen] = None
+        self._order.append(seen)
 
     def _forget(self, until_wall_ns: int) -> None:
         """Those that ended before then, and one if there are as many as there may be."""
         while self._order:
-            seen = next(iter(self._order))
+            seen = self._order[0]
             if len(self._order) < self._exchanges_max and seen.ended_wall_ns >= until_wall_ns:
                 return
-            del self._order[seen]
+            self._order.popleft()
             for key in seen.keys:
                 same = self._by_key.get(key, [])
                 if seen in same:

@@ -100,7 +100,7 @@ class Call:
         self._stream: Stream | None = None
         self._attempt: Attempt | None = None
         self._scanner: BodyScanner | None = None
-        self._head_part = b""
+        self._head_part = bytearray()
         self._head_bytes = 0
         self._accepted = self._answer_began = False
         self._keep = False
@@ -251,18 +251,21 @@ class Call:
         assert observer is not None
         self._answer_began = True
         self._head_bytes += read_bytes
-        searched = max(0, len(self._head_part) - 3)
-        data = self._head_part + data
+        part = self._head_part
+        searched = max(0, len(part) - 3)
+        part += data
+        start = 0  # of the next head in `part`
         while True:
-            end = data.find(b"\r\n\r\n", searched) + 4
-            searched = 0
+            end = part.find(b"\r\n\r\n", max(start, searched)) + 4
             if end < 4:
-                if self._head_bytes > HEAD_BYTES_MAX or not data.startswith(b"HTTP/1."[: len(data)]):
+                begins_well = part.startswith(b"HTTP/1."[: len(part) - start], start)
+                if self._head_bytes > HEAD_BYTES_MAX or not begins_well:
                     self._broke(PeerProtocolError("the answer's head is malformed or too long", 502))
                 else:
-                    self._head_part = data
+                    del part[:start]
                 return
-            raw, data = data[:end], data[end:]
+            raw = bytes(part[start:end])
+            start = end
             try:
                 head = parse_response_head(raw, b"POST")
                 if head.status == 101:
@@ -273,11 +276,12 @@ class Call:
             observer.response_head(raw, t_ns, 0)
             if head.status >= 200:
                 break
-            if not data:
-                self._head_part = b""
+            if start == len(part):
+                part.clear()
                 self._answer_began = False  # that was an interim one
                 return
-        self._head_part = b""
+        data = bytes(part[start:])
+        part.clear()
         self._keep = head.keep_alive and not self._sender.options.fresh
         self._accepted = head.status < 400
         if head.status in STATUSES:

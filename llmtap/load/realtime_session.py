@@ -110,7 +110,7 @@ class RealtimeSession:
         self._attempt: Attempt | None = None
         self._stream: Stream | None = None
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._head: bytes | None = b""
+        self._head: bytearray | None = bytearray()
         """Of the server's answer, until it is whole."""
         self._parser = MessageParser("the server", masked=False)
         self._fed = 0
@@ -253,14 +253,14 @@ class RealtimeSession:
     def _read_head(self, data: bytes) -> bytes:
         """What is behind the head; empty while that is incomplete."""
         assert self._head is not None
-        data = self._head + data
-        end = data.find(b"\r\n\r\n") + 4
+        searched = max(0, len(self._head) - 3)
+        self._head += data
+        end = self._head.find(b"\r\n\r\n", searched) + 4
         if end < 4:
-            self._head = data
-            if len(data) > HEAD_BYTES_MAX:
+            if len(self._head) > HEAD_BYTES_MAX:
                 self._fail_opening(Outcome.UPSTREAM_ERROR, "the answer's head is too long")
             return b""
-        self._head = None
+        data, self._head = bytes(self._head), None
         try:
             head = parse_response_head(data[:end], b"GET")
         except PeerProtocolError as exc:

@@ -47,6 +47,15 @@ ANCHORS_MAX: Final = 4
 LAG_FLOOR_NS: Final = 11_000_000
 """Uncertainty of an exchange whose relay died: relays tell their lag with a status, twice a second, and look
 for it every 10 ms with a timer whose grain is 1 ms."""
+CPU_FREE_NS: Final = 5_000_000
+"""CPU time that is not charged to an exchange, each time that the clock is read: other frames are in it."""
+CPU_PER_BYTE_NS: Final = 1_000
+"""CPU time that a byte of a frame may take. The events of a token stream take 20 to 250 ns a byte."""
+CPU_MAX_NS: Final = 1_000_000_000
+"""Beyond that, and CPU_SHARE of the exchange's duration, its response is not parsed any further."""
+CPU_SHARE: Final = 1 / 50
+"""An exchange may last for hours, and is charged with a pause of the garbage collector now and then."""
+_TOO_COSTLY: Final = "its parsing took too much CPU time"
 _DIED: Final = "the relay died while this exchange ran"
 
 _closing: Final = msgspec.json.Decoder(Closing)
@@ -90,6 +99,8 @@ class Assembler:
         self._anchors = deque([first], ANCHORS_MAX)
         self._steps: dict[int, int] = {}
         """Of the open exchanges whose anchor was not the relay's first: `Exchange.anchor`."""
+        self._cpu_ns: dict[int, int] = {}
+        """CPU time that open exchanges used beyond what their bytes allow."""
         self._arms: dict[int, str] = {}
         """Of the open exchanges that were dealt to one."""
         self._lag = LagMeter(LAG_FLOOR_NS)
@@ -133,6 +144,21 @@ class Assembler:
                 self._sink.failed(type(error).__name__, error)
                 self._forget(seq)
 
+    def charge(self, frame: Frame, cpu_ns: int) -> None:
+        """Charge a frame's exchange with CPU time, and stop parsing its response where that is too much.
+
+        No input should take more than linear time; this limits the damage if one does.
+        """
+        _, seq, t_ns, _, data = frame
+        over_ns = cpu_ns - CPU_FREE_NS - CPU_PER_BYTE_NS * len(data)
+        observer = self._live.get(seq)
+        if over_ns <= 0 or observer is None:
+            return
+        used_ns = self._cpu_ns[seq] = self._cpu_ns.get(seq, 0) + over_ns
+        lasted_ns = max(0, t_ns - observer.exchange.timeline.arrival_ns)
+        if used_ns > CPU_MAX_NS + CPU_SHARE * lasted_ns and observer.give_up(_TOO_COSTLY):
+            self._sink.failed("parse_cpu", f"exchange {observer.exchange.id}: {_TOO_COSTLY}")
+
     def discard(self) -> None:
         """Gives up all that is open: the relay lives, and counts by itself what we did not acknowledge."""
         self._sink.forgot(len(self._live))
@@ -141,6 +167,7 @@ class Assembler:
         self._live.clear()
         self._arms.clear()
         self._steps.clear()
+        self._cpu_ns.clear()
 
     def lose(self) -> None:
         """The relay died: all that is open ends here, as `tap_error`."""
@@ -255,12 +282,14 @@ class Assembler:
     def _end(self, seq: int, exchange: Exchange) -> None:
         exchange.anchor = self._steps.pop(seq, 0)
         self._arms.pop(seq, None)
+        self._cpu_ns.pop(seq, None)
         del self._live[seq]
         self._sink.ended(exchange)
 
     def _forget(self, seq: int) -> None:
         self._steps.pop(seq, None)
         self._arms.pop(seq, None)
+        self._cpu_ns.pop(seq, None)
         observer = self._live.pop(seq, None)
         if observer is not None:
             observer.abandon()

@@ -86,7 +86,8 @@ class _Connection(asyncio.Protocol):
                 if self._assembler is None and frames:
                     self._join(frames.pop(0))
                 if self._assembler is not None:
-                    self._assembler.digest(self._tally.turns.over(frames))
+                    assembler = self._assembler
+                    assembler.digest(self._tally.turns.over(frames, assembler.charge))
                 if not self._acks:
                     asyncio.get_running_loop().call_soon(self._acknowledge)
                 self._acks += ACK.pack(batch_no)

@@ -152,7 +152,8 @@ class Recorder:
         self._batch_rows = 0
         self._kept = 0
         self._dropped: dict[str, int] = {}
-        self._unshaped = 0
+        self._unshaped = 0  # counted by the loop
+        self._cut = 0  # prompts with too many parts, counted by the thread
         self._errors: dict[str, int] = {}
         self._relays: dict[str, RelayCount] = {}
         self._left: dict[str, None] = {}
@@ -239,7 +240,7 @@ class Recorder:
             exchanges=self._kept,
             waiting=len(self._inbox) + len(self._rows) + self._batch_rows,
             dropped={**self._dropped, **deleted},
-            unshaped=self._unshaped + skipped,
+            unshaped=self._unshaped + self._cut + skipped,
             problem=store.problem if self._opened else "folder",
             files_problem=store.files_problem,
             bytes_written=store.bytes_written,
@@ -370,6 +371,7 @@ class Recorder:
         prompt = read_prompt(body, x.endpoint)
         if prompt is not None:
             x.asked = prompt.asked
+            self._cut += prompt.cut
             hasher = self._hasher
             blocks = None if hasher is None else hasher.blocks(prompt)
             if hasher is not None and blocks is not None:

@@ -68,7 +68,7 @@ class Tally:
         self.options = options
         self.clock = clock
         self.relays = RelayBook()
-        self.turns = Turns(clock.mono_ns)
+        self.turns = Turns(clock.mono_ns, cpu_ns=clock.thread_cpu_ns)
         self.windows = Windows(clock)
         self.kept = Kept(options.exchanges_kept, benefit=options.benefit)
         tenants = TenantOptions() if tenants is None else tenants

@@ -12,9 +12,13 @@ while, and takes the share that its niceness leaves it.
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
-__all__ = ["Turns"]
+__all__ = ["Charge", "Turns"]
+
+_Frame: TypeAlias = tuple[int, int, int, int, Any]
+Charge = Callable[[_Frame, int], None]
+"""`(frame, cpu_ns)`: CPU time of the thread from the last reading of that clock to the end of this frame."""
 
 TURN_NS: Final = 50_000
 """About as long as a relay takes for an event, so that it waits for us no longer than for itself."""
@@ -26,36 +30,61 @@ BEHIND_NS: Final = 50_000_000
 """Frames come every 10 ms (`tap/channel.py`); a batch as old as five of those has waited for the CPU."""
 
 
+CPU_EVERY_NS: Final = 1_000_000
+"""The thread's CPU clock is read at most so often: a reading is a system call of about 0.5 us."""
+
+
 class Turns:
-    """Cuts the work of one thread into turns."""
+    """Cuts the work of one thread into turns, and measures the CPU time of frames that take long."""
 
-    __slots__ = ("_give", "_insist_until_ns", "_mono_ns", "_since_ns", "behind")
+    __slots__ = (
+        "_cpu_ns", "_cpu_since_ns", "_give", "_insist_until_ns", "_mono_ns", "_read_ns", "_since_ns",
+        "behind",
+    )  # fmt: skip
 
-    def __init__(self, mono_ns: Callable[[], int], give: Callable[[], None] = os.sched_yield) -> None:
+    def __init__(
+        self,
+        mono_ns: Callable[[], int],
+        give: Callable[[], None] = os.sched_yield,
+        cpu_ns: Callable[[], int] = lambda: 0,
+    ) -> None:
         self._mono_ns = mono_ns
+        self._cpu_ns = cpu_ns
+        self._read_ns = 0  # when the CPU clock was read
+        self._cpu_since_ns = 0  # its reading then
         self._give = give
         self._since_ns = 0
         self._insist_until_ns = 0
         self.behind = False
         """Whether the last batch was old."""
 
-    def over(
-        self, frames: Sequence[tuple[int, int, int, int, Any]]
-    ) -> Iterator[tuple[int, int, int, int, Any]]:
-        """The frames of a batch, which the caller works on as they come."""
-        now_ns = self._since_ns = self._mono_ns()
+    def over(self, frames: Sequence[_Frame], charge: Charge | None = None) -> Iterator[_Frame]:
+        """Yield the frames of a batch, which the caller works on as they come.
+
+        `charge` is called with a frame that took longer than CPU_EVERY_NS, and the CPU time that it used. The
+        time may include frames that were worked on up to CPU_EVERY_NS before.
+        """
+        now_ns = self._since_ns = self._read_ns = self._mono_ns()
+        self._cpu_since_ns = self._cpu_ns()
         self.behind = bool(frames) and now_ns - frames[-1][2] > BEHIND_NS
         if self.behind:
             self._insist_until_ns = now_ns + INSIST_NS
         for frame in frames:
             yield frame
-            self.pause()
+            now_ns = self.pause()
+            if now_ns - self._read_ns > CPU_EVERY_NS:
+                cpu_ns = self._cpu_ns()
+                used_ns = cpu_ns - self._cpu_since_ns
+                self._read_ns, self._cpu_since_ns = now_ns, cpu_ns
+                if charge is not None:
+                    charge(frame, used_ns)
 
-    def pause(self) -> None:
-        """A good moment to let others run; they do where the turn is over."""
+    def pause(self) -> int:
+        """Let others run if the turn is over. Returns the time."""
         now_ns = self._mono_ns()
         if now_ns - self._since_ns > TURN_NS and now_ns >= self._insist_until_ns:
             self._give()
             self._since_ns = back_ns = self._mono_ns()
             if back_ns - now_ns > AWAY_NS:
                 self._insist_until_ns = back_ns + INSIST_NS
+        return now_ns

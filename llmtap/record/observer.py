@@ -50,6 +50,10 @@ _TOKENIZED_CHARS_MAX: Final = 1 << 16
 """Of one event; a tokenizer is given up at a longer one, which would hold up all other exchanges."""
 _TEXT_CHARS_MAX: Final = 4 << 20
 """Of an answer's text, where it is kept at all."""
+LINES_PER_BYTE: Final = 2
+"""Lines in a decoded body for each coded byte, beyond LINES_FREE. A line takes up to 3 us: without a bound,
+1 MB of gzip that holds 250 MB of line feeds would take minutes. Streams of equal events reach 0.6."""
+LINES_FREE: Final = 1 << 16
 _AGAIN_MAX: Final = 64
 """Reads set aside before they are logged together: enough to make that cheap."""
 _UNTOLD: Final = array("l", (-1,))
@@ -112,6 +116,7 @@ class Observer:
         self._dechunk: ChunkedDecoder | None = None
         self._decoder: Decoder | None = None
         self._answer: AnswerReader | None = None
+        self._lines_left = LINES_FREE
         self._lost: str | None = None
         self._closed = False
         self._shared = False
@@ -202,8 +207,12 @@ class Observer:
             return  # framing only
         self._count_read(t_ns, added_ns)
         if self._decoder is not None:
+            self._lines_left += LINES_PER_BYTE * len(data)
             try:
                 data = self._decoder.feed(data)
+                self._lines_left -= data.count(b"\n") + data.count(b"\r")
+                if self._lines_left < 0:
+                    raise PeerProtocolError(f"it decodes to more than {LINES_PER_BYTE} lines per byte")
             except PeerProtocolError as exc:
                 self._lose(exc)
             if not data:
@@ -305,6 +314,17 @@ class Observer:
         if x.stream and t.first_token_ns is None:
             x.no_token_reason = no_token_reason(x)
         return x
+
+    def give_up(self, reason: str) -> bool:
+        """Stop parsing the response: from here on its reads are timed and nothing else.
+
+        Returns False if no parsing goes on: before the response, after its end, or where it was given up.
+        """
+        if self._answer is None or self._closed or self._lost is not None:
+            return False
+        self._expect_nothing()
+        self._lose(PeerProtocolError(reason))
+        return True
 
     def abandon(self) -> None:
         """In place of `finish`: nobody wants to know of it any more."""

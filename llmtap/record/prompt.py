@@ -23,10 +23,12 @@ import msgspec
 from llmtap.record.asked import Asked
 from llmtap.record.paths import looks_secret
 
-__all__ = ["ID_BYTES", "MESSAGES_MAX", "Message", "Part", "Prompt", "read_prompt"]
+__all__ = ["ID_BYTES", "MESSAGES_MAX", "PARTS_MAX", "Message", "Part", "Prompt", "read_prompt"]
 
 MESSAGES_MAX: Final = 10_000
 """More messages than this fit no model's context; such a body is not read."""
+PARTS_MAX: Final = 65_536
+"""Parts of all messages of one body, at 2 us each. A list that exceeds the rest of it becomes one mark."""
 ID_BYTES: Final = 4
 """What a token id counts as: 512 ids are then the same block as 2 KiB of text."""
 _DEPTH_MAX: Final = 8
@@ -78,6 +80,8 @@ class Prompt:
     """The messages are a conversation, and not the prompts of a completion."""
     tools: bytes = b""
     """Mark of the tools offered, which stand before everything in what a model reads; empty: none."""
+    cut: bool = False
+    """It has more than PARTS_MAX parts."""
 
 
 def read_prompt(body: bytes, endpoint: str | None) -> Prompt | None:
@@ -114,16 +118,26 @@ def read_prompt(body: bytes, endpoint: str | None) -> Prompt | None:
     asked.roles = [message.role for message in messages]
     asked.sizes = array("q", [message.size for message in messages])
     tools = value.get("tools") or value.get("functions")
-    return Prompt(messages, asked, value, chat, _digest(tools) if tools else b"")
+    return Prompt(messages, asked, value, chat, _digest(tools) if tools else b"", reader.cut)
 
 
 class _Reader:
     """Makes messages of the JSON of one body, and counts its media."""
 
-    __slots__ = ("media",)
+    __slots__ = ("_room", "cut", "media")
 
     def __init__(self) -> None:
         self.media = 0
+        self._room = PARTS_MAX
+        self.cut = False
+
+    def takes(self, n: int) -> bool:
+        """Take room for `n` more parts; False if there is not enough left."""
+        if n > self._room:
+            self.cut = True
+            return False
+        self._room -= n
+        return True
 
     def chat(self, value: dict[str, Any]) -> list[Message]:
         """`messages`, with what Anthropic keeps beside them."""
@@ -170,8 +184,7 @@ class _Reader:
         if value.get("context"):  # Ollama's: the ids of the conversation until now
             messages.append(Message("context", self._ids_or_text(value["context"])))
         messages += [Message("prompt", self._ids_or_text(one)) for one in (found if several else [found])]
-        for image in _list(value.get("images")) or _list(value.get("image_data")):
-            messages[-1].parts.append(self._media(image))
+        messages[-1].parts += self._all_media(_list(value.get("images")) or _list(value.get("image_data")))
         if isinstance(value.get("suffix"), str) and value["suffix"]:
             messages.append(Message("suffix", [value["suffix"]]))
         return messages
@@ -181,7 +194,7 @@ class _Reader:
             return [one] if one else []
         if isinstance(one, dict):  # llama.cpp's, with pictures
             parts = self._ids_or_text(one.get("prompt_string") or one.get("prompt_token_ids"))
-            return [*parts, *(self._media(media) for media in _list(one.get("multimodal_data")))]
+            return [*parts, *self._all_media(_list(one.get("multimodal_data")))]
         if isinstance(one, list):
             try:
                 return [array("I", one)] if one else []
@@ -189,6 +202,8 @@ class _Reader:
                 pass
             mixed: list[Part] = []  # llama.cpp's: ids and texts
             for kind, same in groupby(one, type):
+                if not self.takes(1):
+                    return [b"value" + _digest(one)]
                 run = list(same)
                 try:
                     mixed.append("".join(run) if kind is str else array("I", run))
@@ -211,11 +226,14 @@ class _Reader:
         said.content(content)
         if isinstance(message.get("refusal"), str):
             said.text(message["refusal"])
-        for image in _list(message.get("images")):  # Ollama's
-            said.media(image)
+        said.parts += self._all_media(_list(message.get("images")))  # Ollama's
         if isinstance(message.get("audio"), dict):
             said.media(message["audio"])
-        for call in _list(message.get("tool_calls")):
+        calls = _list(message.get("tool_calls"))
+        if not self.takes(len(calls)):
+            said.mark(b"value", calls)
+            calls = []
+        for call in calls:
             named = call.get("function") or call.get("custom") if isinstance(call, dict) else None
             said.call(named if isinstance(named, dict) else {"input": call})
         if isinstance(message.get("function_call"), dict):
@@ -252,6 +270,9 @@ class _Reader:
         said = _Said(self)
         said.content(content)
         return said.made(role)
+
+    def _all_media(self, values: list[Any]) -> list[Part]:
+        return [*map(self._media, values)] if self.takes(len(values)) else [b"value" + _digest(values)]
 
     def _media(self, value: Any) -> bytes:
         self.media += 1
@@ -313,7 +334,7 @@ class _Said:
     def content(self, value: Any, depth: int = 0) -> None:
         if isinstance(value, str):
             self.text(value)
-        elif isinstance(value, list):
+        elif isinstance(value, list) and self._reader.takes(len(value)):
             for item in value:
                 self.part(item, depth)
         elif isinstance(value, dict):

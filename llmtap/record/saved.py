@@ -29,6 +29,8 @@ from llmtap.wire.sse import SseParser
 __all__ = ["Explained", "Saved", "SavedError", "SavedEvent", "explain", "read_saved"]
 
 _ENTRIES_LISTED: Final = 20
+_INTERIM_MAX: Final = 64
+"""Interim responses in front of the final one; servers send one or two."""
 _HAR_TIMES: Final = ("blocked", "dns", "connect", "ssl", "send", "wait", "receive")
 _SSE_LINE: Final = re.compile(rb"(?:^|[\r\n])(?:data|event|id|retry|error)?:")
 _STATUS_LINE: Final = re.compile(rb"HTTP/[0-9.]+ ([0-9]{3})([^\r\n]*)\r?\n")
@@ -196,13 +198,15 @@ def _read_json(data: bytes) -> Any:
 
 def _read_http(data: bytes, request_head: bytes) -> Saved:
     notes: list[str] = []
-    while True:
+    for _ in range(_INTERIM_MAX + 1):
         head, rest = _cut_head(data)
         status = _STATUS_LINE.match(head)
         assert status is not None
         if not (status[1].startswith(b"1") and status[1] != b"101" and rest.startswith(b"HTTP/")):
             break
         data = rest  # an interim response
+    else:
+        raise SavedError(f"more than {_INTERIM_MAX} interim responses (1xx)")
     if not head.startswith((b"HTTP/1.1 ", b"HTTP/1.0 ")):
         # What was saved of HTTP/2 or 3 has no framing any more.
         head = b"HTTP/1.1 " + status[1] + (status[2] or b" ") + b"\r\n" + head.split(b"\r\n", 1)[1]
@@ -231,8 +235,9 @@ def _read_http(data: bytes, request_head: bytes) -> Saved:
 
 def _cut_head(data: bytes) -> tuple[bytes, bytes]:
     """Head (its lines ending in CR LF) and what follows it."""
-    crlf, lf = data.find(b"\r\n\r\n"), data.find(b"\n\n")
-    if crlf >= 0 and not 0 <= lf < crlf:
+    crlf = data.find(b"\r\n\r\n")
+    lf = data.find(b"\n\n", 0, crlf if crlf >= 0 else None)
+    if crlf >= 0 and lf < 0:
         head, rest = data[: crlf + 4], data[crlf + 4 :]
     elif lf >= 0:  # an editor's work
         head, rest = data[: lf + 2].replace(b"\r\n", b"\n").replace(b"\n", b"\r\n"), data[lf + 2 :]

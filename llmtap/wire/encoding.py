@@ -27,6 +27,9 @@ RATIO_FREE_BYTES: Final = 1 << 20
 CODINGS_MAX: Final = 4
 """Stacked codings. Nobody needs two."""
 _PIECE: Final = 64 << 10
+_INPUT_BYTES: Final = 4 << 10
+"""Coded bytes that a stage is given at once. The libraries copy the rest of their input at the end of each
+gzip member and of each piece of output; for a whole body at once that takes quadratic time."""
 _ZSTD_WINDOW_MAX: Final = 8 << 20  # RFC 9659: a zstd content coding uses a window of at most 8 MB
 
 
@@ -105,8 +108,13 @@ class Decoder:
         Raises DecodeError when the bytes are not in that coding, or a bound is passed.
         """
         for stage, room in self._stages:
-            room.coded(len(data))
-            data = stage.decode(data, room)
+            size = len(data)
+            room.coded(size)
+            if size <= _INPUT_BYTES:
+                data = stage.decode(data, room)
+            else:
+                pieces = (data[i : i + _INPUT_BYTES] for i in range(0, size, _INPUT_BYTES))
+                data = b"".join([stage.decode(piece, room) for piece in pieces])
         return data
 
 

@@ -200,7 +200,7 @@ def _parse_request_head(raw: bytes) -> RequestHead:
 
     lengths: list[bytes] = []
     codings: list[bytes] = []
-    connection: tuple[bytes, ...] = ()
+    options: list[bytes] = []
     upgrade: bytes | None = None
     hosts: list[bytes] = []
     expects = False
@@ -216,13 +216,14 @@ def _parse_request_head(raw: bytes) -> RequestHead:
         elif kind == _LENGTH:
             lengths.append(value)
         elif kind == _CONNECTION:
-            connection += _options(value)
+            options += _options(value)
         elif kind == _CODING:
             codings.append(value)
         elif kind == _UPGRADE:
             upgrade = value
         else:
             expects = value.lower() == b"100-continue"
+    connection = tuple(options)
     # RFC 9112 3.2: 400 to a 1.1 request without Host, and to any request with more than one.
     if len(hosts) > 1 or (is_11 and not hosts):
         raise PeerProtocolError("a request has exactly one Host field")
@@ -299,7 +300,7 @@ def _parse_response_head(raw: bytes, method: bytes) -> ResponseHead:
 
     lengths: list[bytes] = []
     codings: list[bytes] = []
-    connection: tuple[bytes, ...] = ()
+    options: list[bytes] = []
     for name, value in headers:
         kind = _seen_kinds.get(name, -1)
         if kind < 0:
@@ -312,7 +313,8 @@ def _parse_response_head(raw: bytes, method: bytes) -> ResponseHead:
         elif kind == _CODING:
             codings.append(value)
         elif kind == _CONNECTION:
-            connection += _options(value)
+            options += _options(value)
+    connection = tuple(options)
     if codings and (lengths or not is_11 or len(codings) > 1 or codings[0].lower() != b"chunked"):
         raise PeerProtocolError("ambiguous framing of the response", 502)
     length = _content_length(lengths, 502) if lengths else 0
@@ -341,8 +343,8 @@ def _reason(exc: Exception) -> str:
     return str(exc) or type(exc).__name__
 
 
-def _options(value: bytes) -> tuple[bytes, ...]:
-    return tuple(o for part in value.lower().split(b",") if (o := part.strip(b" \t")))
+def _options(value: bytes) -> list[bytes]:
+    return [o for part in value.lower().split(b",") if (o := part.strip(b" \t"))]
 
 
 def _stays_open(is_11: bool, connection: tuple[bytes, ...]) -> bool:

@@ -7,6 +7,7 @@ which alone uses the first reserved bit) are inflated up to a bound.
 Source: RFC 6455 section 5; RFC 7692 section 7.2.2.
 """
 
+import re
 import zlib
 from enum import IntEnum
 from typing import Final
@@ -14,6 +15,7 @@ from typing import Final
 import msgspec
 
 from llmtap.errors import PeerProtocolError
+from llmtap.wire.encoding import RATIO_FREE_BYTES, RATIO_MAX
 from llmtap.wire.sse import EVENT_BYTES_MAX
 
 __all__ = ["Message", "MessageParser", "Opcode"]
@@ -47,6 +49,7 @@ _MASKED: Final = 0x80
 _CONTROL: Final = 0x08
 _CONTROL_BYTES_MAX: Final = 125
 _OPCODES: Final = frozenset(Opcode)
+_zeros: Final = re.compile(rb"\x00+").match
 _FLUSHED: Final = b"\x00\x00\xff\xff"
 """RFC 7692 7.2.1: what the sender leaves out at the end of each message."""
 
@@ -61,8 +64,9 @@ class MessageParser:
     """
 
     __slots__ = (
-        "_begun", "_compressed", "_fin", "_head", "_inflater", "_key", "_left", "_masked",
-        "_message_bytes_max", "_opcode", "_parts", "_size", "_taken", "_too_long", "_who", "broken",
+        "_begun", "_compressed", "_fin", "_head", "_inflated_bytes_left", "_inflater", "_key", "_left",
+        "_masked", "_message_bytes_max", "_opcode", "_parts", "_size", "_taken", "_too_long", "_who",
+        "broken",
     )  # fmt: skip
 
     def __init__(self, who: str, *, masked: bool, message_bytes_max: int = EVENT_BYTES_MAX) -> None:
@@ -85,6 +89,7 @@ class MessageParser:
         self._size: dict[bool, int] = {False: 0, True: 0}
         self._too_long = False
         self._inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+        self._inflated_bytes_left = RATIO_FREE_BYTES
 
     def feed(self, data: bytes) -> list[Message]:
         """The messages that these bytes complete. Never raises; see `broken`."""
@@ -93,6 +98,8 @@ class MessageParser:
         try:
             while at < len(data) and self.broken is None:
                 if self._left < 0:
+                    if self._begun is not None and not (self._masked or self._head):
+                        at = self._skip_empty(data, at)
                     at = self._read_head(data, at)
                 else:
                     part = data[at : at + self._left]
@@ -106,6 +113,16 @@ class MessageParser:
 
     def _fail(self, what: str) -> PeerProtocolError:
         return PeerProtocolError(f"{self._who} sent {what}")
+
+    def _skip_empty(self, data: bytes, at: int) -> int:
+        """Skip empty continuation frames, two zero bytes each; return the offset behind them.
+
+        They say nothing, and millions of them would each take as long as a frame with a payload.
+        """
+        zeros = _zeros(data, at)
+        size = 0 if zeros is None else (zeros.end() - at) & ~1
+        self._size[False] += size
+        return at + size
 
     def _read_head(self, data: bytes, at: int) -> int:
         """Reads on in the head of a frame; where it went to in `data`."""
@@ -193,10 +210,13 @@ class MessageParser:
         fail again, so that nothing wrong comes out, and one that does not is understood.
         """
         inflater, out = self._inflater, None
+        self._inflated_bytes_left += RATIO_MAX * len(payload)
         if not self._too_long:
+            bytes_max = min(self._message_bytes_max, self._inflated_bytes_left)
             try:
-                found = inflater.decompress(payload + _FLUSHED, self._message_bytes_max + 1)
-                if len(found) <= self._message_bytes_max and not inflater.unconsumed_tail:
+                found = inflater.decompress(payload + _FLUSHED, bytes_max + 1)
+                self._inflated_bytes_left = max(0, self._inflated_bytes_left - len(found))
+                if len(found) <= bytes_max and not inflater.unconsumed_tail:
                     out = found
             except zlib.error:
                 pass

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from llmtap.meter.assembler import LAG_FLOOR_NS, Assembler
+from llmtap.meter.assembler import CPU_FREE_NS, CPU_MAX_NS, CPU_PER_BYTE_NS, LAG_FLOOR_NS, Assembler
 from llmtap.metrics.latency import measure, metrics_of
 from llmtap.metrics.objectives import Objectives
 from llmtap.record.exchange import Exchange
@@ -271,3 +271,45 @@ def test_nothing_delivered_is_none() -> None:
     (x,) = ear.exchanges
     assert (x.timeline.delivered_ns, x.status, x.error) == (None, 504, "late")
     assert x.outcome is Outcome.UPSTREAM_TIMEOUT
+
+
+def too_costly(assembler: Assembler, frame: Any, times: int = 1) -> None:
+    for _ in range(times):
+        assembler.charge(frame, CPU_FREE_NS + CPU_MAX_NS // 2 + CPU_PER_BYTE_NS * len(frame[4]) + 1)
+
+
+def test_an_exchange_whose_parsing_takes_too_long_is_timed_and_not_parsed() -> None:
+    ear, assembler = digest(Script().request(1).request(2).head(1, 5).head(2, 5).word(1, 6).word(2, 6))
+    first = Script().word(1, 7).frames()[0]
+    too_costly(assembler, first)
+    assert ear.failures == []
+    too_costly(assembler, first)
+    too_costly(assembler, first)
+    assert ear.failures == ["parse_cpu"], "counted once"
+    assembler.digest(
+        Script().word(1, 8).word(2, 8).end(1, 9, 1).end(2, 9, 1).close(1, 9).close(2, 9).frames()
+    )
+    given_up, other = sorted(ear.exchanges, key=lambda x: x.seq)
+    assert given_up.error is not None and "CPU" in given_up.error
+    assert given_up.unparsed_events == given_up.reads - 1 > 0
+    assert given_up.timeline.last_token_ns == 6 * MS
+    assert (other.error, other.unparsed_events) == (None, 0)
+
+
+def test_time_that_the_bytes_allow_is_not_charged() -> None:
+    ear, assembler = digest(Script().request(1).head(1, 5))
+    read = (int(FrameKind.RESPONSE_DATA), 1, 6 * MS, 0, b"x" * 65_536)
+    for _ in range(1_000):
+        assembler.charge(read, CPU_FREE_NS + CPU_PER_BYTE_NS * 65_536)
+    assembler.charge((int(FrameKind.RESPONSE_DATA), 99, 6 * MS, 0, b""), 10 * CPU_MAX_NS)
+    assert ear.failures == []
+
+
+def test_a_long_exchange_may_be_charged_with_a_share_of_its_duration() -> None:
+    hour_ms = 3_600_000
+    ear, assembler = digest(Script().request(1).head(1, 5))
+    for second in range(3_600):  # a pause of 15 ms each second
+        assembler.charge(Script().word(1, 1_000 * second).frames()[0], 15_000_000)
+    assert ear.failures == []
+    too_costly(assembler, Script().word(1, hour_ms).frames()[0], 80)
+    assert ear.failures == ["parse_cpu"]

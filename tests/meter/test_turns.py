@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from llmtap.meter.turns import AWAY_NS, BEHIND_NS, INSIST_NS, TURN_NS, Turns
+from llmtap.meter.turns import AWAY_NS, BEHIND_NS, CPU_EVERY_NS, INSIST_NS, TURN_NS, Turns
 
 FRAME = (8, 1, 0, 0, b"data")
 
@@ -78,3 +78,23 @@ def test_the_end_of_an_exchange_can_be_cut_into_turns_too() -> None:
 
 def test_an_empty_batch_is_no_trouble() -> None:
     assert list(Turns(lambda: 0).over([])) == []
+
+
+def test_a_frame_that_takes_long_is_charged_with_the_cpu_time_that_it_used() -> None:
+    now_ns, charged = [1_000_000_000], []
+    # Half of the time belongs to other processes.
+    turns = Turns(lambda: now_ns[0], lambda: None, lambda: now_ns[0] // 2)
+    work_ns = {2: 8 * CPU_EVERY_NS, 5: 4 * CPU_EVERY_NS}
+    frames = [(8, seq, now_ns[0], 0, b"") for seq in range(8)]
+    for _, seq, *_ in turns.over(frames, lambda frame, cpu_ns: charged.append((frame[1], cpu_ns))):
+        now_ns[0] += work_ns.get(seq, 0)
+    assert charged == [(2, 4 * CPU_EVERY_NS), (5, 2 * CPU_EVERY_NS)]
+
+
+def test_the_cpu_clock_is_read_once_for_many_short_frames() -> None:
+    reads: list[int] = []
+    now_ns = [1_000_000_000]
+    turns = Turns(lambda: now_ns[0], lambda: None, lambda: reads.append(0) or 0)  # type: ignore[func-returns-value]
+    for _ in turns.over([FRAME] * 100):
+        now_ns[0] += CPU_EVERY_NS // 40
+    assert len(reads) == 1 + 2

@@ -17,8 +17,11 @@ from llmtap.wire.dialects.openai_beside import BESIDE_NAMES, add_beside, read_be
 from llmtap.wire.dialects.openai_shapes import (
     BAD_JSON,
     CHOICES_MAX,
+    EVENT_CHOICES_MAX,
+    INDEX_MAX,
     NO_RAW,
     Findings,
+    Index,
     RunningCount,
     add_timings,
     read_frame,
@@ -56,7 +59,7 @@ class _Logprobs(msgspec.Struct, gc=False):
 
 class _Choice(msgspec.Struct, gc=False):
     delta: _Delta | None = None
-    index: int = 0
+    index: Index = 0
     finish_reason: str | None = None
     logprobs: _Logprobs | None = None
     token_ids: list[int] | None = None
@@ -246,7 +249,8 @@ class OpenAIChat:
             if self._running.running is None:
                 self._begin(data, chunk.model)
             replaced = beside is not None and of_guardrail_action(beside.guardrail_action) is not None
-            for position, choice in enumerate(choices):
+            findings.cut = len(choices) > EVENT_CHOICES_MAX
+            for position, choice in enumerate(choices[:EVENT_CHOICES_MAX]):
                 self._read_choice(choice, position, findings, streamed=streamed, replaced=replaced)
         usage: Any = chunk.usage
         known = chunk.choices is not None
@@ -264,7 +268,7 @@ class OpenAIChat:
             delta.retry = self._again(data, chunk.model)
         if chunk.model and chunk.model != self._model:
             self._model = delta.model = chunk.model
-        delta.parsed = known or not findings.empty
+        delta.parsed = (known or not findings.empty) and not findings.cut
         return delta
 
     def _begin(self, data: bytes, model: str | None) -> None:
@@ -349,6 +353,8 @@ class OpenAIChat:
                 name, arguments = call.get("name"), call.get("arguments")
                 fragment = arguments if isinstance(arguments, str) else ""
                 findings.piece(index, EventClass.TOOL_CALL, fragment, output=bool(name or arguments))
+                if findings.cut:
+                    break
 
     def _read_content(self, text: str, index: int, findings: Findings, *, thought: bool) -> None:
         """A piece of content, which may be thinking that nobody took out."""
@@ -385,6 +391,8 @@ class OpenAIChat:
     def _read_parts(self, parts: list[Any], index: int, path: str, findings: Findings) -> None:
         """A content array: texts, thinking, which is an array of texts again (Mistral), and refusals."""
         for i, part in enumerate(parts):
+            if findings.cut:
+                break
             if not isinstance(part, dict):
                 continue
             for kind, text in _part(part):
@@ -472,7 +480,7 @@ def _build_choice(value: dict[str, Any]) -> _Choice:
     )
     return _Choice(
         delta,
-        index if type(index) is int else 0,
+        index if type(index) is int and 0 <= index < INDEX_MAX else 0,
         reason if isinstance(reason, str) else None,
         None,
         ids if isinstance(ids, list) else None,

@@ -14,7 +14,10 @@ from llmtap.wire.dialects.openai_beside import BESIDE_NAMES, add_beside, read_be
 from llmtap.wire.dialects.openai_shapes import (
     BAD_JSON,
     CHOICES_MAX,
+    EVENT_CHOICES_MAX,
+    INDEX_MAX,
     Findings,
+    Index,
     RunningCount,
     read_frame,
     read_json,
@@ -32,7 +35,7 @@ class _Logprobs(msgspec.Struct, gc=False):
 
 class _Choice(msgspec.Struct, gc=False):
     text: Any = None
-    index: int = 0
+    index: Index = 0
     finish_reason: str | None = None
     logprobs: _Logprobs | None = None
     token_ids: list[int] | None = None
@@ -122,7 +125,8 @@ class OpenAICompletions:
         ):
             beside = read_beside(data)
         replaced = beside is not None and of_guardrail_action(beside.guardrail_action) is not None
-        for choice in choices:
+        findings.cut = len(choices) > EVENT_CHOICES_MAX
+        for choice in choices[:EVENT_CHOICES_MAX]:
             self._read_choice(choice, findings, streamed=streamed, replaced=replaced)
         usage: Any = chunk.usage
         known = chunk.choices is not None
@@ -138,7 +142,7 @@ class OpenAICompletions:
         delta = findings.ranked()
         if chunk.model and chunk.model != self._model:
             self._model = delta.model = chunk.model
-        delta.parsed = known or not findings.empty
+        delta.parsed = (known or not findings.empty) and not findings.cut
         delta.repeatable = (
             streamed
             and beside is None
@@ -147,6 +151,7 @@ class OpenAICompletions:
             and delta.model is None
             and usage is None
             and chunk.timings is None
+            and not findings.cut
             and all(choice.content_filter_results is None for choice in choices)
         )
         return delta
@@ -190,7 +195,7 @@ def _build_choice(value: dict[str, Any]) -> _Choice:
     index, reason, ids = get("index"), get("finish_reason"), get("token_ids")
     return _Choice(
         get("text"),
-        index if type(index) is int else 0,
+        index if type(index) is int and 0 <= index < INDEX_MAX else 0,
         reason if isinstance(reason, str) else None,
         None,
         ids if isinstance(ids, list) else None,

@@ -6,7 +6,7 @@ Source: shared/dialects/dialects.md sections 1, 2, 5 and 6.
 
 import json
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -18,8 +18,12 @@ from llmtap.wire.verdicts import of_filter_results, of_finish_reason
 __all__ = [
     "BAD_JSON",
     "CHOICES_MAX",
+    "EVENT_CHOICES_MAX",
+    "INDEX_MAX",
     "NO_RAW",
+    "PIECES_MAX",
     "Findings",
+    "Index",
     "RunningCount",
     "add_timings",
     "read_error",
@@ -34,6 +38,16 @@ BAD_JSON: Final = (ValueError, RecursionError)
 """What decoders raise at bytes from outside: malformed, of another shape, not UTF-8, nested too deep."""
 CHOICES_MAX: Final = 128
 """Choices of one answer that something is remembered about; OpenAI's own limit for `n` is 128."""
+EVENT_CHOICES_MAX: Final = 4_096
+"""Choices read of one event or whole answer: twice OpenAI's limit of prompts in one completions request. The
+rest is not read, and the event counts as not understood (`Delta.parsed`)."""
+PIECES_MAX: Final = 4_096
+"""Pieces of output read of one event or whole answer (content parts, tool calls, items); the rest is treated
+in the same way."""
+INDEX_MAX: Final = 1 << 31
+"""Indexes of choices are below it; another number counts as 0. Python gives unbounded integers equal hashes
+(n and n + 2^61 - 1), so a set of chosen ones would take quadratic time."""
+Index = Annotated[int, msgspec.Meta(ge=0, lt=INDEX_MAX)]
 NO_RAW: Final = msgspec.Raw()
 """Default of a raw field: it was absent."""
 _COUNT_MAX: Final = 1 << 40
@@ -222,16 +236,21 @@ class Findings:
         "_logprobs",
         "_markers",
         "_mask",
+        "_pieces",
         "_role",
         "_texts",
+        "cut",
         "delta",
     )
 
     def __init__(self) -> None:
         self.delta = Delta(EventClass.METADATA)
         self._mask = 0
-        self._texts: dict[int, str] = {}
-        self._carrying: list[int] = []
+        self._texts: dict[int, list[str]] = {}
+        self._pieces = 0
+        self.cut = False
+        """A bound was reached: not everything in the event was read."""
+        self._carrying: dict[int, None] = {}
         self._indexes: list[int] = []
         self._markers: list[int] = []
         self._ids = self._logprobs = 0
@@ -244,17 +263,24 @@ class Findings:
         self._role |= role
         if ids:
             self._ids += ids
-            self._carry(index)
+            self._carrying[index] = None
 
     def piece(
         self, index: int, kind: EventClass, text: str, *, output: bool = True, audio: bool = False
     ) -> None:
         """Something generated for a choice. A call that has only an id is a piece without output."""
+        self._pieces += 1
+        if self._pieces > PIECES_MAX:
+            self.cut = True
+            return
         self._mask |= 1 << kind
         texts = self._texts
-        texts[kind] = texts[kind] + text if kind in texts else text
+        if kind in texts:
+            texts[kind].append(text)
+        else:
+            texts[kind] = [text]
         if output:
-            self._carry(index)
+            self._carrying[index] = None
         delta = self.delta
         if kind is EventClass.CONTENT:
             delta.content |= audio or not text.isspace()
@@ -264,10 +290,6 @@ class Findings:
             delta.reasoning = True
         elif kind is EventClass.REFUSAL:
             delta.refusal = True
-
-    def _carry(self, index: int) -> None:
-        if index not in self._carrying:
-            self._carrying.append(index)
 
     def marker(self, index: int) -> None:
         """A choice sent what was generated and is no text: `<think>`, or what may become it."""
@@ -353,7 +375,7 @@ class Findings:
             first = delta.event_class = classes[0]
             delta.also = classes[1:]
             if self._texts:
-                delta.text = self._texts.get(first, "")
+                delta.text = "".join(self._texts.get(first, ()))
         if self._carrying:
             delta.choices = tuple(self._carrying)
             delta.output = True
