@@ -78,6 +78,11 @@ _RELAY_COUNTERS: Final[tuple[tuple[str, str, Callable[[RelayStatus], float]], ..
     ("llmtap_relay_accepted_connections", "Connections accepted", lambda s: s.accepted),
     ("llmtap_relay_upstream_connects", "Connections made upstream", lambda s: s.upstream_connects),
     ("llmtap_relay_upstream_reuses", "Requests on a kept-alive connection", lambda s: s.upstream_reuses),
+    (
+        "llmtap_relay_upstream_unsolicited",
+        "Connections closed because the upstream sent bytes that no request had asked for",
+        lambda s: s.upstream_unsolicited,
+    ),
     ("llmtap_relay_cpu_seconds", "CPU time of the relay", lambda s: s.cpu_ns / 1e9),
 )
 _RELAY_GAUGES: Final[tuple[tuple[str, str, Callable[[RelayStatus], float]], ...]] = (

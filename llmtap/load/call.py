@@ -13,7 +13,7 @@ from llmtap.clock import SystemClock
 from llmtap.errors import PeerProtocolError
 from llmtap.load.retries import STATUSES, retry_after_ns, wait_ns
 from llmtap.net.pool import Attempt
-from llmtap.net.stream import READ_BYTES_MAX, Stream
+from llmtap.net.stream import Stream
 from llmtap.record.exchange import Exchange
 from llmtap.record.observer import Observer
 from llmtap.record.outcome import Outcome
@@ -126,7 +126,7 @@ class Call:
         self.began_ns = self.last_ns = now_ns
         self.first_ns = self.first_ns or now_ns
         self.request_bytes = len(request)
-        while (stream := sender.pool.take(self, now_ns)) is not None:
+        while (stream := sender.pool.take(self)) is not None:
             try:
                 before_ns = mono_ns()
                 if stream.write(request):
@@ -243,14 +243,13 @@ class Call:
             return
         if end < len(data):
             self._keep = False  # it said more than it announced
-        self._complete(data[:end], t_ns, len(data))
+        self._complete(data[:end], t_ns)
 
     def _on_head_data(self, data: bytes, t_ns: int) -> None:
-        read_bytes = len(data)
         observer = self._observer
         assert observer is not None
         self._answer_began = True
-        self._head_bytes += read_bytes
+        self._head_bytes += len(data)
         part = self._head_part
         searched = max(0, len(part) - 3)
         part += data
@@ -289,7 +288,7 @@ class Call:
         if head.framing is Framing.NONE:
             if data:
                 self._keep = False
-            self._complete(b"", t_ns, read_bytes)
+            self._complete(b"", t_ns)
             return
         self._scanner = scanner_for(head.framing, head.length)
         if not data:
@@ -304,14 +303,14 @@ class Call:
             return
         if at < len(data):
             self._keep = False
-        self._complete(data[:at], t_ns, read_bytes)
+        self._complete(data[:at], t_ns)
 
-    def _complete(self, data: bytes, t_ns: int, read_bytes: int) -> None:
+    def _complete(self, data: bytes, t_ns: int) -> None:
         """The answer ends with `data`; the connection is free before anybody looks at numbers."""
         stream, self._stream = self._stream, None
         assert stream is not None and self._observer is not None
         if self._keep and not stream.pending:
-            self._sender.pool.give_back(stream, t_ns, emptied=read_bytes < READ_BYTES_MAX)
+            self._sender.pool.give_back(stream, t_ns)
         else:
             stream.close()
         if self._accepted:
@@ -351,7 +350,7 @@ class Call:
         if self.over:
             return
         if isinstance(self._scanner, CloseScanner):
-            self._complete(b"", mono_ns(), 0)
+            self._complete(b"", mono_ns())
         else:
             self.on_lost(None)
 

@@ -190,7 +190,7 @@ class _Opening:
         self.settled: asyncio.Future[None] = sender.loop.create_future()
 
     def on_connected(self, stream: Stream, took_ns: int) -> None:
-        self._pool.give_back(stream, mono_ns(), emptied=True, used=False)
+        self._pool.give_back(stream, mono_ns(), used=False)
         self._settle()
 
     def on_connect_failed(self, error: OSError) -> None:

@@ -212,6 +212,7 @@ def _described(relays: dict[str, _Relay], now_ns: int) -> Iterator[tuple[str, di
                 "unsettled": max(0, s.unsettled - lost),
                 "connections": s.connections, "streams": s.streams, "upstream_idle": s.upstream_idle,
                 "upstream_connects": s.upstream_connects, "upstream_reuses": s.upstream_reuses,
+                "upstream_unsolicited": s.upstream_unsolicited,
                 "accepted": s.accepted, "refused": s.refused, "tap_pending_bytes": s.tap_pending_bytes,
                 "cpu": s.cpu_ns / 1e9, "rss_bytes": s.rss_bytes, "lag_max": s.lag_ns_max / 1e9,
                 "bytes_up": s.bytes_up, "bytes_down": s.bytes_down,

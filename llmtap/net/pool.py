@@ -1,8 +1,9 @@
 """Connections to the upstream: opened when needed, kept while idle, never trusted blindly.
 
-An idle connection is watched: one that the upstream closes leaves the pool at that moment, and one taken
-from it is asked once more whether it is still open. What remains is the race in which the upstream closes
-while a request is on its way; whether that request may be sent again is the relay's decision.
+An idle connection is watched: one that the upstream closes, or on which it sends anything, leaves the pool at
+that moment, and one taken from the pool is checked once more. Two races remain. The upstream closes while a
+request is on its way: whether that request may be sent again is the relay's decision. The upstream sends an
+answer that nobody asked for after that check: HTTP/1.1 cannot tell it from the right one.
 """
 
 import asyncio
@@ -24,9 +25,6 @@ __all__ = ["Attempt", "Origin", "Pool", "Waiter", "parse_origin"]
 
 RESOLVED_FOR_NS: Final = 30_000_000_000
 """How long an address list is used before the name is looked up again."""
-
-TRUSTED_FOR_NS: Final = 5_000_000
-"""The loop has looked at every idle connection since: a turn of it takes less, even under load."""
 
 Address = tuple[int, tuple[object, ...]]
 """A family and what connect() takes."""
@@ -85,16 +83,16 @@ class Waiter(Handler, Protocol):
 class _Idle:
     """Watches one idle connection; any sign of life but silence ends its time in the pool."""
 
-    __slots__ = ("_pool", "since_ns", "stream", "trusted_until_ns", "used")
+    __slots__ = ("_pool", "since_ns", "stream", "used")
 
-    def __init__(self, pool: "Pool", stream: Stream, now_ns: int, emptied: bool, used: bool) -> None:
+    def __init__(self, pool: "Pool", stream: Stream, now_ns: int, used: bool) -> None:
         self._pool = pool
         self.stream = stream
         self.since_ns = now_ns
-        self.trusted_until_ns = now_ns + TRUSTED_FOR_NS if emptied else 0
         self.used = used
 
     def on_data(self, data: bytes, t_ns: int) -> None:
+        self._pool.unsolicited += 1
         self._pool.discard(self)
 
     def on_eof(self) -> None:
@@ -142,34 +140,33 @@ class Pool:
         self.connects = 0
         self.reuses = 0
         """Requests on a connection that had served one before."""
+        self.unsolicited = 0
+        """Connections closed because the upstream sent bytes that no request had asked for."""
 
     @property
     def idle(self) -> int:
         """Idle connections now."""
         return len(self._idle)
 
-    def take(self, handler: Handler, now_ns: int) -> Stream | None:
-        """An idle connection that is still open, or None."""
+    def take(self, handler: Handler) -> Stream | None:
+        """Return an idle connection that is still open and has nothing to read, or None."""
         while self._idle:
             idle = self._idle.pop()
             stream = idle.stream
-            if now_ns < idle.trusted_until_ns or stream.is_alive():
+            if stream.is_alive():
                 stream.handler = handler
                 self.reuses += idle.used
                 return stream
+            self.unsolicited += stream.has_unread()
             stream.close()
         return None
 
-    def give_back(self, stream: Stream, now_ns: int, *, emptied: bool, used: bool = True) -> None:
-        """Keep a connection whose last answer ended cleanly, or that is not `used` yet; full pools close it.
-
-        `emptied` says that the last read left nothing in the socket; where it did not, what lies there may
-        be words out of turn, and they would answer the next request (RFC 9112 9.2).
-        """
+    def give_back(self, stream: Stream, now_ns: int, *, used: bool = True) -> None:
+        """Keep a connection whose last answer ended cleanly, or that is not `used` yet; close it if full."""
         if len(self._idle) >= self._idle_max or self._idle_ns == 0 or stream.closed:
             stream.close()
             return
-        idle = _Idle(self, stream, now_ns, emptied, used)
+        idle = _Idle(self, stream, now_ns, used)
         stream.handler = idle
         self._idle.append(idle)
 

@@ -119,6 +119,7 @@ class Stream(Protocol):
     def peer_left(self) -> bool: ...
     def look_again(self) -> None: ...
     def is_alive(self) -> bool: ...
+    def has_unread(self) -> bool: ...
     def close(self) -> None: ...
     def abort(self) -> None: ...
 
@@ -328,6 +329,13 @@ class PlainStream:
         except OSError:
             return False
         return False
+
+    def has_unread(self) -> bool:
+        """Whether bytes that nobody has read wait in the kernel."""
+        try:
+            return not self.closed and bool(self._recv(1, socket.MSG_PEEK))
+        except OSError:
+            return False
 
     def _lose(self, error: OSError) -> None:
         handler = self.handler

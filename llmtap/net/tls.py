@@ -103,6 +103,10 @@ class TlsStream(asyncio.Protocol):
     def is_alive(self) -> bool:
         return not self.closed and self._transport is not None and not self._transport.is_closing()
 
+    def has_unread(self) -> bool:
+        """The transport hands over what it reads at once."""
+        return False
+
     def close(self) -> None:
         if not self.closed:
             self.closed = True

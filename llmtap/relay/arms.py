@@ -166,7 +166,7 @@ class _Armed(Flow):
         self._relay.flows.add(self)
         self.seq, self._tapped = self._tap.open(arrival_ns, data[:head_end], arm=self._note)
         self.request_bytes = head_end
-        self._request_scanner = scanner_for(head.framing, head.length)
+        self._request_scanner = scanner_for(head.framing, head.length, request=True)
         if len(data) == head_end:
             return b""
         self._held, rest = self._scan_request(data[head_end:], t_ns)
@@ -214,7 +214,7 @@ class _Armed(Flow):
             upgrade=False,
             extra=self._extra_fields(head) if self._relay.adds_fields else [],
         )
-        self._upstream = route.pool.take(self, self.last_ns)
+        self._upstream = route.pool.take(self)
         self._reused = self._upstream is not None
         if self._reused:
             self._send_up(lines + held)

@@ -52,7 +52,7 @@ class ClientConnection:
 
     __slots__ = (
         "_ahead_ns", "_ahead_paused", "_arrival_ns", "_buffer", "_flow", "_lingered", "_relay", "_served",
-        "_since_ns", "_state", "_stream", "address", "is_11",
+        "_since_ns", "_skipped", "_state", "_stream", "address", "is_11",
     )  # fmt: skip
 
     def __init__(self, relay: "Relay", address: bytes) -> None:
@@ -68,6 +68,7 @@ class ClientConnection:
         self._ahead_paused = False
         self._ahead_ns = 0  # of the last read of what stands in the buffer
         self._served = False
+        self._skipped = False  # the empty line before the head that is being read
         self.is_11 = True
 
     def attach(self, stream: Stream, now_ns: int) -> None:
@@ -117,9 +118,15 @@ class ClientConnection:
 
     def _read_head(self, data: bytes, t_ns: int) -> None:
         options = self._relay.options
-        if data.startswith(b"\r\n"):
-            data = data[2:]  # RFC 9112 2.2: one empty line before a request is ignored
-        if not data or data == b"\r":
+        if not self._skipped:
+            # RFC 9112 2.2: one empty line before a request is ignored.
+            if data == b"\r":
+                self._buffer = data
+                return
+            if data.startswith(b"\r\n"):
+                self._skipped = True
+                data = data[2:]
+        if not data:
             self._buffer = data
             return
         end = data.find(b"\r\n\r\n") + 4
@@ -133,6 +140,7 @@ class ClientConnection:
             return
         raw = data[:end]
         self._buffer = b""
+        self._skipped = False
         try:
             head = parse_request_head(raw)
             if len(head.headers) > options.head_fields:

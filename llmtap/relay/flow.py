@@ -19,7 +19,7 @@ from llmtap.clock import SystemClock
 from llmtap.errors import PeerProtocolError
 from llmtap.net.failures import failure_said, is_own_shortage
 from llmtap.net.pool import Attempt
-from llmtap.net.stream import READ_BYTES_MAX, Stream
+from llmtap.net.stream import Stream
 from llmtap.record.outcome import Outcome
 from llmtap.relay.heads import own_answer, request_lines, response_lines
 from llmtap.relay.tunnel import Tunnel
@@ -143,7 +143,7 @@ class Flow:
             end = head_end
         elif head.framing is LENGTH and len(data) - head_end >= head.length:
             end = head_end + head.length
-        upstream = route.pool.take(self, t_ns)
+        upstream = route.pool.take(self)
         self._upstream = upstream
         self._reused = upstream is not None
         if end >= 0:
@@ -158,7 +158,7 @@ class Flow:
             return rest
         self.seq, self._tapped = self._tap.open(arrival_ns, data[:head_end], arm=self._note)
         self.request_bytes = head_end
-        self._request_scanner = scanner_for(head.framing, head.length)
+        self._request_scanner = scanner_for(head.framing, head.length, request=True)
         body, rest = self._scan_request(data[head_end:], t_ns) if len(data) > head_end else (b"", b"")
         if self.over:
             return b""
@@ -339,7 +339,7 @@ class Flow:
             return
         if end >= 0 and end < len(data):
             data = data[:end]
-            self._keep_upstream = False  # it said more than it announced
+            self._said_too_much()
         try:
             sent = self._stream.write(data)
         except OSError:
@@ -350,13 +350,12 @@ class Flow:
         if self._tapped:
             self._tapped = self._tap.offer(RESPONSE_DATA, self.seq, t_ns, mono_ns() - t_ns, data)
         if end >= 0:
-            self._body_complete(t_ns, len(data))
+            self._body_complete(t_ns)
         elif not sent:
             self._pause_upstream()
 
     def _on_head_data(self, data: bytes, t_ns: int) -> None:
         self.last_ns = t_ns
-        read_bytes = len(data)
         self._again = b""  # it has begun to answer: what it was asked, it was asked
         if self._head_part:
             data = self._head_part + data
@@ -381,7 +380,7 @@ class Flow:
                 self._switch(head, raw, data[end:], t_ns)
                 return
             if head.status >= 200:
-                self._answer(head, data, end, t_ns, read_bytes)
+                self._answer(head, data, end, t_ns)
                 return
             self._interim(head, raw, t_ns)
             data = data[end:]
@@ -416,7 +415,7 @@ class Flow:
         if self._tapped:
             self._tapped = self._tap.offer(FrameKind.INTERIM, self.seq, t_ns, 0, raw)
 
-    def _answer(self, head: ResponseHead, data: bytes, head_end: int, t_ns: int, read_bytes: int) -> None:
+    def _answer(self, head: ResponseHead, data: bytes, head_end: int, t_ns: int) -> None:
         """The final head, and whatever of the body came with it."""
         self.status = head.status
         self._keep_upstream = head.keep_alive
@@ -438,7 +437,7 @@ class Flow:
                 end = head_end + found if found >= 0 else -1
         if end >= 0:
             if len(data) > end:
-                self._keep_upstream = False  # it said more than it announced
+                self._said_too_much()
                 data = data[:end]
             if not self._request_end_ns:
                 self._keep_client = False  # answered before it had asked: the rest is not awaited
@@ -466,7 +465,7 @@ class Flow:
                 if len(data) > head_end:
                     self._tapped = tap.offer(RESPONSE_DATA, self.seq, t_ns, added_ns, data[head_end:])
         if end >= 0:
-            self._answer_complete(read_bytes)
+            self._answer_complete()
         elif not sent:
             self._pause_upstream()
 
@@ -481,6 +480,13 @@ class Flow:
 
     def _reframed(self, body: bytes) -> bytes:
         return body
+
+    def _said_too_much(self) -> None:
+        """Drop the bytes that the upstream sent behind the end of its answer, and do not reuse it."""
+        self._keep_upstream = False
+        self._error = "the upstream sent more than its answer"
+        self._route.pool.unsolicited += 1
+        self._relay.warn("upstream_unsolicited", self._error)
 
     def _pause_upstream(self) -> None:
         """The client is slow: read no more from the upstream until its socket has taken what we hold."""
@@ -514,7 +520,7 @@ class Flow:
 
     def on_eof(self) -> None:
         if self._scanner is not None and self._client_sees_close():
-            self._body_complete(mono_ns(), 0)
+            self._body_complete(mono_ns())
         else:
             self.on_lost(None)
 
@@ -588,13 +594,13 @@ class Flow:
 
     # ---------------------------------------------------------------- the end
 
-    def _body_complete(self, t_ns: int, read_bytes: int) -> None:
+    def _body_complete(self, t_ns: int) -> None:
         if self._tapped:
             self._tapped = self._tap.offer(RESPONSE_END, self.seq, t_ns, 0)
-        self._answer_complete(read_bytes)
+        self._answer_complete()
 
-    def _answer_complete(self, read_bytes: int) -> None:
-        """All of the answer has been handed on; its last read brought `read_bytes`."""
+    def _answer_complete(self) -> None:
+        """All of the answer has been forwarded."""
         upstream = self._upstream
         self._upstream = None
         if upstream is not None:
@@ -604,7 +610,7 @@ class Flow:
                 and not upstream.pending
                 and not self._upload_broken
             ):
-                self._route.pool.give_back(upstream, self.last_ns, emptied=read_bytes < READ_BYTES_MAX)
+                self._route.pool.give_back(upstream, self.last_ns)
             else:
                 upstream.close()
         if not self._request_end_ns:

@@ -52,7 +52,7 @@ class FlowToHttp10(Flow):
             return
         if end >= 0 and end < len(data):
             data = data[:end]
-            self._keep_upstream = False
+            self._said_too_much()
         payload = self._reframed(data)
         try:
             sent = self._stream.write(payload) if payload else True
@@ -64,7 +64,7 @@ class FlowToHttp10(Flow):
         if self._tapped:
             self._tapped = self._tap.offer(RESPONSE_DATA, self.seq, t_ns, mono_ns() - t_ns, data)
         if end >= 0:
-            self._body_complete(t_ns, len(data))
+            self._body_complete(t_ns)
         elif not sent:
             self._pause_upstream()
 

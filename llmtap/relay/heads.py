@@ -127,7 +127,7 @@ def _request_lines(
     if prefix and target != b"*":
         target = prefix + target
     out = [head.method, b" ", target, b" HTTP/1.1\r\n"]
-    had_host = False
+    had_host = had_te = False
     for name, value in _without_named(head.headers, head.connection) if head.connection else head.headers:
         kind = _seen.get(name, -1)
         if kind < 0:
@@ -137,7 +137,8 @@ def _request_lines(
         elif kind == _HOST:
             had_host = True
             out += (name, b": ", value if authority is None else authority, b"\r\n")
-        elif kind == _TE and b"trailers" in value.lower():
+        elif kind == _TE and not had_te and b"trailers" in value.lower():
+            had_te = True
             out.append(b"Connection: TE\r\nTE: trailers\r\n")
     if not had_host:  # an HTTP/1.0 client may leave it out, we may not
         out.insert(4, b"Host: " + (authority or b"") + b"\r\n")
@@ -174,7 +175,7 @@ def _response_lines(head: ResponseHead, *, keep_alive: bool, client_11: bool, de
     out = [b"HTTP/1.1 %d " % head.status, head.reason, b"\r\n"]
     switching = head.status in (101, 426)
     drop: tuple[bytes, ...] = (b"transfer-encoding", b"trailer") if dechunk else ()
-    if head.status == 204:
+    if head.status == 204 or head.status < 200:
         drop = (b"transfer-encoding", b"content-length")  # RFC 9110 8.6, RFC 9112 6.1
     for name, value in _without_named(head.headers, head.connection) if head.connection else head.headers:
         kind = _seen.get(name, -1)

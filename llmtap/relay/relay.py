@@ -314,6 +314,7 @@ class Relay:
             upstream_idle=sum(pool.idle for pool in self._pools),
             upstream_connects=sum(pool.connects for pool in self._pools),
             upstream_reuses=sum(pool.reuses for pool in self._pools),
+            upstream_unsolicited=sum(pool.unsolicited for pool in self._pools),
             accepted=self._accepted,
             refused=self._refused,
             tap_pending_bytes=tap.pending_bytes,

@@ -198,6 +198,8 @@ class RelayStatus(msgspec.Struct, kw_only=True):
     bytes_down: int
     draining: bool = False
     """It takes no more connections."""
+    upstream_unsolicited: int = 0
+    """Connections closed because the upstream sent bytes that no request had asked for."""
 
 
 MAGIC: Final = 0x4C4C5402

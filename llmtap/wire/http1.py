@@ -43,11 +43,25 @@ SIZE_DIGITS_MAX: Final = 15
 LINE_BYTES_MAX: Final = 8_192
 """One chunk-size line with its extensions, or one trailer line; the limit nginx has for a header line."""
 TRAILER_LINES_MAX: Final = 128
+METHOD_CHARS_MAX: Final = 32
+"""The longest registered method (UPDATEREDIRECTREF) has 17 characters."""
 
 _TOKEN: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _HOST: Final = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z!$&'()*+,;=._~%-]*)(?::[0-9]*)?")
 _SIZE_LINE: Final = re.compile(rb"([0-9A-Fa-f]{1,%d})(?:;[\t\x20-\x7e\x80-\xff]*)?\r\n" % SIZE_DIGITS_MAX)
 _TRAILER_LINE: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*\r\n")
+# What such a line may begin with, up to the place where a read ends.
+_SIZE_LINE_PART: Final = re.compile(rb"[0-9A-Fa-f]{1,%d}(?:;[\t\x20-\x7e\x80-\xff]*)?\r?" % SIZE_DIGITS_MAX)
+_TRAILER_LINE_PART: Final = re.compile(rb"\r|[!#$%&'*+\-.^_`|~0-9A-Za-z]+(?::[\t\x20-\x7e\x80-\xff]*\r?)?")
+NO_TRAILERS: Final = frozenset({
+    b"authorization", b"cache-control", b"connection", b"content-encoding", b"content-length",
+    b"content-range", b"content-type", b"cookie", b"expect", b"host", b"keep-alive", b"max-forwards",
+    b"proxy-authorization", b"proxy-connection", b"range", b"te", b"trailer", b"transfer-encoding",
+    b"upgrade",
+})  # fmt: skip
+"""Fields that a request may not have as trailers: framing, routing, control, authentication, content format
+(RFC 9110 6.5.1). A recipient that merged them into the head would read another request than we did."""
+_USUAL_METHODS: Final = frozenset({b"GET", b"POST", b"HEAD", b"PUT", b"DELETE", b"OPTIONS", b"PATCH"})
 # What a field is to framing and routing; looked up by the name as sent, which a memo makes one dict access.
 _PLAIN, _CONNECTION, _LENGTH, _CODING, _HOSTS, _UPGRADE, _EXPECT = range(7)
 _KINDS: Final = {
@@ -153,7 +167,7 @@ def _tokenise_request(raw: bytes, method: bytes) -> _Fields:
         except httptools.HttpParserError as exc:
             # llhttp knows a fixed list of methods, some of them not for HTTP; HTTP has no such list
             # (RFC 9110 9.1). Let it read the rest.
-            if "nvalid method" not in _reason(exc) or _TOKEN.fullmatch(method) is None:
+            if "nvalid method" not in _reason(exc):
                 raise
             fields = _Fields()
             httptools.HttpRequestParser(fields).feed_data(b"POST" + raw[len(method) :])
@@ -186,6 +200,12 @@ def parse_request_head(raw: bytes) -> RequestHead:
 def _parse_request_head(raw: bytes) -> RequestHead:
     """Parse any head; the reference of the compiled parser."""
     method = raw[: raw.find(b" ")]
+    if method not in _USUAL_METHODS:
+        # RFC 9110 9.1: a method is a token. llhttp skips line ends before it.
+        if _TOKEN.fullmatch(method) is None:
+            raise PeerProtocolError("the method is not a token")
+        if len(method) > METHOD_CHARS_MAX:
+            raise PeerProtocolError("the method is too long", 501)
     if method == b"CONNECT":
         raise PeerProtocolError("CONNECT is not offered: this is a reverse proxy", 405)
     fields = _tokenise_request(raw, method)
@@ -297,6 +317,8 @@ def _parse_response_head(raw: bytes, method: bytes) -> ResponseHead:
         raise PeerProtocolError("malformed response head", 502)
     headers = fields.headers
     status = int(raw[9:12])  # llhttp has seen to it that three digits stand here
+    if status < 100:  # RFC 9110 15
+        raise PeerProtocolError("the response status is below 100", 502)
 
     lengths: list[bytes] = []
     codings: list[bytes] = []
@@ -409,12 +431,18 @@ _SIZES_MAX: Final = 4_096
 class ChunkedScanner:
     """A chunked body, trailers included (RFC 9112 7.1). Strict: CR LF everywhere, no bare LF.
 
-    Chunk extensions are passed over, as 7.1.1 asks of a recipient that does not know them.
+    Chunk extensions are passed over, as 7.1.1 asks of a recipient that does not know them. A line that a read
+    ends within is checked as far as it goes, so that no byte of a malformed line is ever forwarded.
+
+    Args:
+        trailers: where to put the trailer lines, for a reader that wants them.
+        request: the body is a request's; fields in NO_TRAILERS are refused as trailers.
     """
 
-    __slots__ = ("_left", "_line", "_trailers", "trailers")
+    __slots__ = ("_left", "_line", "_request", "_trailers", "trailers")
 
-    def __init__(self, trailers: list[bytes] | None = None) -> None:
+    def __init__(self, trailers: list[bytes] | None = None, *, request: bool = False) -> None:
+        self._request = request
         self.trailers = trailers
         """Where to put the trailer lines, for a reader that wants them."""
         self._left = 0  # of the current chunk, its CR LF included
@@ -471,6 +499,7 @@ class ChunkedScanner:
                 self._line += data[at:]
                 if len(self._line) > LINE_BYTES_MAX:
                     raise PeerProtocolError("a line of the chunked framing is too long")
+                self._check_part(self._line)
                 self._left = 0
                 return -1
             line = data[at:stop]
@@ -486,6 +515,8 @@ class ChunkedScanner:
                     raise PeerProtocolError("a trailer line is malformed")
                 if self._trailers > TRAILER_LINES_MAX:
                     raise PeerProtocolError("too many trailer lines")
+                if self._request:
+                    _check_trailer(line)
                 if self.trailers is not None:
                     self.trailers.append(line)
                 continue
@@ -506,6 +537,24 @@ class ChunkedScanner:
                 if pieces is not None:
                     pieces.append(data[at : stop - 2])
                 at, left = stop, 0
+
+    def _check_part(self, line: bytes) -> None:
+        """Raise PeerProtocolError if no valid line begins like this."""
+        if self._trailers < 0:
+            if _SIZE_LINE_PART.fullmatch(line) is None:
+                raise PeerProtocolError(f"malformed chunk size line of {len(line)} bytes")
+            return
+        if _TRAILER_LINE_PART.fullmatch(line) is None:
+            raise PeerProtocolError("a trailer line is malformed")
+        if self._request:
+            _check_trailer(line)
+
+
+def _check_trailer(line: bytes) -> None:
+    """Raise PeerProtocolError if a request may not have this trailer; `line` may end anywhere."""
+    name, colon, _ = line.partition(b":")
+    if colon and name.lower() in NO_TRAILERS:
+        raise PeerProtocolError("a field that is not allowed as a trailer")
 
 
 class ChunkedDecoder:
@@ -537,8 +586,8 @@ class ChunkedDecoder:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-def scanner_for(framing: Framing, length: int) -> BodyScanner:
-    """The scanner of a body that has one (`framing` is not NONE)."""
+def scanner_for(framing: Framing, length: int, *, request: bool = False) -> BodyScanner:
+    """Return the scanner of a body that has one (`framing` is not NONE); `request`: it is a request's."""
     if framing is _CHUNKED:
-        return ChunkedScanner()
+        return ChunkedScanner(request=request)
     return LengthScanner(length) if framing is _LENGTHY else CloseScanner()

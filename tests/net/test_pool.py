@@ -111,11 +111,11 @@ async def opened(pool: Pool, waiter: Waits | None = None) -> Stream:
 
 def keep(pool: Pool, stream: Stream) -> None:
     """Give a connection back, just used."""
-    pool.give_back(stream, SystemClock.mono_ns(), emptied=False)
+    pool.give_back(stream, SystemClock.mono_ns())
 
 
 def taken(pool: Pool, handler: Notes | None = None) -> Stream | None:
-    return pool.take(handler or Notes(), SystemClock.mono_ns())
+    return pool.take(handler or Notes())
 
 
 @scene

@@ -1,0 +1,236 @@
+"""What an attack on the relay found, each case as it was sent."""
+
+import pytest
+
+from tests.support.peer import Gone, chunk, chunked, scene, wait_until
+from tests.support.proxy import stage
+from tests.support.raw_client import request
+from tests.support.upstream import Call, answers, says
+
+# ---------------------------------------------------------------- before the request line
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        b"\n",
+        b"\r",
+        b"\r\r\n",
+        b"\n\r\n",
+        b"\r\n\n",
+        b"\r\n\r\n",
+        b"\r\n\r\n\r\n",
+        b"\n" * 5_000,
+        b" ",
+        b"\x00",
+    ],
+)
+@pytest.mark.parametrize("byte_by_byte", [False, True])
+@pytest.mark.parametrize("kept_alive", [False, True])
+@scene
+async def test_nothing_but_one_empty_line_comes_before_a_request(
+    before: bytes, byte_by_byte: bool, kept_alive: bool
+) -> None:
+    """RFC 9112 2.2: at least one empty line (CRLF) should be ignored; anything else is no request line."""
+    async with stage() as (up, tap):
+        path = up.on(answers(b"ok"))
+        client = await tap.client()
+        if kept_alive:
+            assert (await client.get(path)).data == b"ok"
+        asked = len(up.calls)
+        raw = before + request("HEAD", path)
+        try:
+            await client.send(*([raw[i : i + 1] for i in range(len(raw))] if byte_by_byte else [raw]))
+        except (Gone, ConnectionError):
+            pass  # it was refused before all was sent
+        head = await client.head()
+        assert b" 400 " in head.line
+        await client.to_end()
+        assert len(up.calls) == asked
+
+
+@scene
+async def test_one_empty_line_before_each_request_is_skipped() -> None:
+    async with stage() as (up, tap):
+        path = up.on(answers(b"ok"))
+        client = await tap.client()
+        for pieces in ([b"\r\n"], [b"\r", b"\n"]):
+            await client.send(*pieces, request("GET", path))
+            assert (await client.answer()).data == b"ok"
+        assert [call.head.line for call in up.calls] == [b"GET %s HTTP/1.1" % path.encode()] * 2
+
+
+@pytest.mark.parametrize(
+    ("method", "status"), [("M" * 32, 200), ("M" * 33, 501), ("G(T", 400), ("GÉT", 400), ("M" * 60_000, 501)]
+)
+@scene
+async def test_a_method_is_a_token_of_at_most_32_characters(method: str, status: int) -> None:
+    """RFC 9110 5.6.2 and 15.6.2."""
+    async with stage() as (up, tap):
+        path = up.on(answers(b"ok"))
+        client = await tap.client()
+        await client.send(b"%b %b HTTP/1.1\r\nHost: a\r\n\r\n" % (method.encode(), path.encode()))
+        assert b" %d " % status in (await client.head()).line
+
+
+# ---------------------------------------------------------------- statuses
+
+
+@pytest.mark.parametrize("line", [b"HTTP/1.1 000 x", b"HTTP/1.1 001 x", b"HTTP/1.1 099 x"])
+@scene
+async def test_a_status_below_100_is_no_answer(line: bytes) -> None:
+    """RFC 9110 15: a status is an integer from 100 on."""
+    async with stage() as (up, tap):
+        client = await tap.client()
+        path = up.on(
+            says(line + b"\r\nContent-Length: 0\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        )
+        answer = await client.get(path)
+        assert (answer.status, answer.interim) == (502, [])
+
+
+@pytest.mark.parametrize("status", [b"100 Continue", b"103 Early Hints"])
+@pytest.mark.parametrize(
+    "framing", [b"Content-Length: 5", b"content-length: 0", b"Transfer-Encoding: chunked"]
+)
+@scene
+async def test_interim_answers_carry_no_framing_fields(status: bytes, framing: bytes) -> None:
+    """RFC 9110 8.6 and RFC 9112 6.1: no Content-Length and no Transfer-Encoding in a 1xx."""
+    async with stage() as (up, tap):
+        client = await tap.client()
+        interim = b"HTTP/1.1 " + status + b"\r\n" + framing + b"\r\nX: 1\r\n\r\n"
+        path = up.on(says(interim + b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"))
+        answer = await client.get(path)
+        assert [head.fields for head in answer.interim] == [[(b"X", b"1")]]
+        assert answer.data == b"ok"
+
+
+# ---------------------------------------------------------------- chunk-size lines and trailers
+
+PARTS = [
+    (b"5;\x00", b"\x00"),
+    (b"5;a\rb", b"\rb"),
+    (b"5\r\r", b"\r\r"),
+    (b"g", b"g"),
+    (b"-1", b"-"),
+    (b"0x5", b"x"),
+    (b" 5", b" "),
+    (b"5 ", b" "),
+    (b"0\r\nX\x00", b"\x00"),
+    (b"0\r\nX: a\rb", b"\rb"),
+    (b"0\r\n X: folded", b" X"),
+    (b"0\r\nX : 1", b"X :"),
+    (b"0\r\n: nameless", b": n"),
+    (b"0" * 16, b"0" * 16),
+]
+
+
+@pytest.mark.parametrize(("part", "wrong"), PARTS)
+@scene
+async def test_a_part_of_a_wrong_line_never_reaches_the_upstream(part: bytes, wrong: bytes) -> None:
+    """RFC 9112 7.1: the line is refused when its first wrong byte comes, before that byte is forwarded."""
+    async with stage() as (up, tap):
+        got: list[bytes] = []
+
+        async def script(call: Call) -> None:
+            while data := await call.peer.read():
+                got.append(data)
+
+        client = await tap.client()
+        await client.send(request("POST", up.on(script), "Transfer-Encoding: chunked") + chunk(b"good"))
+        await wait_until(lambda: b"".join(got) == chunk(b"good"))
+        await client.send(part)
+        assert b" 400 " in (await client.head()).line
+        assert wrong not in b"".join(got).removeprefix(chunk(b"good"))
+
+
+@pytest.mark.parametrize(("part", "wrong"), PARTS)
+@scene
+async def test_a_part_of_a_wrong_line_never_reaches_the_client(part: bytes, wrong: bytes) -> None:
+    async with stage() as (up, tap):
+        head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+        async def script(call: Call) -> None:
+            await call.say(head, chunk(b"good"))
+            await call.peer.taken()
+            await call.say(part)
+            await call.left()
+
+        client = await tap.client()
+        await client.send(request("GET", up.on(script)))
+        got, _ = await client.to_end()
+        assert got.startswith(head + chunk(b"good"))
+        assert wrong not in got.removeprefix(head + chunk(b"good"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Content-Length", "host", "Authorization", "Transfer-Encoding", "Cookie", "CONNECTION", "Content-Type"],
+)
+@pytest.mark.parametrize("in_parts", [False, True])
+@scene
+async def test_a_client_cannot_add_such_a_field_behind_its_body(name: str, in_parts: bool) -> None:
+    """RFC 9110 6.5.1: fields for framing, routing, authentication and content are no trailers."""
+    async with stage() as (up, tap):
+        got: list[bytes] = []
+
+        async def script(call: Call) -> None:
+            while data := await call.peer.read():
+                got.append(data)
+
+        body = chunked(b"good", trailers=b"X-Fine: 1\r\n%b: 5\r\n" % name.encode())
+        client = await tap.client()
+        await client.send(request("POST", up.on(script), "Transfer-Encoding: chunked"))
+        try:
+            await client.send(*([body[i : i + 1] for i in range(len(body))] if in_parts else [body]))
+        except ConnectionError:
+            pass
+        assert b" 400 " in (await client.head()).line
+        assert b"%b:" % name.encode() not in b"".join(got)
+
+
+@scene
+async def test_other_trailers_pass_both_ways() -> None:
+    async with stage() as (up, tap):
+        trailers = b"X-Checksum: 1\r\nServer-Timing: a;dur=3\r\n"
+        body = chunked(b"good", trailers=trailers)
+        path = up.on(says(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + body))
+        client = await tap.client()
+        answer = await client.ask(request("POST", path, "Transfer-Encoding: chunked") + body)
+        assert answer.body.raw == body
+        payload = up.call(path).payload
+        assert payload is not None and payload.raw == body
+
+
+@scene
+async def test_trailers_are_asked_for_once() -> None:
+    async with stage() as (up, tap):
+        path = up.on(answers(b"ok"))
+        client = await tap.client()
+        await client.get(path, *["TE: trailers"] * 3)
+        head = up.call(path).head
+        assert (head.all("TE"), head.all("Connection")) == ([b"trailers"], [b"TE"])
+
+
+# ---------------------------------------------------------------- an answer that nobody asked for
+
+
+@pytest.mark.parametrize("together", [True, False])
+@scene
+async def test_an_answer_too_many_is_never_the_next_clients(together: bool) -> None:
+    """RFC 9112 9.2: bytes behind an answer are no answer to a later request on that connection."""
+    async with stage() as (up, tap):
+        right = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nright"
+        wrong = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nwrong"
+        path, after = (
+            up.on(says(*([right + wrong] if together else [right, wrong]))),
+            up.on(answers(b"after")),
+        )
+        client, other = await tap.client(), await tap.client()
+        for _ in range(30):
+            await client.send(request("GET", path))
+            answer = await client.answer()
+            assert answer.data == b"right"
+            # As soon as can be: the wrong answer may have come just now.
+            assert (await other.get(after)).data == b"after"
+        await wait_until(lambda: tap.relay.status().upstream_unsolicited == 30)
