@@ -301,7 +301,8 @@ _IMPLEMENTATION: Final[dict[str, Schema]] = {
 _RELAY_STATUS: Final[dict[str, Schema]] = {
     **dict.fromkeys(
         ("opened", "measured", "unsettled", "connections", "streams", "upstream_idle", "upstream_connects",
-         "upstream_reuses", "accepted", "tap_pending_bytes", "rss_bytes", "bytes_up", "bytes_down"),
+         "upstream_reuses", "upstream_unsolicited", "accepted", "tap_pending_bytes", "rss_bytes", "bytes_up",
+         "bytes_down"),
         COUNT,
     ),
     "dropped": _map(COUNT, "Exchanges that were not measured, by reason."),

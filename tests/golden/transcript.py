@@ -28,6 +28,10 @@ _PARQUET_SIZE: Final = re.compile(r"(?<= to )[\d.,]+ \w+(?=, \(duration\))")
 """Of a file that was written: another version of Arrow makes another."""
 _CAPTURE_ID: Final = re.compile(r"\d{8}T\d{6}(?:\d{3}Z-\d{8}T\d{6})?[-_][0-9a-f]{6}(?:-\d{4}-[0-9a-f]{4})?")
 _PYTHON: Final = re.compile(r'python="[\d.]+')
+_IMPLEMENTATION: Final = re.compile(
+    r'(?<=implementation=")(?:native|python)(?=")|(?<="implementation": )"(?:native|python)"'
+)
+_REASON: Final = re.compile(r'(?<="implementation_reason": )"[^"]*"')
 _INLINE: Final = re.compile(r"(<(?:script|style)>)(.*?)(</(?:script|style)>)", re.DOTALL)
 _BLOCK: Final = re.compile(
     r"(?<=>)(?=<(?:article|caption|d[dlt]|details|div|fieldset|figure|h\d|label|li|p|section|svg|table|tr)\b)"
@@ -62,6 +66,7 @@ def normalised(text: str) -> str:
     text = _INLINE.sub(_digest, _ANSI.sub("", text))
     text = _CAPTURE_ID.sub("(capture)", text)
     text = _DURATIONS.sub("(duration)", _PYTHON.sub('python="(version)', text))
+    text = _REASON.sub("null", _IMPLEMENTATION.sub("(implementation)", text))
     # The last digits of a float are those of the machine's mathematics library.
     text = _LONG_FRACTION.sub(lambda m: f"{float(m[0]):.7g}", text)
     text = _BLOCK.sub("\n", text)
