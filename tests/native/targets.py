@@ -37,16 +37,23 @@ class Target(Protocol):
 
 _SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,15})(;[\t\x20-\x7e\x80-\xff]*)?\r\n")
 _TRAILER: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*\r\n")
+_SIZE_ENDS: Final = (b"\n", b"\r\n", b"0\r\n")
+_TRAILER_ENDS: Final = (b"\n", b"\r\n", b":\r\n", b"a:\r\n")
+"""One of these completes each part of a valid line."""
 Framed = tuple[str, bytes]
 
 
 def _read_at_once(body: bytes) -> Framed:
     """The oracle: how a chunked body stands, and its payload; by the whole of it (RFC 9112 7.1)."""
-    at, payload, trailers = 0, [], False
+    payload: list[bytes] = []
+    at, trailers = 0, False
     while True:
         stop = body.find(b"\n", at) + 1
         if not stop:
-            return ("open", b"".join(payload)) if len(body) - at <= LINE_BYTES_MAX else ("refused", b"")
+            part = body[at:]
+            if len(part) > LINE_BYTES_MAX or not _may_begin_a_line(part, trailers=trailers):
+                return "refused", b""
+            return "open", b"".join(payload)
         line, at = body[at:stop], stop
         if trailers:
             if line == b"\r\n":
@@ -67,6 +74,13 @@ def _read_at_once(body: bytes) -> Framed:
             at += size + 2
             if at >= len(body) and len(end) < 2:
                 return "open", b"".join(payload)
+
+
+def _may_begin_a_line(part: bytes, *, trailers: bool) -> bool:
+    if trailers:
+        lines = [part + end for end in _TRAILER_ENDS]
+        return any(line == b"\r\n" or _TRAILER.fullmatch(line) for line in lines)
+    return any(_SIZE.fullmatch(part + end) for end in _SIZE_ENDS)
 
 
 def _decode(reads: list[bytes]) -> Framed:
