@@ -34,7 +34,7 @@ from llmtap.metrics.statistics import marks
 from llmtap.metrics.summary import ENDED_WELL
 from llmtap.record.exchange import Exchange
 from llmtap.record.outcome import Outcome
-from llmtap.tap.experiment import Experiment, read_switch, switch_word
+from llmtap.tap.experiment import NO_ROOM, Experiment, read_switch, switch_word
 from llmtap.units import NS_PER_S
 
 __all__ = ["METRICS", "SHARES", "Experiments"]
@@ -198,6 +198,9 @@ class Experiments:
         """An exchange is over; counts it if it was in one of the arms."""
         arm = self._arms.get(x.arm or "")
         if arm is None or x.unit is None:
+            return
+        if x.excluded == NO_ROOM:
+            arm.excluded[NO_ROOM] += 1
             return
         arm.outcomes[x.outcome.value] += 1
         refused = x.refusal is not None or x.outcome is Outcome.REFUSED

@@ -16,25 +16,28 @@ class Budget:
     Args:
         bytes_max: of all of them.
         short: told of each body that is not kept for want of room.
+
+    Attributes:
+        left: bytes that can still be taken.
     """
 
-    __slots__ = ("_left", "_short")
+    __slots__ = ("_short", "left")
 
     def __init__(self, bytes_max: int, short: Callable[[], None]) -> None:
-        self._left = bytes_max
+        self.left = bytes_max
         self._short = short
 
     def take(self, n: int) -> bool:
         """Takes `n` bytes, or none: then there is no room for them."""
-        if n > self._left:
+        if n > self.left:
             self._short()
             return False
-        self._left -= n
+        self.left -= n
         return True
 
     def give(self, n: int) -> None:
         """Gives back what was taken."""
-        self._left += n
+        self.left += n
 
 
 class Share:

@@ -7,22 +7,25 @@ without a conversation or tenant to be found is a unit of its own. Only POSTs an
 lists models or asks for health is no traffic of the model.
 
 An arm's change that cannot be made (a compressed body, say) is not made; the request goes as it came, stays
-in its arm, and says so: leaving it out would compare other requests than those that were dealt.
+in its arm, and says so: leaving it out would compare other requests than those that were dealt. Only a body
+that finds no room (`held_bytes`) leaves the comparison: it goes the control arm's way, and is counted there.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from llmtap.clock import SystemClock
+from llmtap.record.budget import Budget
 from llmtap.relay.flow import Flow
 from llmtap.relay.flow_http10 import FlowToHttp10
 from llmtap.relay.heads import request_lines
-from llmtap.relay.rewrite import body_with, headers_with, headers_with_length
+from llmtap.relay.rewrite import body_with, headers_with_length, set_fields
 from llmtap.relay.route import Route
 from llmtap.relay.unit import named_unit, opening_unit
 from llmtap.tap.assignment import Assigner, request_unit
-from llmtap.tap.experiment import Experiment
+from llmtap.tap.experiment import NO_ROOM, Experiment
 from llmtap.tap.frames import Assigned, Closing, FrameKind
 from llmtap.wire.http1 import ChunkedScanner, Framing, Headers, RequestHead, scanner_for
 
@@ -65,10 +68,10 @@ class Dealt:
 
     __slots__ = ("excluded", "plan", "unit")
 
-    def __init__(self, plan: Plan, unit: str) -> None:
+    def __init__(self, plan: Plan, unit: str, excluded: str | None = None) -> None:
         self.plan = plan
         self.unit = unit
-        self.excluded: str | None = None
+        self.excluded = excluded
 
     def sign(self, closing: Closing) -> None:
         """Put it into the exchange's last frame."""
@@ -84,10 +87,22 @@ class Split:
 
     Args:
         routes: by arm's name, where it goes when it has an upstream of its own.
+        short: called for each body that finds no room among the held ones.
+
+    Attributes:
+        room: what all held bodies may take together.
     """
 
-    def __init__(self, experiment: Experiment, relay: str, default: Route, routes: dict[str, Route]) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        relay: str,
+        default: Route,
+        routes: dict[str, Route],
+        short: Callable[[], None],
+    ) -> None:
         self.experiment = experiment
+        self.room = Budget(experiment.held_bytes, short)
         self._relay = relay
         arms = experiment.arms
         self._assigner = Assigner(experiment.key, experiment.name, [arm.weight for arm in arms])
@@ -99,6 +114,7 @@ class Split:
             fields = [(n.encode(), v.encode("latin-1")) for n, v in arm.headers.items()]
             body = {name: msgspec.Raw(_encode(value)) for name, value in arm.body.items()}
             self._plans.append(Plan(arm.name, arm.route, routes.get(arm.name, default), fields, body))
+        self._control = next(plan for plan in self._plans if plan.name == experiment.control)
         self.over = False
         """Its end has come; what was on is off for good."""
 
@@ -125,6 +141,11 @@ class Split:
         plan = self._plans[place]
         single = unit is None and self.experiment.unit != "request"
         return Dealt(plan, public), _encode(Assigned(arm=plan.name, unit=public, single=single))
+
+    def leave_out(self, seq: int) -> Dealt:
+        """Return the control arm for request `seq`, which is excluded for want of room."""
+        _, public = self._assigner.assign(request_unit(self._relay, seq))
+        return Dealt(self._control, public, NO_ROOM)
 
 
 class _Armed(Flow):
@@ -153,7 +174,7 @@ class _Armed(Flow):
                 return self._hold(head, data, head_end, arrival_ns, t_ns)
             self._dealt.excluded = hindrance
         if plan.headers:
-            head.headers = headers_with(head.headers, plan.headers)
+            set_fields(head, plan.headers)
         return super().start(head, data, head_end, arrival_ns, t_ns)
 
     def _hold(self, head: RequestHead, data: bytes, head_end: int, arrival_ns: int, t_ns: int) -> bytes:
@@ -182,15 +203,23 @@ class _Armed(Flow):
         return rest
 
     def _release(self) -> None:
-        """Deal what was held back, if enough of it is there, and send it on."""
+        """Deal the held request, once enough of it is there or no room is left, and send it on."""
         head, held, split = self._withheld, self._held, self._relay.split
         assert head is not None and split is not None
-        if not self._request_end_ns and len(held) <= split.experiment.body_bytes:
+        body, hindrance = b"", None
+        if self._request_end_ns:
+            body, hindrance = _whole_body(head, held)
+        elif len(held) > split.experiment.body_bytes:
+            hindrance = "too_long"
+        elif self._take_room(split, len(held)):
             return
+        else:
+            hindrance = NO_ROOM
         self._withheld, self._held = None, b""
-        body, hindrance = _whole_body(head, held) if self._request_end_ns else (b"", "too_long")
         dealt = self._dealt
-        if dealt is None:
+        if hindrance == NO_ROOM:
+            self._dealt = dealt = split.leave_out(self.seq)
+        elif dealt is None:
             unit = split.unit_of_body(head, body) if hindrance is None else None
             dealt, note = split.deal(unit, self.seq)
             self._dealt = dealt
@@ -198,7 +227,7 @@ class _Armed(Flow):
                 self._tapped = self._tap.offer(FrameKind.ARM, self.seq, self.last_ns, 0, note)
         plan = dealt.plan
         if plan.headers:
-            head.headers = headers_with(head.headers, plan.headers)
+            set_fields(head, plan.headers)
         elif plan.body:
             changed = body_with(body, plan.body) if hindrance is None else None
             if changed is not None:
@@ -221,6 +250,34 @@ class _Armed(Flow):
         else:
             self._connect_for(lines + held)
 
+    # Room is given back once the upstream's socket has taken the body, or the exchange is over.
+
+    def _take_room(self, split: Split, held: int) -> bool:
+        """Take room for a body of which `held` bytes are here; False: there is none."""
+        if not split.room.take(held - self._room):
+            return False
+        self._room = held
+        return True
+
+    def _give_room(self) -> None:
+        if self._room:
+            assert self._relay.split is not None
+            self._relay.split.room.give(self._room)
+            self._room = 0
+
+    def _send_up(self, data: bytes) -> None:
+        super()._send_up(data)
+        if self._upstream is not None and not self._upstream.pending:
+            self._give_room()
+
+    def on_drained(self) -> None:
+        super().on_drained()
+        self._give_room()
+
+    def _finish(self, *, cut: bool = False) -> None:
+        self._give_room()
+        super()._finish(cut=cut)
+
 
 class ArmedFlow(_Armed):
     """A Flow that takes part in an experiment."""
@@ -230,6 +287,7 @@ class ArmedFlow(_Armed):
     def __init__(self, relay: "Relay", client: "ClientConnection", stream: "Stream") -> None:
         super().__init__(relay, client, stream)
         self._withheld = None
+        self._room = 0
 
 
 class ArmedFlowToHttp10(_Armed, FlowToHttp10):
@@ -240,6 +298,7 @@ class ArmedFlowToHttp10(_Armed, FlowToHttp10):
     def __init__(self, relay: "Relay", client: "ClientConnection", stream: "Stream") -> None:
         super().__init__(relay, client, stream)
         self._withheld = None
+        self._room = 0
 
 
 def _hindrance(head: RequestHead, bytes_max: int) -> str | None:

@@ -65,12 +65,14 @@ class Flow:
         "_acked_bytes", "_again", "_answered", "_attempt", "_client", "_connect_ns", "_dealt", "_error",
         "_finishing", "_head_part", "_held", "_keep_client", "_keep_upstream", "_method", "_note", "_outcome",
         "_paused_since_ns", "_relay", "_request_end_ns", "_request_scanner", "_retries", "_reused",
-        "_route", "_scanner", "_sent", "_stream", "_tap", "_tapped", "_tunnel", "_upgrade", "_upload_broken",
-        "_upstream", "_withheld", "arrival_ns", "last_ns", "over", "paused_ns", "request_bytes",
-        "response_bytes", "seq", "status",
+        "_room", "_route", "_scanner", "_sent", "_stream", "_tap", "_tapped", "_tunnel", "_upgrade",
+        "_upload_broken", "_upstream", "_withheld", "arrival_ns", "last_ns", "over", "paused_ns",
+        "request_bytes", "response_bytes", "seq", "status",
     )  # fmt: skip
 
-    _withheld: RequestHead | None  # only while an experiment runs: see relay/arms.py
+    # Only while an experiment runs: see relay/arms.py.
+    _withheld: RequestHead | None
+    _room: int
 
     def __init__(self, relay: "Relay", client: "ClientConnection", stream: Stream) -> None:
         self._relay = relay

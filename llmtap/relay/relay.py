@@ -89,7 +89,8 @@ class Relay:
         self._switch = 0
         self._briefing = asyncio.Event()
         if experiment is not None:
-            self.split = Split(experiment, name, self.route, self._arm_routes(experiment))
+            routes = self._arm_routes(experiment)
+            self.split = Split(experiment, name, self.route, routes, self._no_room)
             self.switch_experiment(experiment.enabled)
         self._server_tls = None
         if options.tls_certificate or options.tls_key:
@@ -142,6 +143,9 @@ class Relay:
         on = on and self.split is not None and self.split.running()
         self.flow_kind = ArmedFlow if on else Flow
         self.flow_kind_10 = ArmedFlowToHttp10 if on else FlowToHttp10
+
+    def _no_room(self) -> None:
+        self.warn("no_room", "experiment.held_bytes is used up: requests go the control arm's way, excluded")
 
     def _on_word(self, word: int) -> None:
         """The meter says whether the experiment is on; a word about another experiment says nothing here."""

@@ -8,17 +8,21 @@ from collections.abc import Mapping
 
 import msgspec
 
-from llmtap.wire.http1 import Headers
+from llmtap.wire.http1 import Headers, RequestHead
 
-__all__ = ["body_with", "headers_with", "headers_with_length"]
+__all__ = ["body_with", "headers_with_length", "set_fields"]
 
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
-def headers_with(headers: Headers, fields: Headers) -> Headers:
-    """The headers with these fields set: each replaces all of its name, at the end."""
+def set_fields(head: RequestHead, fields: Headers) -> None:
+    """Set these header fields: each replaces all of its name, at the end.
+
+    A client that names one in Connection cannot have it left out: RFC 9110 7.6.1 lets it name only its own.
+    """
     names = {name.lower() for name, _ in fields}
-    return [(n, v) for n, v in headers if n.lower() not in names] + fields
+    head.headers = [(n, v) for n, v in head.headers if n.lower() not in names] + fields
+    head.connection = tuple(name for name in head.connection if name not in names)
 
 
 def headers_with_length(headers: Headers, length: int) -> Headers:

@@ -18,11 +18,14 @@ from llmtap.errors import ConfigError
 from llmtap.tap.frames import CONTROL
 from llmtap.units import Bytes, encode_special, parse_duration_ns
 
-__all__ = ["Arm", "Experiment", "ExperimentOptions", "read_switch", "resolve", "switch_word"]
+__all__ = ["NO_ROOM", "Arm", "Experiment", "ExperimentOptions", "read_switch", "resolve", "switch_word"]
 
 ARMS_MAX: Final = 8
 """Each has histograms of its own in the meter, and every comparison costs certainty."""
 ALPHA_MAX: Final = 0.5
+NO_ROOM: Final = "no_room"
+"""Reason of an exclusion: `held_bytes` was used up. The request went the control arm's way, so it is in no
+comparison."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _FIELD: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
@@ -107,6 +110,13 @@ class ExperimentOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     body_bytes: Annotated[
         Bytes, Meta(description="Longest request body that is held to be read or changed; longer ones pass.")
     ] = Bytes(1 << 20)
+    held_bytes: Annotated[
+        Bytes,
+        Meta(
+            description="Memory of each relay for all held request bodies; requests beyond it go the "
+            "control arm's way and are excluded."
+        ),
+    ] = Bytes(64 << 20)
     alpha: Annotated[
         float, Meta(description="Risk of a false alarm, over all looks; intervals are at 1 - alpha.")
     ] = 0.05
@@ -196,6 +206,7 @@ class Experiment(Struct, frozen=True, kw_only=True):
     conversation_headers: list[str]
     tenant_headers: list[str]
     body_bytes: int
+    held_bytes: int
     alpha: float
     disclosure: dict[str, Any]
 
@@ -241,6 +252,7 @@ def resolve(options: ExperimentOptions, spare_key: str, start_wall_ns: int) -> E
         conversation_headers=[name.lower() for name in options.conversation_headers],
         tenant_headers=[name.lower() for name in options.tenant_headers],
         body_bytes=int(options.body_bytes),
+        held_bytes=int(options.held_bytes),
         alpha=options.alpha,
         disclosure=options.disclosure,
     )

@@ -63,6 +63,7 @@ def test_an_exchange_counts_in_its_arm_and_nowhere_else() -> None:
         view.assigned(arm, unit, False)
     ended(view, streamed(100, 140, 160), "a", "1")
     ended(view, streamed(200, 240), "b", "2", excluded="not_json")
+    ended(view, streamed(300), "a", "4", excluded="no_room")  # went this way for want of room: not a sample
     ended(view, streamed(300), None)
     ended(view, streamed(300), "of another configuration", "4")
     out = said(view)
@@ -72,7 +73,7 @@ def test_an_exchange_counts_in_its_arm_and_nowhere_else() -> None:
     assert a["metrics"]["tbc"]["n"] == 2
     assert a["metrics"]["tbc"]["units"] == 1
     assert a["metrics"]["output_tokens"]["mean"] == 3
-    assert (a["excluded"], b["excluded"]) == ({}, {"not_json": 1})
+    assert (a["excluded"], b["excluded"]) == ({"no_room": 1}, {"not_json": 1})
     assert "p99" in a["metrics"]["ttft"]["marks"], "one sample is too few"
     assert out["differences"]["b"]["ttft"]["mean"]["difference"] == 0.1
     assert list(out["differences"]) == ["b"]

@@ -33,7 +33,7 @@ class Bodies:
 
     @property
     def left(self) -> int:
-        return self.budget._left
+        return self.budget.left
 
 
 def observer(bodies: Bodies, head: bytes = UPLOAD % len(ASKED)) -> Observer:

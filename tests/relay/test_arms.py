@@ -39,6 +39,12 @@ async def posted(up: Upstream, tap: Tapped, raw: bytes, path: str) -> tuple[byte
     return call.head.raw, call.payload.raw
 
 
+def room_of(tap: Tapped) -> int:
+    """Return what is left of the room for held bodies, in bytes."""
+    assert tap.relay.split is not None
+    return tap.relay.split.room.left
+
+
 def plain(up: Upstream, raw: bytes) -> bytes:
     """What reaches the upstream without an experiment: the same, under the upstream's name."""
     return raw.replace(b"Host: client.test", b"Host: 127.0.0.1:%d" % up.port)
@@ -166,6 +172,26 @@ async def test_a_body_arm_sets_fields_and_keeps_the_bytes_of_all_others(
 
 
 @pytest.mark.parametrize(
+    "fields",
+    [
+        ["Connection: X-Arm"],
+        ["Connection: keep-alive,  x-ARM ,X-Other", "X-Other: 1"],
+        ["Connection: X-Repeat", "Connection: X-Arm", "X-Arm: mine"],
+        ["X-Arm: mine", "Connection: close, X-Arm"],
+    ],
+)
+@pytest.mark.parametrize("unit", ["request", "conversation"])
+@scene
+async def test_a_client_cannot_name_an_arms_field_away(fields: list[str], unit: str) -> None:
+    async with stage(experiment=an_experiment(CONTROL, MARKED, unit=unit)) as (up, tap):
+        path = up.on(answers())
+        head, _ = await posted(up, tap, request("POST", path, *fields, body=b'{"a":1}'), path)
+        found = [line for line in head.split(b"\r\n") if line.lower().startswith((b"x-arm", b"x-repeat"))]
+        assert found == [b"X-Arm: b", b"X-Repeat: one"]
+        assert b"X-Other" not in head
+
+
+@pytest.mark.parametrize(
     ("reason", "fields", "body"),
     [
         ("not_json", [], b"hello"), ("not_json", [], b"[1]"), ("not_json", [], b'{"a":}'),
@@ -202,6 +228,51 @@ async def test_a_chunked_body_that_grows_too_long_is_let_go_on_the_way() -> None
         assert payload is not None
         assert up.call(path).head.raw + payload.raw == plain(up, raw)
         assert (await closing(tap, 1)).excluded == "too_long"
+
+
+@pytest.mark.parametrize("unit", ["request", "conversation"])
+@pytest.mark.parametrize("framing", ["Content-Length: 1600", "Transfer-Encoding: chunked"])
+@scene
+async def test_bodies_without_room_go_the_control_arms_way_and_are_excluded(framing: str, unit: str) -> None:
+    """Ten uploads under way hold 1,000 bytes each, of 4,500 for all together."""
+    experiment = an_experiment(CONTROL, SET, unit=unit, held_bytes=4_500)
+    async with stage(experiment=experiment) as (up, tap):
+        path = up.on(answers())
+        whole = b'{"a":"' + b"x" * 1_592 + b'"}'
+        body = chunked(whole) if framing.endswith("chunked") else whole
+        clients = [await tap.client() for _ in range(10)]
+        for client in clients:
+            await client.send(request("POST", path, framing) + body[:1_000])
+        await wait_until(lambda: len(up.calls_to(path)) == 6)
+        for client in clients:
+            await client.send(body[1_000:])
+            assert (await client.answer(b"POST")).data == b"ok"
+        told = [await closing(tap, seq) for seq in range(1, 11)]
+        assert Counter((one.arm, one.excluded) for one in told) == {
+            ("set", None): 4, ("control", "no_room"): 6,
+        }  # fmt: skip
+        sent = Counter(call.payload.data == whole for call in up.calls_to(path) if call.payload is not None)
+        assert sent == {True: 6, False: 4}
+        await wait_until(lambda: not tap.relay.flows)
+        assert room_of(tap) == 4_500
+
+
+@pytest.mark.parametrize("end", ["the client leaves", "the framing breaks", "the upstream refuses"])
+@scene
+async def test_room_is_given_back_however_a_held_request_ends(end: str) -> None:
+    async with stage(experiment=an_experiment(CONTROL, SET, held_bytes=4_500)) as (up, tap):
+        client = await tap.client()
+        await client.send(request("POST", up.on(answers()), "Transfer-Encoding: chunked") + b"400\r\n{")
+        await wait_until(lambda: room_of(tap) < 4_500)
+        if end == "the client leaves":
+            client.close()
+        elif end == "the framing breaks":
+            await client.send(b"x" * 1_023 + b"??")
+        else:
+            await up.stop()
+            await client.send(b"x" * 1_023 + b"\r\n0\r\n\r\n")
+        await wait_until(lambda: not tap.relay.flows)
+        assert room_of(tap) == 4_500
 
 
 @scene

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.relay.rewrite import body_with, headers_with, headers_with_length
+from llmtap.relay.rewrite import body_with, headers_with_length, set_fields
+from llmtap.wire.http1 import parse_request_head
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -56,11 +57,14 @@ def test_of_a_field_that_came_twice_the_last_value_counts() -> None:
 
 
 def test_header_fields_are_set_whatever_their_case() -> None:
-    headers = [(b"A", b"1"), (b"x-arm", b"2"), (b"B", b"3"), (b"X-ARM", b"4"), (b"A", b"5")]
-    assert headers_with(headers, [(b"X-Arm", b"b")]) == [
-        (b"A", b"1"), (b"B", b"3"), (b"A", b"5"), (b"X-Arm", b"b"),
+    lines = b"A: 1\r\nx-arm: 2\r\nB: 3\r\nX-ARM: 4\r\nA: 5\r\nConnection: b, X-Arm\r\n"
+    head = parse_request_head(b"GET / HTTP/1.1\r\nHost: h\r\n" + lines + b"\r\n")
+    set_fields(head, [(b"X-Arm", b"b")])
+    assert head.headers == [
+        (b"Host", b"h"), (b"A", b"1"), (b"B", b"3"), (b"A", b"5"), (b"Connection", b"b, X-Arm"),
+        (b"X-Arm", b"b"),
     ]  # fmt: skip
-    assert headers == [(b"A", b"1"), (b"x-arm", b"2"), (b"B", b"3"), (b"X-ARM", b"4"), (b"A", b"5")]
+    assert head.connection == (b"b",)
 
 
 @pytest.mark.parametrize(
