@@ -88,6 +88,7 @@ BOUNDS: Final = {
 """By field of the Exchange."""
 
 _WHOLE: Final = {name: limits for name, limits in BOUNDS.items() if "." not in name}
+_read_whole: Final = attrgetter(*_WHOLE)
 _readers: dict[type, tuple[int, Callable[[object], Any]]] = {}
 
 
@@ -99,9 +100,12 @@ def bounded(field: str, text: str) -> str:
 
 def bound(x: Exchange) -> None:
     """Bound the exchange's own strings, also those in lists and objects; not those that a capture adds."""
-    for name, limits in _WHOLE.items():
-        value = getattr(x, name)
-        if value is not None:
+    for (name, limits), value in zip(_WHOLE.items(), _read_whole(x), strict=True):
+        if type(value) is str:
+            fitted = limits.fit(value, limits.chars)
+            if fitted is not value:
+                setattr(x, name, fitted)
+        elif value is not None:
             setattr(x, name, _fitted(value, limits, [limits.members]))
 
 
@@ -148,7 +152,11 @@ def memory_bytes(value: object) -> int:
     if reader is None:
         reader = _readers[kind] = _reader_of(kind)
     numbers_bytes, read = reader
-    return size + numbers_bytes + sum(map(memory_bytes, read(value)))
+    size += numbers_bytes
+    for one in read(value):
+        if one is not None:
+            size += getsizeof(one) if type(one) in _FLAT else memory_bytes(one)
+    return size
 
 
 def _reader_of(kind: type) -> tuple[int, Callable[[object], Any]]:

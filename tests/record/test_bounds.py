@@ -1,6 +1,8 @@
 """The table of maximum lengths: complete, applied, and the one that SECURITY.md shows."""
 
+import json
 import re
+import tracemalloc
 import types
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 
 from llmtap.record.bounds import BOUNDS, bound, bounded
 from llmtap.record.exchange import Exchange
+from llmtap.record.observer import Observer
 from llmtap.record.paths import holds_key
 from llmtap.record.request import RequestReader
 from tests.support.exchanges import any_exchange, streamed
@@ -138,3 +141,32 @@ def test_a_method_is_short_and_no_key(method: bytes, shown: str) -> None:
 
 def test_an_outcome_is_no_free_text() -> None:
     assert isinstance(streamed(1).outcome, Enum)
+
+
+@pytest.mark.parametrize(
+    ("path", "event"),
+    [
+        ("/v1/chat/completions", {"model": "M", "choices": [{"index": 0, "delta": {"content": "a"}}]}),
+        ("/v1/completions", {"model": "M", "choices": [{"index": 0, "text": "a"}]}),
+        ("/v1/responses", {"type": "response.created", "response": {"id": "r", "model": "M"}}),
+        ("/v1/messages", {"type": "message_start", "message": {"id": "m", "model": "M"}}),
+        ("/api/chat", {"model": "M", "message": {"role": "assistant", "content": "a"}, "done": False}),
+        ("/completion", {"model": "M", "content": "a", "stop": False}),
+        ("/api/v1/chat", {"type": "chat.start", "model_instance_id": "M"}),
+    ],
+)
+def test_an_open_stream_does_not_hold_a_long_name(path: str, event: dict[str, Any]) -> None:
+    o = Observer("r", 1, 0, 0, f"POST {path} HTTP/1.1\r\nhost: g\r\n\r\n".encode())
+    o.request_end(0)
+    o.response_head(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n", 1, 0)
+    name = event.get("type", "message")
+    data = f"event: {name}\ndata: {json.dumps(event)}\n\n".replace('"M"', f'"{"m" * 8_000_000}"').encode()
+    tracemalloc.start()
+    try:
+        o.response_data(data, 2, 0)
+        held_bytes = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert held_bytes < 1_000_000
+    x = o.finish(3, "complete", None, None, 0, 0, 0, 0)
+    assert x.response_model == x.model == "m" * 256
