@@ -5,11 +5,14 @@ Nothing per chunk, and nothing of a prompt, a header's value or a key, at any le
 
 import logging
 import sys
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
 __all__ = ["LogSetup", "set_up"]
+
+_RECORD_CHARS_MAX: Final = 16_384
+"""Of a record with its traceback: an exception may quote what a peer sent."""
 
 
 class LogSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -28,6 +31,9 @@ class _Formatter(logging.Formatter):
             f"ts={record.asctime.replace(' ', 'T')} level={record.levelname.lower()} "
             f"room={record.name.removeprefix('llmtap.')} {record.message}"
         )
+
+    def format(self, record: logging.LogRecord) -> str:
+        return super().format(record)[:_RECORD_CHARS_MAX]
 
     def usesTime(self) -> bool:
         return True

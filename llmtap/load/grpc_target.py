@@ -17,6 +17,7 @@ import grpc.aio
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError
 from llmtap.load.lateness import Lateness
+from llmtap.record.bounds import bound
 from llmtap.record.exchange import BLANK, OUTPUT, Exchange, Timeline, Tokens
 from llmtap.record.outcome import EventClass, Outcome, TokenSource
 from llmtap.record.refusal import Interventions
@@ -309,4 +310,5 @@ class _Answer:
             x.no_token_reason = why.get(x.outcome, "error")
             if x.outcome is Outcome.CLIENT_CANCELLED:
                 x.no_token_reason = "cancelled"
+        bound(x)
         return x

@@ -12,6 +12,7 @@ import msgspec
 
 from llmtap.meter.relays import Reckoning
 from llmtap.net.lag import LagMeter
+from llmtap.record.bounds import bounded
 from llmtap.record.exchange import Exchange
 from llmtap.record.observer import Observer
 from llmtap.record.outcome import Outcome
@@ -253,6 +254,7 @@ class Assembler:
             observer.upgraded(t_ns)
         elif kind == _ARM:
             dealt = _assigned.decode(data)
+            dealt.arm, dealt.unit = bounded("arm", dealt.arm), bounded("unit", dealt.unit)
             self._arms[seq] = dealt.arm
             self._sink.assigned(dealt)
         elif kind == _TUNNEL_UP:
@@ -263,7 +265,12 @@ class Assembler:
 
     def _close(self, seq: int, t_ns: int, data: bytes) -> None:
         closing = _closing.decode(data)
-        exchange = self._live[seq].finish(
+        observer = self._live[seq]
+        x = observer.exchange
+        x.resent, x.added.connect_ns = closing.retries, closing.connect_ns
+        if closing.arm is not None:
+            x.arm, x.route, x.unit, x.excluded = closing.arm, closing.route, closing.unit, closing.excluded
+        exchange = observer.finish(
             delivered_ns=t_ns or None,
             outcome=closing.outcome,
             status=closing.status,
@@ -273,10 +280,6 @@ class Assembler:
             request_bytes=closing.request_bytes,
             response_bytes=closing.response_bytes,
         )
-        exchange.resent, exchange.added.connect_ns = closing.retries, closing.connect_ns
-        if closing.arm is not None:
-            exchange.arm, exchange.route = closing.arm, closing.route
-            exchange.unit, exchange.excluded = closing.unit, closing.excluded
         self._end(seq, exchange)
 
     def _end(self, seq: int, exchange: Exchange) -> None:

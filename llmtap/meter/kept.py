@@ -1,4 +1,4 @@
-"""The newest exchanges, kept whole in memory for whoever asks: bounded by number and by events."""
+"""The newest exchanges, kept whole in memory for whoever asks: bounded by number and by bytes."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -8,13 +8,14 @@ import msgspec
 
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.latency import DEFAULT_BENEFIT, chunking_of, measure
+from llmtap.record.bounds import memory_bytes
 from llmtap.record.exchange import Exchange
 from llmtap.record.outcome import Outcome
 
-__all__ = ["FILTERS", "BadQuery", "Kept", "Query", "read_fields", "read_flag", "read_number", "weight_of"]
+__all__ = ["FILTERS", "BadQuery", "Kept", "Query", "read_fields", "read_flag", "read_number", "weight_bytes"]
 
-EVENTS_MAX: Final = 2_000_000
-"""Events kept in all, at 25 to 40 bytes each: 80 MB at most, whatever the length of the streams."""
+BYTES_MAX: Final = 80 << 20
+"""Of all exchanges kept: 2 million events, or 20,000 exchanges without any."""
 LIMIT_DEFAULT: Final = 100
 LIMIT_MAX: Final = 1_000
 
@@ -126,13 +127,15 @@ class Kept:
     """A ring of exchanges in the order in which they ended."""
 
     def __init__(
-        self, exchanges_max: int, events_max: int = EVENTS_MAX, *, benefit: Benefit = DEFAULT_BENEFIT
+        self, exchanges_max: int, bytes_max: int = BYTES_MAX, *, benefit: Benefit = DEFAULT_BENEFIT
     ) -> None:
-        self._ring: deque[tuple[int, Exchange]] = deque()
+        self._ring: deque[tuple[int, int, Exchange]] = deque()
+        """Number, weight when it was added, and exchange."""
         self._exchanges_max = exchanges_max
-        self._events_max = events_max
+        self._bytes_max = bytes_max
         self._benefit = benefit
-        self._events = 0
+        self.weight_bytes = 0
+        """Of all that are kept."""
         self._next = 1
 
     def __len__(self) -> int:
@@ -141,17 +144,18 @@ class Kept:
     def add(self, x: Exchange) -> None:
         """Keeps an exchange, and lets the oldest go that no longer fit."""
         ring = self._ring
-        ring.append((self._next, x))
+        weight = weight_bytes(x)
+        ring.append((self._next, weight, x))
         self._next += 1
-        self._events += weight_of(x)
-        while len(ring) > self._exchanges_max or (self._events > self._events_max and ring):
-            self._events -= weight_of(ring.popleft()[1])
+        self.weight_bytes += weight
+        while len(ring) > self._exchanges_max or (self.weight_bytes > self._bytes_max and ring):
+            self.weight_bytes -= ring.popleft()[1]
 
     def find(self, query: Query) -> tuple[list[Exchange], str | None]:
         """The newest exchanges that match, and the cursor to the rest (None when there is none)."""
         found: list[Exchange] = []
         last = 0
-        for number, x in reversed(self._ring):
+        for number, _, x in reversed(self._ring):
             if (query.before is not None and number >= query.before) or not query.matches(x):
                 continue
             if len(found) == query.limit:
@@ -166,9 +170,6 @@ class Kept:
         return msgspec.json.encode({"exchanges": told, "next": cursor})
 
 
-def weight_of(x: Exchange) -> int:
-    """Events, reads and gaps by the server's clock: what an exchange's memory grows with.
-
-    What was said is not here: a capture alone has it, bounds it, and takes it away.
-    """
-    return len(x.timeline.events) + len(x.added.chunks_ns) + len(x.server_gaps_ns or ())
+def weight_bytes(x: Exchange) -> int:
+    """Memory of an exchange, except for the bodies that a capture counts itself and removes soon."""
+    return memory_bytes(x) - memory_bytes(x.said) - memory_bytes(x.keeping)

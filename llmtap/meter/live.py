@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 from aiohttp import hdrs, web
 
-from llmtap.meter.kept import BadQuery, Query, read_fields, read_flag, weight_of
+from llmtap.meter.kept import BadQuery, Query, read_fields, read_flag, weight_bytes
 from llmtap.meter.options import WINDOWS
 from llmtap.meter.tally import Tally
 from llmtap.metrics.latency import Measured, chunking_of
@@ -29,8 +29,8 @@ SUBSCRIBERS_MAX: Final = 32
 """Each costs a connection and a queue; dashboards are few, and a proxy in front can fan out further."""
 QUEUE_MAX: Final = 1_000
 """Exchanges that wait for one subscriber: some seconds of a busy gateway."""
-QUEUE_EVENTS_MAX: Final = 250_000
-"""Events and reads of those exchanges together, at 40 bytes each: 10 MB a subscriber at most."""
+QUEUE_BYTES_MAX: Final = 10 << 20
+"""Of those exchanges together, for each subscriber."""
 BATCH_MAX: Final = 200
 BATCH_S: Final = 0.05
 """Exchanges that end within it are written together: one turn of a thread instead of many."""
@@ -55,15 +55,15 @@ class _Subscriber:
 
     __slots__ = (
         "awake", "closed", "exchanges", "missed", "missed_total", "query", "queue", "summaries", "task",
-        "weight",
+        "weight_bytes",
     )  # fmt: skip
 
     def __init__(self, query: Query, *, summaries: bool, exchanges: bool) -> None:
         self.query = query
         self.summaries = summaries
         self.exchanges = exchanges
-        self.queue: deque[tuple[Exchange, Measured]] = deque()
-        self.weight = 0
+        self.queue: deque[tuple[Exchange, Measured, int]] = deque()
+        self.weight_bytes = 0
         self.missed = 0
         """Since it was last told."""
         self.missed_total = 0
@@ -71,22 +71,22 @@ class _Subscriber:
         self.closed = False
         self.task = asyncio.current_task()
 
-    def offer(self, x: Exchange, m: Measured) -> bool:
-        """Queues an exchange; False when there is no room for it."""
-        weight = weight_of(x)
-        if len(self.queue) >= QUEUE_MAX or (self.queue and self.weight + weight > QUEUE_EVENTS_MAX):
+    def offer(self, x: Exchange, m: Measured, weight: int) -> bool:
+        """Queues an exchange of this weight; False when there is no room for it."""
+        full = len(self.queue) >= QUEUE_MAX
+        if full or (self.queue and self.weight_bytes + weight > QUEUE_BYTES_MAX):
             self.missed += 1
             self.missed_total += 1
             return False
-        self.queue.append((x, m))
-        self.weight += weight
+        self.queue.append((x, m, weight))
+        self.weight_bytes += weight
         self.awake.set()
         return True
 
-    def take(self) -> list[tuple[Exchange, Measured]]:
+    def take(self) -> list[tuple[Exchange, Measured, int]]:
         """The next few, in their order."""
         batch = [self.queue.popleft() for _ in range(min(len(self.queue), BATCH_MAX))]
-        self.weight -= sum(weight_of(x) for x, _ in batch)
+        self.weight_bytes -= sum(weight for _, _, weight in batch)
         return batch
 
 
@@ -113,9 +113,12 @@ class LiveFeed:
 
     def ended(self, x: Exchange, m: Measured) -> None:
         """An exchange is over. Takes microseconds, whoever listens."""
-        for subscriber in self._subscribers:
-            wanted = subscriber.exchanges and subscriber.query.matches(x)
-            if wanted and not subscriber.offer(x, m):
+        wanted = [one for one in self._subscribers if one.exchanges and one.query.matches(x)]
+        if not wanted:
+            return
+        weight = weight_bytes(x)
+        for subscriber in wanted:
+            if not subscriber.offer(x, m, weight):
                 self._tally.live_missed += 1
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
@@ -220,9 +223,9 @@ def _read_query(request: web.Request) -> tuple[Query, bool, bool]:
     return Query.parse(fields), summaries, exchanges
 
 
-def _events_of(batch: list[tuple[Exchange, Measured]], *, events: bool) -> bytes:
+def _events_of(batch: list[tuple[Exchange, Measured, int]], *, events: bool) -> bytes:
     return b"".join(
-        _event("exchange", x.to_dict(m.metrics(), chunking_of(x), events=events)) for x, m in batch
+        _event("exchange", x.to_dict(m.metrics(), chunking_of(x), events=events)) for x, m, _ in batch
     )
 
 

@@ -11,6 +11,7 @@ from llmtap.metrics.burn import STANDARD_ALARMS, check_objective, check_reachabl
 from llmtap.metrics.cost import Price
 from llmtap.metrics.deadlines import ALPHA, READER_NS_PER_TOKEN, Benefit
 from llmtap.metrics.objectives import Objectives
+from llmtap.record.bounds import BOUNDS
 from llmtap.record.refusal import TEXT_PATTERNS
 from llmtap.units import NS_PER_S, Duration
 
@@ -29,7 +30,7 @@ WINDOWS: Final = {"10s": 10 * NS_PER_S, "1m": 60 * NS_PER_S, "5m": 300 * NS_PER_
 """The rolling windows, shortest first."""
 ALARMS: Final = {"1h": STANDARD_ALARMS[0], "6h": STANDARD_ALARMS[1]}
 """The burn-rate alarms that the meter watches itself, by their long window."""
-TENANT_CHARS_MAX: Final = 64
+TENANT_CHARS_MAX: Final = BOUNDS["tenant"].chars
 OURS: Final = "default"
 """Among `refusal_patterns`: those of `record/refusal.py`."""
 _HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")

@@ -37,6 +37,7 @@ from llmtap.errors import LlmtapError
 from llmtap.export.keeping import CaptureState
 from llmtap.metrics.latency import Measured
 from llmtap.record.asked import Said
+from llmtap.record.bounds import memory_bytes
 from llmtap.record.exchange import Exchange
 from llmtap.record.prompt import read_prompt
 from llmtap.wire.http1 import Headers, RequestHead
@@ -47,11 +48,6 @@ ROWS_MAX: Final = 1_000
 """Of a batch: what waits this long in numbers is written at once."""
 TURN_S: Final = 0.1
 """The thread looks this often: a wake-up for each exchange would cost more than the exchange."""
-EXCHANGE_BYTES: Final = 4_000
-"""What an exchange takes in memory, about, without its events and its body."""
-EVENT_BYTES: Final = 40
-STAMP_BYTES: Final = 8
-"""Of a read, and of a gap by the server's clock."""
 LEFT_MAX: Final = 64
 """Relays that left and are told of in each file after, by which a file that is lost is missed. All of them
 would be too many: apps with the middleware may come and go for ever."""
@@ -138,8 +134,8 @@ class Recorder:
         self._telling = frozenset(name.lower().encode() for name in options.session_headers)
         self._redactor = Redactor(options.redact) if options.level == "full" else None
         # Filled by the loop, emptied by the thread: (exchange, header fields that matter, body) when a
-        # request is whole, (exchange, None, b"") at the end.
-        self._inbox: deque[tuple[Exchange, Headers | None, bytes]] = deque()
+        # request is whole, (exchange, None, b"") at the end; and the bytes that were counted for it.
+        self._inbox: deque[tuple[Exchange, Headers | None, bytes, int]] = deque()
         self._taken_bytes = 0  # by the loop, ever
         self._freed_bytes = 0  # by the thread, ever
         self._held = _Held()
@@ -185,7 +181,7 @@ class Recorder:
         self._taken_bytes += len(body)
         # No others: a queue is no place for keys and cookies.
         headers = [field for field in head.headers if field[0].lower() in self._telling]
-        self._inbox.append((x, headers, body))
+        self._inbox.append((x, headers, body, len(body)))
         return wants_text
 
     def ended(self, x: Exchange, m: Measured) -> None:
@@ -193,10 +189,10 @@ class Recorder:
         n_bytes = _bytes_of(x)
         if self._pending_bytes + n_bytes > self._options.memory_bytes:
             self._drop(self._store.problem or "memory", 1)
-            x.said = x.keeping = None
+            x.asked = x.said = x.keeping = None
             return
         self._taken_bytes += n_bytes
-        self._inbox.append((x, None, b""))
+        self._inbox.append((x, None, b"", n_bytes))
 
     def relay_said(self, relay: str, opened: int, dropped: dict[str, int], unsettled: int) -> None:
         """A relay's counts: by these a reader can tell what is missing."""
@@ -346,8 +342,8 @@ class Recorder:
 
     def _digest(self) -> None:
         for _ in range(len(self._inbox)):
-            x, headers, body = self._inbox.popleft()
-            self._freed_bytes += len(body) if headers is not None else _bytes_of(x)
+            x, headers, body, n_bytes = self._inbox.popleft()
+            self._freed_bytes += n_bytes
             try:
                 if headers is not None:
                     self._read_request(x, headers, body)
@@ -411,7 +407,7 @@ class Recorder:
         self._row_bytes = 0
         batch, failed = to_batch(rows, capture=self._info.capture, level=self._options.level)
         for x in rows:
-            x.said = None  # the API keeps the newest exchanges; what was said is not for it
+            x.asked = x.turn = x.said = None  # the API keeps the newest exchanges, and shows none of these
         for error in failed:
             self._failed(error)
         self._drop_if("error", len(failed))
@@ -464,8 +460,5 @@ def _number_of(relay: str) -> int:
 
 
 def _bytes_of(x: Exchange) -> int:
-    """What it takes in memory, about, with what is kept of what was said."""
-    stamps = len(x.added.chunks_ns) + len(x.server_gaps_ns or ())
-    said = x.said
-    text = 0 if said is None else len(said.request_body or "") + len(said.response_text or "")
-    return EXCHANGE_BYTES + EVENT_BYTES * len(x.timeline.events) + STAMP_BYTES * stamps + text
+    """Memory of an exchange with the text that is kept of it; bodies of requests are counted as `_Held`."""
+    return memory_bytes(x) - memory_bytes(x.keeping)

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from llmtap.meter.labels import DEFAULT
 from llmtap.meter.options import TENANT_CHARS_MAX, TenantOptions, TenantRule
-from llmtap.record.paths import holds_key
+from llmtap.record.paths import KEY_CHARS, holds_key
 from llmtap.wire.http1 import RequestHead, header_value
 
 __all__ = ["Tenants", "host_salt"]
@@ -111,6 +111,8 @@ class Tenants:
             return text or None
         # Long names that begin alike stay apart.
         tail = self.hash_of(value.encode("utf-8", "replace"))
+        if holds_key(value[: 4 * TENANT_CHARS_MAX + KEY_CHARS]):
+            return f"key-{tail}"
         return f"{text[: TENANT_CHARS_MAX - 1 - _TAIL_DIGITS]}~{tail}"
 
 

@@ -24,6 +24,8 @@ __all__ = ["AnswerReader", "BodyKind"]
 
 BODY_BYTES_MAX: Final = EVENT_BYTES_MAX
 """A JSON body is one event; a longer one is counted and not understood."""
+_TYPE_BYTES_MAX: Final = 256
+"""Of a content type without its parameters; RFC 6838 allows 127 in each of its two names."""
 _PREFIX_BYTES: Final = 6
 """Enough to know an SSE field name at the start of a body of no telling type."""
 _HELD_BYTES_MAX: Final = 4_096
@@ -66,7 +68,7 @@ class AnswerReader:
     def __init__(self, content_type: bytes | None, path: str, share: Share | None = None) -> None:
         self.kind = BodyKind.UNDECIDED
         self.dialect = Undecided(path)
-        self._type = (content_type or b"").partition(b";")[0].strip().lower()
+        self._type = (content_type or b"").partition(b";")[0][:_TYPE_BYTES_MAX].strip().lower()
         self._parser = SseParser()
         self._repetition: Repetition | None = None
         self._last_found: Repetition | None = None  # it may hold no more, and tells what is loose

@@ -16,14 +16,14 @@ from typing import Final, NamedTuple
 from llmtap.errors import PeerProtocolError
 from llmtap.record.answer import AnswerReader
 from llmtap.record.asked import Said
+from llmtap.record.bounds import BOUNDS, bound, bounded
 from llmtap.record.budget import Budget, Share
 from llmtap.record.exchange import BLANK, OUTPUT, Exchange, Timeline, Tokens
 from llmtap.record.outcome import Outcome, TokenSource
-from llmtap.record.paths import clean_name
 from llmtap.record.refusal import APPLIED_GUARDRAILS, TEXT_PATTERNS, Interventions
-from llmtap.record.request import Hear, Identify, RequestReader, short_text
+from llmtap.record.request import Hear, Identify, RequestReader
 from llmtap.record.server_timing import ServerTiming
-from llmtap.record.verdict import figures_of, is_word, judge, no_token_reason
+from llmtap.record.verdict import WORD_CHARS_MAX, figures_of, is_word, judge, no_token_reason
 from llmtap.wire.delta import Delta, EventClass, UsageCounts
 from llmtap.wire.encoding import Decoder
 from llmtap.wire.http1 import (
@@ -48,8 +48,9 @@ TOKENS_MAX: Final = 1 << 20
 takes memory."""
 _TOKENIZED_CHARS_MAX: Final = 1 << 16
 """Of one event; a tokenizer is given up at a longer one, which would hold up all other exchanges."""
-_TEXT_CHARS_MAX: Final = 4 << 20
-"""Of an answer's text, where it is kept at all."""
+_TEXT_CHARS_MAX: Final = BOUNDS["said.response_text"].chars
+_USAGE_BYTES_MAX: Final = 1 << 16
+"""Of an event whose usage object is kept as sent until the end; of a longer event its figures are."""
 LINES_PER_BYTE: Final = 2
 """Lines in a decoded body for each coded byte, beyond LINES_FREE. A line takes up to 3 us: without a bound,
 1 MB of gzip that holds 250 MB of line feeds would take minutes. Streams of equal events reach 0.6."""
@@ -58,8 +59,8 @@ _AGAIN_MAX: Final = 64
 """Reads set aside before they are logged together: enough to make that cheap."""
 _UNTOLD: Final = array("l", (-1,))
 """Tokens of an event that nobody counted."""
-_NAME_CHARS_MAX: Final = 256
-"""Of a model's name."""
+_HEADER_BYTES_MAX: Final = 1_024
+"""Of a header field of the response that is kept until the end."""
 _CONTENT: Final = EventClass.CONTENT
 
 
@@ -105,7 +106,9 @@ class Observer:
         bodies: Budget | None = None,
     ) -> None:
         self._t = Timeline(arrival_ns)
-        self._x = Exchange(relay, seq, arrival_wall_ns, self._t, clock=clock)
+        self._x = Exchange(
+            bounded("relay", relay), seq, arrival_wall_ns, self._t, clock=bounded("clock", clock)
+        )
         self._share = Share(bodies)
         self._request = RequestReader(self._x, head, identify, hear, self._share)
         # The event that may come again, and of the reads that were it: t_ns, added_ns, bytes, text.
@@ -172,8 +175,10 @@ class Observer:
         self._t.head_ns = t_ns
         x.status = head.status
         if x.request_id is None:
-            x.request_id = short_text(header_value(head.headers, b"x-request-id"))
-        self._interventions.applied = header_value(head.headers, APPLIED_GUARDRAILS)
+            request_id = header_value(head.headers, b"x-request-id")
+            x.request_id = None if request_id is None else bounded("request_id", request_id.decode("latin-1"))
+        applied = header_value(head.headers, APPLIED_GUARDRAILS)
+        self._interventions.applied = None if applied is None else applied[:_HEADER_BYTES_MAX]
         self._server.read_head(head.headers)
         content_type = header_value(head.headers, b"content-type")
         self._answer = AnswerReader(content_type, x.path.rstrip("/"), self._share)
@@ -293,7 +298,7 @@ class Observer:
         x.response_bytes = response_bytes
         if status is not None:
             x.status = status
-        x.response_model = None if self._model is None else clean_name(self._model[:_NAME_CHARS_MAX])
+        x.response_model = self._model
         if x.model is None:
             x.model = x.response_model
         x.tokens = self._tokens()
@@ -313,6 +318,7 @@ class Observer:
         x.error = (error if x.outcome is said else None) or reason
         if x.stream and t.first_token_ns is None:
             x.no_token_reason = no_token_reason(x)
+        bound(x)
         return x
 
     def give_up(self, reason: str) -> bool:
@@ -428,11 +434,13 @@ class Observer:
             self._server.read_event(self._events_seen - 1, delta)
         if delta.counts is not None:
             self._counts, self._x.usage = delta.counts, delta.usage
+            if delta.usage is not None and delta.size > _USAGE_BYTES_MAX:
+                self._x.usage = figures_of(delta.usage)
             self._counts_total = not delta.usage_running
         if delta.model is not None and self._model is None:
-            self._model = delta.model
+            self._model = bounded("response_model", delta.model)
         if delta.error_type is not None:
-            self._error_type = delta.error_type
+            self._error_type = delta.error_type[: WORD_CHARS_MAX + 1]  # a longer one is no word
         if delta.done:
             self._done = True
         if delta.retry:

@@ -13,13 +13,24 @@ from functools import lru_cache
 from typing import Final
 from urllib.parse import unquote
 
-__all__ = ["KEY_PATTERN", "PATH_CHARS_MAX", "clean_name", "clean_path", "holds_key", "looks_secret"]
+__all__ = [
+    "KEY_CHARS",
+    "KEY_PATTERN",
+    "NAME_CHARS_MAX",
+    "PATH_CHARS_MAX",
+    "clean_name",
+    "clean_path",
+    "holds_key",
+    "looks_secret",
+]
 
 PATH_CHARS_MAX: Final = 256
 _SEGMENT_CHARS_MAX: Final = 80
 """Names of models on the hubs have up to 96 characters, those in use half of that."""
-_NAME_CHARS_MAX: Final = 1_024
-"""Of what a client sends as a name; no label, log or attribute shows as much."""
+NAME_CHARS_MAX: Final = 256
+"""Of the name of a model: hubs allow 96 characters and an owner."""
+KEY_CHARS: Final = 320
+"""A key is recognised by its first 308 characters at most (a JWT), and most keys by their first 20."""
 _DECODINGS_MAX: Final = 4
 """A path that is percent-encoded more often than this hides something."""
 
@@ -80,21 +91,22 @@ def looks_secret(word: str) -> bool:
     return edges >= 8
 
 
-def clean_name(name: str) -> str:
-    """The name of a model, or `*` where a key was sent in its place."""
-    return "*" if holds_key(name) else name
+def clean_name(name: str, chars_max: int = NAME_CHARS_MAX) -> str:
+    """Return the first `chars_max` characters of a name, or `*` where a key begins in or shortly after them.
 
-
-def holds_key(name: str) -> bool:
-    """Whether a key is in the name of a model or of a tenant, which may have versions, dates and ids in it.
-
-    Told by its issuer's form; where names begin alike, by a long run of letters and digits as well.
+    KEY_CHARS more are searched, so that a key across the cut is recognised.
     """
-    return _holds_key(name[:_NAME_CHARS_MAX])
+    name = name[: chars_max + KEY_CHARS]
+    return "*" if holds_key(name) else name[:chars_max]
 
 
 @lru_cache(maxsize=512)
-def _holds_key(name: str) -> bool:
+def holds_key(name: str) -> bool:
+    """Whether a key is in the name of a model or of a tenant, which may have versions, dates and ids in it.
+
+    Told by its issuer's form; where names begin alike, by a long run of letters and digits as well. All of
+    `name` is searched and remembered: the caller cuts it.
+    """
     found = (key[0] for key in _keys_in.finditer(name))
     return any(not _begins_as_names_do(key) or _is_random(key) for key in found)
 

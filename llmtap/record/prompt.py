@@ -21,6 +21,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from llmtap.record.asked import Asked
+from llmtap.record.bounds import BOUNDS
 from llmtap.record.paths import looks_secret
 
 __all__ = ["ID_BYTES", "MESSAGES_MAX", "PARTS_MAX", "Message", "Part", "Prompt", "read_prompt"]
@@ -35,6 +36,7 @@ _DEPTH_MAX: Final = 8
 """Of content within content; a tool's result in a message is at 2."""
 _INT_MAX: Final = (1 << 31) - 1
 _MARK_BYTES: Final = 16
+_WORD_CHARS_MAX: Final = BOUNDS["asked.roles"].chars
 
 Part: TypeAlias = "str | bytes | array[int]"
 """Text, a mark, or token ids (an array of type `I`)."""
@@ -447,7 +449,7 @@ def _word(value: Any) -> str:
     return value if isinstance(value, str) and _is_word(value) and not looks_secret(value) else "other"
 
 
-_is_word = re.compile(r"[A-Za-z0-9_.-]{1,32}", re.ASCII).fullmatch
+_is_word = re.compile(rf"[A-Za-z0-9_.-]{{1,{_WORD_CHARS_MAX}}}", re.ASCII).fullmatch
 
 
 def _only_results(content: Any) -> bool:

@@ -12,20 +12,18 @@ from typing import Any, Final
 import msgspec
 
 from llmtap.errors import PeerProtocolError
+from llmtap.record.bounds import bounded
 from llmtap.record.budget import Share
 from llmtap.record.exchange import Exchange
-from llmtap.record.paths import clean_name, clean_path
 from llmtap.wire.encoding import Decoder
 from llmtap.wire.http1 import ChunkedDecoder, Framing, RequestHead, parse_request_head
 
-__all__ = ["REQUEST_BYTES_MAX", "Hear", "Identify", "RequestReader", "short_text"]
+__all__ = ["REQUEST_BYTES_MAX", "Hear", "Identify", "RequestReader"]
 
 REQUEST_BYTES_MAX: Final = 8 << 20
 """A longer request body is not kept, and its model is then not known from it."""
 _PIECE_BYTES: Final = 64
 """What a piece of a body takes in memory beside its bytes, about."""
-_ID_BYTES_MAX: Final = 256
-"""Of a request id: a UUID has 36, a trace id 32."""
 _SLO_MS_MAX: Final = 3_600_000
 
 _ENDPOINTS: Final = (
@@ -108,17 +106,17 @@ class RequestReader:
             return  # the relay refused it as well, and says so at the end
         self._keeps = True
         self.method = head.method
-        x.method = head.method.decode("latin-1")
+        x.method = bounded("method", head.method.decode("latin-1"))
         self._path = _path(head.target)
-        x.path = clean_path(self._path)
+        x.path = bounded("path", self._path)
         bare = self._path.rstrip("/")
         x.endpoint = next((name for suffix, name in _ENDPOINTS if bare.endswith(suffix)), None)
         for name, value in head.headers:
             match name.lower():
                 case b"x-request-id":
-                    x.request_id = short_text(value)
+                    x.request_id = bounded("request_id", value.decode("latin-1"))
                 case b"traceparent":
-                    x.trace_parent = short_text(value)
+                    x.trace_parent = bounded("trace_parent", value.decode("latin-1"))
                 case b"x-llm-d-slo-ttft-ms":
                     x.slo_ttft_ns = _ms(value)
                 case b"x-llm-d-slo-tpot-ms":
@@ -143,6 +141,7 @@ class RequestReader:
         head, self._head = self._head, None
         if head is None:
             return
+        path, self._path = self._path, ""
         body = self._payload(chunked=head.framing is Framing.CHUNKED)
         self._let_go()
         request = _RequestBody()
@@ -152,10 +151,10 @@ class RequestReader:
             except (ValueError, RecursionError):
                 pass
         if isinstance(request.model, str) and request.model:
-            self._x.model = clean_name(request.model)
+            self._x.model = bounded("model", request.model)
         self.wants_stream = request.stream is True
         if self._identify is not None:
-            self._x.tenant = self._identify(head, self._path, lambda: _json(body))
+            self._x.tenant = bounded("tenant", self._identify(head, path, lambda: _json(body)))
         if self._hear is not None:
             self.wants_text = self._hear(self._x, head, body)
 
@@ -201,8 +200,3 @@ def _path(target: bytes) -> str:
         if found:
             path = b"/" + rest.partition(b"/")[2]
     return path.decode("latin-1")
-
-
-def short_text(value: bytes | None) -> str | None:
-    """A header's value as text, cut to a length that labels can bear."""
-    return None if value is None else value[:_ID_BYTES_MAX].decode("latin-1")

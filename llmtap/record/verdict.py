@@ -7,13 +7,16 @@ might be anybody's.
 import re
 from typing import Any, Final
 
+from llmtap.record.bounds import BOUNDS
 from llmtap.record.exchange import Exchange
 from llmtap.record.outcome import EventClass, Outcome
+from llmtap.record.paths import holds_key
 from llmtap.wire.verdicts import MODEL_REFUSAL
 
-__all__ = ["figures_of", "is_word", "judge", "no_token_reason"]
+__all__ = ["WORD_CHARS_MAX", "figures_of", "is_word", "judge", "no_token_reason"]
 
-_WORD: Final = re.compile(r"[A-Za-z0-9_.:/\-]{1,64}")
+WORD_CHARS_MAX: Final = BOUNDS["usage"].chars
+_WORD: Final = re.compile(rf"[A-Za-z0-9_.:/\-]{{1,{WORD_CHARS_MAX}}}")
 _FIGURE_MAX: Final = 1 << 53
 _USAGE_DEPTH_MAX: Final = 4
 _USAGE_ITEMS_MAX: Final = 64
@@ -81,8 +84,8 @@ def figures_of(usage: dict[str, Any], depth: int = 1) -> dict[str, Any]:
 
 
 def is_word(text: str) -> bool:
-    """A name of at most 64 characters, as programs write them."""
-    return _WORD.fullmatch(text) is not None
+    """A name of at most WORD_CHARS_MAX characters, as programs write them, and no key."""
+    return _WORD.fullmatch(text) is not None and not holds_key(text)
 
 
 def _is_figure(value: Any) -> bool:

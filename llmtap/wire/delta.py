@@ -7,11 +7,14 @@ Source: shared/dialects/dialects.md section 1 (classes, their order) and section
 """
 
 from enum import IntEnum, StrEnum
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
-__all__ = ["Delta", "EventClass", "ServerTime", "TokenSource", "UsageCounts", "Verdict"]
+__all__ = ["MODEL_CHARS_MAX", "Delta", "EventClass", "ServerTime", "TokenSource", "UsageCounts", "Verdict"]
+
+MODEL_CHARS_MAX: Final = 1_024
+"""Of a model's name, as far as a dialect remembers it. `record/bounds.py` cuts it further."""
 
 
 class EventClass(IntEnum):

@@ -3,8 +3,9 @@ from array import array
 
 import pytest
 
-from llmtap.meter.kept import BadQuery, Kept, Query
+from llmtap.meter.kept import BadQuery, Kept, Query, weight_bytes
 from llmtap.metrics.deadlines import Benefit
+from llmtap.record.asked import Asked, Said
 from llmtap.record.exchange import Exchange
 from llmtap.record.outcome import Outcome
 from tests.support.streams import streamed
@@ -26,22 +27,38 @@ def test_the_newest_come_first_and_the_oldest_go() -> None:
     assert (seqs(found), cursor) == ([7, 6, 5], None)
 
 
-def test_the_ring_is_bounded_by_events_too() -> None:
-    # Each weighs 2 events and 2 reads.
-    kept = ring(7, events_max=9)
+def test_the_ring_is_bounded_by_bytes_too() -> None:
+    each = weight_bytes(streamed(100, 140))
+    kept = ring(7, bytes_max=2 * each)
     assert seqs(kept.find(Query())[0]) == [7, 6]
+    assert kept.weight_bytes == 2 * each
 
 
-def test_gaps_by_the_servers_clock_take_room_as_well() -> None:
+def test_every_part_of_an_exchange_has_weight() -> None:
+    bare = weight_bytes(streamed(100, 140))
+    for field, value, n_bytes in (
+        ("model", "m" * 1_100, 1_000),
+        ("request_id", "i" * 1_000, 1_000),
+        ("usage", {"u" * 1_000: "v" * 1_000}, 2_000),
+        ("server_timing", [{"name": "n" * 1_000}], 1_000),
+        ("server_gaps_ns", array("q", [40_000_000] * 1_000), 8_000),
+        ("asked", Asked(roles=["user"] * 1_000), 8_000),
+    ):
+        x = streamed(100, 140)
+        setattr(x, field, value)
+        assert bare + n_bytes <= weight_bytes(x), field
+    many = streamed(*range(100, 1_100))
+    assert weight_bytes(many) >= bare + 998 * (8 + 1 + array("l").itemsize * 2 + 1 + 8)
+
+
+def test_what_a_capture_counts_itself_has_no_weight_here() -> None:
     x = streamed(100, 140)
-    x.server_gaps_ns = array("q", [40_000_000])
-    kept = Kept(100, events_max=4)
-    kept.add(x)
-    assert len(kept) == 0
+    x.said = Said("q" * 10_000, "a" * 10_000)
+    assert weight_bytes(x) == weight_bytes(streamed(100, 140))
 
 
 def test_an_exchange_larger_than_the_ring_is_not_kept() -> None:
-    assert len(ring(1, events_max=3)) == 0
+    assert len(ring(1, bytes_max=1_000)) == 0
 
 
 def test_a_ring_of_nothing_keeps_nothing() -> None:
@@ -113,7 +130,7 @@ def test_as_json_an_exchange_has_its_metrics_and_on_request_its_events() -> None
 
 def test_what_is_uncertain_can_be_left_out_and_asked_for() -> None:
     kept = ring(3)
-    for _, x in kept._ring:
+    for _, _, x in kept._ring:
         x.uncertain = x.seq == 2
     assert [x.seq for x in kept.find(Query.parse({"certain": "1"}))[0]] == [3, 1]
     assert [x.seq for x in kept.find(Query.parse({"certain": "0"}))[0]] == [3, 2, 1]

@@ -11,6 +11,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from llmtap.clock import ManualClock
 from llmtap.meter import live
 from llmtap.meter.admin import admin_app
+from llmtap.meter.kept import weight_bytes
 from llmtap.meter.live import LiveFeed
 from llmtap.meter.options import MeterOptions
 from llmtap.meter.tally import Tally
@@ -172,13 +173,13 @@ def test_a_slow_subscriber_loses_whole_exchanges_and_is_told_how_many() -> None:
     play(scene)
 
 
-def test_a_queue_is_bounded_by_events_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "QUEUE_EVENTS_MAX", 10)
+def test_a_queue_is_bounded_by_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "QUEUE_BYTES_MAX", 2 * weight_bytes(streamed(100, 140)))
 
     async def scene(tally: Tally, feed: LiveFeed, client: Client) -> None:
         async with subscribed(feed, client) as stream:
             for seq in range(4):
-                tally.ended(streamed(100, 140, seq=seq))  # two events and two reads each
+                tally.ended(streamed(100, 140, seq=seq))
             assert [(await stream.next())[1].get("seq") for _ in range(2)] == [0, 1]
             assert await stream.next() == ("missed", {"n": 2, "total": 2})
 

@@ -171,9 +171,9 @@ def test_what_was_said_does_not_stay_in_memory(tmp_path: Path) -> None:
 
 
 def test_what_was_said_counts_until_it_is_written(tmp_path: Path) -> None:
-    recorder = recording(tmp_path, level="full", full_tenants=("*",), memory_bytes=1 << 20)
+    recorder = recording(tmp_path, level="full", full_tenants=("*",), memory_bytes=1_600_000)
     for seq in range(1, 11):
-        play(recorder, seq, "x" * 200_000)
+        play(recorder, seq, "x" * 200_000)  # and 100 kB of hashed blocks
         recorder._digest()  # its thread does not run yet, so rows wait for others
     recorder.start()
     recorder.close(60)

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from llmtap.wire.delta import Delta, EventClass, UsageCounts
+from llmtap.wire.delta import MODEL_CHARS_MAX, Delta, EventClass, UsageCounts
 from llmtap.wire.dialects.native_shapes import (
     ID_CHARS_MAX,
     Fields,
@@ -141,10 +141,11 @@ class Anthropic:
 
     def _name(self, model: Any) -> str | None:
         """The model, when it is named first or changes."""
-        if not isinstance(model, str) or not model or model == self._model:
+        name = model[:MODEL_CHARS_MAX] if isinstance(model, str) else ""
+        if not name or name == self._model:
             return None
-        self._model = model
-        return model
+        self._model = name
+        return name
 
     def _read_delta(self, delta: Any) -> Delta:
         if not isinstance(delta, dict):

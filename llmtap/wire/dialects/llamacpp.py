@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from llmtap.wire.delta import Delta, EventClass, TokenSource, UsageCounts
+from llmtap.wire.delta import MODEL_CHARS_MAX, Delta, EventClass, TokenSource, UsageCounts
 from llmtap.wire.dialects.native_shapes import (
     FIRST,
     Fields,
@@ -114,7 +114,7 @@ class LlamaCpp:
         elif delta.output:
             delta.server_clock_ns = clock_ns(said.timings)
         if isinstance(said.model, str) and said.model and said.model != self._model:
-            self._model = delta.model = said.model
+            self._model = delta.model = said.model[:MODEL_CHARS_MAX]
         return delta
 
     def _count(self, said: _Event, delta: Delta, index: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from llmtap.wire.delta import Delta, EventClass, UsageCounts
+from llmtap.wire.delta import MODEL_CHARS_MAX, Delta, EventClass, UsageCounts
 from llmtap.wire.dialects.native_shapes import (
     Fields,
     Piece,
@@ -115,7 +115,7 @@ class LmStudio:
 
     def _name(self, delta: Delta, model: Any) -> None:
         if isinstance(model, str) and model and model != self._model:
-            self._model = delta.model = model
+            self._model = delta.model = model[:MODEL_CHARS_MAX]
 
 
 def _counts(stats: Any) -> UsageCounts | None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from llmtap.wire.delta import Delta, EventClass, TokenSource
+from llmtap.wire.delta import MODEL_CHARS_MAX, Delta, EventClass, TokenSource
 from llmtap.wire.dialects.native_shapes import (
     Fields,
     Piece,
@@ -103,7 +103,7 @@ class Ollama:
         if isinstance(said.logprobs, list) and said.logprobs and delta.output:
             delta.tokens, delta.token_source = len(said.logprobs), TokenSource.LOGPROBS
         if isinstance(said.model, str) and said.model and said.model != self._model:
-            self._model = delta.model = said.model
+            self._model = delta.model = said.model[:MODEL_CHARS_MAX]
         return delta
 
     def _close(self, said: _Line, pieces: list[Piece]) -> Delta:

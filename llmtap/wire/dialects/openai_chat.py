@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from llmtap.wire.delta import Delta, EventClass, TokenSource
+from llmtap.wire.delta import MODEL_CHARS_MAX, Delta, EventClass, TokenSource
 from llmtap.wire.dialects.openai_beside import BESIDE_NAMES, add_beside, read_beside
 from llmtap.wire.dialects.openai_shapes import (
     BAD_JSON,
@@ -267,7 +267,7 @@ class OpenAIChat:
         if delta.event_class is EventClass.ROLE and self._plain:
             delta.retry = self._again(data, chunk.model)
         if chunk.model and chunk.model != self._model:
-            self._model = delta.model = chunk.model
+            self._model = delta.model = chunk.model[:MODEL_CHARS_MAX]
         delta.parsed = (known or not findings.empty) and not findings.cut
         return delta
 
@@ -280,7 +280,7 @@ class OpenAIChat:
     def _again(self, data: bytes, model: str | None) -> bool:
         """Whether a role in the middle is that of another attempt: by another model, or with another id."""
         was, self._id = self._id, _id_of(data) or self._id
-        return bool((model and model != self._model) or (was and was != self._id))
+        return bool((model and model[:MODEL_CHARS_MAX] != self._model) or (was and was != self._id))
 
     def _read_choice(
         self, choice: _Choice, position: int, findings: Findings, *, streamed: bool, replaced: bool

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from llmtap.wire.delta import Delta, EventClass
+from llmtap.wire.delta import MODEL_CHARS_MAX, Delta, EventClass
 from llmtap.wire.dialects.openai_beside import BESIDE_NAMES, add_beside, read_beside
 from llmtap.wire.dialects.openai_shapes import (
     BAD_JSON,
@@ -141,7 +141,7 @@ class OpenAICompletions:
             findings.timings(chunk.timings, self._predicted)
         delta = findings.ranked()
         if chunk.model and chunk.model != self._model:
-            self._model = delta.model = chunk.model
+            self._model = delta.model = chunk.model[:MODEL_CHARS_MAX]
         delta.parsed = (known or not findings.empty) and not findings.cut
         delta.repeatable = (
             streamed

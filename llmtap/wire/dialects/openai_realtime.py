@@ -9,7 +9,7 @@ Source: OpenAI's Realtime API reference (server events); openai/openai-python ty
 
 from typing import Any, Final
 
-from llmtap.wire.delta import Delta, EventClass, UsageCounts
+from llmtap.wire.delta import MODEL_CHARS_MAX, Delta, EventClass, UsageCounts
 from llmtap.wire.dialects.native_shapes import Fields, failure_in, is_object, kind_of
 from llmtap.wire.dialects.openai_responses import ResponseEvent, read_response_event
 from llmtap.wire.dialects.openai_shapes import read_frame, read_json, unknown
@@ -85,7 +85,7 @@ class OpenAIRealtime:
         delta = Delta(EventClass.METADATA)
         model = session.get("model") if isinstance(session, dict) else None
         if isinstance(model, str) and model and model != self._model:
-            self._model = delta.model = model
+            self._model = delta.model = model[:MODEL_CHARS_MAX]
         return delta
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from llmtap.wire.delta import Delta, EventClass, TokenSource, Verdict
+from llmtap.wire.delta import MODEL_CHARS_MAX, Delta, EventClass, TokenSource, Verdict
 from llmtap.wire.dialects.native_shapes import (
     ID_CHARS_MAX,
     Fields,
@@ -135,7 +135,7 @@ class OpenAIResponses:
     def _name(self, delta: Delta, response: dict[str, Any]) -> None:
         model = response.get("model")
         if isinstance(model, str) and model and model != self._model:
-            self._model = delta.model = model
+            self._model = delta.model = model[:MODEL_CHARS_MAX]
 
 
 def read_response_event(kind: str, said: ResponseEvent) -> Delta | None:
