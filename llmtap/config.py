@@ -8,7 +8,6 @@ where it was set, and the nearest key there is.
 
 import difflib
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -24,6 +23,7 @@ from llmtap.meter.options import CostOptions, MeterOptions, SloOptions, TenantOp
 from llmtap.relay.options import RelayOptions
 from llmtap.tap.experiment import ExperimentOptions
 from llmtap.units import read_special
+from llmtap.user_files import decode_json, read_toml
 
 __all__ = ["Settings", "fingerprint", "keys", "load_settings"]
 
@@ -98,7 +98,7 @@ def load_settings(file: Path | None, environ: Mapping[str, str], flags: Mapping[
         if environ.get(variable):
             put(key, environ[variable], f"environment variable {variable}")
     if file is not None:
-        for table, content in _read_toml(file).items():
+        for table, content in read_toml(file).items():
             if not isinstance(content, dict):
                 raise ConfigError(
                     str(file), f"{table!r} stands outside a table", f"tables: {', '.join(_TABLES)}"
@@ -143,21 +143,11 @@ def _all_keys(classes: Iterable[str]) -> list[str]:
     return [f"{table}.{name}" for table, kind in kinds.items() for name in kind.__struct_fields__]
 
 
-def _read_toml(file: Path) -> dict[str, Any]:
-    try:
-        with file.open("rb") as f:
-            return tomllib.load(f)
-    except OSError as exc:
-        raise ConfigError(str(file), f"cannot be read: {exc.strerror}") from None
-    except ValueError as exc:  # TOMLDecodeError, or UnicodeDecodeError: TOML is UTF-8
-        raise ConfigError(str(file), f"is not TOML: {exc}") from None
-
-
 def _from_json(text: str) -> Any:
     """Where a key wants a list or a table, the environment and flags say it in JSON."""
     if text.startswith(("[", "{")):
         try:
-            return msgspec.json.decode(text)
+            return decode_json(text)
         except msgspec.DecodeError:
             pass
     return text

@@ -20,12 +20,17 @@ __all__ = [
     "parse_bytes",
     "parse_duration_ns",
     "read_special",
+    "shown",
     "to_seconds",
 ]
 
 NS_PER_S: Final = 1_000_000_000
 NEVER: Final = (1 << 63) - 1
 """A moment that does not come."""
+_SECONDS_MAX: Final = 1_000_000_000
+"""31 years."""
+_BYTES_MAX: Final = 1 << 60
+_SHOWN_CHARS_MAX: Final = 60
 SHARE_OF_MIN: Final = 1_000
 """Of fewer one is more than a tenth of a percent, and counts say it better."""
 
@@ -80,35 +85,50 @@ def encode_seconds(value: object) -> object:
     raise NotImplementedError(type(value).__name__)
 
 
+def shown(value: object) -> str:
+    """Return a value as an error shows it: its `repr`, shortened."""
+    if isinstance(value, str | bytes):
+        value = value[: 2 * _SHOWN_CHARS_MAX]
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no integer of more than 4,300 digits
+        return "a number of thousands of digits"
+    return text if len(text) <= _SHOWN_CHARS_MAX else f"{text[: _SHOWN_CHARS_MAX - 3]}..."
+
+
 def parse_duration_ns(value: object) -> int:
     """Nanoseconds from seconds (a number) or from text with a unit: `0.5`, `"500ms"`, `"2m"`.
 
-    Raises ValueError when it is neither, or negative.
+    Raises ValueError when it is neither, negative, or 1e9 s and more.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ValueError(f"expected a duration such as 30, 0.5 or '500ms', got {value!r}")
+    ns: int | float | None = None
     if isinstance(value, str):
         m = _DURATION.fullmatch(value)
-        if m is None:
-            raise ValueError(f"expected a duration such as 30, 0.5 or '500ms', got {value!r}")
-        return round(float(m[1]) * _NS_PER[m[2] or "s"])
-    if not 0 <= value < 1e9:
-        raise ValueError(f"expected a duration of at least 0 s, got {value!r}")
-    return round(value * NS_PER_S)
+        ns = None if m is None else float(m[1]) * _NS_PER[m[2] or "s"]
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        # Compared first: an integer of many digits is no float. NaN fails the comparison.
+        ns = value * NS_PER_S if 0 <= value < _SECONDS_MAX else -1
+    if ns is None:
+        raise ValueError(f"expected a duration such as 30, 0.5 or '500ms', got {shown(value)}")
+    if not 0 <= ns < _SECONDS_MAX * NS_PER_S:
+        raise ValueError(f"expected a duration from 0 s to below 1e9 s, got {shown(value)}")
+    return round(ns)
 
 
 def parse_bytes(value: object) -> int:
     """Bytes from a number or from text with a unit: `65536`, `"64KiB"`, `"1.5 MB"`.
 
-    Raises ValueError when it is neither, or negative.
+    Raises ValueError when it is neither, negative, or more than 2**60.
     """
+    n: int | float | None = None
     if isinstance(value, str):
         m = _SIZE.fullmatch(value)
-        if m is not None:
-            return round(float(m[1]) * _BYTES_PER[(m[2] or "").lower()])
-    elif isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return value
-    raise ValueError(f"expected a size such as 65536 or '64KiB', got {value!r}")
+        n = None if m is None else float(m[1]) * _BYTES_PER[(m[2] or "").lower()]
+    elif isinstance(value, int) and not isinstance(value, bool):
+        n = value
+    if n is None or not 0 <= n <= _BYTES_MAX:
+        raise ValueError(f"expected a size such as 65536 or '64KiB', got {shown(value)}")
+    return round(n)
 
 
 def to_seconds(ns: int | float) -> float:

@@ -12,7 +12,6 @@ value that does not fit, is a ConfigError that names it: a slip of the pen must 
 import difflib
 import re
 import shlex
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +28,7 @@ from llmtap.bench.target import Arm, Target
 from llmtap.bench.test import BenchTest
 from llmtap.errors import ConfigError
 from llmtap.units import encode_seconds, read_special
+from llmtap.user_files import decode_json, read_toml
 
 __all__ = ["BenchFile", "load_bench", "params_told", "shown_url", "without_keys"]
 
@@ -78,7 +78,7 @@ def load_bench(
         ConfigError: it names the key and where it was set.
     """
     where = "" if file is None else f" ({file.name})"
-    content = {} if file is None else _read_toml(file)
+    content = {} if file is None else read_toml(file, "--config")
     for table, held in content.items():
         if table not in _TABLES:
             raise ConfigError(f"[{table}]{where}", "there is no such table", _near(table, _TABLES))
@@ -136,16 +136,6 @@ def params_told(params: msgspec.Struct) -> dict[str, Any]:
     """Setup parameters as JSON, durations in seconds."""
     told: dict[str, Any] = msgspec.to_builtins(params, enc_hook=encode_seconds)
     return told
-
-
-def _read_toml(file: Path) -> dict[str, Any]:
-    try:
-        with file.open("rb") as opened:
-            return tomllib.load(opened)
-    except OSError as exc:
-        raise ConfigError("--config", f"{file} cannot be read: {exc.strerror}") from None
-    except ValueError as exc:  # TOMLDecodeError, or UnicodeDecodeError: TOML is UTF-8
-        raise ConfigError(str(file), f"is not TOML: {exc}") from None
 
 
 def _check_all(tables: _Tables, where: str) -> None:
@@ -251,7 +241,7 @@ def _value(kind: Any, text: str) -> Any:
     """Text of a flag as JSON has it; numbers, switches and none stay texts, which are read by their type."""
     if text.startswith(("[", "{")) or kind is msgspec.Raw:
         try:
-            return msgspec.json.decode(text)
+            return decode_json(text)
         except msgspec.DecodeError:
             return text
     if get_origin(kind) in (list, tuple):

@@ -18,6 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from llmtap.errors import ConfigError
+from llmtap.user_files import decode_json
 
 __all__ = ["RESULT", "Folder"]
 
@@ -71,7 +72,7 @@ class Folder:
     def read_json(self, name: str) -> Any:
         """None where there is none."""
         try:
-            return msgspec.json.decode((self.path / name).read_bytes())
+            return decode_json((self.path / name).read_bytes())
         except FileNotFoundError:
             return None
         except msgspec.DecodeError as exc:

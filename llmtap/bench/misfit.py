@@ -12,6 +12,8 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, Union, get_args, 
 
 import msgspec
 
+from llmtap.units import shown
+
 __all__ = ["Misfit", "inner_type", "is_finite", "misfit"]
 
 _PATH: Final = re.compile(r"\s*- at `(?:key in )?\$(.*)`$")
@@ -84,7 +86,7 @@ def _walked(kind: Any, value: Any, path: str) -> tuple[Any, Any]:
 def _told(said: str, kind: Any, value: Any) -> tuple[str, str | None]:
     if said.startswith("Invalid enum value") and get_origin(kind) is Literal:
         allowed = [one for one in get_args(kind) if one]
-        return f"{value!r} is none of {', '.join(map(repr, allowed))}", _meant(str(value), allowed)
+        return f"{shown(value)} is none of {', '.join(map(repr, allowed))}", _meant(str(value), allowed)
     missing = re.fullmatch(r"Object missing required field `(.+)`", said)
     if missing:
         return f"{missing[1]} is missing", None
@@ -100,9 +102,9 @@ def _told(said: str, kind: Any, value: Any) -> tuple[str, str | None]:
     types, got, more = expected.groups()
     wanted = [one for one in types.split(" | ") if one != "null"]
     if more:
-        given = "" if value is _UNKNOWN else f", got {value!r}"
+        given = "" if value is _UNKNOWN else f", got {shown(value)}"
         return f"expected {' or '.join(map(_noun, wanted))} {more}{given}".replace(".0,", ","), None
-    given = f"a {_NOUNS.get(got, got)}" if value is _UNKNOWN else repr(value)
+    given = f"a {_NOUNS.get(got, got)}" if value is _UNKNOWN else shown(value)
     if wanted == ["bool"]:
         return f"{given} is neither true nor false", None
     if wanted == ["str"] and get_origin(kind) is Literal:

@@ -22,6 +22,7 @@ __all__ = [
 ]
 
 from llmtap.record.outcome import EventClass
+from llmtap.user_files import decode_json
 
 VERSION: Final = 1
 """Of the columns and the metadata. A reader takes this and all older ones (`migrations.py`)."""
@@ -147,4 +148,4 @@ def info_of(schema: pa.Schema) -> CaptureInfo | None:
     Raises msgspec.MsgspecError for metadata that is not as it should be.
     """
     raw = (schema.metadata or {}).get(META_KEY)
-    return None if raw is None else msgspec.json.decode(raw, type=CaptureInfo)
+    return None if raw is None else decode_json(raw, CaptureInfo)

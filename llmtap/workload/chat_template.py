@@ -18,6 +18,7 @@ from typing import Any, Final
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError, install_hint
 from llmtap.units import NS_PER_S
+from llmtap.user_files import decode_json
 from llmtap.workload.prompt import Prompt
 
 __all__ = ["ChatTemplate"]
@@ -66,7 +67,7 @@ class ChatTemplate:
         """The template in a model's folder. Raises ConfigError that names `place`."""
         file = folder / "tokenizer_config.json"
         try:
-            config = json.loads(file.read_bytes()) if file.is_file() else {}
+            config = decode_json(file.read_bytes()) if file.is_file() else {}
         except (OSError, ValueError) as exc:
             raise ConfigError(place, f"{file} cannot be read: {exc}") from None
         if not isinstance(config, dict):

@@ -6,9 +6,7 @@ and the file, with the nearest key there is. Files that a workload names are loo
 
 import difflib
 import hashlib
-import json
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -17,6 +15,7 @@ import msgspec
 
 from llmtap.errors import ConfigError
 from llmtap.units import read_special
+from llmtap.user_files import decode_json, read_toml
 from llmtap.workload.arrivals import OWN_RATES, parse_arrivals
 from llmtap.workload.composed import REQUEST, Composed, RandomIds
 from llmtap.workload.conversations import Conversations, ThinkExponential, ThinkFixed, ThinkLogNormal
@@ -72,7 +71,7 @@ _THINKS: Final = (ThinkFixed, ThinkExponential, ThinkLogNormal)
 
 def load_workload(path: Path) -> Composed:
     """The workload of a file. Raises ConfigError, whose place is `key in FILE`."""
-    tables = _read(path)
+    tables = read_toml(path)
     try:
         told = msgspec.convert(tables, WorkloadFile, dec_hook=read_special)
     except msgspec.ValidationError as exc:
@@ -97,15 +96,6 @@ def load_workload(path: Path) -> Composed:
         told.name or path.stem, _resolved(told.input, "input", path), _resolved(told.output, "output", path),
         _content(told.content, folder, path), sharing=sharing, conversations=talk, about=about,
     )  # fmt: skip
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_bytes().decode())
-    except OSError as exc:
-        raise ConfigError(str(path), f"cannot be read: {exc.strerror}") from None
-    except ValueError as exc:  # TOMLDecodeError, or UnicodeDecodeError: TOML is UTF-8
-        raise ConfigError(str(path), f"is not TOML: {exc}") from None
 
 
 def _check_arrivals(text: str, path: Path) -> None:
@@ -173,7 +163,7 @@ def _numbers(text: str, column: str) -> list[int]:
             raise ValueError(f"has no column {column!r}, but {', '.join(rows.fieldnames or ()) or 'none'}")
         return _whole((rows.line_num, row[column] or "") for row in rows)
     if text.lstrip().startswith("["):
-        return msgspec.convert(json.loads(text), list[int])
+        return decode_json(text, list[int])
     return _whole((n, line) for n, line in enumerate(text.splitlines(), 1) if line.strip())
 
 

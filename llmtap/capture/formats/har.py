@@ -30,6 +30,7 @@ from llmtap.capture.formats.played import answer_columns, text_said
 from llmtap.capture.schema import SCHEMA, CaptureInfo
 from llmtap.record.exchange import EVENT_CLASSES
 from llmtap.record.saved import Explained, SavedError, explain, read_saved
+from llmtap.user_files import decode_json
 
 __all__ = ["FORMAT"]
 
@@ -333,7 +334,7 @@ def _answer(row: dict[str, Any], text: str) -> str:
 def _said(content: str) -> str:
     """The text in an answer that `_answer` made."""
     try:
-        return msgspec.json.decode(content, type=_Answer).choices[0].message.content
+        return decode_json(content, _Answer).choices[0].message.content
     except (ValueError, IndexError) as exc:
         raise FormatError(f"content of an entry with _llmtap.row: {exc}") from None
 

@@ -52,14 +52,18 @@ class JsonLines(Generic[T]):
         """Fields that the format has no place for, by name."""
         first = self._reader.peek()
         self.style["json"] = "spaced" if b'": ' in first else "compact"
-        if first_fields := _object(first):
+        try:
+            first_fields = _object(first)
+        except RecursionError as exc:
+            raise told(exc, 1) from None
+        if first_fields:
             self.style["keys"] = ",".join(first_fields)
 
     def __iter__(self) -> Iterator[tuple[list[T], Sequence[int]]]:
         for block in self._reader:
             try:
                 rows = self._strict.decode_lines(block.data)
-            except ValueError:  # msgspec's errors, and UnicodeDecodeError
+            except (ValueError, RecursionError):  # msgspec's errors, and UnicodeDecodeError
                 rows = []
             numbers: Sequence[int] = range(block.first, block.first + len(block))
             if len(rows) != len(numbers):
@@ -76,7 +80,7 @@ class JsonLines(Generic[T]):
                 continue
             try:
                 row = self._strict.decode(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 row = self._row(line, number)
             rows.append(row)
             numbers.append(number)
@@ -85,7 +89,7 @@ class JsonLines(Generic[T]):
     def _row(self, line: bytes, number: int) -> T:
         try:
             row = self._lenient.decode(line)
-        except ValueError as exc:
+        except (ValueError, RecursionError) as exc:
             raise told(exc, number) from None
         known = {f.encode_name for f in msgspec.structs.fields(row)}
         for name in _object(line):
@@ -101,10 +105,12 @@ class JsonLines(Generic[T]):
         return notes
 
 
-def told(exc: ValueError, number: int) -> FormatError:
+def told(exc: ValueError | RecursionError, number: int) -> FormatError:
     """A decoder's error with line and field, never with a value: it may be somebody's text."""
     if isinstance(exc, UnicodeDecodeError):
         return FormatError(f"line {number}: not UTF-8")
+    if isinstance(exc, RecursionError):
+        return FormatError(f"line {number}: nested too deeply")
     match = _WHERE.fullmatch(str(exc))
     assert match is not None
     what, field = match[1].replace("`", ""), match[2]
@@ -117,11 +123,20 @@ def told(exc: ValueError, number: int) -> FormatError:
 
 
 def first_objects(head: bytes) -> list[dict[str, object]]:
-    """The objects in the first lines of a file, none where one of them is something else; for sniffing."""
+    """The objects in the first lines of a file, none where one of them is something else; for sniffing.
+
+    Raises FormatError for a line that no format could read: it is nested too deeply.
+    """
     lines = head.removeprefix(b"\xef\xbb\xbf").split(b"\n")
     if len(lines) > 1:
         del lines[-1]  # cut off, or empty
-    objects = [_object(line) for line in lines[:_FIRST_OBJECTS] if line.strip()]
+    objects = []
+    for number, line in enumerate(lines[:_FIRST_OBJECTS], 1):
+        if line.strip():
+            try:
+                objects.append(_object(line))
+            except RecursionError as exc:
+                raise told(exc, number) from None
     return objects if all(objects) else []
 
 

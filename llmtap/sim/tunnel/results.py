@@ -15,6 +15,7 @@ import msgspec
 
 from llmtap.errors import ConfigError
 from llmtap.sim.tunnel.sweep import Attempt
+from llmtap.user_files import decode_json
 
 __all__ = ["Results"]
 
@@ -70,7 +71,7 @@ class Results:
         whole = data.rfind(b"\n") + 1
         for number, line in enumerate(data[:whole].split(b"\n")[:-1], 1):
             try:
-                self._keep(msgspec.json.decode(line, type=Attempt))
+                self._keep(decode_json(line, Attempt))
             except msgspec.DecodeError:
                 raise ConfigError(_PLACE, f"{self.path}, line {number}: is no result of a sweep") from None
         if whole < len(data):

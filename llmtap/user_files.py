@@ -1,0 +1,75 @@
+"""Files that people write: TOML and JSON, read with bounds, so that no nesting ends in a traceback."""
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any, Final, TypeVar, overload
+
+import msgspec
+
+from llmtap.errors import ConfigError
+
+__all__ = ["DEPTH_MAX", "TOML_BYTES_MAX", "decode_json", "read_toml"]
+
+TOML_BYTES_MAX: Final = 4 << 20
+T = TypeVar("T")
+DEPTH_MAX: Final = 64
+"""Of tables and lists within each other. `tomllib` takes quadratic time for a key of many parts, and recurses
+for lists."""
+
+_TOO_DEEP: Final = "is nested too deeply"
+# Strings and comments are skipped. Between `=`, `,`, brackets and line ends, dots join the parts of one key.
+_TOML_TOKEN: Final = re.compile(
+    r'"""(?:\\.|[^\\])*?"""|\'\'\'.*?\'\'\'|"(?:\\.|[^"\\\n])*"|\'[^\'\n]*\'|#[^\n]*|[.=,\n\[\]{}]', re.DOTALL
+)
+
+
+@overload
+def decode_json(data: bytes | str) -> Any: ...
+@overload
+def decode_json(data: bytes | str, kind: type[T]) -> T: ...
+def decode_json(data: bytes | str, kind: Any = Any) -> Any:
+    """Return the JSON value in `data`. Raises msgspec.DecodeError, a ValueError, for deep nesting too."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except RecursionError:
+        raise msgspec.DecodeError(f"JSON {_TOO_DEEP}") from None
+
+
+def read_toml(path: Path, place: str | None = None) -> dict[str, Any]:
+    """Return the content of a TOML file.
+
+    Raises ConfigError with the file, and with the line where nesting is too deep. `place` names an option in
+    place of the file where it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            raw = file.read(TOML_BYTES_MAX + 1)
+    except OSError as exc:
+        what = f"{path} cannot be read" if place else "cannot be read"
+        raise ConfigError(place or str(path), f"{what}: {exc.strerror}") from None
+    if len(raw) > TOML_BYTES_MAX:
+        raise ConfigError(str(path), f"is longer than {TOML_BYTES_MAX >> 20} MiB", "is it the right file?")
+    try:
+        # As tomllib.load does; TOML is UTF-8.
+        text = raw.decode().replace("\r\n", "\n")
+        _check_depth(text, path)
+        return tomllib.loads(text)
+    except ValueError as exc:  # TOMLDecodeError, UnicodeDecodeError, or an integer of too many digits
+        what = str(exc).partition(";")[0]
+        raise ConfigError(str(path), f"is not TOML: {what}") from None
+
+
+def _check_depth(text: str, path: Path) -> None:
+    depth = parts = 0
+    for found in _TOML_TOKEN.finditer(text):
+        token = found[0]
+        if token == ".":
+            parts += 1
+        elif token in "=,\n[]{}":
+            parts = 0
+            # An unknown bracket in text that is not TOML must not end below 0.
+            depth = depth + 1 if token in "[{" else max(0, depth - 1) if token in "]}" else depth
+        if depth > DEPTH_MAX or parts >= DEPTH_MAX:
+            line = text.count("\n", 0, found.start()) + 1
+            raise ConfigError(f"{path}, line {line}", _TOO_DEEP, f"at most {DEPTH_MAX} levels are read")
