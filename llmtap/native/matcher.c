@@ -117,7 +117,6 @@ static size_t size_line(const unsigned char *p, size_t len) {
     for (size_t digits = 1; digits <= SIZE_DIGITS_MAX && digits + 5 <= len; digits++) {
         size_t size = len - digits - 4;
         if (size >> (4 * digits)) continue;
-        if (size > LLMTAP_BLOCK_BYTES_MAX) return 0;
         for (size_t i = 0; i < digits; i++)
             if (p[i] != "0123456789abcdef"[size >> (4 * (digits - 1 - i)) & 15]) return 0;
         if (p[0] == '0' || memcmp(p + digits, "\r\n", 2) || memcmp(p + len - 2, "\r\n", 2)) return 0;

@@ -6,6 +6,7 @@ however these are cut into batches.
 
 import json
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -14,7 +15,9 @@ import pytest
 
 from llmtap import native
 from llmtap.meter.assembler import Assembler
+from llmtap.meter.turns import CPU_EVERY_NS, Turns
 from llmtap.native import REASON
+from llmtap.record.answer import AnswerReader
 from llmtap.record.exchange import Exchange
 from llmtap.record.observer import Observer
 from llmtap.record.token_run import ROOM, PythonTokenRun, TokenRun
@@ -385,8 +388,13 @@ def stream(rng: random.Random) -> list[bytes]:
 def test_generated_streams_are_the_same_exchanges(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     rng = random.Random(seed)
     exchanges = [answered(seq, stream(rng), chunked=rng.random() < 0.7) for seq in range(1, 6)]
-    for _ in range(rng.randrange(3)):  # frames out of place
+    for _ in range(rng.randrange(3)):  # a token event in a frame of another kind, and frames out of place
         rows = rng.choice(exchanges)
+        i = rng.randrange(7, len(rows))
+        kind = rng.choice(
+            (FrameKind.REQUEST_DATA, FrameKind.TUNNEL_DOWN, FrameKind.INTERIM, FrameKind.STATUS)
+        )
+        rows.insert(i, (int(kind), *rows[i][1:]))
         kind = rng.choice(
             (FrameKind.RESPONSE_HEAD, FrameKind.UPGRADED, FrameKind.DROP, FrameKind.RESPONSE_END)
         )
@@ -404,8 +412,17 @@ def words(n: int, text: str = "word", seq: int = 1) -> list[Row]:
 
 
 def test_most_events_of_a_stream_never_become_python_frames(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Two of 600 show what repeats; a run is logged after 64 and after 256 events, by the frame that fills it.
-    assert 580 < compare(monkeypatch, words(600)) < 600
+    # Two of 3,000 show what repeats; the event that fills a run, of 64 and then of 256, is a frame, too.
+    fed = Counter[bool]()
+
+    def feed(reader: AnswerReader, payload: bytes) -> list[Delta]:
+        fed[native.compiled is None] += 1
+        return read(reader, payload)
+
+    read = AnswerReader.feed
+    monkeypatch.setattr(AnswerReader, "feed", feed)
+    assert 2_970 < compare(monkeypatch, words(3_000)) < 3_000
+    assert fed[True] == fed[False] < 8, "those that become frames are not parsed either"
 
 
 def test_a_long_batch_is_passed_in_bounded_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -415,6 +432,30 @@ def test_a_long_batch_is_passed_in_bounded_steps(monkeypatch: pytest.MonkeyPatch
         rest = [row for i in range(12, 50) for rows in exchanges for row in rows[i : i + 1]]
         passed = compare(monkeypatch, openings + rest, (len(openings),)) - compare(monkeypatch, openings)
         assert len(rest) // (between + 2) <= len(rest) - passed <= len(rest) // between
+
+
+def test_cpu_time_is_charged_while_token_events_are_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "compiled", compiled)
+    now_ns = 0
+
+    def clock() -> int:
+        nonlocal now_ns
+        now_ns += 2 * CPU_EVERY_NS
+        return now_ns
+
+    assembler, reader, charged = Assembler(HELLO, Collector()), BatchReader(), Counter[int]()
+    turns = Turns(clock, lambda: None, clock)
+    exchanges = [words(60, seq=seq) for seq in range(1, 41)]
+    openings = [row for rows in exchanges for row in rows[:12]]
+    rest = [row for i in range(12, 60) for rows in exchanges for row in rows[i : i + 1]]
+    for batch, charge in zip(
+        packed(openings + rest, (len(openings),)),
+        (None, lambda frame, cpu_ns: charged.update((frame[0],))),
+        strict=True,
+    ):
+        for _, frames in reader.feed(batch):
+            assembler.digest(turns.over(assembler.unrecognised(frames), frames.last_ns, charge))
+    assert len(rest) // (PASSED_MAX + 1) <= charged[FrameKind.RESPONSE_DATA] < len(rest) // 20
 
 
 def test_frames_that_are_not_token_events_keep_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
