@@ -93,15 +93,15 @@ def test_floats_are_rounded_as_python_rounds_them(monkeypatch: pytest.MonkeyPatc
     values = [
         sign * ((1 << bits) + shift)
         for bits in range(1, 63)
-        for shift in (-1, 0, 1, *(1 << low for low in range(bits)), *((1 << low) - 1 for low in range(bits)))
+        for low in range(bits)
+        for shift in (0, 1 << low, (1 << low) - 1, -(1 << low), -(1 << low) - 1)
         for sign in (1, -1)
     ]
 
     def counted(value: int) -> bytes:
         return Histogram([value] * 17).to_bytes()
 
-    rng = random.Random(5)
-    for value in rng.sample(values, 3_000):
+    for value in values:
         assert counted(value) == of_python(monkeypatch, counted, value), value
 
 
@@ -121,6 +121,7 @@ def test_what_is_too_large_is_counted_by_python() -> None:
         assert compiled.count_by_edge(values, (1, 2), array("Q", bytes(24))) is None
     assert compiled.gap_figures([-(2**62), 2**62], 0) is None
     assert compiled.gap_figures([0, 1, 2], 2**62) is None
+    assert compiled.gap_figures([-5, -5, -5], 2**62) is None
     assert compiled.gap_figures([0, 2**63 - 1] * 4, 0) is None
     assert Buckets((2,)).read() == (array("Q", [0, 0]), 0)
     buckets = Buckets((2,))

@@ -164,6 +164,9 @@ def test_a_run_has_room_for_a_bounded_number_of_events() -> None:
         times, added_ns, sizes, blanks, texts = run.take()
         assert (list(times), list(added_ns)) == (list(range(room)), [-i for i in range(room)])
         assert (list(sizes), blanks, len(texts)) == ([len(read)] * room, bytes(room), room * keeps_texts)
+        for empty in (run, PythonTokenRun(known, chunked=False, keeps_texts=keeps_texts)):
+            with pytest.raises(ValueError, match="expected"):
+                empty.take()
     while run.add(read, 1, 1):
         pass
     assert len(run) == NATIVE_ROOM, "one that is not taken refuses more"
