@@ -11,6 +11,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import Final
 
+from llmtap import native
+
 __all__ = [
     "ADDED_EDGES_NS",
     "DURATION_EDGES_NS",
@@ -66,6 +68,11 @@ class Buckets:
 
     def record_many(self, values: Sequence[int]) -> None:
         counts, edges = self._counts, self._edges
+        if native.compiled is not None:
+            total = native.compiled.count_by_edge(values, edges, counts)
+            if total is not None:
+                self._total += total
+                return
         self._total += sum(values)
         if len(values) < _SORT_MIN:
             for value in values:

@@ -5,7 +5,7 @@ when a relay died ends as `tap_error`, with all that had been seen of it.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
@@ -16,12 +16,9 @@ from llmtap.record.bounds import bounded
 from llmtap.record.exchange import Exchange
 from llmtap.record.observer import Observer
 from llmtap.record.outcome import Outcome
-from llmtap.tap.frames import Anchored, Assigned, Closing, FrameKind, Hello, RelayStatus
+from llmtap.tap.frames import Anchored, Assigned, Closing, Frame, FrameBatch, FrameKind, Hello, RelayStatus
 
 __all__ = ["Assembler", "Sink"]
-
-Frame = tuple[int, int, int, int, bytes]
-"""`(kind, seq, t_ns, extra_ns, data)`"""
 
 # Plain ints: comparing with an IntEnum's member costs ten times as much, and this runs for every frame.
 _OPEN: Final = int(FrameKind.OPEN)
@@ -116,6 +113,10 @@ class Assembler:
         """The open exchanges and their arms, those that began last first."""
         arms = self._arms
         return [(observer, arms.get(seq)) for seq, observer in reversed(self._live.items())]
+
+    def unrecognised(self, frames: FrameBatch) -> Iterator[Frame]:
+        """The frames of a batch for `digest`, without token events that were recognised by their bytes."""
+        return frames.unrecognised(self._live)
 
     def digest(self, frames: Iterable[Frame]) -> None:
         """Takes in the frames of a batch, in order. Never raises for what is in them."""

@@ -83,11 +83,12 @@ class _Connection(asyncio.Protocol):
         try:
             for batch_no, frames in self._batches.feed(data):
                 self._tally.frames += len(frames)
-                if self._assembler is None and frames:
-                    self._join(frames.pop(0))
+                if self._assembler is None and len(frames):
+                    self._join(next(frames))
                 if self._assembler is not None:
                     assembler = self._assembler
-                    assembler.digest(self._tally.turns.over(frames, assembler.charge))
+                    left = assembler.unrecognised(frames)
+                    assembler.digest(self._tally.turns.over(left, frames.last_ns, assembler.charge))
                 if not self._acks:
                     asyncio.get_running_loop().call_soon(self._acknowledge)
                 self._acks += ACK.pack(batch_no)

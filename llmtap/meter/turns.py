@@ -11,7 +11,7 @@ while, and takes the share that its niceness leaves it.
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, TypeAlias
 
 __all__ = ["Charge", "Turns"]
@@ -58,15 +58,21 @@ class Turns:
         self.behind = False
         """Whether the last batch was old."""
 
-    def over(self, frames: Sequence[_Frame], charge: Charge | None = None) -> Iterator[_Frame]:
+    def over(
+        self, frames: Iterable[_Frame], last_ns: int | None, charge: Charge | None = None
+    ) -> Iterator[_Frame]:
         """Yield the frames of a batch, which the caller works on as they come.
 
         `charge` is called with a frame that took longer than CPU_EVERY_NS, and the CPU time that it used. The
-        time may include frames that were worked on up to CPU_EVERY_NS before.
+        time may include frames that were worked on up to CPU_EVERY_NS before, and token events that the
+        compiled `FrameBatch` recognised: at most 256 of them, or 64 KiB.
+
+        Args:
+            last_ns: the stamp of the batch's last frame; None for an empty one.
         """
         now_ns = self._since_ns = self._read_ns = self._mono_ns()
         self._cpu_since_ns = self._cpu_ns()
-        self.behind = bool(frames) and now_ns - frames[-1][2] > BEHIND_NS
+        self.behind = last_ns is not None and now_ns - last_ns > BEHIND_NS
         if self.behind:
             self._insist_until_ns = now_ns + INSIST_NS
         for frame in frames:

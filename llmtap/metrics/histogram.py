@@ -14,7 +14,8 @@ Rules:
 
 Why own code: the `hdrhistogram` package records at 0.9 us a value here and starts at 36 KB and 74 us an
 instance, and windows keep hundreds of instances. This one takes 0.15 us a value, because a whole batch
-goes through `array`, `memoryview` and `Counter` without a step of Python for each value, and a few KB.
+goes through `array`, `memoryview` and `Counter` without a step of Python for each value, and a few KB; in
+compiled code it takes less.
 """
 
 from array import array
@@ -24,6 +25,8 @@ from itertools import accumulate, pairwise, repeat
 from struct import Struct
 from sys import byteorder
 from typing import Final
+
+from llmtap import native
 
 __all__ = ["RELATIVE_ERROR", "Histogram"]
 
@@ -87,12 +90,11 @@ class Histogram:
         values = self._pending
         if not values:
             return
-        low, high = min(values), max(values)
+        total, low, high = _count(values, self._open())
         self._n += len(values)
-        self._total += sum(values)
+        self._total += total
         self._min = low if self._min is None or low < self._min else self._min
         self._max = high if self._max is None or high > self._max else self._max
-        self._open().update(_buckets(values))
         self._pending = []
 
     def _open(self) -> Counter[int]:
@@ -223,6 +225,17 @@ class Histogram:
             else:
                 lo = mid + 1
         return min(max(_middle(indices[lo]), self._min), self._max)
+
+
+def _count(values: list[int], counts: Counter[int]) -> tuple[int, int, int]:
+    """Count values by bucket. Return their sum, the least and the greatest."""
+    found: tuple[int, int, int] | None = None
+    if native.compiled is not None:
+        found = native.compiled.count_by_float(values, counts)
+    if found is None:
+        counts.update(_buckets(values))
+        found = sum(values), min(values), max(values)
+    return found
 
 
 def _buckets(values: list[int]) -> Sequence[int]:

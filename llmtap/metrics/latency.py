@@ -15,6 +15,7 @@ from math import sqrt
 from operator import mul, sub
 from typing import Final
 
+from llmtap import native
 from llmtap.metrics.bursts import NO_BURSTS, Bursts, bursts_of
 from llmtap.metrics.deadlines import Benefit, user_idle_ns
 from llmtap.record.exchange import OUTPUT, EventLog, Exchange, Timeline
@@ -250,29 +251,28 @@ def measure(x: Exchange, benefit: Benefit = DEFAULT_BENEFIT) -> Measured:
     """All terms of one exchange; `benefit` says for which reader."""
     t = x.timeline
     times = output_times_ns(t.events)
-    gaps = tbc_ns(times)
     tokens = tokens_per_chunk(x)
-    pace: Sequence[int] | float = 1
-    b = even = None
+    single = tokens is not None and tokens.count(1) == len(tokens)
+    pace = 1.0
     if tokens is None:
         # Only the total is known: the reader of a chunk is taken to get the mean number of tokens.
         streamed = _streamed_tokens(x)
         if times and streamed is not None:
             pace = max(1.0, streamed / len(times))
-    elif tokens.count(1) == len(tokens):
-        # One token a chunk: the options agree, and the gaps are measured directly (IETF B.2.1).
-        b = even = gaps
-    else:
-        pace = tokens
-        b, even = itl_ns(times, tokens), itl_even_ns(times, tokens)
     v_ns = benefit.reader_ns_per_token
     # Another origin moves what a reader waits in all by just so much: one pass serves both.
-    longest_ns = user_idle_ns(times, 0, pace, v_ns, clamped=False)
+    gaps, pause, jitter, longest_ns = _gap_figures(times, round(v_ns * pace))
+    b = even = None
+    if tokens is not None and single:
+        # One token a chunk: the options agree, and the gaps are measured directly (IETF B.2.1).
+        b = even = gaps
+    elif tokens is not None:
+        b, even = itl_ns(times, tokens), itl_even_ns(times, tokens)
+        longest_ns = user_idle_ns(times, 0, tokens, v_ns, clamped=False)
     idle = reading = None
     if longest_ns is not None:
         idle = None if t.submit_ns is None else max(0, longest_ns - t.submit_ns)
         reading = max(0, longest_ns - times[0])
-    pause = tbc_max_ns(gaps)
     c = itl_c_ns(x)
     return Measured(
         ttft_ns=ttft_ns(t),
@@ -289,15 +289,30 @@ def measure(x: Exchange, benefit: Benefit = DEFAULT_BENEFIT) -> Measured:
         benefit=benefit,
         tbc_ns=gaps,
         tbc_max_ns=pause,
-        jitter_ns=jitter_ns(gaps),
+        jitter_ns=jitter,
         tokens_per_chunk=tokens,
         output_events=len(times),
         itl_b_ns=b,
         itl_even_ns=even,
         itl_c_ns=c,
-        itl_policy=_itl_policy(tokens, even is gaps, c is not None, x.tokens.source),
+        itl_policy=_itl_policy(tokens, single, c is not None, x.tokens.source),
         bursts=NO_BURSTS if pause is None else bursts_of(times, gaps, pause),
     )
+
+
+def _gap_figures(times_ns: list[int], step_ns: int) -> tuple[list[int], int | None, float | None, int | None]:
+    """Return `tbc_ns`, `tbc_max_ns`, `jitter_ns` and the unclamped `user_idle_ns` from 0 on, in one pass.
+
+    Args:
+        step_ns: time that the reader takes for a chunk.
+    """
+    found = None if native.compiled is None else native.compiled.gap_figures(times_ns, step_ns)
+    if found is None:
+        gaps = tbc_ns(times_ns)
+        longest_ns = user_idle_ns(times_ns, 0, 1, step_ns, clamped=False)
+        return gaps, tbc_max_ns(gaps), jitter_ns(gaps), longest_ns
+    gaps, pause, deviation, longest_ns = found
+    return gaps, pause, sqrt(deviation) / len(gaps) if len(gaps) > 1 else None, longest_ns
 
 
 def metrics_of(x: Exchange) -> dict[str, float | None]:

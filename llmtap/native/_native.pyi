@@ -1,6 +1,9 @@
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
 FINGERPRINT: str
 FRAMING_ABI: int
-MATCHER_ABI: int
 
 def plain_request(
     raw: bytes, /
@@ -9,3 +12,33 @@ def plain_response(raw: bytes, /) -> tuple[int, bytes, list[tuple[bytes, bytes]]
 def write_head(
     start: bytes, fields: list[tuple[bytes, bytes]], host: bytes | None, end: bytes, /
 ) -> bytes | None: ...
+
+class TokenRun:
+    """record/token_run.py TokenRun."""
+
+    keeps_texts: bool
+    full: bool
+    def __init__(
+        self,
+        fixed: tuple[bytes, tuple[tuple[bytes, bool], ...], tuple[tuple[bytes, bool], ...], bytes],
+        chunked: bool,
+        keeps_texts: bool,
+        /,
+    ) -> None: ...
+    def __len__(self) -> int: ...
+    def add(self, data: bytes, t_ns: int, added_ns: int, /) -> bool: ...
+    def take(self) -> tuple[array[int], array[int], array[int], bytes, list[str]]: ...
+
+class FrameBatch:
+    """tap/frames.py FrameBatch."""
+
+    last_ns: int | None
+    def __init__(self, packed: bytes, n: int, /) -> None: ...
+    def __len__(self) -> int: ...
+    def __iter__(self) -> FrameBatch: ...
+    def __next__(self) -> tuple[int, int, int, int, bytes]: ...
+    def unrecognised(self, live: dict[int, Any], /) -> FrameBatch: ...
+
+def gap_figures(times: list[int], step: int, /) -> tuple[list[int], int, float, int] | None: ...
+def count_by_float(values: list[int], counts: dict[int, int], /) -> tuple[int, int, int] | None: ...
+def count_by_edge(values: Sequence[int], edges: Sequence[int], counts: array[int], /) -> int | None: ...

@@ -12,4 +12,5 @@ FINGERPRINT = LLMTAP_FINGERPRINT.decode()
 
 include "relay.pxi"
 include "meter.pxi"
+include "gaps.pxi"
 include "heads.pxi"

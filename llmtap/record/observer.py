@@ -23,6 +23,7 @@ from llmtap.record.outcome import Outcome, TokenSource
 from llmtap.record.refusal import APPLIED_GUARDRAILS, TEXT_PATTERNS, Interventions
 from llmtap.record.request import Hear, Identify, RequestReader
 from llmtap.record.server_timing import ServerTiming
+from llmtap.record.token_run import TokenRun, make_token_run
 from llmtap.record.verdict import WORD_CHARS_MAX, figures_of, is_word, judge, no_token_reason
 from llmtap.wire.delta import Delta, EventClass, UsageCounts
 from llmtap.wire.encoding import Decoder
@@ -55,13 +56,13 @@ LINES_PER_BYTE: Final = 2
 """Lines in a decoded body for each coded byte, beyond LINES_FREE. A line takes up to 3 us: without a bound,
 1 MB of gzip that holds 250 MB of line feeds would take minutes. Streams of equal events reach 0.6."""
 LINES_FREE: Final = 1 << 16
-_AGAIN_MAX: Final = 64
-"""Reads set aside before they are logged together: enough to make that cheap."""
 _UNTOLD: Final = array("l", (-1,))
 """Tokens of an event that nobody counted."""
 _HEADER_BYTES_MAX: Final = 1_024
 """Of a header field of the response that is kept until the end."""
 _CONTENT: Final = EventClass.CONTENT
+_FLAGS: Final = bytes((OUTPUT, OUTPUT | BLANK)) + bytes(254)
+"""By whether an event's text is blank."""
 
 
 class UnderWay(NamedTuple):
@@ -111,10 +112,11 @@ class Observer:
         )
         self._share = Share(bodies)
         self._request = RequestReader(self._x, head, identify, hear, self._share)
-        # The event that may come again, and of the reads that were it: t_ns, added_ns, bytes, text.
         self._repetition: Repetition | None = None
-        self._text_again: Callable[[bytes], str] | None = None
-        self._again: list[tuple[int, int, int, str]] = []
+        """The event that may come again."""
+        self._run: TokenRun | None = None
+        self.token_run: TokenRun | None = None
+        """`_run` while the next read may be such an event: `FrameBatch` adds events to it, too."""
         # The response's body, from the wire inwards.
         self._dechunk: ChunkedDecoder | None = None
         self._decoder: Decoder | None = None
@@ -194,13 +196,11 @@ class Observer:
 
     def response_data(self, data: bytes, t_ns: int, added_ns: int) -> None:
         """Body bytes of the response, HTTP framing included, read at `t_ns`, passed on `added_ns` later."""
-        if self._text_again is not None:
-            text = self._text_again(data)
-            if text:
-                again = self._again
-                again.append((t_ns, added_ns, len(data), text))
-                if len(again) >= _AGAIN_MAX:
-                    self._log_again()
+        run = self.token_run
+        if run is not None:
+            if run.add(data, t_ns, added_ns):
+                if run.full:
+                    self._log_run()
                 return
             self._expect_nothing()
         if self._dechunk is not None:
@@ -345,7 +345,7 @@ class Observer:
 
     def under_way(self) -> UnderWay:
         """What is known by now. Not for every event: it logs what was set aside."""
-        self._log_again()
+        self._log_run()
         answer = self._answer
         if answer is None:
             return UnderWay(self._x, None, self._request.wants_stream, 0, 0)
@@ -358,7 +358,9 @@ class Observer:
     def _end_request(self) -> None:
         self._request.end()
         if self._request.wants_text and self._texts is None:
+            self._log_run()
             self._texts = []
+            self._set_keeps_texts()
 
     def _lose(self, reason: PeerProtocolError) -> None:
         """The body cannot be followed any more: from here on its reads are timed and nothing else."""
@@ -457,30 +459,39 @@ class Observer:
     def _expect(self, repetition: Repetition) -> None:
         """An event was added that may come again with another text, alone in its read.
 
-        As long as nothing else comes, `_text_again` finds that text in each read, and `_again` keeps what is
-        to be logged. Nothing is pending in the layers that are passed by, nor would they remember anything.
+        As long as nothing else comes, `token_run` keeps the reads that are to be logged. Nothing is pending
+        in the layers that are passed by, nor would they remember anything.
         """
-        if self._dechunk is None:
-            self._text_again = repetition.text_in
-        elif self._dechunk.between:
-            self._text_again = repetition.text_in_chunk
-        self._repetition = repetition
+        chunked = self._dechunk is not None
+        if repetition is not self._repetition or self._run is None:
+            self._repetition = repetition
+            self._run = make_token_run(repetition, chunked=chunked, keeps_texts=False)
+            self._set_keeps_texts()
+        if self._dechunk is None or self._dechunk.between:
+            self.token_run = self._run
 
     def _expect_nothing(self) -> None:
         """Something else comes: what was set aside is logged first."""
-        self._log_again()
-        self._text_again = None
+        self._log_run()
+        self.token_run = None
 
-    def _log_again(self) -> None:
-        """Does for all reads in `_again` at once what `_count_read` and `_add` would have done for each.
+    def _set_keeps_texts(self) -> None:
+        """Keep texts in the run only as long as somebody reads them. The run is empty."""
+        if self._run is not None and self._repetition is not None:
+            read = self._interventions.reading or self._texts is not None
+            self._run.keeps_texts = self._count_tokens is not None or (
+                read and _is_first_content(self._repetition.delta)
+            )
+
+    def _log_run(self) -> None:
+        """Does for all reads in the run at once what `_count_read` and `_add` would have done for each.
 
         There is nothing but a text in them, and the first of their kind is known: they are left to be logged.
         """
-        repetition, answer = self._repetition, self._answer
-        if not self._again or repetition is None or answer is None:
+        run, repetition, answer = self._run, self._repetition, self._answer
+        if not run or repetition is None or answer is None:
             return
-        times, added_ns, read_sizes, texts = zip(*self._again, strict=True)
-        self._again.clear()
+        times, added_ns, sizes, blanks, texts = run.take()
         x, t, added, delta, n = self._x, self._t, self._x.added, repetition.delta, len(times)
         longest_ns = max(added_ns)
         if added.chunk_max_ns is None or longest_ns > added.chunk_max_ns:
@@ -489,18 +500,14 @@ class Observer:
         x.reads += n
         self._last_read_ns = t.last_token_ns = times[-1]
         self._chunks += n
-        sizes = read_sizes if self._dechunk is None else repetition.sizes_in_chunks(read_sizes)
         answer.passed(sum(sizes))
-        is_content = delta.event_class is _CONTENT
-        flags = bytes((OUTPUT,)) * n
-        if is_content and any(map(str.isspace, texts)):
-            flags = bytes(OUTPUT | BLANK if text.isspace() else OUTPUT for text in texts)
+        flags = blanks.translate(_FLAGS) if delta.event_class is _CONTENT else bytes((OUTPUT,)) * n
         tokens = _UNTOLD * n if self._count_tokens is None else array("l", map(self._tokenize, texts))
         room = max(0, EVENTS_MAX - len(t.events))
         classes = bytes((delta.event_class,)) * n
         t.events.add_many(times[:room], classes[:room], sizes[:room], tokens[:room], flags[:room])
         x.unlogged_events += max(0, n - room)
-        if is_content and delta.choices[0] == 0:
+        if texts and _is_first_content(delta):
             for text in texts:
                 if not self._interventions.reading:
                     break
@@ -508,6 +515,7 @@ class Observer:
             if self._texts is not None:
                 for text in texts:
                     self._keep_text(text)
+        self._set_keeps_texts()
 
     @property
     def _events_seen(self) -> int:
@@ -572,3 +580,8 @@ class Observer:
         elif self._chunks and self._x.stream:
             tokens.output, tokens.source = self._chunks, TokenSource.CHUNKS
         return tokens
+
+
+def _is_first_content(delta: Delta) -> bool:
+    """Whether it is content of the first choice, whose words are read."""
+    return delta.event_class is _CONTENT and delta.choices[0] == 0

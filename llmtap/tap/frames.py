@@ -20,9 +20,11 @@ import struct
 from array import array
 from collections.abc import Iterator
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
+
+from llmtap import native
 
 __all__ = [
     "ACK",
@@ -32,8 +34,11 @@ __all__ = [
     "Assigned",
     "BatchReader",
     "Closing",
+    "Frame",
+    "FrameBatch",
     "FrameKind",
     "Hello",
+    "PythonFrameBatch",
     "RelayStatus",
     "pack_batch",
 ]
@@ -44,6 +49,10 @@ LAG_EDGES_NS: Final = (
     50_000_000, 100_000_000, 200_000_000, 500_000_000, 1_000_000_000, 5_000_000_000,
 )  # fmt: skip
 """Upper bounds of the lag buckets; one more bucket follows for what is beyond."""
+
+
+Frame = tuple[int, int, int, int, bytes]
+"""`(kind, seq, t_ns, extra_ns, data)`"""
 
 
 class FrameKind(IntEnum):
@@ -233,8 +242,8 @@ class BatchReader:
     def __init__(self) -> None:
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[tuple[int, list[tuple[int, int, int, int, bytes]]]]:
-        """Yields `(batch_no, [(kind, seq, t_ns, extra_ns, data), ...])` for each batch now complete.
+    def feed(self, data: bytes) -> "Iterator[tuple[int, FrameBatch]]":
+        """Yields the number and the frames of each batch now complete.
 
         Raises ValueError when the bytes are no batches at all.
         """
@@ -242,18 +251,71 @@ class BatchReader:
         buf += data
         while len(buf) >= _HEAD.size:
             magic, n, blob_len, batch_no = _HEAD.unpack_from(buf)
-            columns = _HEAD.size + n * (1 + 8 + 8 + 8 + 4)
-            size = columns + blob_len
+            size = _HEAD.size + n * (1 + 8 + 8 + 8 + 4) + blob_len
             if magic != MAGIC or size > BATCH_BYTES_MAX:
                 raise ValueError(f"not a tap batch: magic {magic:#x}, {size} bytes")
             if len(buf) < size:
                 return
-            batch = bytes(memoryview(buf)[:size])
+            packed = bytes(memoryview(buf)[:size])
             del buf[:size]
-            yield batch_no, _unpack(batch, n, columns)
+            yield batch_no, make_frame_batch(packed, n)
 
 
-def _unpack(batch: bytes, n: int, at: int) -> list[tuple[int, int, int, int, bytes]]:
+class FrameBatch(Protocol):
+    """The frames of one batch, in order: an iterator."""
+
+    def __len__(self) -> int:
+        """Frames in the batch, however many were taken from the iterator."""
+
+    @property
+    def last_ns(self) -> int | None:
+        """`t_ns` of the last frame."""
+
+    def __iter__(self) -> Iterator[Frame]: ...
+
+    def __next__(self) -> Frame: ...
+
+    def unrecognised(self, live: dict[int, Any]) -> Iterator[Frame]:
+        """Iterate over the rest, without the frames that an exchange recognises.
+
+        Args:
+            live: the open exchanges (Observer) by seq. The compiled implementation adds token events to their
+                `token_run`, and goes on; the Python one leaves that to `Observer.response_data`.
+        """
+
+
+class PythonFrameBatch:
+    """The reference."""
+
+    __slots__ = ("_frames", "_n", "last_ns")
+
+    def __init__(self, packed: bytes, n: int) -> None:
+        frames = _unpack(packed, n)
+        self._n = len(frames)
+        self.last_ns = frames[-1][2] if frames else None
+        self._frames = iter(frames)
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __iter__(self) -> Iterator[Frame]:
+        return self._frames
+
+    def __next__(self) -> Frame:
+        return next(self._frames)
+
+    def unrecognised(self, live: dict[int, Any]) -> Iterator[Frame]:
+        return self._frames
+
+
+def make_frame_batch(packed: bytes, n: int) -> FrameBatch:
+    if native.compiled is None:
+        return PythonFrameBatch(packed, n)
+    batch: FrameBatch = native.compiled.FrameBatch(packed, n)
+    return batch
+
+
+def _unpack(batch: bytes, n: int) -> list[Frame]:
     view = memoryview(batch)
     start = _HEAD.size
     kinds = batch[start : start + n]
@@ -266,6 +328,7 @@ def _unpack(batch: bytes, n: int, at: int) -> list[tuple[int, int, int, int, byt
         start += 8 * n
     lengths = array("I")
     lengths.frombytes(view[start : start + 4 * n])
+    at = start + 4 * n
     datas = []
     for length in lengths:
         datas.append(batch[at : at + length])

@@ -54,6 +54,9 @@ _PROBE: Final = "a text of our own"
 _decode_text: Final = msgspec.json.Decoder(str).decode
 _decode_members: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _replace: Final = msgspec.structs.replace
+_Loose = tuple[tuple[bytes, bool], ...]
+Fixed = tuple[bytes, _Loose, _Loose, bytes]
+"""Opening, loose values ahead of the text and beyond it, closing."""
 
 
 class Repetition(msgspec.Struct, gc=False):
@@ -67,6 +70,11 @@ class Repetition(msgspec.Struct, gc=False):
     """What the first of them said, without its text."""
     chunk_end: bytes
     """`behind`, and the end of a chunk."""
+
+    @property
+    def fixed(self) -> Fixed:
+        """The fixed parts, for the compiled implementation: as of `LooseRepetition`."""
+        return self.before, (), (), self.behind
 
     def text_in(self, block: bytes) -> str:
         """The text of a block that is one of these events; "" if it is none, or may be none."""
@@ -104,12 +112,16 @@ class LooseRepetition(Repetition, gc=False):
     """Of the loose members."""
     opening: bytes
     """All up to the first value, be it loose or the text. Quotes are no part of a value here."""
-    ahead: tuple[tuple[bytes, bool], ...]
+    ahead: _Loose
     """For each loose value before the text: what follows it, and whether it is a string."""
-    beyond: tuple[tuple[bytes, bool], ...]
+    beyond: _Loose
     """For each one behind the text, from the last to the first: what leads to it, and whether it is one."""
     closing: bytes
     """All from the end of the last value."""
+
+    @property
+    def fixed(self) -> Fixed:
+        return self.opening, self.ahead, self.beyond, self.closing
 
     def text_in(self, block: bytes) -> str:
         if len(block) > BLOCK_BYTES_MAX or not block.endswith(self.closing):

@@ -23,7 +23,7 @@ class Bench:
     def digest(self, frames: int, work_ns: int, age_ns: int = 0) -> list[int]:
         batch = [(8, 1, self.now_ns - age_ns, 0, b"%d" % i) for i in range(frames)]
         seen = []
-        for frame in self.turns.over(batch):
+        for frame in self.turns.over(batch, batch[-1][2]):
             seen.append(frame)
             self.now_ns += work_ns
         assert seen == batch
@@ -69,7 +69,7 @@ def test_who_gets_the_cpu_back_late_keeps_it_for_a_while() -> None:
 
 def test_the_end_of_an_exchange_can_be_cut_into_turns_too() -> None:
     bench = Bench()
-    for _ in bench.turns.over([(*FRAME[:2], bench.now_ns, 0, b"")]):
+    for _ in bench.turns.over([(*FRAME[:2], bench.now_ns, 0, b"")], bench.now_ns):
         bench.now_ns += 2 * TURN_NS
         bench.turns.pause()
         bench.turns.pause()
@@ -77,7 +77,7 @@ def test_the_end_of_an_exchange_can_be_cut_into_turns_too() -> None:
 
 
 def test_an_empty_batch_is_no_trouble() -> None:
-    assert list(Turns(lambda: 0).over([])) == []
+    assert list(Turns(lambda: BEHIND_NS + 1).over([], None)) == []
 
 
 def test_a_frame_that_takes_long_is_charged_with_the_cpu_time_that_it_used() -> None:
@@ -86,7 +86,7 @@ def test_a_frame_that_takes_long_is_charged_with_the_cpu_time_that_it_used() -> 
     turns = Turns(lambda: now_ns[0], lambda: None, lambda: now_ns[0] // 2)
     work_ns = {2: 8 * CPU_EVERY_NS, 5: 4 * CPU_EVERY_NS}
     frames = [(8, seq, now_ns[0], 0, b"") for seq in range(8)]
-    for _, seq, *_ in turns.over(frames, lambda frame, cpu_ns: charged.append((frame[1], cpu_ns))):
+    for _, seq, *_ in turns.over(frames, now_ns[0], lambda frame, cpu_ns: charged.append((frame[1], cpu_ns))):
         now_ns[0] += work_ns.get(seq, 0)
     assert charged == [(2, 4 * CPU_EVERY_NS), (5, 2 * CPU_EVERY_NS)]
 
@@ -95,6 +95,6 @@ def test_the_cpu_clock_is_read_once_for_many_short_frames() -> None:
     reads: list[int] = []
     now_ns = [1_000_000_000]
     turns = Turns(lambda: now_ns[0], lambda: None, lambda: reads.append(0) or 0)  # type: ignore[func-returns-value]
-    for _ in turns.over([FRAME] * 100):
+    for _ in turns.over([FRAME] * 100, now_ns[0]):
         now_ns[0] += CPU_EVERY_NS // 40
     assert len(reads) == 1 + 2

@@ -4,6 +4,7 @@ Every implementation is compared with an oracle that shares no code with it.
 """
 
 import re
+from array import array
 from collections.abc import Callable
 from random import Random
 from typing import Any, Final, Protocol
@@ -11,6 +12,7 @@ from typing import Any, Final, Protocol
 from msgspec.structs import replace
 
 from llmtap.errors import PeerProtocolError
+from llmtap.record.token_run import PythonTokenRun, TokenRun, make_token_run
 from llmtap.wire.delta import Delta, EventClass
 from llmtap.wire.dialects.anthropic import Anthropic
 from llmtap.wire.dialects.openai_chat import OpenAIChat
@@ -131,6 +133,8 @@ Event = tuple[int, bytes, bytes]
 class Tokens:
     """Token events in any spelling: a text that is recognised by the bytes is the one that a reader finds."""
 
+    implementations: tuple[Callable[..., TokenRun], ...] = (PythonTokenRun, make_token_run)
+
     def __init__(self, rng: Random) -> None:
         self._rng = rng
         self._sources: list[tuple[TokenEvents, Repetition, OpenAIChat | Anthropic]] = []
@@ -163,17 +167,31 @@ class Tokens:
         number, block, chunk = case
         _, known, dialect = self._sources[number]
         text = known.text_in(block)
+        self._compare_runs(known, block, text, len(block))
         if text:
             self._compare(dialect, known, block, text)
         else:
             self.missed += 1
         text = known.text_in_chunk(chunk)
+        self._compare_runs(known, chunk, text, len(block) if text else 0, chunked=True)
         if text:
             decoder = ChunkedDecoder()
             payload = decoder.feed(chunk)
             assert decoder.between, "the chunk is not whole"
             assert known.sizes_in_chunks([len(chunk)]) == [len(payload)]
             self._compare(dialect, known, payload, text)
+
+    def _compare_runs(
+        self, known: Repetition, read: bytes, text: str, size: int, *, chunked: bool = False
+    ) -> None:
+        """Both implementations of TokenRun take what the repetition recognises."""
+        expected = (array("q", (5,)), array("q", (7,)), array("l", (size,)), bytes((text.isspace(),)), [text])
+        for make in self.implementations:
+            run = make(known, chunked=chunked, keeps_texts=True)
+            assert run.add(read, 5, 7) == bool(text), make
+            if text:
+                found = run.take()
+                assert found == expected, f"{found} instead of {expected}"
 
     def _compare(self, dialect: OpenAIChat | Anthropic, known: Repetition, block: bytes, text: str) -> None:
         self.recognised += 1

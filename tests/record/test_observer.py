@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmtap.record import answer, observer, request
+from llmtap.record import answer, observer, request, token_run
 from llmtap.record.exchange import BLANK, OUTPUT, Exchange
 from llmtap.record.observer import UNSEEN_NS, Observer
 from llmtap.record.outcome import EventClass, Outcome, TokenSource
@@ -709,7 +709,7 @@ events = st.one_of(
     st.lists(st.integers(0), max_size=2),
     st.booleans(),
     st.booleans(),
-    st.sampled_from([1, 3, observer._AGAIN_MAX]),
+    st.sampled_from([1, 3, token_run.ROOM]),
 )
 def test_a_stream_is_the_same_whether_or_not_its_events_are_known_again(
     parts: list[bytes | list[bytes]], cuts: list[int], count: bool, chunked: bool, together: int
@@ -726,7 +726,7 @@ def test_a_stream_is_the_same_whether_or_not_its_events_are_known_again(
     stamped = [(100 + i, read) for i, read in enumerate(reads)]
     how: dict[str, Any] = {"count_tokens": len} if count else {}
     how["head"] = OK % (b"Transfer-Encoding: chunked\r\n" if chunked else b"")
-    with mock.patch.object(observer, "_AGAIN_MAX", together):
+    with mock.patch.object(token_run, "ROOM", together):
         assert observe(*stamped, **how) == observe_slowly(*stamped, **how)
 
 

@@ -196,7 +196,7 @@ class _Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         for batch_no, rows in self._reader.feed(data):
-            self._meter.take(batch_no, rows)
+            self._meter.take(batch_no, list(rows))
             if self._meter.acknowledges:
                 self.acknowledge(batch_no)
 

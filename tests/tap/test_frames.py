@@ -33,7 +33,7 @@ def packed(batch_no: int, rows: list[Row]) -> bytes:
 def read_cut(stream: bytes, cuts: list[int]) -> list[tuple[int, list[Row]]]:
     reader = BatchReader()
     edges = [0, *sorted(c % (len(stream) + 1) for c in cuts), len(stream)]
-    return [batch for a, b in pairwise(edges) for batch in reader.feed(stream[a:b])]
+    return [(n, list(frames)) for a, b in pairwise(edges) for n, frames in reader.feed(stream[a:b])]
 
 
 @given(st.lists(BATCH, max_size=5), st.lists(st.integers(0), max_size=12))
@@ -50,7 +50,7 @@ def test_byte_by_byte_gives_the_batches_back() -> None:
     ]
     stream = b"".join(packed(number, rows) for number, rows in batches)
     reader = BatchReader()
-    assert [b for i in range(len(stream)) for b in reader.feed(stream[i : i + 1])] == batches
+    assert [(n, list(f)) for i in range(len(stream)) for n, f in reader.feed(stream[i : i + 1])] == batches
 
 
 def test_no_batch_appears_before_its_last_byte() -> None:
@@ -61,7 +61,9 @@ def test_no_batch_appears_before_its_last_byte() -> None:
 
 def test_a_batch_of_a_whole_flush_survives() -> None:
     rows: list[Row] = [(8, i, i * 1000, i, b"x" * (i % 700)) for i in range(5_000)]
-    assert list(BatchReader().feed(packed(1, rows))) == [(1, rows)]
+    ((number, frames),) = BatchReader().feed(packed(1, rows))
+    assert (number, len(frames), frames.last_ns) == (1, 5_000, 4_999_000)
+    assert list(frames) == rows
 
 
 @pytest.mark.parametrize(
@@ -77,7 +79,8 @@ def test_garbage_is_refused(garbage: bytes) -> None:
 def test_garbage_behind_a_good_batch_is_refused_after_it() -> None:
     good = packed(1, [(15, 0, 1, 0, b"{}")])
     feed = BatchReader().feed(good + b"\0" * 64)
-    assert next(feed) == (1, [(15, 0, 1, 0, b"{}")])
+    number, frames = next(feed)
+    assert (number, list(frames)) == (1, [(15, 0, 1, 0, b"{}")])
     with pytest.raises(ValueError, match="not a tap batch"):
         next(feed)
 

@@ -1,0 +1,26 @@
+/* Sums over the stamps of one exchange: twin of metrics/latency.py, metrics/histogram.py, export/buckets.py. */
+#ifndef LLMTAP_GAPS_H
+#define LLMTAP_GAPS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+struct llmtap_gaps {
+    int64_t longest;  /* of the gaps */
+    int64_t wait;     /* the greatest times[i] - i * step */
+    double deviation; /* n sum(gap^2) - sum(gap)^2, rounded once: n^2 times their variance */
+};
+
+/* Fill `gaps` with the n - 1 gaps between n times, n > 0. Return 0 if a number is too large; Python counts then. */
+int llmtap_gaps(const int64_t *times, size_t n, int64_t step, int64_t *gaps, struct llmtap_gaps *out);
+
+/* The sum of n values; 0: it is too large. */
+int llmtap_sum(const int64_t *values, size_t n, int64_t *sum);
+
+/* The upper 18 bits of a value's 32-bit float. */
+uint32_t llmtap_float_bucket(int64_t value);
+
+/* The index of the first of n ascending edges that is not less than the value; n: there is none. */
+size_t llmtap_edge_bucket(const int64_t *edges, size_t n, int64_t value);
+
+#endif

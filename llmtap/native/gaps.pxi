@@ -1,0 +1,105 @@
+# The numbers of an exchange at its end. Python twins: metrics/latency.py, metrics/histogram.py, export/buckets.py.
+
+from cpython.dict cimport PyDict_SetItem
+from cpython.long cimport PyLong_CheckExact
+
+cdef extern from "Python.h":
+    long long PyLong_AsLongLongAndOverflow(object value, int *overflow) except? -1
+
+cdef extern from "gaps.h" nogil:
+    struct llmtap_gaps_s "llmtap_gaps":
+        int64_t longest
+        int64_t wait
+        double deviation
+    int llmtap_gaps(const int64_t *times, size_t n, int64_t step, int64_t *gaps, llmtap_gaps_s *out)
+    int llmtap_sum(const int64_t *values, size_t n, int64_t *sum)
+    uint32_t llmtap_float_bucket(int64_t value)
+    size_t llmtap_edge_bucket(const int64_t *edges, size_t n, int64_t value)
+
+
+cdef class _Numbers:
+    """The numbers of a sequence; `values` is NULL if one of them is no int, or too large."""
+
+    cdef int64_t *values
+    cdef Py_ssize_t n
+
+    def __cinit__(self, numbers, Py_ssize_t room=0):
+        cdef int overflow = 0
+        cdef Py_ssize_t i = 0
+        self.n = len(numbers)
+        self.values = <int64_t *> PyMem_Malloc((self.n + room + 1) * sizeof(int64_t))
+        if self.values == NULL:
+            raise MemoryError
+        for number in numbers:
+            if i < self.n and PyLong_CheckExact(number):
+                self.values[i] = PyLong_AsLongLongAndOverflow(number, &overflow)
+                i += 1
+            else:
+                overflow = 1
+            if overflow:
+                break
+        if overflow or i < self.n:
+            PyMem_Free(self.values)
+            self.values = NULL
+
+    def __dealloc__(self):
+        PyMem_Free(self.values)
+
+
+def gap_figures(list times not None, step):
+    """Return the gaps between times, the longest, n^2 times their variance, and the greatest `times[i] - i step`.
+
+    None if there are fewer than two times, or a number is too large.
+    """
+    cdef _Numbers numbers = _Numbers(times, room=len(times))
+    cdef _Numbers steps = _Numbers((step,))
+    cdef llmtap_gaps_s found
+    cdef Py_ssize_t n = numbers.n, i
+    if numbers.values == NULL or steps.values == NULL or n < 2:
+        return None
+    cdef int64_t *gaps = numbers.values + n
+    if not llmtap_gaps(numbers.values, n, steps.values[0], gaps, &found):
+        return None
+    return [gaps[i] for i in range(n - 1)], found.longest, found.deviation, found.wait
+
+
+def count_by_float(list values not None, counts):
+    """Count values in `counts`, a dict, by the upper bits of their 32-bit floats. Return their sum, the least and the greatest.
+
+    None, and nothing is counted, if there are no values, or a number is too large.
+    """
+    cdef _Numbers numbers = _Numbers(values)
+    cdef int64_t total, value, low, high
+    cdef Py_ssize_t i
+    cdef PyObject *before
+    if not isinstance(counts, dict):
+        raise TypeError(f"expected a dict, got {counts!r}")
+    if numbers.values == NULL or not numbers.n or not llmtap_sum(numbers.values, numbers.n, &total):
+        return None
+    low = high = numbers.values[0]
+    for i in range(numbers.n):
+        value = numbers.values[i]
+        low, high = min(low, value), max(high, value)
+        bucket = llmtap_float_bucket(value)
+        before = PyDict_GetItemWithError(counts, bucket)
+        PyDict_SetItem(counts, bucket, 1 if before == NULL else <object> before + 1)
+    return total, low, high
+
+
+def count_by_edge(values not None, edges not None, array.array counts not None):
+    """Count values in `counts` (array "Q") by the first edge that is not less. Return their sum.
+
+    None, and nothing is counted, if a number is too large. `counts` has one place beyond the last edge.
+    """
+    cdef _Numbers numbers = _Numbers(values), bounds = _Numbers(edges)
+    cdef int64_t total
+    cdef Py_ssize_t i
+    if counts.typecode != "Q" or len(counts) != bounds.n + 1:
+        raise ValueError(f"expected {bounds.n + 1} counts of type Q")
+    if numbers.values == NULL or bounds.values == NULL:
+        return None
+    if not llmtap_sum(numbers.values, numbers.n, &total):
+        return None
+    for i in range(numbers.n):
+        counts.data.as_ulonglongs[llmtap_edge_bucket(bounds.values, bounds.n, numbers.values[i])] += 1
+    return total
