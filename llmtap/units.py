@@ -26,6 +26,10 @@ __all__ = [
 NS_PER_S: Final = 1_000_000_000
 NEVER: Final = (1 << 63) - 1
 """A moment that does not come."""
+DURATION_S_MAX: Final = 1_000_000_000
+"""Longest duration that is read, 31 years: its nanoseconds fit 63 bits."""
+BYTES_MAX: Final = 1 << 63
+"""Upper bound (exclusive) of a size that is read."""
 SHARE_OF_MIN: Final = 1_000
 """Of fewer one is more than a tenth of a percent, and counts say it better."""
 
@@ -83,7 +87,7 @@ def encode_seconds(value: object) -> object:
 def parse_duration_ns(value: object) -> int:
     """Nanoseconds from seconds (a number) or from text with a unit: `0.5`, `"500ms"`, `"2m"`.
 
-    Raises ValueError when it is neither, or negative.
+    Raises ValueError when it is neither, negative, or above DURATION_S_MAX.
     """
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError(f"expected a duration such as 30, 0.5 or '500ms', got {value!r}")
@@ -91,22 +95,27 @@ def parse_duration_ns(value: object) -> int:
         m = _DURATION.fullmatch(value)
         if m is None:
             raise ValueError(f"expected a duration such as 30, 0.5 or '500ms', got {value!r}")
-        return round(float(m[1]) * _NS_PER[m[2] or "s"])
-    if not 0 <= value < 1e9:
-        raise ValueError(f"expected a duration of at least 0 s, got {value!r}")
+        ns = float(m[1]) * _NS_PER[m[2] or "s"]
+        if ns > DURATION_S_MAX * NS_PER_S:
+            raise ValueError(f"expected a duration of at most {DURATION_S_MAX:.0f} s, got {value!r}")
+        return round(ns)
+    if not 0 <= value <= DURATION_S_MAX:
+        raise ValueError(f"expected a duration of 0 to {DURATION_S_MAX:.0f} s, got {value!r}")
     return round(value * NS_PER_S)
 
 
 def parse_bytes(value: object) -> int:
     """Bytes from a number or from text with a unit: `65536`, `"64KiB"`, `"1.5 MB"`.
 
-    Raises ValueError when it is neither, or negative.
+    Raises ValueError when it is neither, negative, or BYTES_MAX or more.
     """
     if isinstance(value, str):
         m = _SIZE.fullmatch(value)
         if m is not None:
-            return round(float(m[1]) * _BYTES_PER[(m[2] or "").lower()])
-    elif isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+            size = float(m[1]) * _BYTES_PER[(m[2] or "").lower()]
+            if size < BYTES_MAX:
+                return round(size)
+    elif isinstance(value, int) and not isinstance(value, bool) and 0 <= value < BYTES_MAX:
         return value
     raise ValueError(f"expected a size such as 65536 or '64KiB', got {value!r}")
 
