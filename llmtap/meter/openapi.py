@@ -63,6 +63,8 @@ _FILTERS: Final = tuple(
     }.items()
 )  # fmt: skip
 _CERTAIN: Final = Parameter("certain", "1: without exchanges whose stamps are too wide", FLAG)
+_FORBIDDEN: Final = "A browser sent the request for a page of another origin."
+_STRANGE_NAME: Final = "Or `Host` is no loopback name, which a port without a token requires."
 _BAD_QUERY: Final = {400: "A query parameter that cannot be; `field` names it."}
 
 ROUTES: Final = (
@@ -154,7 +156,6 @@ ROUTES: Final = (
               "additionalProperties": False},
         errors={
             400: "The body is not what it should be.",
-            403: "A page of another origin asked, or without a token not by a loopback name.",
             409: "No experiment is configured, or its end has come.",
             413: "The body is too long.",
             415: "The body is not declared as JSON.",
@@ -192,8 +193,7 @@ def _operation(route: Route, *, token: bool) -> dict[str, Any]:
     content = {kind: {"schema": schema} for kind, schema in route.answers.items()}
     responses: dict[str, Any] = {"200": {"description": route.text, "content": content}}
     error: dict[str, Any] = {} if route.probe else {"content": {JSON: {"schema": reference("Error")}}}
-    if not token:
-        responses["403"] = {"description": "Asked by another name than a loopback one.", **error}
+    responses["403"] = {"description": _FORBIDDEN if token else f"{_FORBIDDEN} {_STRANGE_NAME}", **error}
     for status, text in sorted(route.errors.items()):
         responses[str(status)] = {"description": text, **error}
     out: dict[str, Any] = {"operationId": route.name, "summary": route.text, "responses": responses}
