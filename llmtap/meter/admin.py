@@ -61,6 +61,7 @@ def admin_app(tally: Tally, token: str | None = None) -> web.Application:
 class _Admin:
     def __init__(self, tally: Tally) -> None:
         self._tally = tally
+        self._exchanges_lock = asyncio.Lock()
 
     async def healthz(self, request: web.Request) -> web.Response:
         """The process runs and its loop turns."""
@@ -102,8 +103,9 @@ class _Admin:
     async def exchanges(self, request: web.Request) -> web.Response:
         """The newest exchanges that match, newest first."""
         query = Query.parse(read_fields(request.query.items()))
-        found, cursor = self._tally.kept.find(query)
-        return _json(await asyncio.to_thread(self._tally.kept.to_json, found, cursor, events=query.events))
+        async with self._exchanges_lock:  # one answer is encoded at a time
+            found = self._tally.kept.find(query)
+            return _json(await asyncio.to_thread(self._tally.kept.to_json, found, query))
 
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:

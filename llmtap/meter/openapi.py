@@ -9,7 +9,7 @@ import msgspec
 from aiohttp import web
 
 from llmtap import __version__
-from llmtap.meter.kept import LIMIT_DEFAULT, LIMIT_MAX
+from llmtap.meter.kept import LIMIT_DEFAULT, LIMIT_MAX, PAGE_BYTES_MAX
 from llmtap.meter.options import WINDOWS
 from llmtap.meter.schemas import COUNT, FLAG, SCHEMAS, TEXT, Schema, reference
 from llmtap.meter.streams import LIMIT_DEFAULT as STREAMS_DEFAULT
@@ -100,11 +100,16 @@ ROUTES: Final = (
         ),
     ),
     Route(
-        path="/api/v1/exchanges", name="exchanges", text="The newest exchanges that match, newest first.",
+        path="/api/v1/exchanges", name="exchanges",
+        text=(
+            "The newest exchanges that match, newest first. An answer ends after `limit` exchanges or about"
+            f" {PAGE_BYTES_MAX >> 20} MiB; `next` leads to the rest."
+        ),
         answers={JSON: reference("Exchanges")}, errors=_BAD_QUERY,
         query=(
             Parameter(
-                "limit", "how many", {**COUNT, "minimum": 1, "maximum": LIMIT_MAX, "default": LIMIT_DEFAULT}
+                "limit", "maximum number of exchanges",
+                {**COUNT, "minimum": 1, "maximum": LIMIT_MAX, "default": LIMIT_DEFAULT},
             ),
             _EVENTS,
             Parameter("next", "cursor of an earlier answer: what comes after it"),

@@ -9,7 +9,7 @@ from aiohttp import ClientResponse, web
 from aiohttp.test_utils import TestClient, TestServer
 
 from llmtap.clock import ManualClock
-from llmtap.meter import live
+from llmtap.meter import kept, live
 from llmtap.meter.admin import admin_app
 from llmtap.meter.live import LiveFeed
 from llmtap.meter.options import MeterOptions
@@ -181,6 +181,28 @@ def test_a_queue_is_bounded_by_events_too(monkeypatch: pytest.MonkeyPatch) -> No
                 tally.ended(streamed(100, 140, seq=seq))  # two events and two reads each
             assert [(await stream.next())[1].get("seq") for _ in range(2)] == [0, 1]
             assert await stream.next() == ("missed", {"n": 2, "total": 2})
+
+    play(scene)
+
+
+def test_a_batch_is_bounded_by_events_and_holds_one_exchange_at_least(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(live, "BATCH_EVENTS_MAX", 6)
+    monkeypatch.setattr(kept, "EVENTS_SLICE", 2)
+
+    async def scene(tally: Tally, feed: LiveFeed, client: Client) -> None:
+        async with subscribed(feed, client, QUIET + "&events=1") as stream:
+            sizes = (2, 2, 5, 1)  # an event and a read each
+            for seq, n in enumerate(sizes):
+                tally.ended(streamed(*range(100, 100 + n), seq=seq))
+            (subscriber,) = feed._subscribers
+            batches = [[x.seq for x, _ in subscriber.take()] for _ in range(3)]
+            assert (batches, subscriber.weight) == ([[0, 1], [2], [3]], 0)
+            for seq, n in enumerate(sizes):
+                tally.ended(streamed(*range(100, 100 + n), seq=seq))
+            told = [(await stream.next())[1] for _ in sizes]
+            assert [len(x["events"]) for x in told] == list(sizes)
 
     play(scene)
 
