@@ -59,6 +59,7 @@ _API: Final = """\
 Made from the program's [OpenAPI document](openapi.json), which a tap serves at `/api/v1/openapi.json`.
 Durations are seconds; null is unknown, or does not apply. Where `meter.admin_token` is set, all but the page
 and its parts, `/healthz` and `/readyz` want `Authorization: Bearer TOKEN`.
+Requests that a browser sends for a page of another origin are refused with 403.
 
 """
 _TYPES: Final = {

@@ -23,7 +23,7 @@ import environments
 import vantages
 from run import READY_S_MAX, Way, run_client, running, warm_up
 from script import HERE, LLMTAP, REPOSITORY, ROOT, carry_out, phase
-from servers import Failure, get_json, port_free, proxy_argv
+from servers import Failure, get_exchanges, get_json, port_free, proxy_argv
 
 RUN_S_MAX = 1_200  # with the gateway's environment made on a slow machine
 SETTLE_S_MAX = 120  # from the client's last byte to the last word of proxy and middleware
@@ -69,7 +69,7 @@ def read_both(admin: int, plan: list[Json]) -> tuple[list[Json], list[Json], dic
     give_up_at = time.monotonic() + SETTLE_S_MAX
     while True:
         relays = get_json(f"{base}/summary?window=all")["relays"]
-        told = get_json(f"{base}/exchanges?limit=1000&events=1")["exchanges"]
+        told = get_exchanges(base)
         mine = [x for x in told if x["request_id"] in wanted]
         at_app = [x for x in mine if x["relay"].startswith("app-")]
         at_proxy = [x for x in mine if not x["relay"].startswith("app-")]

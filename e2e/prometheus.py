@@ -30,7 +30,7 @@ from typing import Any
 from alerting import SLO, check_files, compressed_rules, planted_violation
 from board_queries import check_boards
 from script import LLMTAP, LOGS, ROOT, carry_out, phase
-from servers import LOCAL, Failure, Server, get_json, port_free, proxy_argv, stream_once, tail
+from servers import LOCAL, Failure, Server, get_exchanges, get_json, port_free, proxy_argv, stream_once, tail
 from vantages import percentile
 
 HOME = ROOT / "prometheus"
@@ -322,7 +322,7 @@ def run(streams: int) -> list[str]:
             put_load(listen, streams)
         with phase("the last scrapes"):
             wait_scraped(prometheus, streams)
-        exchanges = get_json(f"http://127.0.0.1:{admin}/api/v1/exchanges?limit=1000&events=1")["exchanges"]
+        exchanges = get_exchanges(f"http://127.0.0.1:{admin}/api/v1")
         wrong += check_scrapes(prometheus, running["prometheus"].log)
         wrong += check_exposition(promtool, admin)
         wrong += check_quantiles(prometheus, exact_samples(exchanges))

@@ -32,7 +32,17 @@ import environments
 import guardrail
 import vantages
 from script import HERE, LLMTAP, LOGS, ROOT, carry_out, phase
-from servers import Failure, Server, get_json, port_free, post_json, proxy_argv, run_to_end, tail
+from servers import (
+    Failure,
+    Server,
+    get_exchanges,
+    get_json,
+    port_free,
+    post_json,
+    proxy_argv,
+    run_to_end,
+    tail,
+)
 
 MODEL = "tiny-qwen2"  # the folder below ROOT, and the name the engine knows it by
 TAPPED = "tiny-qwen2-behind-tap"  # what LiteLLM calls the same model when it goes there through a tap
@@ -205,7 +215,7 @@ def read_tap(admin: int, expected: int) -> tuple[list[Any], dict[str, Any]]:
     while get_json(f"{base}/summary")["n"] < expected and time.monotonic() < give_up:
         time.sleep(0.1)
     time.sleep(0.5)
-    return get_json(f"{base}/exchanges?limit=1000&events=1")["exchanges"], get_json(f"{base}/summary")
+    return get_exchanges(base), get_json(f"{base}/summary")
 
 
 def check_capture(kept: Path, expected: int, options: argparse.Namespace) -> list[str]:

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 __all__ = [
-    "LOCAL", "Failure", "Server", "get_json", "port_free", "post_json", "proxy_argv", "run_to_end",
-    "stream_once", "tail",
+    "LOCAL", "Failure", "Server", "get_exchanges", "get_json", "port_free", "post_json", "proxy_argv",
+    "run_to_end", "stream_once", "tail",
 ]  # fmt: skip
 
 LAST_MOMENT_S = 20.0  # from the end of a process to the end of its children, as far as we put up with it
@@ -137,6 +137,22 @@ def port_free() -> int:
 def get_json(url: str, *, timeout_s: float = 60) -> Any:
     with LOCAL.open(url, timeout=timeout_s) as response:
         return json.load(response)
+
+
+def get_exchanges(base: str) -> list[Any]:
+    """The newest 1,000 exchanges with their events; `base` is the URL of the admin API's version."""
+    out: list[Any] = []
+    cursor = ""
+    while True:
+        told = get_json(f"{base}/exchanges?limit=1000&events=1{cursor}")
+        for x in told["exchanges"]:
+            if x.pop("events_start", 0):
+                out[-1]["events"] += x["events"]
+            else:
+                out.append(x)
+        if told["next"] is None or len(out) >= 1_000:
+            return out
+        cursor = f"&next={told['next']}"
 
 
 def post_json(url: str, body: Mapping[str, Any], *, key: str, timeout_s: float) -> bytes:

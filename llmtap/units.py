@@ -27,9 +27,10 @@ __all__ = [
 NS_PER_S: Final = 1_000_000_000
 NEVER: Final = (1 << 63) - 1
 """A moment that does not come."""
-_SECONDS_MAX: Final = 1_000_000_000
-"""31 years."""
-_BYTES_MAX: Final = 1 << 60
+DURATION_S_MAX: Final = 1_000_000_000
+"""Longest duration that is read, 31 years: its nanoseconds fit 63 bits."""
+BYTES_MAX: Final = 1 << 63
+"""Upper bound (exclusive) of a size that is read."""
 _SHOWN_CHARS_MAX: Final = 60
 SHARE_OF_MIN: Final = 1_000
 """Of fewer one is more than a tenth of a percent, and counts say it better."""
@@ -99,7 +100,7 @@ def shown(value: object) -> str:
 def parse_duration_ns(value: object) -> int:
     """Nanoseconds from seconds (a number) or from text with a unit: `0.5`, `"500ms"`, `"2m"`.
 
-    Raises ValueError when it is neither, negative, or 1e9 s and more.
+    Raises ValueError when it is neither, negative, or above DURATION_S_MAX.
     """
     ns: int | float | None = None
     if isinstance(value, str):
@@ -107,18 +108,18 @@ def parse_duration_ns(value: object) -> int:
         ns = None if m is None else float(m[1]) * _NS_PER[m[2] or "s"]
     elif isinstance(value, int | float) and not isinstance(value, bool):
         # Compared first: an integer of many digits is no float. NaN fails the comparison.
-        ns = value * NS_PER_S if 0 <= value < _SECONDS_MAX else -1
+        ns = value * NS_PER_S if 0 <= value <= DURATION_S_MAX else -1
     if ns is None:
         raise ValueError(f"expected a duration such as 30, 0.5 or '500ms', got {shown(value)}")
-    if not 0 <= ns < _SECONDS_MAX * NS_PER_S:
-        raise ValueError(f"expected a duration from 0 s to below 1e9 s, got {shown(value)}")
+    if not 0 <= ns <= DURATION_S_MAX * NS_PER_S:
+        raise ValueError(f"expected a duration of 0 to 1e9 s, got {shown(value)}")
     return round(ns)
 
 
 def parse_bytes(value: object) -> int:
     """Bytes from a number or from text with a unit: `65536`, `"64KiB"`, `"1.5 MB"`.
 
-    Raises ValueError when it is neither, negative, or more than 2**60.
+    Raises ValueError when it is neither, negative, or BYTES_MAX or more.
     """
     n: int | float | None = None
     if isinstance(value, str):
@@ -126,7 +127,7 @@ def parse_bytes(value: object) -> int:
         n = None if m is None else float(m[1]) * _BYTES_PER[(m[2] or "").lower()]
     elif isinstance(value, int) and not isinstance(value, bool):
         n = value
-    if n is None or not 0 <= n <= _BYTES_MAX:
+    if n is None or not 0 <= n < BYTES_MAX:
         raise ValueError(f"expected a size such as 65536 or '64KiB', got {shown(value)}")
     return round(n)
 

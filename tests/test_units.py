@@ -38,6 +38,7 @@ def test_a_duration(text: object, ns: int) -> None:
     "text",
     ["", "s", "-1s", "+1s", "1 s s", "1e3", "1_000", "1,5s", "1min", "1S", ".5s", "5.", "0x10", "inf", "nan",
      "\N{ARABIC-INDIC DIGIT ONE}s",
+     "9" * 400, "1000000001", "11575d", 10**400,
      -1, -0.5, float("inf"), float("nan"), True, False, None, [1], b"1s", 1e10],
 )  # fmt: skip
 def test_no_duration(text: object) -> None:
@@ -58,8 +59,10 @@ def test_a_size(text: object, size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "B", "-1", "1e3", "1TB", "1 K i B", "KiB", -1, 1.5, True, None, [], b"1"]
-)
+    "text",
+    ["", "B", "-1", "1e3", "1TB", "1 K i B", "KiB", -1, 1.5, True, None, [], b"1", "9" * 400, 1 << 63,
+     "8589934592GiB"],
+)  # fmt: skip
 def test_no_size(text: object) -> None:
     with pytest.raises(ValueError, match="expected a size"):
         parse_bytes(text)

@@ -14,7 +14,7 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
 from llmtap.meter import kept
-from llmtap.meter.browsers import refuse_rebinding
+from llmtap.meter.browsers import refuse_cross_site, refuse_rebinding
 from llmtap.meter.experiment_api import add_experiment_routes
 from llmtap.meter.kept import BadQuery, Query, read_fields
 from llmtap.meter.live import LiveFeed
@@ -30,13 +30,21 @@ _OPEN_TO_ALL: Final = frozenset({"/healthz", "/readyz"}) | PATHS
 """Probes carry no token, and learn nothing but yes or no. The dashboard's page and its parts hold no data: it
 asks for the token itself. Whole paths, so that no spelling of another path can pass for one of these."""
 
+_HEADERS: Final = {
+    "Content-Security-Policy": "frame-ancestors 'none'",
+    "X-Frame-Options": "DENY",  # for browsers that do not know frame-ancestors
+    "X-Content-Type-Options": "nosniff",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+"""Of every answer that sets no others: pages of other origins cannot embed it."""
+
 
 def admin_app(tally: Tally, token: str | None = None) -> web.Application:
     """The application behind the admin port; with a token, everything but probes and page asks for it."""
     api = _Admin(tally)
-    strangers = [refuse_rebinding()] if token is None else []
-    app = web.Application(middlewares=[_guard(token), *strangers])
-    app.on_response_prepare.append(_name_no_versions)
+    names = [refuse_rebinding()] if token is None else []
+    app = web.Application(middlewares=[_guard(token), *names, refuse_cross_site()])
+    app.on_response_prepare.append(_add_headers)
     app.router.add_get("/healthz", api.healthz)
     app.router.add_get("/readyz", api.readyz)
     app.router.add_get("/metrics", api.metrics)
@@ -53,6 +61,7 @@ def admin_app(tally: Tally, token: str | None = None) -> web.Application:
 class _Admin:
     def __init__(self, tally: Tally) -> None:
         self._tally = tally
+        self._exchanges_lock = asyncio.Lock()
 
     async def healthz(self, request: web.Request) -> web.Response:
         """The process runs and its loop turns."""
@@ -94,13 +103,16 @@ class _Admin:
     async def exchanges(self, request: web.Request) -> web.Response:
         """The newest exchanges that match, newest first."""
         query = Query.parse(read_fields(request.query.items()))
-        found, cursor = self._tally.kept.find(query)
-        return _json(await asyncio.to_thread(self._tally.kept.to_json, found, cursor, events=query.events))
+        async with self._exchanges_lock:  # one answer is encoded at a time
+            found = self._tally.kept.find(query)
+            return _json(await asyncio.to_thread(self._tally.kept.to_json, found, query))
 
 
-async def _name_no_versions(request: web.Request, response: web.StreamResponse) -> None:
-    """In place of those of Python and aiohttp, which are told to nobody without a token."""
+async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    # In place of the versions of Python and aiohttp, which nobody without a token is to learn.
     response.headers[hdrs.SERVER] = "llmtap"
+    for name, value in _HEADERS.items():
+        response.headers.setdefault(name, value)
 
 
 def _guard(token: str | None) -> Middleware:

@@ -1,10 +1,17 @@
-"""What a browser sends because some page made it do so: another site's, or one under a name of its own.
+"""Refusal of requests that a browser sends for a page of another origin.
 
-The admin port on loopback asks for no token, and every page that its user opens can send requests there. A
-page of another origin cannot read the answers, but could act; one whose name was made to point at 127.0.0.1
-(DNS rebinding) is of the same origin to the browser and could read, too. Nothing tells such a read from a
-program's (over plain http Chromium sends neither `Origin` nor `Sec-Fetch-Site` with it) but the name that it
-asks by.
+The admin port on loopback asks for no token, and every page that its user opens can send requests to it:
+images, frames, forms, `fetch`, `EventSource`. The page cannot read the answers, but it could switch an
+experiment, make the meter write large answers, and use up the subscriptions of `/api/v1/live`.
+
+A page under a name that was made to point at 127.0.0.1 (DNS rebinding) has the origin of the admin port and
+could read. Over plain http Chromium marks its requests with neither `Origin` nor `Sec-Fetch-Site`; only the
+name in `Host` differs from a program's request.
+
+`Referer` is not used: a page can leave it out (`referrerpolicy="no-referrer"`). So a browser without
+`Sec-Fetch-Site` (Safari before 16.4) is refused only where it sends `Origin`; a token stops the rest.
+
+Source: W3C Fetch Metadata Request Headers; Fetch standard, "Origin header".
 """
 
 import re
@@ -13,7 +20,7 @@ from ipaddress import ip_address
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
-__all__ = ["refuse_rebinding", "refuse_strangers"]
+__all__ = ["refuse_cross_site", "refuse_rebinding"]
 
 _name_and_port = re.compile(r"(?:\[([^\[\]]*)\]|([^\[\]:]*))(?::[0-9]*)?").fullmatch
 
@@ -35,13 +42,41 @@ def refuse_rebinding() -> Middleware:
     return check
 
 
-def refuse_strangers(request: web.Request) -> None:
-    """For what acts. Raises HTTPForbidden where another origin's or another site's page asks."""
-    origin = request.headers.get(hdrs.ORIGIN)
-    if origin is not None and origin not in (f"http://{request.host}", f"https://{request.host}"):
-        raise web.HTTPForbidden(reason="another origin's pages do not switch experiments")
-    if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
-        raise web.HTTPForbidden(reason="another site's pages do not switch experiments")
+def refuse_cross_site() -> Middleware:
+    """Refuse what a browser marks as sent for a page of another origin, whatever the method and the path.
+
+    The dashboard's page alone may be opened by a link on any page, but not be shown in a frame. Programs
+    send no mark and pass.
+    """
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if _is_cross_origin(request) and not _opens_dashboard(request):
+            raise web.HTTPForbidden(
+                reason="the browser sent this request for a page of another origin: only the dashboard's"
+                " own page may use this API"
+            )
+        return await handler(request)
+
+    return check
+
+
+def _is_cross_origin(request: web.Request) -> bool:
+    origin, host = request.headers.get(hdrs.ORIGIN), request.headers.get(hdrs.HOST)
+    if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
+        return True
+    # `same-site` is another port or subdomain: another origin. `none`: typed, or a bookmark.
+    return request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin")
+
+
+def _opens_dashboard(request: web.Request) -> bool:
+    return (
+        request.method == hdrs.METH_GET
+        and request.path == "/"
+        and hdrs.ORIGIN not in request.headers
+        and request.headers.get("Sec-Fetch-Mode") == "navigate"
+        and request.headers.get("Sec-Fetch-Dest") == "document"
+    )
 
 
 def _is_loopback(host: str) -> bool:

@@ -2,7 +2,7 @@
 
 The switch changes what happens to traffic, and the admin port may be open on loopback without a token. So a
 browser that some page has talked into sending the request must not succeed: the body has to be declared
-as JSON (which no form can do), and `browsers` refuses what comes from another origin or by a strange name.
+as JSON (which no form can do), and the application's middlewares (`browsers`) refuse other origins and names.
 """
 
 import asyncio
@@ -11,7 +11,6 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from llmtap.meter.browsers import refuse_strangers
 from llmtap.meter.experiments import Experiments
 from llmtap.meter.kept import BadQuery
 
@@ -27,7 +26,7 @@ class _Wish(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def add_experiment_routes(app: web.Application, experiments: Experiments) -> None:
-    """GET and POST. The application's middlewares have asked for the token, or for a loopback name."""
+    """GET and POST. The application's middlewares have checked origin, and token or loopback name."""
 
     async def results(request: web.Request) -> web.Response:
         work = experiments.results()
@@ -35,7 +34,6 @@ def add_experiment_routes(app: web.Application, experiments: Experiments) -> Non
         return web.Response(body=body, content_type="application/json")
 
     async def switch(request: web.Request) -> web.Response:
-        refuse_strangers(request)
         if request.content_type != "application/json":
             raise web.HTTPUnsupportedMediaType(reason="expected Content-Type: application/json")
         if (request.content_length or 0) > BODY_BYTES_MAX:

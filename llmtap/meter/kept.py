@@ -1,7 +1,8 @@
 """The newest exchanges, kept whole in memory for whoever asks: bounded by number and by bytes."""
 
+import re
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -12,12 +13,22 @@ from llmtap.record.bounds import memory_bytes
 from llmtap.record.exchange import Exchange
 from llmtap.record.outcome import Outcome
 
-__all__ = ["FILTERS", "BadQuery", "Kept", "Query", "read_fields", "read_flag", "read_number", "weight_bytes"]
+__all__ = [
+    "FILTERS", "BadQuery", "Kept", "Query", "encode_with_events", "read_fields", "read_flag", "read_number",
+    "weight_bytes",
+]  # fmt: skip
 
 BYTES_MAX: Final = 80 << 20
 """Of all exchanges kept: 2 million events, or 20,000 exchanges without any."""
 LIMIT_DEFAULT: Final = 100
 LIMIT_MAX: Final = 1_000
+PAGE_BYTES_MAX: Final = 4 << 20
+"""Bytes of one answer; the exchange or the slice of events that reaches it is the answer's last."""
+EVENTS_SLICE: Final = 1_000
+"""Events that become JSON at a time: about 60 kB."""
+
+_encode: Final = msgspec.json.Encoder().encode
+_cursor: Final = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,9}))?").fullmatch
 
 
 class BadQuery(ValueError):
@@ -64,6 +75,15 @@ def read_flag(field: str, value: str) -> bool:
     return known[value]
 
 
+def _read_cursor(field: str, value: str) -> tuple[int, int]:
+    """`before` and `events_start` of a cursor: `N`, or `N.EVENT` for the rest of the events of exchange N."""
+    parts = _cursor(value)
+    if parts is None:
+        raise BadQuery(field, f"expected the `next` of an earlier answer, got {value!r}")
+    number, event = int(parts[1]), int(parts[2] or 0)
+    return (number + 1 if event else number), event
+
+
 def _outcome(field: str, value: str) -> object:
     try:
         return Outcome(value)
@@ -87,6 +107,8 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     events: bool = False
     before: int | None = None
     """Only exchanges kept before this one: the cursor."""
+    events_start: int = 0
+    """First event of exchange `before` - 1, within which the earlier answer ended; 0: it did not."""
     wanted: dict[str, object] = {}
     """Attribute and value: all must match."""
 
@@ -98,7 +120,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
 
         Raises BadQuery for an unknown name or a value that cannot be.
         """
-        limit, events, before = LIMIT_DEFAULT, False, None
+        limit, events, before, events_start = LIMIT_DEFAULT, False, None, 0
         wanted: dict[str, object] = {}
         for field, value in fields.items():
             if field == "limit":
@@ -109,15 +131,14 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
                 if read_flag(field, value):
                     wanted["uncertain"] = False
             elif field in ("next", "cursor"):
-                number = _number(field, value)
-                before = number if isinstance(number, int) else None
+                before, events_start = _read_cursor(field, value)
             elif field in FILTERS:
                 wanted[field] = FILTERS[field](field, value)
             else:
                 raise BadQuery(
                     field, f"no such field; known: limit, events, next, certain, {', '.join(FILTERS)}"
                 )
-        return cls(limit=limit, events=events, before=before, wanted=wanted)
+        return cls(limit=limit, events=events, before=before, events_start=events_start, wanted=wanted)
 
     def matches(self, x: Exchange) -> bool:
         return all(getattr(x, name) == value for name, value in self.wanted.items())
@@ -151,23 +172,61 @@ class Kept:
         while len(ring) > self._exchanges_max or (self.weight_bytes > self._bytes_max and ring):
             self.weight_bytes -= ring.popleft()[1]
 
-    def find(self, query: Query) -> tuple[list[Exchange], str | None]:
-        """The newest exchanges that match, and the cursor to the rest (None when there is none)."""
-        found: list[Exchange] = []
-        last = 0
+    def find(self, query: Query) -> list[tuple[int, Exchange]]:
+        """The newest exchanges that match, with their numbers; one above the limit where there are more."""
+        found: list[tuple[int, Exchange]] = []
         for number, _, x in reversed(self._ring):
             if (query.before is not None and number >= query.before) or not query.matches(x):
                 continue
-            if len(found) == query.limit:
-                return found, str(last)
-            found.append(x)
-            last = number
-        return found, None
+            found.append((number, x))
+            if len(found) > query.limit:
+                break
+        return found
 
-    def to_json(self, found: list[Exchange], cursor: str | None, *, events: bool) -> bytes:
-        """The answer of `/api/v1/exchanges`. Finished exchanges do not change: any thread may do this."""
-        told = [x.to_dict(measure(x, self._benefit).metrics(), chunking_of(x), events=events) for x in found]
-        return msgspec.json.encode({"exchanges": told, "next": cursor})
+    def to_json(self, found: Sequence[tuple[int, Exchange]], query: Query) -> bytes:
+        """The answer of `/api/v1/exchanges`: as much of `found` as its limit and PAGE_BYTES_MAX allow.
+
+        Finished exchanges do not change: any thread may do this.
+        """
+        out: list[bytes] = []
+        size, cursor = 0, None
+        for i, (number, x) in enumerate(found):
+            if i == query.limit or size >= PAGE_BYTES_MAX:
+                cursor = str(found[i - 1][0])
+                break
+            start = query.events_start if query.before == number + 1 else 0
+            about = x.to_dict(measure(x, self._benefit).metrics(), chunking_of(x))
+            if start:
+                about["events_start"] = start
+            if not query.events:
+                out.append(_encode(about))
+                size += len(out[-1])
+                continue
+            body, left = encode_with_events(about, x, start, PAGE_BYTES_MAX - size)
+            out.append(body)
+            size += len(body)
+            if left is not None:
+                cursor = f"{number}.{left}"
+                break
+        return b'{"exchanges":[%s],"next":%s}' % (b",".join(out), _encode(cursor))
+
+
+def encode_with_events(
+    about: dict[str, object], x: Exchange, start: int = 0, bytes_max: int | None = None
+) -> tuple[bytes, int | None]:
+    """JSON of an exchange (`about`) with its events from `start` on, and the first event left out or None.
+
+    The events become JSON slice by slice, so that their dicts never exist all at once. The slice that reaches
+    `bytes_max` is the last.
+    """
+    head = _encode(about)
+    size, parts = len(head), list[bytes]()
+    n = len(x.timeline.events)
+    while start < n and (bytes_max is None or not parts or size < bytes_max):
+        parts.append(_encode(x.events_to_dicts(start, start + EVENTS_SLICE))[1:-1])
+        size += len(parts[-1])
+        start += EVENTS_SLICE
+    return b'%s,"events":[%s]}' % (head[:-1], b",".join(parts)), start if start < n else None
 
 
 def weight_bytes(x: Exchange) -> int:

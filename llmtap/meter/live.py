@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 from aiohttp import hdrs, web
 
-from llmtap.meter.kept import BadQuery, Query, read_fields, read_flag, weight_bytes
+from llmtap.meter.kept import BadQuery, Query, encode_with_events, read_fields, read_flag, weight_bytes
 from llmtap.meter.options import WINDOWS
 from llmtap.meter.tally import Tally
 from llmtap.metrics.latency import Measured, chunking_of
@@ -32,6 +32,8 @@ QUEUE_MAX: Final = 1_000
 QUEUE_BYTES_MAX: Final = 10 << 20
 """Of those exchanges together, for each subscriber."""
 BATCH_MAX: Final = 200
+BATCH_BYTES_MAX: Final = 2 << 20
+"""Of the exchanges that are written together: about 3 MB of JSON, unless one exchange has more."""
 BATCH_S: Final = 0.05
 """Exchanges that end within it are written together: one turn of a thread instead of many."""
 SUMMARY_S: Final = 1.0
@@ -85,8 +87,12 @@ class _Subscriber:
 
     def take(self) -> list[tuple[Exchange, Measured, int]]:
         """The next few, in their order."""
-        batch = [self.queue.popleft() for _ in range(min(len(self.queue), BATCH_MAX))]
-        self.weight_bytes -= sum(weight for _, _, weight in batch)
+        batch: list[tuple[Exchange, Measured, int]] = []
+        weight = 0
+        while self.queue and len(batch) < BATCH_MAX and weight < BATCH_BYTES_MAX:
+            batch.append(self.queue.popleft())
+            weight += batch[-1][2]
+        self.weight_bytes -= weight
         return batch
 
 
@@ -124,7 +130,9 @@ class LiveFeed:
     async def stream(self, request: web.Request) -> web.StreamResponse:
         """Serves one subscriber until it leaves, stalls, or the meter ends."""
         query, summaries, exchanges = _read_query(request)
-        if self._closing or len(self._subscribers) >= SUBSCRIBERS_MAX:
+        if self._closing:
+            raise web.HTTPServiceUnavailable(reason="the meter is shutting down")
+        if len(self._subscribers) >= SUBSCRIBERS_MAX:
             raise web.HTTPServiceUnavailable(reason=f"{SUBSCRIBERS_MAX} subscribers listen already")
         subscriber = _Subscriber(query, summaries=summaries, exchanges=exchanges)
         self._subscribers.add(subscriber)
@@ -224,14 +232,21 @@ def _read_query(request: web.Request) -> tuple[Query, bool, bool]:
 
 
 def _events_of(batch: list[tuple[Exchange, Measured, int]], *, events: bool) -> bytes:
-    return b"".join(
-        _event("exchange", x.to_dict(m.metrics(), chunking_of(x), events=events)) for x, m, _ in batch
-    )
+    out = []
+    for x, m, _ in batch:
+        about = x.to_dict(m.metrics(), chunking_of(x))
+        data = encode_with_events(about, x)[0] if events else msgspec.json.encode(about)
+        out.append(_framed("exchange", data))
+    return b"".join(out)
 
 
 def _event(name: str, data: object) -> bytes:
+    return _framed(name, msgspec.json.encode(data))
+
+
+def _framed(name: str, data: bytes) -> bytes:
     # JSON of one line: strings have their line ends escaped.
-    return b"event: %s\ndata: %s\n\n" % (name.encode(), msgspec.json.encode(data))
+    return b"event: %s\ndata: %s\n\n" % (name.encode(), data)
 
 
 def _key_figures(summary: dict[str, Any]) -> dict[str, object]:

@@ -9,7 +9,7 @@ import msgspec
 from aiohttp import web
 
 from llmtap import __version__
-from llmtap.meter.kept import LIMIT_DEFAULT, LIMIT_MAX
+from llmtap.meter.kept import LIMIT_DEFAULT, LIMIT_MAX, PAGE_BYTES_MAX
 from llmtap.meter.options import WINDOWS
 from llmtap.meter.schemas import COUNT, FLAG, SCHEMAS, TEXT, Schema, reference
 from llmtap.meter.streams import LIMIT_DEFAULT as STREAMS_DEFAULT
@@ -63,6 +63,8 @@ _FILTERS: Final = tuple(
     }.items()
 )  # fmt: skip
 _CERTAIN: Final = Parameter("certain", "1: without exchanges whose stamps are too wide", FLAG)
+_FORBIDDEN: Final = "A browser sent the request for a page of another origin."
+_STRANGE_NAME: Final = "Or `Host` is no loopback name, which a port without a token requires."
 _BAD_QUERY: Final = {400: "A query parameter that cannot be; `field` names it."}
 
 ROUTES: Final = (
@@ -98,11 +100,16 @@ ROUTES: Final = (
         ),
     ),
     Route(
-        path="/api/v1/exchanges", name="exchanges", text="The newest exchanges that match, newest first.",
+        path="/api/v1/exchanges", name="exchanges",
+        text=(
+            "The newest exchanges that match, newest first. An answer ends after `limit` exchanges or about"
+            f" {PAGE_BYTES_MAX >> 20} MiB; `next` leads to the rest."
+        ),
         answers={JSON: reference("Exchanges")}, errors=_BAD_QUERY,
         query=(
             Parameter(
-                "limit", "how many", {**COUNT, "minimum": 1, "maximum": LIMIT_MAX, "default": LIMIT_DEFAULT}
+                "limit", "maximum number of exchanges",
+                {**COUNT, "minimum": 1, "maximum": LIMIT_MAX, "default": LIMIT_DEFAULT},
             ),
             _EVENTS,
             Parameter("next", "cursor of an earlier answer: what comes after it"),
@@ -154,7 +161,6 @@ ROUTES: Final = (
               "additionalProperties": False},
         errors={
             400: "The body is not what it should be.",
-            403: "A page of another origin asked, or without a token not by a loopback name.",
             409: "No experiment is configured, or its end has come.",
             413: "The body is too long.",
             415: "The body is not declared as JSON.",
@@ -192,8 +198,7 @@ def _operation(route: Route, *, token: bool) -> dict[str, Any]:
     content = {kind: {"schema": schema} for kind, schema in route.answers.items()}
     responses: dict[str, Any] = {"200": {"description": route.text, "content": content}}
     error: dict[str, Any] = {} if route.probe else {"content": {JSON: {"schema": reference("Error")}}}
-    if not token:
-        responses["403"] = {"description": "Asked by another name than a loopback one.", **error}
+    responses["403"] = {"description": _FORBIDDEN if token else f"{_FORBIDDEN} {_STRANGE_NAME}", **error}
     for status, text in sorted(route.errors.items()):
         responses[str(status)] = {"description": text, **error}
     out: dict[str, Any] = {"operationId": route.name, "summary": route.text, "responses": responses}

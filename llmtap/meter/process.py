@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import uvloop
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from llmtap import __version__, native
 from llmtap.capture.tokenizer import Encode, load_tokenizer
@@ -186,6 +187,7 @@ async def _run(
     recorder = _start_recorder(setup, tally, encode) if setup.capture.to else None
     receiver = Receiver(tally)
     await receiver.start(listen_on(setup.socket) if sock is None else sock)
+    logging.getLogger("aiohttp.server").addFilter(_is_own_fault)
     runner = web.AppRunner(admin_app(tally, setup.options.admin_token), access_log=None)
     await runner.setup()
     tls = AdminTls.of(setup.options)
@@ -241,6 +243,11 @@ async def _run(
     if successor is None:  # else it is the other meter's by now
         with suppress(FileNotFoundError):
             os.unlink(setup.socket)
+
+
+def _is_own_fault(record: logging.LogRecord) -> bool:
+    """Whether a record of aiohttp reports anything but a malformed request, whose bytes may hold a key."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
 async def _open_admin(site: web.BaseSite, tally: Tally, *, at_once: bool) -> None:

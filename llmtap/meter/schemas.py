@@ -133,9 +133,12 @@ _EXCHANGE: Final = _object(
         "request_bytes": COUNT,
         "response_bytes": COUNT,
         "events": _about("With `events=1` only.", _list(reference("Event"))),
+        "events_start": _about(
+            "Number of events before `events`, which an earlier answer holds; absent: none.", COUNT
+        ),
     },
     "One request and its answer.",
-    optional=("events",),
+    optional=("events", "events_start"),
 )  # fmt: skip
 
 _EVENT: Final = _object(
@@ -320,7 +323,11 @@ SCHEMAS: Final[dict[str, Schema]] = {
     "Exchanges": _object(
         {
             "exchanges": _list(reference("Exchange")),
-            "next": _about("Cursor of the rest, for `next=`; null at the end.", _MAYBE_TEXT),
+            "next": _about(
+                "Cursor of the rest, for `next=`; null at the end. With `events=1` the rest may begin within"
+                " the last exchange: the next answer repeats it with the events that follow.",
+                _MAYBE_TEXT,
+            ),
         },
         "Newest first.",
     ),

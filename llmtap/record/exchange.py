@@ -263,17 +263,23 @@ class Exchange:
             "request_bytes": self.request_bytes, "response_bytes": self.response_bytes,
         }  # fmt: skip
         if events:
-            log = t.events
-            out["events"] = [
-                {
-                    "t": s(t_ns),
-                    "class": EVENT_CLASSES[code].name.lower(),
-                    "bytes": size,
-                    "tokens": None if tokens < 0 else tokens,
-                }
-                for t_ns, code, size, tokens in zip(log.t_ns, log.classes, log.sizes, log.tokens, strict=True)
-            ]
+            out["events"] = self.events_to_dicts()
         return out
+
+    def events_to_dicts(self, start: int = 0, stop: int | None = None) -> list[dict[str, object]]:
+        """Events `start` to `stop` (exclusive) as public JSON."""
+        log, s, part = self.timeline.events, self.since_arrival, slice(start, stop)
+        return [
+            {
+                "t": s(t_ns),
+                "class": EVENT_CLASSES[code].name.lower(),
+                "bytes": size,
+                "tokens": None if tokens < 0 else tokens,
+            }
+            for t_ns, code, size, tokens in zip(
+                log.t_ns[part], log.classes[part], log.sizes[part], log.tokens[part], strict=True
+            )
+        ]
 
 
 def _rfc3339(wall_ns: int) -> str:

@@ -19,7 +19,7 @@ Document = dict[str, Any]
 ANSWER_S: Final = 10.0
 """An hour of thousands of series takes the meter a second or two."""
 DOCUMENT_BYTES_MAX: Final = 64 << 20
-"""An exchange of 500,000 events, or 5,000 tenants in one summary."""
+"""5,000 tenants in one summary."""
 SAID_CHARS_MAX: Final = 200
 
 

@@ -30,6 +30,9 @@ FULL: Final = 0.8
 STREAM_WINDOW: Final = "60s"
 """Of a stream under way so much is told chunk by chunk: the most that the API gives."""
 
+PAGES_MAX: Final = 16
+"""Answers that are read for one exchange: 64 MiB."""
+
 
 class Link(StrEnum):
     """How it stands with the admin port."""
@@ -98,9 +101,22 @@ class Feed:
 
     async def exchange(self, id_: str) -> Document | None:
         """One exchange with its events; None where it is not kept any more. Raises Trouble."""
-        found = (await self._admin.get("exchanges", id=id_, events="1", limit="1")).get("exchanges")
-        first = found[0] if isinstance(found, list) and found else None
-        return first if isinstance(first, dict) else None
+        query = {"id": id_, "events": "1", "limit": "1"}
+        whole: Document | None = None
+        for _ in range(PAGES_MAX):
+            told = await self._admin.get("exchanges", **query)
+            found, cursor = told.get("exchanges"), told.get("next")
+            part = found[0] if isinstance(found, list) and found else None
+            if not isinstance(part, dict) or not isinstance(part.get("events"), list):
+                break
+            if whole is None:
+                whole = part
+            else:
+                whole["events"] += part["events"]
+            if not isinstance(cursor, str):
+                break
+            query["next"] = cursor
+        return whole
 
     async def stream(self, id_: str) -> Document | None:
         """One that is under way; None where it is not. Raises Trouble."""

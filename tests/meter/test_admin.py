@@ -131,6 +131,28 @@ def test_exchanges_are_filtered_paged_and_with_events_on_request() -> None:
     play(scene)
 
 
+def test_an_answer_with_events_is_bounded_and_continued() -> None:
+    async def scene(tally: Tally, client: Client) -> None:
+        for seq in range(1, 13):
+            tally.ended(streamed(*range(1, 10_001), seq=seq))
+        events: dict[int, list[Any]] = {}
+        cursor, answers = "", 0
+        while cursor is not None:
+            async with client.get(
+                f"/api/v1/exchanges?limit=1000&events=1{cursor and '&next='}{cursor}"
+            ) as answer:
+                body = await answer.read()
+            assert len(body) < 5 << 20
+            out = json.loads(body)
+            for x in out["exchanges"]:
+                events.setdefault(x["seq"], []).extend(x["events"])
+            cursor, answers = out["next"], answers + 1
+        assert answers == 2
+        assert {seq: len(found) for seq, found in events.items()} == dict.fromkeys(range(12, 0, -1), 10_000)
+
+    play(scene)
+
+
 @pytest.mark.parametrize(
     ("path", "field"),
     [("/api/v1/exchanges?limit=0", "limit"), ("/api/v1/exchanges?colour=red", "colour"),

@@ -208,7 +208,8 @@ def test_no_string_is_long_and_no_key_is_shown(
     if answer is refuse:
         assert {"refusal", "guardrail"} <= set(found)
 
-    api = tally.kept.to_json(*tally.kept.find(Query()), events=True)
+    query = Query.parse({"events": "1"})
+    api = tally.kept.to_json(tally.kept.find(query), query)
     metrics, _ = tally.freeze().render("")
     (row,) = llmtap.read(tmp_path).table().to_pylist()
     assert row["level"] == "shape" and row["message_roles"] == ["other"]

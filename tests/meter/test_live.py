@@ -9,7 +9,7 @@ from aiohttp import ClientResponse, web
 from aiohttp.test_utils import TestClient, TestServer
 
 from llmtap.clock import ManualClock
-from llmtap.meter import live
+from llmtap.meter import kept, live
 from llmtap.meter.admin import admin_app
 from llmtap.meter.kept import weight_bytes
 from llmtap.meter.live import LiveFeed
@@ -182,6 +182,28 @@ def test_a_queue_is_bounded_by_bytes_too(monkeypatch: pytest.MonkeyPatch) -> Non
                 tally.ended(streamed(100, 140, seq=seq))
             assert [(await stream.next())[1].get("seq") for _ in range(2)] == [0, 1]
             assert await stream.next() == ("missed", {"n": 2, "total": 2})
+
+    play(scene)
+
+
+def test_a_batch_is_bounded_by_bytes_and_holds_one_exchange_at_least(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(live, "BATCH_BYTES_MAX", 2 * weight_bytes(streamed(100, 101)))
+    monkeypatch.setattr(kept, "EVENTS_SLICE", 2)
+
+    async def scene(tally: Tally, feed: LiveFeed, client: Client) -> None:
+        async with subscribed(feed, client, QUIET + "&events=1") as stream:
+            sizes = (2, 2, 100, 1)  # an event and a read each
+            for seq, n in enumerate(sizes):
+                tally.ended(streamed(*range(100, 100 + n), seq=seq))
+            (subscriber,) = feed._subscribers
+            batches = [[x.seq for x, _, _ in subscriber.take()] for _ in range(3)]
+            assert (batches, subscriber.weight_bytes) == ([[0, 1], [2], [3]], 0)
+            for seq, n in enumerate(sizes):
+                tally.ended(streamed(*range(100, 100 + n), seq=seq))
+            told = [(await stream.next())[1] for _ in sizes]
+            assert [len(x["events"]) for x in told] == list(sizes)
 
     play(scene)
 

@@ -90,6 +90,25 @@ def test_sigterm_ends_it_and_leaves_no_socket(meter: Meter) -> None:
     assert "event=meter_ready" in log
 
 
+MALFORMED = [
+    b"GET /metrics?x=" + b"s3cret" * 10_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer s3cret\0\r\n\r\n",
+    b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nX-s3cret\r\n\r\n",
+    b"GET /metrics s3cret/1.1\r\nHost: localhost\r\n\r\n",
+]
+
+
+def test_a_malformed_request_to_the_admin_port_leaves_nothing_in_the_log(meter: Meter) -> None:
+    for malformed in MALFORMED:
+        with socket.create_connection(meter.admin.getsockname()) as client:
+            client.sendall(malformed)
+            assert client.recv(12) == b"HTTP/1.0 400", malformed[:80]
+    meter.process.send_signal(signal.SIGTERM)
+    status, log = meter.stop()
+    assert status == 0
+    assert [word for word in ("s3cret", "Traceback", "aiohttp") if word in log] == []
+
+
 def test_it_ends_with_its_supervisor(meter: Meter) -> None:
     assert meter.process.stdin is not None
     meter.process.stdin.close()

@@ -163,7 +163,7 @@ def test_wide_stamps_are_flagged_counted_and_left_out_on_request() -> None:
         x = streamed(100, 140)
         x.uncertainty_ns = lag_ns
         t.ended(x)
-    assert [x.uncertain for x in t.kept.find(Query())[0]] == [True, False]
+    assert [x.uncertain for _, x in t.kept.find(Query())] == [True, False]
     assert told(t)["uncertain"] == {"n": 1, "included": True, "limit": 0.005}
     assert (told(t)["n"], told(t, certain=True)["n"]) == (2, 1)
     assert told(t, certain=True)["uncertainty"] == 0.005

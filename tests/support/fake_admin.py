@@ -43,11 +43,11 @@ def recorded(
             tally.experiments.assigned(x.arm, x.unit or "0", True)
         tally.ended(x)
     tally.clock.advance(S)  # type: ignore[attr-defined]
-    found, cursor = tally.kept.find(Query())
-    with_events = json.loads(tally.kept.to_json(found, cursor, events=True))
+    found = tally.kept.find(Query())
+    with_events = json.loads(tally.kept.to_json(found, Query(events=True)))
     documents = {
         "summary": tally.summary("1m", BY_DEFAULT)(),
-        "exchanges": json.loads(tally.kept.to_json(found, cursor, events=False)),
+        "exchanges": json.loads(tally.kept.to_json(found, Query())),
         "experiment": tally.experiments.results()(),
         "streams": {"count": 0, "window": 10.0, "streams": []},
         "events": {x["id"]: x for x in with_events["exchanges"]},

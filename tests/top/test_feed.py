@@ -1,8 +1,15 @@
 """What is shown while nobody answers: the last figures, their age, and when it is tried again."""
 
 import asyncio
+from unittest import mock
+
+from aiohttp.test_utils import TestServer
 
 from llmtap.clock import ManualClock
+from llmtap.meter import kept
+from llmtap.meter.admin import admin_app
+from llmtap.meter.options import MeterOptions
+from llmtap.meter.tally import Tally
 from llmtap.top.client import Admin
 from llmtap.top.feed import ANEW_NS, RETRY_NS, Feed, Link
 from llmtap.top.views import VIEWS
@@ -139,6 +146,23 @@ async def test_an_exchange_that_is_not_kept_any_more_is_none() -> None:
         assert x is not None
         assert len(x["events"]) == 4
         assert await feed.exchange("run.0.1-5") is None
+
+
+@scene
+async def test_an_exchange_that_comes_in_several_answers_is_whole() -> None:
+    tally = Tally(MeterOptions(), ManualClock(now_ns=S))
+    for seq in (4, 5):
+        tally.ended(streamed(seq=seq))
+    with mock.patch.multiple(kept, PAGE_BYTES_MAX=1, EVENTS_SLICE=1):
+        async with (
+            TestServer(admin_app(tally)) as server,
+            Admin(str(server.make_url("")).rstrip("/")) as admin,
+        ):
+            feed = Feed(admin, ManualClock(), window="1m", interval_ns=S)
+            x = await feed.exchange("run.0.1-4")
+            assert x is not None
+            assert [event["t"] for event in x["events"]] == sorted({event["t"] for event in x["events"]})
+            assert len(x["events"]) == 4
 
 
 @scene

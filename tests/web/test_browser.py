@@ -3,10 +3,12 @@
 import asyncio
 import json
 import random
+from unittest import mock
 
 import aiohttp
 import pytest
 
+from llmtap.meter import kept
 from llmtap.metrics.deadlines import reader_wait_ns
 from llmtap.sim.gateway.options import SimOptions
 from llmtap.units import Duration
@@ -112,6 +114,21 @@ def test_an_exchange_is_inspected_chunk_by_chunk() -> None:
         assert page.problems == []
 
     play(scene)
+
+
+def test_an_exchange_that_comes_in_several_answers_is_shown_whole() -> None:
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url + "#exchanges/r-200")
+        await page.until("document.querySelector('.facts dl')")
+        rows = (
+            "document.querySelectorAll('main > div:not([hidden]) > div:not([hidden]) table tbody tr').length"
+        )
+        await page.until(f"{rows} === 40")
+        assert sum("r-200" in asked for asked in page.requests if "/exchanges?" in asked) == 6
+        assert page.problems == []
+
+    with mock.patch.multiple(kept, PAGE_BYTES_MAX=1, EVENTS_SLICE=7):
+        play(scene)
 
 
 def test_the_reader_of_the_page_is_the_reader_of_the_metrics() -> None:

@@ -14,6 +14,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from llmtap.clock import ManualClock
+from llmtap.meter import live
 from llmtap.meter.options import MeterOptions
 from llmtap.meter.tally import Tally
 from llmtap.record.exchange import EventLog
@@ -273,5 +274,18 @@ def test_help_can_be_had_on_a_phone_and_what_a_lane_is_stands_above_it() -> None
         above = "document.querySelector('.tip').compareDocumentPosition(document.querySelector('.tape'))"
         assert await page.look(f"!!({above} & {follows})")
         assert page.problems == []
+
+    play(scene)
+
+
+def test_a_live_feed_without_a_free_place_is_told_and_asked_again() -> None:
+    async def scene(page: Page, url: str) -> None:
+        with mock.patch.object(live, "SUBSCRIBERS_MAX", 0):
+            await page.open(url)
+            await page.until(f"{STATUS}?.dataset.state === 'failed'")
+            assert "(503)" in await page.look(f"{STATUS}.textContent")
+            # Figures that other requests bring are shown nevertheless.
+            await page.until("document.getElementById('main').innerText.includes('acme')")
+        await is_live(page)
 
     play(scene)

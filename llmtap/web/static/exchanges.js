@@ -113,9 +113,23 @@ export class Exchanges {
       const running = await this.askRunning(id, signal);
       if (running) return { of: id, running };
     }
-    const { exchanges } = await api.get("exchanges", { id, events: "1", limit: 1 }, signal);
-    if (exchanges.length) return { of: id, told: exchanges[0] };
+    const told = await this.askEnded(id, signal);
+    if (told) return { of: id, told };
     return { of: id, running: await this.askRunning(id, signal) };
+  }
+
+  /** The ended exchange of this name with all its events, null when it is not kept. */
+  async askEnded(id, signal) {
+    let whole = null, next = null;
+    do { // a long one comes in several answers
+      const told = await this.app.api.get("exchanges", { id, events: "1", limit: 1, next }, signal);
+      const [part] = told.exchanges;
+      if (!part) break;
+      if (whole) whole.events = whole.events.concat(part.events);
+      else whole = part;
+      next = told.next;
+    } while (next !== null);
+    return whole;
   }
 
   /** The stream of this name, null when it is not under way. */
