@@ -344,3 +344,19 @@ def test_no_number_makes_a_duration_longer_than_its_exchange(data: st.DataObject
     assert all(ns >= -lasted_ns - 2 * ROUNDING_NS for ns in clock_disagreement(x, m).values())
     rate = generation_tps(x.tokens.output, timing_of(x).decode_s)
     assert rate is None or (rate > 0 and math.isfinite(rate))
+
+
+@pytest.mark.parametrize(
+    ("value", "ns"),
+    [
+        ("250", 250 * MS), ("0.5", MS // 2), ("3600000", 3_600_000 * MS), ("3600001", None), ("0", None),
+        ("-1", None), ("1e-9", None), ("1e308", None), ("NaN", None), ("Infinity", None), ("soon", None),
+        ("9" * 400, None),
+    ],
+)  # fmt: skip
+def test_the_objectives_of_a_client_are_bounded(value: str, ns: int | None) -> None:
+    head = (
+        f"POST /x HTTP/1.1\r\nhost: g\r\nx-llm-d-slo-ttft-ms: {value}\r\nx-llm-d-slo-tpot-ms: {value}\r\n\r\n"
+    )
+    x = Observer("r", 1, 0, 0, head.encode()).finish(None, "complete", None, None, 0, 0, 0, 0)
+    assert (x.slo_ttft_ns, x.slo_tpot_ns) == (ns, ns)
