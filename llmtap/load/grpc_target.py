@@ -19,7 +19,9 @@ from llmtap.errors import ConfigError
 from llmtap.load.lateness import Lateness
 from llmtap.record.bounds import bound
 from llmtap.record.exchange import BLANK, OUTPUT, Exchange, Timeline, Tokens
+from llmtap.record.observer import TOKENS_MAX
 from llmtap.record.outcome import EventClass, Outcome, TokenSource
+from llmtap.record.plausibility import remove_implausible
 from llmtap.record.refusal import Interventions
 from llmtap.units import NS_PER_S
 from llmtap.wire.delta import Verdict
@@ -231,6 +233,8 @@ class _Answer:
         """A message that came at `t_ns`."""
         x = self._x
         t, text = x.timeline, chunk.text
+        # What is counted from the tokens of each message takes memory.
+        tokens = chunk.tokens if self._declared + chunk.tokens <= TOKENS_MAX else 0
         x.reads += 1
         x.response_bytes += size
         if t.first_byte_ns is None:
@@ -243,7 +247,7 @@ class _Answer:
                 t.first_token_ns = t_ns
             if t.first_content_ns is None and flags == OUTPUT:
                 t.first_content_ns = t_ns
-            self._declared += chunk.tokens
+            self._declared += tokens
             event_class = EventClass.CONTENT
             if text and self._interventions.reading:
                 self._interventions.read(text)
@@ -252,7 +256,7 @@ class _Answer:
         else:
             event_class = EventClass.METADATA
         before = len(t.events)
-        t.events.add(t_ns, event_class, size, chunk.tokens or -1, flags)
+        t.events.add(t_ns, event_class, size, tokens or -1, flags)
         if chunk.finish:
             x.finish_reason = chunk.finish
             verdict = of_finish_reason(chunk.finish)
@@ -301,6 +305,7 @@ class _Answer:
                 x.usage["cached_tokens"] = counts.cached_tokens
         elif self._declared:
             x.tokens = Tokens(output=self._declared, source=TokenSource.RUNNING_USAGE)
+        remove_implausible(x)
         x.outcome, x.error = self.outcome, self.error
         self._interventions.judge(x)
         if x.outcome is Outcome.COMPLETE and x.refusal is not None and x.refusal["confidence"] != "low":

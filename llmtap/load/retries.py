@@ -37,7 +37,7 @@ def retry_after_ns(value: bytes | None, now_wall_ns: int) -> int | None:
         return int(text) * NS_PER_S if len(text) <= _DIGITS_MAX else None
     try:
         date = parsedate_to_datetime(text)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):  # numbers without end, of a year or of a zone
         return None
     if date.tzinfo is None:  # "-0000": of no known zone, and HTTP's dates are UTC
         date = date.replace(tzinfo=UTC)

@@ -18,7 +18,7 @@ import ssl
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import isfinite
+from math import inf
 from typing import Any, Final, Literal
 from urllib.parse import urlsplit, urlunsplit
 
@@ -124,7 +124,7 @@ def read_metrics(body: bytes) -> dict[str, float]:
         name = next((name for name in mapped.names if name in found), None)
         if name is not None:
             value = _over_engines(found[name], mapped.over_engines)
-            if isfinite(value):
+            if 0 <= value < inf:  # NaN is neither
                 values[ours] = value
     return values
 

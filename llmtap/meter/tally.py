@@ -138,6 +138,8 @@ class Tally:
         pause()
         if not self.options.request_objectives:
             x.slo_ttft_ns = x.slo_tpot_ns = None
+        for kind, n in (x.invalid_values or {}).items():
+            self.failed(kind, f"exchange {x.id}: the server sent a value that cannot be true", n)
         x.uncertain = x.uncertainty_ns > self.options.uncertainty_limit
         slo = self.slos.of(x.tenant)
         # Whoever has no valid key could otherwise use up all the names.
@@ -180,10 +182,10 @@ class Tally:
             # Its own last word is half a second older: a capture would doubt what has become rows since.
             self.recorder.relay_left(relay, final.opened, final.dropped)
 
-    def failed(self, kind: str, error: BaseException | str) -> None:
-        """Something could not be measured: counted always, told once for each kind."""
+    def failed(self, kind: str, error: BaseException | str, n: int = 1) -> None:
+        """Count `n` things that could not be measured; the first of each kind is logged."""
         seen = self.errors.get(kind, 0)
-        self.errors[kind] = seen + 1
+        self.errors[kind] = seen + n
         if not seen:
             where = error if isinstance(error, BaseException) else None
             log.warning("event=meter_error kind=%s error=%r further=counted", kind, error, exc_info=where)

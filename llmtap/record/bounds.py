@@ -71,6 +71,7 @@ BOUNDS: Final = {
     "no_token_reason": Bound(32, "llmtap"),
     "usage": Bound(_WORD_CHARS_MAX, "upstream", clean_name, 256),
     "server_timing": Bound(64, "llmtap", members=2_048),
+    "invalid_values": Bound(32, "llmtap", members=16),
     "error": Bound(512, "llmtap"),
     "clock": Bound(16, "llmtap"),
     # Set while a capture runs, each where it is read.

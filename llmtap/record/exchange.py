@@ -178,9 +178,13 @@ class Exchange:
     usage: dict[str, object] | None = None
     """As the provider sent it."""
     server_timing: list[dict[str, object]] | None = None
-    """Durations the server told of its own work: `name`, `ms`, `where`, and what else is known."""
+    """Durations the server told of its own work: `name`, `ms`, `where`, and what else is known. Those that
+    cannot be true are removed."""
     server_gaps_ns: "array[int] | None" = None
     """ITL option C: gaps between tokens by the server's own clock, where it tells one for each event."""
+    invalid_values: dict[str, int] | None = None
+    """Values from the server that could not be true and are in no figure, by reason
+    (`record/plausibility.py`)."""
     error: str | None = None
     """What went wrong, in one sentence that names the side; never text of a body."""
     added: Added = field(default_factory=Added)

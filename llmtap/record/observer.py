@@ -20,6 +20,7 @@ from llmtap.record.bounds import BOUNDS, bound, bounded
 from llmtap.record.budget import Budget, Share
 from llmtap.record.exchange import BLANK, OUTPUT, Exchange, Timeline, Tokens
 from llmtap.record.outcome import Outcome, TokenSource
+from llmtap.record.plausibility import TOKEN_COUNT, remove_implausible
 from llmtap.record.refusal import APPLIED_GUARDRAILS, TEXT_PATTERNS, Interventions
 from llmtap.record.request import Hear, Identify, RequestReader
 from llmtap.record.server_timing import ServerTiming
@@ -302,6 +303,8 @@ class Observer:
         if x.model is None:
             x.model = x.response_model
         x.tokens = self._tokens()
+        if self._counts is not None and self._counts.refused:
+            x.invalid_values = {TOKEN_COUNT: self._counts.refused}
         if self._texts is not None:
             x.said = Said(response_text="".join(self._texts)[:_TEXT_CHARS_MAX])
             self._texts = None
@@ -314,6 +317,7 @@ class Observer:
             # Many clients hang up at the end marker, before the last bytes of the framing: they have it all.
             t.response_end_ns = t.response_end_ns or self._last_read_ns
             ended = Outcome.COMPLETE
+        remove_implausible(x)
         x.outcome, reason = judge(x, ended, done=self._done, lost=self._lost, error_type=self._error_type)
         x.error = (error if x.outcome is said else None) or reason
         if x.stream and t.first_token_ns is None:

@@ -189,7 +189,8 @@ def _ms(value: bytes) -> int | None:
         ms = float(value)
     except ValueError:
         return None
-    return round(ms * 1e6) if 0 < ms <= _SLO_MS_MAX else None
+    # Below half a nanosecond it would be a bound of 0, which nothing can meet.
+    return round(ms * 1e6) or None if 0 < ms <= _SLO_MS_MAX else None
 
 
 def _path(target: bytes) -> str:

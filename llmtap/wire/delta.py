@@ -11,10 +11,15 @@ from typing import Any, Final
 
 import msgspec
 
-__all__ = ["MODEL_CHARS_MAX", "Delta", "EventClass", "ServerTime", "TokenSource", "UsageCounts", "Verdict"]
+__all__ = [
+    "MODEL_CHARS_MAX", "USAGE_TOKENS_MAX", "Delta", "EventClass", "ServerTime", "TokenSource", "UsageCounts",
+    "Verdict",
+]  # fmt: skip
 
 MODEL_CHARS_MAX: Final = 1_024
 """Of a model's name, as far as a dialect remembers it. `record/bounds.py` cuts it further."""
+USAGE_TOKENS_MAX: Final = 10**8
+"""Tokens that the usage of one exchange may count: ten times the longest context window."""
 
 
 class EventClass(IntEnum):
@@ -58,6 +63,8 @@ class UsageCounts(msgspec.Struct, gc=False):
     output: int | None = None
     reasoning: int | None = None
     cached: int | None = None
+    refused: int = 0
+    """Number of values that are no count: negative, above USAGE_TOKENS_MAX, not whole, no number."""
 
 
 class Verdict(msgspec.Struct, gc=False):
@@ -94,6 +101,7 @@ class ServerTime(msgspec.Struct, gc=False):
     name: str
     """One of `SERVER_TIMES` in `wire/server_times.py`."""
     ms: float
+    """As told: it may be negative, not finite, or longer than the exchange (`record/plausibility.py`)."""
     where: str
     """The object, or `header:NAME`, `trailer:NAME`, that held it."""
     path: str | None = None

@@ -3,11 +3,15 @@
 Objects of an event, headers and trailers are read by tables: what stands where, and in which unit. Sums
 and means of a request are all there is, except for llama.cpp, which can stamp every token.
 
+Any number is read as a duration here, also one that is negative or not finite: how long an exchange took is
+known at its end only, and `record/plausibility.py` compares and counts them there.
+
 Source: shared/dialects/dialects.md section 6; W3C Server Timing; IETF seed 000, 4.6.3 option C.
 """
 
 import re
 from collections.abc import Iterable, Iterator
+from math import inf
 from typing import Any, Final
 
 from llmtap.wire.delta import ServerTime
@@ -22,11 +26,10 @@ SERVER_TIMES: Final = (
 in a header means: until the head."""
 
 _MS_PER: Final = {"ms": 1.0, "s": 1e3, "ns": 1e-6}
-_DURATION_MS_MAX: Final = 1e10
-"""Four months: what is longer is no duration."""
+_CLOCK_MS_MAX: Final = 1e10
+"""Four months: a clock that shows more is not read. Differences of readings fit 64 bits of nanoseconds."""
 _RATE_MAX: Final = 1e12
 """Tokens, or tokens a second: what is more is neither."""
-_WIRE_MAX: Final = {unit: _DURATION_MS_MAX / ms for unit, ms in _MS_PER.items()}
 _ENTRIES_MAX: Final = 32
 """Of one Server-Timing field."""
 
@@ -154,7 +157,7 @@ def rate_times(stats: Any, cached: int | None) -> tuple[ServerTime, ...]:
 def clock_ns(timings: Any) -> int:
     """llama.cpp's own clock at a token, from its `timings`: ns since decoding began; -1 where not told."""
     ms = _ms(timings.get("predicted_ms"), "ms") if isinstance(timings, dict) else None
-    return -1 if ms is None else round(ms * 1e6)
+    return -1 if ms is None or not 0 <= ms <= _CLOCK_MS_MAX else round(ms * 1e6)
 
 
 def header_times(headers: Iterable[tuple[bytes, bytes]], place: str = "header") -> list[ServerTime]:
@@ -202,15 +205,16 @@ def _span_ms(tokens: Any, without: int, rate: Any) -> float | None:
 
 
 def _ms(value: Any, unit: str) -> float | None:
-    """Milliseconds of a number, or of the text of one; None for what is no duration."""
+    """Milliseconds of a number of any size and sign, or of the text of one; None for what is no number."""
     if type(value) is str:
         try:
             value = float(value) if len(value) <= 32 else None
         except ValueError:
             return None
-    # By type: a bool is an int to Python. NaN and infinity fail the comparison.
+    # By type: a bool is an int to Python.
     if type(value) is not float and type(value) is not int:
         return None
-    if not 0 <= value <= _WIRE_MAX[unit]:
-        return None
-    return round(value * _MS_PER[unit], 6)
+    try:
+        return round(value * _MS_PER[unit], 6)
+    except OverflowError:  # an integer of more digits than a float can hold
+        return inf if value > 0 else -inf

@@ -16,7 +16,7 @@ from llmtap.record.exchange import OUTPUT, Exchange
 from llmtap.record.outcome import Outcome, TokenSource
 from llmtap.sim.gateway.options import SimOptions
 from llmtap.units import Duration
-from llmtap.wire.inference import METHOD, SERVICE
+from llmtap.wire.inference import METHOD, SERVICE, Chunk, Counts, write_chunk
 from llmtap.workload.prompt import Prompt
 from llmtap.workload.words import count_tokens
 from tests.support.live_proxy import port_free
@@ -95,6 +95,27 @@ async def test_lengths_are_exact(prompt: Prompt, input_tokens: int, output: int)
         x = await ask(target, prompt, output)
         assert (x.tokens.input, x.tokens.output) == (input_tokens, output)
         assert [len(truth.sent_ns[0]) for truth in await e.truths()] == [output]
+
+
+@scene
+async def test_counts_that_cannot_be_true_are_in_no_figure() -> None:
+    async def generate(request: bytes, context: Any) -> AsyncIterator[bytes]:
+        yield write_chunk(Chunk("a", 2))
+        yield write_chunk(Chunk(" b", 2**32 - 1))
+        yield write_chunk(Chunk(finish="stop", counts=Counts(2**32 - 1, 3, 1)))
+
+    server = grpc.aio.server()
+    handlers = {"Generate": grpc.unary_stream_rpc_method_handler(generate)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    target = GrpcTarget(f"grpc://127.0.0.1:{port}")
+    x = await ask(target)
+    await target.close()
+    await server.stop(None)
+    assert list(x.timeline.events.tokens) == [2, -1, -1]
+    assert (x.tokens.input, x.tokens.output, x.tokens.cached) == (None, 3, 1)
+    assert x.invalid_values == {"token_count": 1}
 
 
 @scene

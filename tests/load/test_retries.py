@@ -38,6 +38,18 @@ def test_a_date(later_s: int, asked_ns: int) -> None:
     assert retry_after_ns(date, NOW_NS) == asked_ns
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"Mon, 01 Jan 99999999999999999999 00:00:00 GMT",
+        b"Mon, 01 Jan 2024 00:00:00 +99999999999999999999",
+        b"Mon, 99 Jan 2024 00:00:00 GMT",
+    ],
+)
+def test_a_date_that_is_none(value: bytes) -> None:
+    assert retry_after_ns(value, NOW_NS) is None
+
+
 def test_the_dates_of_rfc_9110() -> None:
     """Its 5.6.7: the three forms of one moment."""
     before_ns = (784_111_777 - 10) * S

@@ -137,14 +137,15 @@ tgi_request_input_length_sum 900
         (PRIORITIES, {"waiting": 3}),
         (TGI, {"running": 4, "waiting": 7, "generation_tokens": 8_123, "prompt_tokens": 900}),
         (NOT_FINITE, {"waiting": 1}),
+        ("vllm:num_requests_running -1\nvllm:num_requests_waiting 1\n", {"waiting": 1}),
         ("vllm:num_requests_running 2 1395066363000", {"running": 2}),
         ("vllm:num_requests_running 2\r\nvllm:num_requests_waiting 1\r\n", {"running": 2, "waiting": 1}),
         ("", {}),
         ("<html><body>404</body></html>", {}),
         ("llamacpp:requests_processing 1\n", {}),
     ],
-    ids=["vllm", "old vllm", "two engines", "sglang", "ranks", "priorities", "tgi", "not finite", "timestamp",
-         "crlf", "empty", "page", "unknown"],
+    ids=["vllm", "old vllm", "two engines", "sglang", "ranks", "priorities", "tgi", "not finite", "negative",
+         "timestamp", "crlf", "empty", "page", "unknown"],
 )  # fmt: skip
 def test_each_server_s_names_are_ours(text: str, says: dict[str, float]) -> None:
     assert read_metrics(text.encode()) == says

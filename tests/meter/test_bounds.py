@@ -93,7 +93,7 @@ def stream(relay: Relay, plant: str) -> None:
     relay.say(
         FrameKind.RESPONSE_HEAD, 5,
         f"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; x={FILLER}\r\n"
-        f"x-litellm-applied-guardrails: {long}\r\nserver-timing: {long};dur=5\r\n"
+        f"x-litellm-applied-guardrails: {long}\r\nserver-timing: {long};dur=0\r\n"
         f"x-request-id: {text_of('request_id', plant)}\r\n\r\n",
     )  # fmt: skip
     for event in (

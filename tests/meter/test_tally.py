@@ -62,6 +62,17 @@ def test_failures_are_counted_always_and_told_once_for_each_kind(caplog: pytest.
     assert t.summary()()["meter_errors"] == t.errors
 
 
+def test_values_of_a_server_that_cannot_be_true_are_counted_by_reason() -> None:
+    t = tally()
+    x = streamed(100, 140)
+    x.invalid_values = {"server_time_too_long": 2, "token_count": 1}
+    t.ended(x)
+    t.ended(streamed(100, 140))
+    assert t.summary()()["meter_errors"] == {"server_time_too_long": 2, "token_count": 1}
+    body, _ = t.freeze().render()
+    assert b'llmtap_meter_errors_total{kind="server_time_too_long"} 2.0' in body
+
+
 def test_bodies_under_way_are_bounded_together_and_what_is_not_kept_is_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -536,7 +536,13 @@ def test_gaps_by_the_servers_own_clock() -> None:
     def step(n: int, ms: float) -> bytes:
         return chunk({"content": "a"}, timings={"predicted_n": n, "predicted_ms": ms})
 
-    x = observe((100, ROLE + step(1, 0.5)), (110, step(2, 30.5)), (120, step(4, 50.5)), (130, STOP + DONE))
+    x = observe(
+        (100, ROLE + step(1, 0.5)),
+        (110, step(2, 30.5)),
+        (120, step(4, 50.5)),
+        (130, STOP + DONE),
+        end_ns=10**8,
+    )
     assert list(x.server_gaps_ns or ()) == [30_000_000, 10_000_000, 10_000_000]
     assert (x.tokens.output, x.tokens.source) == (4, TokenSource.RUNNING_USAGE)
     assert observe((100, STREAM)).server_gaps_ns is None
@@ -604,7 +610,7 @@ def test_trailers_are_read() -> None:
     trailers = b"Server-Timing: queue;dur=3.5\r\n\r\n"
     for cut in range(1, len(trailers)):
         wire = framed(STREAM, 50).removesuffix(b"x-trailer: 1\r\n\r\n")
-        x = observe((100, wire + trailers[:cut]), (110, trailers[cut:]), head=head)
+        x = observe((100, wire + trailers[:cut]), (110, trailers[cut:]), head=head, end_ns=10**7)
         assert x.server_timing == [
             {"name": "queue", "ms": 3.5, "where": "trailer:server-timing", "unit": "ms"}
         ]

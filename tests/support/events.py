@@ -31,6 +31,8 @@ def told(delta: Delta) -> dict[str, Any]:
         value = getattr(delta, name)
         if value != getattr(_QUIET, name):
             out[name] = msgspec.to_builtins(value) if isinstance(value, msgspec.Struct) else value
+    if delta.counts is not None and not delta.counts.refused:
+        del out["counts"]["refused"]
     if "also" in out:
         out["also"] = [c.name.lower() for c in delta.also]
     return out

@@ -176,7 +176,9 @@ def _row(x: Exchange) -> _Row | None:
     if t.submit_ns is None and t.first_token_ns is None:
         return None
     submit_ns = t.arrival_ns if t.submit_ns is None else t.submit_ns
-    queued_ms = sum(float(str(one["ms"])) for one in x.server_timing or () if one.get("name") == "queue")
+    # As told first: a gateway and its engine may both tell the same wait.
+    queued = (float(str(one["ms"])) for one in x.server_timing or () if one.get("name") == "queue")
+    queued_ms = next(queued, 0.0)
     last_ns = t.last_token_ns if x.stream else None
     times: list[int] = []
     if last_ns is not None and not x.unlogged_events:

@@ -17,7 +17,6 @@ from llmtap.wire.dialects.native_shapes import (
     ID_CHARS_MAX,
     Fields,
     Piece,
-    count,
     counted,
     failure_in,
     gather,
@@ -182,7 +181,7 @@ class Anthropic:
         if counts is not None:
             self._input = counts
             # One to four tokens of output are counted here before any came: no count of the answer.
-            delta.counts = UsageCounts(counts.input, None, None, counts.cached)
+            delta.counts = UsageCounts(counts.input, None, None, counts.cached, counts.refused)
             delta.usage_running = True
         return delta
 
@@ -203,6 +202,7 @@ class Anthropic:
             start = self._input or UsageCounts()
             counts.input = counts.input or start.input
             counts.cached = counts.cached or start.cached
+            counts.refused += start.refused
             delta.usage, delta.counts = said.usage, counts
             delta.usage_running = not self._stopped
             self._total |= self._stopped and counts.output is not None
@@ -252,9 +252,9 @@ def _blocks(blocks: Any) -> Iterator[Piece]:
 def _counts(usage: Any) -> UsageCounts | None:
     if not isinstance(usage, dict):
         return None
-    counts = counted(
-        usage.get("input_tokens"), usage.get("output_tokens"), cached=usage.get("cache_read_input_tokens")
+    details, reasoning = usage.get("output_tokens_details"), None
+    if isinstance(details, dict):
+        reasoning = details.get("thinking_tokens", details.get("reasoning_tokens"))
+    return counted(
+        usage.get("input_tokens"), usage.get("output_tokens"), reasoning, usage.get("cache_read_input_tokens")
     )
-    if counts is not None and isinstance(details := usage.get("output_tokens_details"), dict):
-        counts.reasoning = count(details.get("thinking_tokens", details.get("reasoning_tokens")))
-    return counts

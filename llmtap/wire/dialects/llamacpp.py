@@ -10,11 +10,10 @@ from typing import Any, Final
 
 import msgspec
 
-from llmtap.wire.delta import MODEL_CHARS_MAX, Delta, EventClass, TokenSource, UsageCounts
+from llmtap.wire.delta import MODEL_CHARS_MAX, Delta, EventClass, TokenSource
 from llmtap.wire.dialects.native_shapes import (
     FIRST,
     Fields,
-    count,
     counted,
     failure_in,
     figures,
@@ -22,7 +21,7 @@ from llmtap.wire.dialects.native_shapes import (
     is_object,
     text_of,
 )
-from llmtap.wire.dialects.openai_shapes import RunningCount, read_frame, read_json, unknown
+from llmtap.wire.dialects.openai_shapes import RunningCount, count, read_frame, read_json, sum_counts, unknown
 from llmtap.wire.server_times import clock_ns, object_times
 from llmtap.wire.sse import SseEvent
 
@@ -99,7 +98,8 @@ class LlamaCpp:
         delta = gather(((EventClass.CONTENT, d.text) for d in deltas if d.text), last.also, choices=choices)
         counts = [d.counts for d in deltas if d.counts is not None]
         delta.finish_reason, delta.usage, delta.model = last.finish_reason, last.usage, deltas[0].model
-        delta.counts = UsageCounts(sum(c.input or 0 for c in counts), sum(c.output or 0 for c in counts))
+        if counts:
+            delta.counts = sum_counts(counts)
         return delta
 
     def _read(self, said: _Event) -> Delta:

@@ -11,7 +11,7 @@ import msgspec
 
 from llmtap.wire.delta import Delta, EventClass, UsageCounts, Verdict
 from llmtap.wire.dialects.openai_beside import read_failure
-from llmtap.wire.dialects.openai_shapes import BAD_JSON, read_json, unknown
+from llmtap.wire.dialects.openai_shapes import BAD_JSON, read_counts, read_json, unknown
 from llmtap.wire.sse import SseEvent
 from llmtap.wire.verdicts import of_finish_reason
 
@@ -20,7 +20,6 @@ __all__ = [
     "ID_CHARS_MAX",
     "Fields",
     "Piece",
-    "count",
     "counted",
     "figures",
     "gather",
@@ -34,8 +33,6 @@ FIRST: Final = (0,)
 """The only choice of an answer that has no choices."""
 ID_CHARS_MAX: Final = 128
 """Of an answer's id, as far as it is remembered."""
-_COUNT_MAX: Final = 1 << 40
-"""No usage counts as many tokens."""
 _WORD_CHARS_MAX: Final = 64
 
 Piece = tuple[EventClass, str]
@@ -97,17 +94,10 @@ def text_of(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-def count(value: Any) -> int | None:
-    """A count of tokens; some servers write it as `6.0`."""
-    if type(value) is float and value.is_integer():
-        value = int(value)
-    return value if type(value) is int and 0 <= value <= _COUNT_MAX else None
-
-
 def counted(of_input: Any, of_output: Any, reasoning: Any = None, cached: Any = None) -> UsageCounts | None:
     """The counts; None where neither input nor output was counted."""
-    counts = UsageCounts(count(of_input), count(of_output), count(reasoning), count(cached))
-    return counts if counts.input or counts.output else None
+    counts = read_counts(of_input, of_output, reasoning, cached)
+    return counts if counts.input or counts.output or counts.refused else None
 
 
 def figures(value: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any, Final
 from llmtap.wire.delta import MODEL_CHARS_MAX, Delta, EventClass, UsageCounts
 from llmtap.wire.dialects.native_shapes import Fields, failure_in, is_object, kind_of
 from llmtap.wire.dialects.openai_responses import ResponseEvent, read_response_event
-from llmtap.wire.dialects.openai_shapes import read_frame, read_json, unknown
+from llmtap.wire.dialects.openai_shapes import read_frame, read_json, sum_counts, unknown
 from llmtap.wire.sse import SseEvent
 
 __all__ = ["OpenAIRealtime"]
@@ -69,7 +69,7 @@ class OpenAIRealtime:
         if delta is None:
             return self._read_other(kind, said.session, data)
         if delta.counts is not None:
-            self._counts = delta.counts = _sum(self._counts, delta.counts)
+            self._counts = delta.counts = sum_counts([self._counts, delta.counts])
         return delta
 
     def read_body(self, body: bytes) -> Delta:
@@ -93,9 +93,3 @@ def _is_recoverable(data: bytes) -> bool:
     value = read_json(data)
     error = value.get("error") if isinstance(value, dict) else None
     return isinstance(error, dict) and error.get("type") == _RECOVERABLE
-
-
-def _sum(one: UsageCounts, other: UsageCounts) -> UsageCounts:
-    names = UsageCounts.__struct_fields__
-    pairs = [(getattr(one, name), getattr(other, name)) for name in names]
-    return UsageCounts(*(None if a is None and b is None else (a or 0) + (b or 0) for a, b in pairs))

@@ -12,12 +12,18 @@ from typing import Any, Final
 
 import msgspec
 
-from llmtap.wire.delta import MODEL_CHARS_MAX, Delta, EventClass, TokenSource, Verdict
+from llmtap.wire.delta import (
+    MODEL_CHARS_MAX,
+    Delta,
+    EventClass,
+    TokenSource,
+    UsageCounts,
+    Verdict,
+)
 from llmtap.wire.dialects.native_shapes import (
     ID_CHARS_MAX,
     Fields,
     Piece,
-    count,
     failure_in,
     gather,
     is_object,
@@ -25,7 +31,7 @@ from llmtap.wire.dialects.native_shapes import (
     piece,
     text_of,
 )
-from llmtap.wire.dialects.openai_shapes import read_error, read_frame, read_json, read_usage, unknown
+from llmtap.wire.dialects.openai_shapes import count, read_error, read_frame, read_json, read_usage, unknown
 from llmtap.wire.sse import SseEvent
 from llmtap.wire.verdicts import OUTPUT, of_error, of_refusal
 
@@ -222,17 +228,19 @@ def read_end(response: dict[str, Any], status: str, pieces: list[Piece], *, done
         delta.error_type, delta.error_message = read_error(error)
     if counts is not None:
         # Here the details are those of input and output.
-        counts.reasoning = _detail(usage, "output_token", "reasoning_tokens", counts.reasoning)
-        counts.cached = _detail(usage, "input_token", "cached_tokens", counts.cached)
+        counts.reasoning = _detail(counts, usage, "output_token", "reasoning_tokens", counts.reasoning)
+        counts.cached = _detail(counts, usage, "input_token", "cached_tokens", counts.cached)
         delta.usage, delta.counts = usage, counts
     if status:
         delta.finish_reason = f"{status}:{reason}" if reason and status == "incomplete" else status
     return delta
 
 
-def _detail(usage: Any, part: str, name: str, known: int | None) -> int | None:
+def _detail(counts: UsageCounts, usage: Any, part: str, name: str, known: int | None) -> int | None:
     details = usage.get(f"{part}s_details", usage.get(f"{part}_details"))
-    found = count(details.get(name)) if isinstance(details, dict) else None
+    told = details.get(name) if isinstance(details, dict) else None
+    found = count(told)
+    counts.refused += told is not None and found is None
     return known if found is None else found
 
 

@@ -5,12 +5,12 @@ Source: shared/dialects/dialects.md sections 1, 2, 5 and 6.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
 
-from llmtap.wire.delta import Delta, EventClass, TokenSource, UsageCounts, Verdict
+from llmtap.wire.delta import USAGE_TOKENS_MAX, Delta, EventClass, TokenSource, UsageCounts, Verdict
 from llmtap.wire.server_times import clock_ns, object_times
 from llmtap.wire.sse import SseEvent
 from llmtap.wire.verdicts import of_filter_results, of_finish_reason
@@ -26,10 +26,13 @@ __all__ = [
     "Index",
     "RunningCount",
     "add_timings",
+    "count",
+    "read_counts",
     "read_error",
     "read_frame",
     "read_json",
     "read_usage",
+    "sum_counts",
     "to_raw",
     "unknown",
 ]
@@ -50,8 +53,8 @@ INDEX_MAX: Final = 1 << 31
 Index = Annotated[int, msgspec.Meta(ge=0, lt=INDEX_MAX)]
 NO_RAW: Final = msgspec.Raw()
 """Default of a raw field: it was absent."""
-_COUNT_MAX: Final = 1 << 40
-"""No usage counts as many tokens."""
+_CODE_MAX: Final = 1 << 40
+"""Of an error's numeric code."""
 
 
 def read_frame(event: SseEvent) -> Delta:
@@ -109,8 +112,36 @@ def to_raw(value: Any) -> msgspec.Raw:
         return NO_RAW
 
 
-def _count(value: Any) -> int | None:
-    return value if type(value) is int and 0 <= value <= _COUNT_MAX else None
+def count(value: Any) -> int | None:
+    """A count of tokens, None for anything else; some servers write it as `6.0`."""
+    if type(value) is float and value.is_integer():
+        value = int(value)
+    return value if type(value) is int and 0 <= value <= USAGE_TOKENS_MAX else None
+
+
+def read_counts(of_input: Any, of_output: Any, reasoning: Any = None, cached: Any = None) -> UsageCounts:
+    """The counts of these values, of which None is one that is not told."""
+    counts = UsageCounts(count(of_input), count(of_output), count(reasoning), count(cached))
+    counts.refused = (
+        (counts.input is None and of_input is not None)
+        + (counts.output is None and of_output is not None)
+        + (counts.reasoning is None and reasoning is not None)
+        + (counts.cached is None and cached is not None)
+    )
+    return counts
+
+
+def sum_counts(counts: Sequence[UsageCounts]) -> UsageCounts:
+    """The sum of several; None where none of them tells."""
+
+    def total(values: Iterable[int | None]) -> int | None:
+        told = [n for n in values if n is not None]
+        return sum(told) if told else None
+
+    return UsageCounts(
+        total(c.input for c in counts), total(c.output for c in counts), total(c.reasoning for c in counts),
+        total(c.cached for c in counts), sum(c.refused for c in counts),
+    )  # fmt: skip
 
 
 def read_usage(usage: Any) -> UsageCounts | None:
@@ -121,14 +152,16 @@ def read_usage(usage: Any) -> UsageCounts | None:
     of_input, of_output = get("prompt_tokens_details"), get("completion_tokens_details")
     reasoning = of_output.get("reasoning_tokens") if isinstance(of_output, dict) else None
     cached = of_input.get("cached_tokens") if isinstance(of_input, dict) else None
-    counts = UsageCounts(
-        _count(get("prompt_tokens", get("input_tokens"))),
-        _count(get("completion_tokens", get("output_tokens"))),
+    counts = read_counts(
+        get("prompt_tokens", get("input_tokens")),
+        get("completion_tokens", get("output_tokens")),
         # SGLang counts reasoning at the top level, DeepSeek what it had cached.
-        _count(get("reasoning_tokens") if reasoning is None else reasoning),
-        _count(get("prompt_cache_hit_tokens") if cached is None else cached),
+        get("reasoning_tokens") if reasoning is None else reasoning,
+        get("prompt_cache_hit_tokens") if cached is None else cached,
     )
-    return counts if counts.input or counts.output or _count(get("total_tokens")) else None
+    if counts.input or counts.output or counts.refused or count(get("total_tokens")):
+        return counts
+    return None
 
 
 def read_error(error: Any) -> tuple[str, str | None]:
@@ -145,7 +178,7 @@ def read_error(error: Any) -> tuple[str, str | None]:
     code, kind, message = error.get("code"), error.get("type"), error.get("message")
     name = next((v for v in (code, kind) if isinstance(v, str) and v), None)
     if name is None:
-        name = str(code) if type(code) is int and abs(code) <= _COUNT_MAX else "error"
+        name = str(code) if type(code) is int and abs(code) <= _CODE_MAX else "error"
     return name, message if isinstance(message, str) else None
 
 
@@ -204,8 +237,8 @@ def add_timings(delta: Delta, timings: Any, choices: Sequence[int], predicted: R
     if len(choices) != 1 or not isinstance(timings, dict):
         return
     delta.server_clock_ns = clock_ns(timings)
-    count = _count(timings.get("predicted_n"))
-    added = 0 if count is None else predicted.step(choices[0], count)
+    total = count(timings.get("predicted_n"))
+    added = 0 if total is None else predicted.step(choices[0], total)
     if added and delta.tokens < 0:
         delta.tokens, delta.token_source = added, TokenSource.RUNNING_USAGE
 

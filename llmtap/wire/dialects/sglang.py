@@ -15,7 +15,6 @@ from llmtap.wire.delta import Delta, EventClass, TokenSource
 from llmtap.wire.dialects.native_shapes import (
     FIRST,
     Fields,
-    count,
     counted,
     failure_in,
     figures,
@@ -23,7 +22,14 @@ from llmtap.wire.dialects.native_shapes import (
     is_object,
     text_of,
 )
-from llmtap.wire.dialects.openai_shapes import CHOICES_MAX, RunningCount, read_frame, read_json
+from llmtap.wire.dialects.openai_shapes import (
+    CHOICES_MAX,
+    RunningCount,
+    count,
+    read_frame,
+    read_json,
+    sum_counts,
+)
 from llmtap.wire.server_times import object_times
 from llmtap.wire.sse import SseEvent
 
@@ -89,7 +95,8 @@ class SGLang:
         delta = gather(pieces, last.also, choices=tuple(range(len(deltas))))
         delta.finish_reason, delta.usage = last.finish_reason, last.usage
         counts = [d.counts for d in deltas if d.counts is not None]
-        delta.counts = counted(sum(c.input or 0 for c in counts), sum(c.output or 0 for c in counts))
+        if counts:
+            delta.counts = sum_counts(counts)
         return delta
 
     def _new(self, index: int, text: str) -> str:
@@ -124,8 +131,9 @@ class SGLang:
         if reason:
             delta.server_times = object_times("meta_info", meta)
             counts = counted(
-                meta.get("prompt_tokens"), total, meta.get("reasoning_tokens"), meta.get("cached_tokens")
-            )
+                meta.get("prompt_tokens"), meta.get("completion_tokens"), meta.get("reasoning_tokens"),
+                meta.get("cached_tokens"),
+            )  # fmt: skip
             if counts is not None:
                 delta.usage, delta.counts = figures(meta), counts
                 delta.also = (*delta.also, EventClass.USAGE)

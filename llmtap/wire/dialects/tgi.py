@@ -23,7 +23,7 @@ from llmtap.wire.dialects.native_shapes import (
     piece,
     text_of,
 )
-from llmtap.wire.dialects.openai_shapes import read_frame, read_json, unknown
+from llmtap.wire.dialects.openai_shapes import read_frame, read_json, sum_counts, unknown
 from llmtap.wire.sse import SseEvent
 
 __all__ = ["Tgi"]
@@ -98,15 +98,14 @@ class Tgi:
         delta = gather(((EventClass.CONTENT, t) for t in texts if t), choices=choices)
         delta.parsed = any(a is not None and a.generated_text is not None for a in answers)
         details = [a.details for a in answers if a is not None and isinstance(a.details, dict)]
-        counts = UsageCounts(0, 0)
+        counts: list[UsageCounts] = []
         for one in details:
             delta.also = ()
             _add_details(delta, one)
             if delta.counts is not None:
-                counts.input = (counts.input or 0) + (delta.counts.input or 0) or None
-                counts.output = (counts.output or 0) + (delta.counts.output or 0)
-        if delta.counts is not None:
-            delta.counts = counts
+                counts.append(delta.counts)
+        if counts:
+            delta.counts = sum_counts(counts)
         return delta
 
 

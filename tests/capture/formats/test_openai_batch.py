@@ -13,6 +13,7 @@ from llmtap.capture.formats import openai_batch
 from llmtap.capture.formats.format import Format, FormatError, WriteOptions, Written, batch_of
 from llmtap.capture.formats.openai_batch import FORMATS
 from llmtap.capture.schema import CaptureInfo
+from llmtap.wire.delta import USAGE_TOKENS_MAX
 
 QUESTIONS, ANSWERS = FORMATS
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 7}
@@ -157,7 +158,8 @@ def test_requests_survive(bodies: list[tuple[Any, bool]]) -> None:
 
 @given(
     st.lists(
-        st.tuples(st.text(st.characters(codec="utf-8"), min_size=1), st.integers(0, 1 << 40)), max_size=5
+        st.tuples(st.text(st.characters(codec="utf-8"), min_size=1), st.integers(0, USAGE_TOKENS_MAX)),
+        max_size=5,
     )
 )
 def test_answers_survive(said: list[tuple[str, int]]) -> None:

@@ -113,6 +113,8 @@ def test_a_server_that_tells_of_its_queue_is_believed(tmp_path: Path) -> None:
     plain, told = fit_exchanges(rows), fit_exchanges([queued(x) for x in rows])
     assert plain.base_ns is not None
     assert told.base_ns == pytest.approx(plain.base_ns, abs=2_000)
+    twice = [replace(q, server_timing=(q.server_timing or []) * 2) for q in map(queued, rows)]
+    assert fit_exchanges(twice).base_ns == told.base_ns, "the engine's word and the gateway's on one wait"
     silent = fit_exchanges([replace(queued(x), server_timing=None) for x in rows])
     assert silent.base_ns == pytest.approx(plain.base_ns + late_ms * 1e6, abs=2_000)
 

@@ -8,7 +8,6 @@ import pytest
 from llmtap.wire.delta import Delta, EventClass, UsageCounts, Verdict
 from llmtap.wire.dialects.native_shapes import (
     Fields,
-    count,
     counted,
     figures,
     gather,
@@ -16,6 +15,7 @@ from llmtap.wire.dialects.native_shapes import (
     kind_of,
     piece,
 )
+from llmtap.wire.dialects.openai_shapes import count
 from tests.support.events import event, told
 
 C = EventClass

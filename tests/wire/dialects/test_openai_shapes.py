@@ -41,8 +41,9 @@ anything = st.recursive(
         ({"prompt_tokens": 4, "completion_tokens": 0}, UsageCounts(4, 0)),
         ({"input_tokens": 4, "output_tokens": 2}, UsageCounts(4, 2)),
         ({"total_tokens": 6}, UsageCounts()),
-        ({"completion_tokens": True, "prompt_tokens": 3.5}, None),
-        ({"completion_tokens": -2, "prompt_tokens": 3}, UsageCounts(3)),
+        ({"completion_tokens": True, "prompt_tokens": 3.5}, UsageCounts(refused=2)),
+        ({"completion_tokens": 10**8, "prompt_tokens": 10**8 + 1}, UsageCounts(None, 10**8, refused=1)),
+        ({"completion_tokens": -2, "prompt_tokens": 3}, UsageCounts(3, refused=1)),
         (
             {
                 "prompt_tokens": 9,
