@@ -27,7 +27,15 @@ from llmtap.relay.unit import named_unit, opening_unit
 from llmtap.tap.assignment import Assigner, request_unit
 from llmtap.tap.experiment import NO_ROOM, Experiment
 from llmtap.tap.frames import Assigned, Closing, FrameKind
-from llmtap.wire.http1 import ChunkedScanner, Framing, Headers, RequestHead, scanner_for
+from llmtap.wire.http1 import (
+    NO_TRAILERS,
+    BodyScanner,
+    ChunkedScanner,
+    Framing,
+    Headers,
+    RequestHead,
+    scanner_for,
+)
 
 if TYPE_CHECKING:
     from llmtap.net.stream import Stream
@@ -115,6 +123,9 @@ class Split:
             body = {name: msgspec.Raw(_encode(value)) for name, value in arm.body.items()}
             self._plans.append(Plan(arm.name, arm.route, routes.get(arm.name, default), fields, body))
         self._control = next(plan for plan in self._plans if plan.name == experiment.control)
+        self.refused_trailers = NO_TRAILERS | {n.lower() for plan in self._plans for n, _ in plan.headers}
+        """Fields that no request of the experiment may have as trailers, whatever its arm: a recipient that
+        merged trailers into the head would not read the arm's value."""
         self.over = False
         """Its end has come; what was on is off for good."""
 
@@ -177,6 +188,13 @@ class _Armed(Flow):
             set_fields(head, plan.headers)
         return super().start(head, data, head_end, arrival_ns, t_ns)
 
+    def _scanner_of(self, head: RequestHead) -> BodyScanner:
+        split = self._relay.split
+        assert split is not None
+        if self._dealt is None and self._withheld is None:
+            return super()._scanner_of(head)  # no part of the experiment
+        return scanner_for(head.framing, head.length, refused_trailers=split.refused_trailers)
+
     def _hold(self, head: RequestHead, data: bytes, head_end: int, arrival_ns: int, t_ns: int) -> bytes:
         """Keep the request back until it has been read to its end, or far enough."""
         self._withheld = head
@@ -187,7 +205,7 @@ class _Armed(Flow):
         self._relay.flows.add(self)
         self.seq, self._tapped = self._tap.open(arrival_ns, data[:head_end], arm=self._note)
         self.request_bytes = head_end
-        self._request_scanner = scanner_for(head.framing, head.length, request=True)
+        self._request_scanner = self._scanner_of(head)
         if len(data) == head_end:
             return b""
         self._held, rest = self._scan_request(data[head_end:], t_ns)

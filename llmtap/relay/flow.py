@@ -25,6 +25,7 @@ from llmtap.relay.heads import own_answer, request_lines, response_lines
 from llmtap.relay.tunnel import Tunnel
 from llmtap.tap.frames import Closing, FrameKind
 from llmtap.wire.http1 import (
+    NO_TRAILERS,
     BodyScanner,
     CloseScanner,
     Framing,
@@ -160,7 +161,7 @@ class Flow:
             return rest
         self.seq, self._tapped = self._tap.open(arrival_ns, data[:head_end], arm=self._note)
         self.request_bytes = head_end
-        self._request_scanner = scanner_for(head.framing, head.length, request=True)
+        self._request_scanner = self._scanner_of(head)
         body, rest = self._scan_request(data[head_end:], t_ns) if len(data) > head_end else (b"", b"")
         if self.over:
             return b""
@@ -199,13 +200,20 @@ class Flow:
     def _extra_fields(self, head: RequestHead) -> list[tuple[bytes, bytes]]:
         options = self._relay.options
         extra: list[tuple[bytes, bytes]] = []
-        if options.request_id == "make" and not any(n.lower() == b"x-request-id" for n, _ in head.headers):
+        if options.request_id == "make" and (
+            b"x-request-id" in head.connection  # then the client's own ends at this hop
+            or not any(n.lower() == b"x-request-id" for n, _ in head.headers)
+        ):
             extra.append((b"X-Request-Id", os.urandom(16).hex().encode()))
         if options.forwarded_for:
             extra.append((b"X-Forwarded-For", self._client.address))
         if options.via:
             extra.append((b"Via", b"1.%d llmtap" % head.version[1]))
         return extra
+
+    def _scanner_of(self, head: RequestHead) -> BodyScanner:
+        """The scanner of the request's body."""
+        return scanner_for(head.framing, head.length, refused_trailers=NO_TRAILERS)
 
     def _scan_request(self, data: bytes, t_ns: int) -> tuple[bytes, bytes]:
         """Split `data` at the request's end, if it is in there, and tell the tap."""

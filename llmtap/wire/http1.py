@@ -20,6 +20,7 @@ from llmtap.errors import PeerProtocolError
 from llmtap.native import compiled
 
 __all__ = [
+    "NO_TRAILERS",
     "BodyScanner",
     "ChunkedDecoder",
     "ChunkedScanner",
@@ -436,13 +437,15 @@ class ChunkedScanner:
 
     Args:
         trailers: where to put the trailer lines, for a reader that wants them.
-        request: the body is a request's; fields in NO_TRAILERS are refused as trailers.
+        refused: names of fields (lower case) that are refused as trailers.
     """
 
-    __slots__ = ("_left", "_line", "_request", "_trailers", "trailers")
+    __slots__ = ("_left", "_line", "_refused", "_trailers", "trailers")
 
-    def __init__(self, trailers: list[bytes] | None = None, *, request: bool = False) -> None:
-        self._request = request
+    def __init__(
+        self, trailers: list[bytes] | None = None, *, refused: frozenset[bytes] = frozenset()
+    ) -> None:
+        self._refused = refused
         self.trailers = trailers
         """Where to put the trailer lines, for a reader that wants them."""
         self._left = 0  # of the current chunk, its CR LF included
@@ -515,8 +518,7 @@ class ChunkedScanner:
                     raise PeerProtocolError("a trailer line is malformed")
                 if self._trailers > TRAILER_LINES_MAX:
                     raise PeerProtocolError("too many trailer lines")
-                if self._request:
-                    _check_trailer(line)
+                self._check_trailer_name(line)
                 if self.trailers is not None:
                     self.trailers.append(line)
                 continue
@@ -546,15 +548,14 @@ class ChunkedScanner:
             return
         if _TRAILER_LINE_PART.fullmatch(line) is None:
             raise PeerProtocolError("a trailer line is malformed")
-        if self._request:
-            _check_trailer(line)
+        self._check_trailer_name(line)
 
-
-def _check_trailer(line: bytes) -> None:
-    """Raise PeerProtocolError if a request may not have this trailer; `line` may end anywhere."""
-    name, colon, _ = line.partition(b":")
-    if colon and name.lower() in NO_TRAILERS:
-        raise PeerProtocolError("a field that is not allowed as a trailer")
+    def _check_trailer_name(self, line: bytes) -> None:
+        """Raise PeerProtocolError if this trailer is refused; `line` may end anywhere."""
+        if self._refused:
+            name, colon, _ = line.partition(b":")
+            if colon and name.lower() in self._refused:
+                raise PeerProtocolError("a field that is not allowed as a trailer")
 
 
 class ChunkedDecoder:
@@ -586,8 +587,10 @@ class ChunkedDecoder:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-def scanner_for(framing: Framing, length: int, *, request: bool = False) -> BodyScanner:
-    """Return the scanner of a body that has one (`framing` is not NONE); `request`: it is a request's."""
+def scanner_for(
+    framing: Framing, length: int, *, refused_trailers: frozenset[bytes] = frozenset()
+) -> BodyScanner:
+    """Return the scanner of a body that has one (`framing` is not NONE)."""
     if framing is _CHUNKED:
-        return ChunkedScanner(request=request)
+        return ChunkedScanner(refused=refused_trailers)
     return LengthScanner(length) if framing is _LENGTHY else CloseScanner()
