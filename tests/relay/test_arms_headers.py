@@ -109,6 +109,8 @@ async def test_no_trailer_repeats_an_arms_field(
         async def script(call: Call) -> None:
             while data := await call.peer.read():
                 got.append(data)
+                if b"".join(got).endswith(b"\r\n\r\n"):
+                    await call.say(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
 
         client = await tap.client()
         body = chunked(b"{}", trailers=b"X-Fine: 1\r\nx-GUARD: off\r\n")
