@@ -9,7 +9,7 @@ RUNTIME := tokenizers,bench,gpu,ray,top
 TWICE  := -m 'not once' $(addprefix tests/,meter native net proxy/test_fixtures_live.py proxy/test_hostile_live.py record relay tap wire)
 AGAIN  := echo 'FAILED BESIDE OTHERS, now each by itself. What passes now is a bug nevertheless: see CONTRIBUTING.md'
 
-.PHONY: help setup demo test test-python golden sanitize lint fmt size docs audit sbom bench e2e wheel image-check clean
+.PHONY: help setup demo test test-python golden fuzz sanitize lint fmt size docs audit sbom bench e2e wheel image-check clean
 
 help:  ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
@@ -37,8 +37,15 @@ golden: $(STAMP)  ## rewrite the files in tests/golden/expected, which hold whol
 	$(BIN)/pytest -n 0 tests/golden --rewrite-golden
 
 # Relay, channel, parsers and meter: what the compiled code can affect. The rest passes once, in `make test`.
-test-python: $(STAMP)  ## these tests with the Python implementation of the per-chunk path
+test-python: $(STAMP)  ## these tests with Python in place of the compiled code
 	LLMTAP_NATIVE=0 $(BIN)/pytest -n auto --dist loadfile $(TWICE) || { $(AGAIN); LLMTAP_NATIVE=0 $(BIN)/pytest -n 0 -x --last-failed --lfnf none $(TWICE); }
+
+FUZZ   ?=
+INPUTS ?= 10000000
+SEED   ?= 1
+
+fuzz: $(STAMP)  ## fuzz parsers and framing against oracles: FUZZ=TARGET (default: all) INPUTS=N SEED=N
+	$(BIN)/python -m tests.native.fuzz $(FUZZ) --inputs $(INPUTS) --seed $(SEED)
 
 sanitize: $(STAMP)  ## the compiled code under AddressSanitizer and UndefinedBehaviorSanitizer; gcc
 	$(BIN)/python tests/native/sanitize.py

@@ -42,8 +42,8 @@ to flags. A key `relay.idle_timeout` is `idle_timeout` in the file's table `[rel
 (`0.5`, `"500ms"`, `"2m"`), sizes are bytes or text with a unit (`"64KiB"`).
 In the environment and in `--set`, lists and tables are written in JSON.
 
-`LLMTAP_NATIVE=0` is not a key: it selects the Python implementation of the per-chunk path instead of the
-compiled one (`llmtap --version` shows which one runs).
+`LLMTAP_NATIVE=0` is not a key: it selects Python in place of the
+compiled code (`llmtap --version` shows which one runs).
 
 """
 _COMMANDS: Final = """\

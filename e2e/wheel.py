@@ -34,7 +34,10 @@ INSTALL_S_MAX = 600
 READY_S_MAX = 60
 COUNTED_S_MAX = 30
 TOKENS = 20
-SOURCES = {"_native.pyx", "relay.pxi", "meter.pxi", "framing.c", "framing.h", "matcher.c", "matcher.h"}
+SOURCES = {
+    "_native.pyx", "gaps.c", "gaps.h", "gaps.pxi", "heads.c", "heads.h", "heads.pxi", "matcher.c",
+    "matcher.h", "meter.pxi",
+}  # fmt: skip
 
 
 def without_compiler(environment: Path) -> dict[str, str]:

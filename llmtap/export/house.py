@@ -26,7 +26,7 @@ class RelayState:
     lost: int = 0
     """Exchanges that were open when the relay went away for good."""
     implementation: str = ""
-    """Implementation of its per-chunk path: `native`, `python`, or empty where it reported none."""
+    """Implementation of the parts that can be compiled: `native`, `python`; empty: not reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def collect_relays(relays: Iterable[RelayState]) -> Iterator[Metric]:
     )
     yield gauge(
         "llmtap_relay_info",
-        "Implementation of the per-chunk path of each relay that speaks to the meter",
+        "Implementation of the parts that can be compiled of each relay that speaks to the meter",
         ("relay", "implementation"),
         [
             ((relay.name, relay.implementation), 1)

@@ -295,7 +295,7 @@ _LIVE_SUMMARY: Final = _object(
 
 _IMPLEMENTATION: Final[dict[str, Schema]] = {
     "implementation": _about(
-        "Implementation of the per-chunk path; null: not reported.",
+        "Implementation of the parts that can be compiled; null: not reported.",
         {"type": ["string", "null"], "enum": ["native", "python", None]},
     ),
     "implementation_reason": _about("Why it is `python`; null: `native` runs.", _MAYBE_TEXT),

@@ -1,9 +1,8 @@
-"""The compiled per-chunk path: whether it was built, whether it runs, and why not.
+"""The compiled code: whether it was built, whether it runs, and why not.
 
 `compiled` is the extension module, or None. A constructor of which there is a compiled and a Python
-implementation chooses by it: `net/stream.py` `open_stream`, `net/lag.py` `lag_meter`, `tap/channel.py`
-`make_rows`, `tap/frames.py` `make_frame_batch`, `record/token_run.py` `make_token_run`. So do the functions
-for plain heads in `wire/http1.py` and `relay/heads.py`, and `metrics/latency.py` `measure`,
+implementation chooses by it: `tap/frames.py` `make_frame_batch`, `record/token_run.py` `make_token_run`. So
+do the functions for plain heads in `wire/http1.py` and `relay/heads.py`, and `metrics/latency.py` `measure`,
 `metrics/histogram.py` `Histogram.fold`, `export/buckets.py` `Buckets.record_many`. No other code asks. The
 Python implementation is the reference.
 

@@ -3,7 +3,6 @@ from collections.abc import Sequence
 from typing import Any
 
 FINGERPRINT: str
-FRAMING_ABI: int
 
 def plain_request(
     raw: bytes, /

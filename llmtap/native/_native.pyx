@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, embedsignature=False
-"""The compiled per-chunk path: types in Cython, scanner and matcher in plain C.
+"""The compiled code: types in Cython; matcher, heads and numbers in plain C.
 
 Each type has a Python twin that is the reference, and falls back to it for everything unusual.
 """
@@ -10,7 +10,6 @@ cdef extern from *:
 FINGERPRINT = LLMTAP_FINGERPRINT.decode()
 """Fingerprint of the sources that this module was built from (fingerprint.py)."""
 
-include "relay.pxi"
 include "meter.pxi"
 include "gaps.pxi"
 include "heads.pxi"

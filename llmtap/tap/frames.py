@@ -124,7 +124,7 @@ class Hello(msgspec.Struct, kw_only=True):
     elsewhere: bool = False
     """Another meter measures it, the one that this one took over from: here it is counted, by its status."""
     implementation: str = ""
-    """Implementation of its per-chunk path: `native` or `python`; empty: not reported."""
+    """Implementation of the parts that can be compiled: `native` or `python`; empty: not reported."""
     implementation_reason: str = ""
     """Why it is `python`."""
 

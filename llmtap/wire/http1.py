@@ -51,6 +51,7 @@ _TOKEN: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _HOST: Final = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z!$&'()*+,;=._~%-]*)(?::[0-9]*)?")
 _SIZE_LINE: Final = re.compile(rb"([0-9A-Fa-f]{1,%d})(?:;[\t\x20-\x7e\x80-\xff]*)?\r\n" % SIZE_DIGITS_MAX)
 _TRAILER_LINE: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*\r\n")
+_REASON: Final = re.compile(rb"(?: [\t\x20-\x7e\x80-\xff]*)?")
 # What such a line may begin with, up to the place where a read ends.
 _SIZE_LINE_PART: Final = re.compile(rb"[0-9A-Fa-f]{1,%d}(?:;[\t\x20-\x7e\x80-\xff]*)?\r?" % SIZE_DIGITS_MAX)
 _TRAILER_LINE_PART: Final = re.compile(rb"\r|[!#$%&'*+\-.^_`|~0-9A-Za-z]+(?::[\t\x20-\x7e\x80-\xff]*\r?)?")
@@ -320,6 +321,8 @@ def _parse_response_head(raw: bytes, method: bytes) -> ResponseHead:
     status = int(raw[9:12])  # llhttp has seen to it that three digits stand here
     if status < 100:  # RFC 9110 15
         raise PeerProtocolError("the response status is below 100", 502)
+    if _REASON.fullmatch(raw, 12, raw.find(b"\r\n")) is None:
+        raise PeerProtocolError("malformed response status line", 502)
 
     lengths: list[bytes] = []
     codings: list[bytes] = []

@@ -1,7 +1,7 @@
-"""Differential fuzzing of the per-chunk path: `make fuzz` runs each target in full, `make test` for a moment.
+"""Differential fuzzing of parsers: `make fuzz` runs each target in full, `make test` for a moment.
 
-    .venv/bin/python -m tests.native.fuzz                          # every target, 10 million inputs each
-    .venv/bin/python -m tests.native.fuzz framing --inputs N --seed N
+    make fuzz                                      # every target, 10 million inputs each
+    make fuzz FUZZ=framing INPUTS=1000000 SEED=7
 
 A target makes inputs from a seed and checks one at a time. A failure names the seed and the input's number,
 and prints the input.

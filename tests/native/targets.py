@@ -20,6 +20,7 @@ from llmtap.wire.http1 import LINE_BYTES_MAX, ChunkedDecoder
 from llmtap.wire.repetition import LooseRepetition, Repetition, find_repetition
 from llmtap.wire.sse import SseParser
 from tests.native.cases import ChunkedBodies, TokenEvents, in_a_chunk
+from tests.native.messages import Heads, Requests, Responses
 
 __all__ = ["FULL", "TARGETS", "Framing", "Target", "Tokens"]
 
@@ -217,4 +218,6 @@ def _read(dialect: OpenAIChat | Anthropic, block: bytes) -> Delta | None:
     return delta
 
 
-TARGETS: Final[dict[str, Callable[[Random], Target]]] = {"framing": Framing, "tokens": Tokens}
+TARGETS: Final[dict[str, Callable[[Random], Target]]] = {
+    "framing": Framing, "tokens": Tokens, "heads": Heads, "requests": Requests, "responses": Responses,
+}  # fmt: skip

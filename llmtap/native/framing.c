@@ -1,3 +1,0 @@
-#include "framing.h"
-
-int llmtap_framing_abi(void) { return 1; }
