@@ -10,6 +10,7 @@ the Exchange that has no row.
 
 from array import array
 from collections.abc import Callable
+from dataclasses import is_dataclass
 from enum import Enum
 from operator import attrgetter
 from sys import getsizeof
@@ -24,6 +25,10 @@ __all__ = ["BOUNDS", "Bound", "bound", "bounded", "memory_bytes"]
 _WORD_CHARS_MAX: Final = 64
 """Of a reason, a code or a category, as programs write them."""
 _NUMBER_BYTES: Final = 32
+_HEADER_BYTES: Final = 16
+"""Of the garbage collector, before each object."""
+_SEEN_MAX: Final = 1_024
+_SEEN_CHARS_MAX: Final = 64
 _NUMBERS: Final = frozenset({int, float, bool, type(None)})
 _FIXED_BYTES: Final = {type(None): 0, bool: 0, int: _NUMBER_BYTES, float: _NUMBER_BYTES, type: 0}
 _FLAT: Final = frozenset({str, bytes, bytearray, array})
@@ -90,37 +95,47 @@ BOUNDS: Final = {
 
 _WHOLE: Final = {name: limits for name, limits in BOUNDS.items() if "." not in name}
 _read_whole: Final = attrgetter(*_WHOLE)
+_seen: Final[dict[str, set[str]]] = {name: set() for name in BOUNDS}
+"""By field: short strings that need no change. Most come again, and the search for keys takes 1 us."""
 _readers: dict[type, tuple[int, Callable[[object], Any]]] = {}
 
 
 def bounded(field: str, text: str) -> str:
     """Return a string as `field` of an Exchange may hold it."""
+    seen = _seen[field]
+    if text in seen:
+        return text
     limits = BOUNDS[field]
-    return limits.fit(text, limits.chars)
+    fitted = limits.fit(text, limits.chars)
+    if fitted == text and len(text) <= _SEEN_CHARS_MAX:
+        if len(seen) >= _SEEN_MAX:
+            seen.clear()
+        seen.add(text)
+    return fitted
 
 
 def bound(x: Exchange) -> None:
     """Bound the exchange's own strings, also those in lists and objects; not those that a capture adds."""
     for (name, limits), value in zip(_WHOLE.items(), _read_whole(x), strict=True):
         if type(value) is str:
-            fitted = limits.fit(value, limits.chars)
+            fitted = bounded(name, value)
             if fitted is not value:
                 setattr(x, name, fitted)
         elif value is not None:
-            setattr(x, name, _fitted(value, limits, [limits.members]))
+            setattr(x, name, _fitted(name, value, [limits.members]))
 
 
-def _fitted(value: Any, limits: Bound, room: list[int]) -> Any:
+def _fitted(field: str, value: Any, room: list[int]) -> Any:
     """The value with all its strings cut; members beyond the room are left out."""
     if isinstance(value, str):
-        return limits.fit(value, limits.chars)
+        return bounded(field, value)
     if isinstance(value, dict):
         kept = {}
         for name, one in value.items():
             if not room[0]:
                 break
             room[0] -= 1
-            kept[limits.fit(name, limits.chars)] = _fitted(one, limits, room)
+            kept[bounded(field, name)] = _fitted(field, one, room)
         return kept
     if isinstance(value, list):
         listed = []
@@ -128,7 +143,7 @@ def _fitted(value: Any, limits: Bound, room: list[int]) -> Any:
             if not room[0]:
                 break
             room[0] -= 1
-            listed.append(_fitted(one, limits, room))
+            listed.append(_fitted(field, one, room))
         return listed
     return value
 
@@ -152,8 +167,8 @@ def memory_bytes(value: object) -> int:
     reader = _readers.get(kind)
     if reader is None:
         reader = _readers[kind] = _reader_of(kind)
-    numbers_bytes, read = reader
-    size += numbers_bytes
+    fixed_bytes, read = reader
+    size += fixed_bytes
     for one in read(value):
         if one is not None:
             size += getsizeof(one) if type(one) in _FLAT else memory_bytes(one)
@@ -161,12 +176,23 @@ def memory_bytes(value: object) -> int:
 
 
 def _reader_of(kind: type) -> tuple[int, Callable[[object], Any]]:
-    """The bytes of a class's numbers, and a reader of its other fields.
+    """The bytes of a class's numbers and of the objects that it always holds, and a reader of all else.
 
     It reads the class too, twice: attrgetter makes a tuple only of two names and more.
     """
-    fields = getattr(kind, "__dataclass_fields__", {})
-    others = [
-        name for name, field in fields.items() if not set(get_args(field.type) or [field.type]) <= _NUMBERS
-    ]
-    return _NUMBER_BYTES * (len(fields) - len(others)), attrgetter("__class__", "__class__", *others)
+    fixed_bytes, names = _parts_of(kind, "")
+    return fixed_bytes, attrgetter("__class__", "__class__", *names)
+
+
+def _parts_of(kind: type, prefix: str) -> tuple[int, list[str]]:
+    fixed_bytes, names = 0, list[str]()
+    for name, field in getattr(kind, "__dataclass_fields__", {}).items():
+        if is_dataclass(field.type) and isinstance(field.type, type):
+            within_bytes, within = _parts_of(field.type, f"{prefix}{name}.")
+            fixed_bytes += field.type.__basicsize__ + _HEADER_BYTES + within_bytes
+            names += within
+        elif set(get_args(field.type) or [field.type]) <= _NUMBERS:
+            fixed_bytes += _NUMBER_BYTES
+        else:
+            names.append(prefix + name)
+    return fixed_bytes, names
