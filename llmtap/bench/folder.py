@@ -75,7 +75,7 @@ class Folder:
             return decode_json((self.path / name).read_bytes())
         except FileNotFoundError:
             return None
-        except msgspec.DecodeError as exc:
+        except ValueError as exc:  # msgspec's errors, and UnicodeDecodeError
             raise ConfigError(str(self.path / name), f"is no JSON: {exc}") from None
 
     def place(self, name: str) -> Path:

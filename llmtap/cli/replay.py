@@ -11,7 +11,7 @@ from llmtap.cli.main import app
 from llmtap.cli.outputs import need_capture
 from llmtap.cli.stopping import Heard, Stopped, stoppable
 from llmtap.errors import ConfigError
-from llmtap.units import NEVER, NS_PER_S, Duration, parse_duration_ns
+from llmtap.units import NS_PER_S, Duration, parse_duration_ns
 
 if TYPE_CHECKING:
     from llmtap.cli.replay_progress import Lines
@@ -334,8 +334,6 @@ def _window(text: str | None) -> tuple[int, int | None]:
 def _duration(option: str, text: str) -> Duration:
     try:
         ns = parse_duration_ns(text)
-    except OverflowError:
-        ns = NEVER
     except ValueError as exc:
         raise ConfigError(option, str(exc)) from None
     if ns > _LONGEST_NS:

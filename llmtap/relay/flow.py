@@ -25,6 +25,7 @@ from llmtap.relay.heads import own_answer, request_lines, response_lines
 from llmtap.relay.tunnel import Tunnel
 from llmtap.tap.frames import Closing, FrameKind
 from llmtap.wire.http1 import (
+    FRAMING_TRAILERS,
     NO_TRAILERS,
     BodyScanner,
     CloseScanner,
@@ -438,7 +439,7 @@ class Flow:
             if head.framing is LENGTH and len(data) - head_end >= head.length:
                 end = head_end + head.length
             else:
-                self._scanner = scanner_for(head.framing, head.length)
+                self._scanner = scanner_for(head.framing, head.length, refused_trailers=FRAMING_TRAILERS)
                 try:
                     found = self._scanner.feed(data[head_end:]) if len(data) > head_end else -1
                 except PeerProtocolError as exc:

@@ -20,6 +20,7 @@ from llmtap.errors import PeerProtocolError
 from llmtap.native import compiled
 
 __all__ = [
+    "FRAMING_TRAILERS",
     "NO_TRAILERS",
     "BodyScanner",
     "ChunkedDecoder",
@@ -63,6 +64,8 @@ NO_TRAILERS: Final = frozenset({
 })  # fmt: skip
 """Fields that a request may not have as trailers: framing, routing, control, authentication, content format
 (RFC 9110 6.5.1). A recipient that merged them into the head would read another request than we did."""
+FRAMING_TRAILERS: Final = frozenset({b"content-length", b"transfer-encoding"})
+"""Fields that no message may have as trailers: whoever merges them into the head reads another end."""
 _USUAL_METHODS: Final = frozenset({b"GET", b"POST", b"HEAD", b"PUT", b"DELETE", b"OPTIONS", b"PATCH"})
 # What a field is to framing and routing; looked up by the name as sent, which a memo makes one dict access.
 _PLAIN, _CONNECTION, _LENGTH, _CODING, _HOSTS, _UPGRADE, _EXPECT = range(7)

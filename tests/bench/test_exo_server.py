@@ -1,5 +1,6 @@
 """Servers that are not ours: they are asked by their own fields, and what they tell of themselves is told."""
 
+import asyncio
 import json
 import ssl
 from collections.abc import AsyncIterator
@@ -61,6 +62,7 @@ class Asked:
     async def chat(self, request: web.Request) -> web.Response:
         self.paths.append(request.path)
         self.bodies.append(await request.json())
+        await asyncio.sleep(0.3)  # longer than the durations that it reports: others are not believed
         return web.json_response(self.answer)
 
 

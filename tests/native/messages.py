@@ -15,7 +15,15 @@ from llmtap.errors import PeerProtocolError
 from llmtap.native import compiled
 from llmtap.relay import heads
 from llmtap.wire import http1
-from llmtap.wire.http1 import NO_TRAILERS, ChunkedDecoder, Framing, RequestHead, ResponseHead, scanner_for
+from llmtap.wire.http1 import (
+    FRAMING_TRAILERS,
+    NO_TRAILERS,
+    ChunkedDecoder,
+    Framing,
+    RequestHead,
+    ResponseHead,
+    scanner_for,
+)
 from tests.native.cases import ChunkedBodies
 
 __all__ = [
@@ -160,7 +168,7 @@ def _body(head: RequestHead | ResponseHead, rest: bytes, *, request: bool) -> tu
         return b"", b""
     try:
         end = scanner_for(
-            head.framing, head.length, refused_trailers=NO_TRAILERS if request else frozenset()
+            head.framing, head.length, refused_trailers=NO_TRAILERS if request else FRAMING_TRAILERS
         ).feed(rest)
         if head.framing is Framing.CLOSE:
             return rest, rest

@@ -74,6 +74,7 @@ CASES: Final = (
     Case("NUL in a request trailer", rb"\x00", _POST + _NUL_TRAILER),
     Case("Content-Length as a request trailer", rb"(?i)content-length: 7", _POST + _LENGTH_TRAILER),
     Case("Authorization as a request trailer", rb"(?i)authorization: x", _POST + _KEY_TRAILER),
+    Case("Content-Length as a response trailer", rb"(?i)length: 7", _get(), _CHUNKED + _LENGTH_TRAILER, True),
     Case("status 000", rb"HTTP/1.. 000", _get(), b"HTTP/1.1 000 x\r\n\r\n" + _PLAIN, True),
     Case("status 099", rb"HTTP/1.. 099", _get(), b"HTTP/1.1 099 x\r\n\r\n" + _PLAIN, True),
     Case(

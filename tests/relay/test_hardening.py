@@ -189,6 +189,20 @@ async def test_a_client_cannot_add_such_a_field_behind_its_body(name: str, in_pa
         assert b"%b:" % name.encode() not in b"".join(got)
 
 
+@pytest.mark.parametrize("trailer", [b"Content-Length: 5", b"TRANSFER-encoding: chunked"])
+@scene
+async def test_an_upstream_cannot_add_framing_behind_its_body(trailer: bytes) -> None:
+    """RFC 9110 6.5.1. llhttp refuses the first and h11 the second."""
+    async with stage() as (up, tap):
+        body = chunked(b"good", trailers=trailer + b"\r\n")
+        client = await tap.client()
+        path = up.on(says(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + body))
+        await client.send(request("GET", path))
+        got, _ = await client.to_end()
+        assert trailer not in got
+        assert (await tap.meter.closed(1)).closing.outcome != "complete"
+
+
 @scene
 async def test_other_trailers_pass_both_ways() -> None:
     async with stage() as (up, tap):
