@@ -22,6 +22,7 @@ from llmtap.meter.openapi import add_openapi_route
 from llmtap.meter.options import WINDOWS
 from llmtap.meter.tally import Tally
 from llmtap.meter.windows import BY, BY_DEFAULT, window_name
+from llmtap.units import shown
 from llmtap.web.page import PATHS, add_dashboard
 
 __all__ = ["admin_app"]
@@ -140,7 +141,7 @@ def _guard(token: str | None) -> Middleware:
 def _window(text: str) -> str:
     name = window_name(text)
     if name is None:
-        raise BadQuery("window", f"expected {', '.join(WINDOWS)} or all, got {text!r}")
+        raise BadQuery("window", f"expected {', '.join(WINDOWS)} or all, got {shown(text)}")
     return name
 
 

@@ -12,6 +12,7 @@ from llmtap.metrics.latency import DEFAULT_BENEFIT, chunking_of, measure
 from llmtap.record.bounds import memory_bytes
 from llmtap.record.exchange import Exchange
 from llmtap.record.outcome import Outcome
+from llmtap.units import shown
 
 __all__ = [
     "FILTERS", "BadQuery", "Kept", "Query", "encode_with_events", "read_fields", "read_flag", "read_number",
@@ -45,7 +46,7 @@ def _text(field: str, value: str) -> object:
 
 def _number(field: str, value: str) -> object:
     if not (value.isascii() and value.isdigit() and len(value) <= 18):
-        raise BadQuery(field, f"expected a whole number, got {value!r}")
+        raise BadQuery(field, f"expected a whole number, got {shown(value)}")
     return int(value)
 
 
@@ -63,7 +64,7 @@ def read_number(field: str, value: str, most: int) -> int:
     """1 to `most`. Raises BadQuery."""
     number = _number(field, value)
     if not isinstance(number, int) or not 1 <= number <= most:
-        raise BadQuery(field, f"expected 1 to {most}, got {value!r}")
+        raise BadQuery(field, f"expected 1 to {most}, got {shown(value)}")
     return number
 
 
@@ -71,7 +72,7 @@ def read_flag(field: str, value: str) -> bool:
     """`1` or `0` of a query parameter. Raises BadQuery."""
     known = {"1": True, "true": True, "0": False, "false": False}
     if value not in known:
-        raise BadQuery(field, f"expected 1 or 0, got {value!r}")
+        raise BadQuery(field, f"expected 1 or 0, got {shown(value)}")
     return known[value]
 
 
@@ -79,7 +80,7 @@ def _read_cursor(field: str, value: str) -> tuple[int, int]:
     """`before` and `events_start` of a cursor: `N`, or `N.EVENT` for the rest of the events of exchange N."""
     parts = _cursor(value)
     if parts is None:
-        raise BadQuery(field, f"expected the `next` of an earlier answer, got {value!r}")
+        raise BadQuery(field, f"expected the `next` of an earlier answer, got {shown(value)}")
     number, event = int(parts[1]), int(parts[2] or 0)
     return (number + 1 if event else number), event
 
@@ -88,7 +89,7 @@ def _outcome(field: str, value: str) -> object:
     try:
         return Outcome(value)
     except ValueError:
-        raise BadQuery(field, f"expected one of {', '.join(Outcome)}, got {value!r}") from None
+        raise BadQuery(field, f"expected one of {', '.join(Outcome)}, got {shown(value)}") from None
 
 
 FILTERS: Final[Mapping[str, Callable[[str, str], object]]] = {

@@ -23,7 +23,7 @@ from llmtap.meter.kept import BadQuery, read_fields, read_number
 from llmtap.metrics.latency import ttft_ns
 from llmtap.record.exchange import OUTPUT
 from llmtap.record.observer import Observer
-from llmtap.units import NS_PER_S, parse_duration_ns
+from llmtap.units import NS_PER_S, parse_duration_ns, shown
 
 __all__ = ["LIMIT_DEFAULT", "LIMIT_MAX", "POINTS_MAX", "WINDOW_MAX_S", "Streams", "StreamsQuery", "thinned"]
 
@@ -209,7 +209,7 @@ def _window_ns(text: str) -> int:
     except ValueError:
         window_ns = 0
     if not 0 < window_ns <= WINDOW_MAX_S * NS_PER_S:
-        raise BadQuery("window", f"expected a duration up to {WINDOW_MAX_S}s such as 10s, got {text!r}")
+        raise BadQuery("window", f"expected a duration up to {WINDOW_MAX_S}s such as 10s, got {shown(text)}")
     return window_ns
 
 

@@ -50,6 +50,11 @@ DigitalOcean, Linear, Shopify; JWT. Each part that may be tried and fail is boun
 
 _keys_in = re.compile(rf"(?<![A-Za-z0-9]){KEY_PATTERN}")
 _key_in = _keys_in.search
+# Behind a letter or digit `sk-` may end a word (`task-`), so more is asked of what follows.
+_key_behind_a_word = re.compile(
+    r"(?a:(?:[spr]k-(?:proj-|live_|test_|or-v1-|ant-[a-z0-9]{1,16}-)?(?=[A-Za-z_]{0,64}[0-9])\w{20,}+)"
+    r"|gh[pousr]_\w{30,}+|github_pat_\w{20,}+|AIza[\w-]{30,}+)"
+).search
 _begins_as_names_do = re.compile(
     r"(?:sk|pk|rk|ak|csk|gsk|ssk|hf|npm|r8|tgp|fw|nvapi|xai|pplx|pypi|gl(?!pat-)[a-z]{2,5})[-_]"
 ).match
@@ -107,6 +112,8 @@ def holds_key(name: str) -> bool:
     Told by its issuer's form; where names begin alike, by a long run of letters and digits as well. All of
     `name` is searched and remembered: the caller cuts it.
     """
+    if _key_behind_a_word(name):
+        return True
     found = (key[0] for key in _keys_in.finditer(name))
     return any(not _begins_as_names_do(key) or _is_random(key) for key in found)
 

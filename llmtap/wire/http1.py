@@ -57,10 +57,10 @@ _REASON: Final = re.compile(rb"(?: [\t\x20-\x7e\x80-\xff]*)?")
 _SIZE_LINE_PART: Final = re.compile(rb"[0-9A-Fa-f]{1,%d}(?:;[\t\x20-\x7e\x80-\xff]*)?\r?" % SIZE_DIGITS_MAX)
 _TRAILER_LINE_PART: Final = re.compile(rb"\r|[!#$%&'*+\-.^_`|~0-9A-Za-z]+(?::[\t\x20-\x7e\x80-\xff]*\r?)?")
 NO_TRAILERS: Final = frozenset({
-    b"authorization", b"cache-control", b"connection", b"content-encoding", b"content-length",
+    b"api-key", b"authorization", b"cache-control", b"connection", b"content-encoding", b"content-length",
     b"content-range", b"content-type", b"cookie", b"expect", b"host", b"keep-alive", b"max-forwards",
     b"proxy-authorization", b"proxy-connection", b"range", b"te", b"trailer", b"transfer-encoding",
-    b"upgrade",
+    b"upgrade", b"x-api-key", b"x-goog-api-key",
 })  # fmt: skip
 """Fields that a request may not have as trailers: framing, routing, control, authentication, content format
 (RFC 9110 6.5.1). A recipient that merged them into the head would read another request than we did."""

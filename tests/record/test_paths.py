@@ -178,6 +178,21 @@ def test_a_key_in_place_of_a_name_does_not(key: str, around: str) -> None:
     assert clean_name(around.format(key)) == "*"
 
 
+@pytest.mark.parametrize(
+    "key", ["sk-abcdefghijklmnopqrstuvwxyz0123456789", "sk-proj-" + "a1" * 20, "ghp_" + "a1" * 18]
+)
+@pytest.mark.parametrize("at", [0, 1, 200, 216, 230, 250, 255])
+def test_a_key_behind_a_word_does_not_stay(key: str, at: int) -> None:
+    assert clean_name("m" * at + key) == "*"
+
+
+@pytest.mark.parametrize(
+    "name", ["task-0123456789", "risk-assessment-model-v2-large-2026", "desk-qwen2.5-72b-instruct"]
+)
+def test_a_word_that_ends_like_a_key_begins_stays(name: str) -> None:
+    assert clean_name(name) == name
+
+
 @given(st.text("sk-_hgpt.eyJ01aZ/ :", max_size=200))
 def test_a_clean_name_is_the_name_or_a_star(name: str) -> None:
     assert clean_name(name) == ("*" if holds_key(name) else name)

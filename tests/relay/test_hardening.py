@@ -165,7 +165,17 @@ async def test_a_part_of_a_wrong_line_never_reaches_the_client(part: bytes, wron
 
 @pytest.mark.parametrize(
     "name",
-    ["Content-Length", "host", "Authorization", "Transfer-Encoding", "Cookie", "CONNECTION", "Content-Type"],
+    [
+        "Content-Length",
+        "host",
+        "Authorization",
+        "Transfer-Encoding",
+        "Cookie",
+        "CONNECTION",
+        "Content-Type",
+        "X-Api-Key",
+        "api-key",
+    ],
 )
 @pytest.mark.parametrize("in_parts", [False, True])
 @scene
