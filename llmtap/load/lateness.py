@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from llmtap.clock import SystemClock
-from llmtap.net.lag import LagMeter
+from llmtap.net.lag import make_lag_meter
 from llmtap.net.stream import Timebase
 
 __all__ = ["Lateness"]
@@ -42,9 +42,9 @@ class Lateness:
         self._each = each
         blind_ns = PROBE_NS + GRAIN_NS
         self.meter = (
-            LagMeter(KERNEL_FLOOR_NS, blind_ns=blind_ns, blind_from_ns=blind_ns)
+            make_lag_meter(KERNEL_FLOOR_NS, blind_ns=blind_ns, blind_from_ns=blind_ns)
             if kernel
-            else LagMeter(GRAIN_NS, blind_ns=blind_ns, turns=2)
+            else make_lag_meter(GRAIN_NS, blind_ns=blind_ns, turns=2)
         )
         self.timebase = Timebase(SystemClock(), self.meter)
         self._count = 0

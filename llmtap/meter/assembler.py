@@ -11,7 +11,7 @@ from typing import Final, NamedTuple, Protocol
 import msgspec
 
 from llmtap.meter.relays import Reckoning
-from llmtap.net.lag import LagMeter
+from llmtap.net.lag import make_lag_meter
 from llmtap.record.bounds import bounded
 from llmtap.record.exchange import Exchange
 from llmtap.record.observer import Observer
@@ -101,7 +101,7 @@ class Assembler:
         """CPU time that open exchanges used beyond what their bytes allow."""
         self._arms: dict[int, str] = {}
         """Of the open exchanges that were dealt to one."""
-        self._lag = LagMeter(LAG_FLOOR_NS)
+        self._lag = make_lag_meter(LAG_FLOOR_NS)
         """What the relay told of its lag."""
         self.reckoning = Reckoning()
 

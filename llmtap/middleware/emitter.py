@@ -15,8 +15,7 @@ import os
 import resource
 import secrets
 import traceback
-from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -24,10 +23,10 @@ from llmtap import native
 from llmtap.clock import Clock, SystemClock
 from llmtap.errors import ConfigError
 from llmtap.memory import resident_bytes
-from llmtap.net.lag import LagMeter
+from llmtap.net.lag import make_lag_meter
 from llmtap.net.stream import Timebase
 from llmtap.tap.channel import SOCKET_PATH_BYTES_MAX, Tap
-from llmtap.tap.frames import Anchored, FrameKind, Hello, RelayStatus
+from llmtap.tap.frames import Anchored, Frame, FrameKind, Hello, RelayStatus
 
 __all__ = ["TAP_BYTES", "Emitter", "Emitters", "mono_ns"]
 
@@ -60,7 +59,7 @@ class Emitter:
         """Grows while exchanges run and the loop turns: what was awaited meanwhile had to be waited for."""
         # Stamps are of calls, not of reads: what a stalled loop makes late is the app's own answer. Only the
         # call itself may have waited, so there is nothing to be added for what two looks may overlook.
-        self.lag = LagMeter(PROBE_GRAIN_NS)
+        self.lag = make_lag_meter(PROBE_GRAIN_NS)
         self._loop = loop
         self._timebase = Timebase(SystemClock() if clock is None else clock, self.lag)
         self._told_anchor = self._timebase.anchor
@@ -188,7 +187,7 @@ class Emitter:
             implementation_reason=native.REASON,
         )
 
-    def _anchor_news(self) -> Sequence[Any] | None:
+    def _anchor_news(self) -> Frame | None:
         """The frame of a new anchor, once the wall clock was set."""
         timebase = self._timebase
         timebase.check()

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, embedsignature=False
-"""The compiled code: types in Cython; matcher, heads and numbers in plain C.
+"""The compiled code: types in Cython; matcher, framing, heads and numbers in plain C.
 
 Each type has a Python twin that is the reference, and falls back to it for everything unusual.
 """
@@ -13,3 +13,4 @@ FINGERPRINT = LLMTAP_FINGERPRINT.decode()
 include "meter.pxi"
 include "gaps.pxi"
 include "heads.pxi"
+include "relay.pxi"

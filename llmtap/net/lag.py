@@ -4,54 +4,75 @@ A byte that waits in a socket while the loop is busy, or while the process waits
 late (clock "mono") or at least handled late (clock "kernel"). LagMeter is fed by a timer's lateness and,
 with kernel stamps, by each read's own wait; it answers two questions: the distribution since start, and
 the worst lag since a given moment, which becomes the `uncertainty` of an exchange.
+
+There is a compiled implementation and a Python one; `make_lag_meter` chooses.
 """
 
 from bisect import bisect_left
 from collections import deque
-from typing import Final
+from typing import Final, Protocol
 
+from llmtap import native
 from llmtap.tap.frames import LAG_EDGES_NS
 
-__all__ = ["LagMeter"]
-
+__all__ = ["LagMeter", "PythonLagMeter", "make_lag_meter"]
 
 PEAKS_MAX: Final = 4_096
 """Peaks remembered; a falling sequence this long is forgotten from its old end, which only widens."""
 
 
-class LagMeter:
+class LagMeter(Protocol):
     """Lags of one process, in ns of the monotonic clock."""
 
-    __slots__ = ("_blind_from_ns", "_blind_ns", "_peaks", "_turns", "buckets", "floor_ns", "max_ns", "sum_ns")
+    @property
+    def buckets(self) -> list[int]:
+        """Lags noted, one count for each bucket of LAG_EDGES_NS and one beyond."""
 
-    def __init__(self, floor_ns: int, *, blind_ns: int = 0, blind_from_ns: int = 0, turns: int = 1) -> None:
-        """`blind_ns` is how much of a stall can go unseen between two looks; it is added to every worst lag
-        from `blind_from_ns` on. `turns`: a timer is late by one turn of the loop at most; a byte that comes
-        as a turn begins and is the last to be read in the next has waited for two."""
-        self._turns = turns
-        self._blind_ns = blind_ns
-        self._blind_from_ns = blind_from_ns
-        self.floor_ns = floor_ns
-        """What is always possible (a timer's grain, a clock's bracket): no lag reads below it."""
-        self.buckets = [0] * (len(LAG_EDGES_NS) + 1)
-        self.sum_ns = 0
-        self.max_ns = 0
-        """Worst since `take_max`."""
-        # Falling peaks (t, lag): the first one at or after t is the worst since t.
-        self._peaks: deque[tuple[int, int]] = deque()
+    @property
+    def sum_ns(self) -> int:
+        """Sum of all lags noted."""
 
-    def note_small(self, lag_ns: int) -> None:
-        """A lag below the first edge and below the floor: by far the most are, and this runs per read."""
-        self.buckets[0] += 1
-        self.sum_ns += lag_ns
+    @property
+    def max_ns(self) -> int:
+        """The worst since `take_max`."""
 
     def note(self, t_ns: int, lag_ns: int) -> None:
         """Something that was due at `t_ns - lag_ns` was handled at `t_ns`."""
+
+    def worst_since(self, t_ns: int) -> int:
+        """The worst lag noted at or after `t_ns`, and never less than the floor."""
+
+    def forget_before(self, t_ns: int) -> None:
+        """Drop the peaks nobody will ask for: no open exchange began before `t_ns`."""
+
+    def take_max(self) -> int:
+        """The worst lag since the last call."""
+
+
+class PythonLagMeter:
+    """The reference."""
+
+    __slots__ = (
+        "_blind_from_ns", "_blind_ns", "_floor_ns", "_peaks", "_turns", "buckets", "max_ns", "sum_ns",
+    )  # fmt: skip
+
+    def __init__(self, floor_ns: int, *, blind_ns: int = 0, blind_from_ns: int = 0, turns: int = 1) -> None:
+        self._turns = turns
+        self._blind_ns = blind_ns
+        self._blind_from_ns = blind_from_ns
+        self._floor_ns = floor_ns
+        self.buckets = [0] * (len(LAG_EDGES_NS) + 1)
+        self.sum_ns = 0
+        self.max_ns = 0
+        # Falling peaks (t, lag): the first one at or after t is the worst since t.
+        self._peaks: deque[tuple[int, int]] = deque()
+
+    def note(self, t_ns: int, lag_ns: int) -> None:
         self.buckets[bisect_left(LAG_EDGES_NS, lag_ns)] += 1
         self.sum_ns += lag_ns
         if lag_ns > self.max_ns:
             self.max_ns = lag_ns
-        if lag_ns > self.floor_ns:
+        if lag_ns > self._floor_ns:
             peaks = self._peaks
             while peaks and peaks[-1][1] <= lag_ns:
                 peaks.pop()
@@ -61,7 +82,6 @@ class LagMeter:
                 peaks[0] = (peaks[0][0], lag_old)
 
     def worst_since(self, t_ns: int) -> int:
-        """The worst lag noted at or after `t_ns`, and never less than the floor."""
         peaks = self._peaks
         lo, hi = 0, len(peaks)
         while lo < hi:
@@ -70,16 +90,30 @@ class LagMeter:
                 lo = mid + 1
             else:
                 hi = mid
-        worst = peaks[lo][1] * self._turns if lo < len(peaks) else self.floor_ns
+        worst = peaks[lo][1] * self._turns if lo < len(peaks) else self._floor_ns
         return worst + self._blind_ns if worst >= self._blind_from_ns else worst
 
     def forget_before(self, t_ns: int) -> None:
-        """Drop the peaks nobody will ask for: no open exchange began before `t_ns`."""
         peaks = self._peaks
         while len(peaks) > 1 and peaks[0][0] < t_ns:
             peaks.popleft()
 
     def take_max(self) -> int:
-        """The worst lag since the last call."""
         worst, self.max_ns = self.max_ns, 0
         return worst
+
+
+def make_lag_meter(floor_ns: int, *, blind_ns: int = 0, blind_from_ns: int = 0, turns: int = 1) -> LagMeter:
+    """Make a meter for one process.
+
+    Args:
+        floor_ns: what is always possible (a timer's grain, a clock's bracket): no lag reads below it.
+        blind_ns: how much of a stall can go unseen between two looks. It is added to every worst lag from
+            `blind_from_ns` on.
+        blind_from_ns: see `blind_ns`.
+        turns: a timer is late by one turn of the loop at most; a byte that comes as a turn begins and is the
+            last to be read in the next has waited for two.
+    """
+    kind = PythonLagMeter if native.compiled is None else native.compiled.LagMeter
+    meter: LagMeter = kind(floor_ns, blind_ns=blind_ns, blind_from_ns=blind_from_ns, turns=turns)
+    return meter

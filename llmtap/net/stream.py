@@ -6,29 +6,29 @@ handler; what the kernel does not take at once it keeps and sends from a writer 
 more than it is given: back-pressure is its owner's duty (`write` says False, `on_drained` says go on).
 
 Two kinds share this interface: PlainStream (and KernelStream, which takes its stamps from the kernel)
-here, TlsStream in `net/tls.py`.
+here, TlsStream in `net/tls.py`. CompiledStream is both PlainStream and KernelStream, with a compiled reader;
+`open_stream` chooses.
 """
 
 import asyncio
 import socket
 import struct
 from collections import deque
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
+from llmtap import native
 from llmtap.clock import Clock, SystemClock, WallAnchor
 from llmtap.net.lag import LagMeter
-from llmtap.tap.frames import LAG_EDGES_NS
 
 __all__ = [
-    "Handler", "KernelStream", "PlainStream", "Stream", "Timebase", "acked_bytes_of", "keep_stamps_on",
-    "open_stream",
+    "CompiledStream", "Handler", "KernelStream", "PlainStream", "Stream", "Timebase", "acked_bytes_of",
+    "keep_stamps_on", "open_stream",
 ]  # fmt: skip
 
 READ_BYTES_MAX: Final = 65_536
 """One read; also what a slow reader on the other side can leave us holding, per direction."""
 SO_TIMESTAMPNS: Final = 35
 """Linux asm-generic/socket.h; Python's socket module does not name it."""
-LAG_SMALL_NS: Final = LAG_EDGES_NS[0]
 LAG_ABSURD_NS: Final = 60_000_000_000
 """No read waits a minute: the wall clock was set."""
 LAG_DOUBT_NS: Final = 10_000_000
@@ -215,7 +215,13 @@ class PlainStream:
         self.pending = 0
         self.closed = False
         self._reading = True
-        loop.add_reader(self._fd, self._readable)
+        self._watch()
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def _watch(self) -> None:
+        self._loop.add_reader(self._fd, self._readable)
 
     def _readable(self) -> None:
         try:
@@ -223,15 +229,16 @@ class PlainStream:
         except (BlockingIOError, InterruptedError):
             return
         except OSError as exc:
-            self._lose(exc)
+            self.lose(exc)
             return
         t_ns = mono_ns()
         if data:
             self.handler.on_data(data, t_ns)
         else:
-            self._ended()
+            self.ended()
 
-    def _ended(self) -> None:
+    def ended(self) -> None:
+        """The peer will send no more."""
         # The end stays readable for ever: stop looking, or the loop spins.
         self.pause()
         self.handler.on_eof()
@@ -244,13 +251,17 @@ class PlainStream:
                 sent = 0
             if sent == len(data):
                 return True
+            data = data[sent:]
+        self.keep(data)
+        return False
+
+    def keep(self, data: bytes) -> None:
+        """Send `data`, which the kernel did not take, as soon as it does."""
+        if self._out is None:
             self._out = deque()
             self._loop.add_writer(self._fd, self._writable)
-            data = data[sent:]
-        assert self._out is not None
         self._out.append(data)
         self.pending += len(data)
-        return False
 
     def _writable(self) -> None:
         out = self._out
@@ -268,7 +279,7 @@ class PlainStream:
         except (BlockingIOError, InterruptedError):
             return
         except OSError as exc:
-            self._lose(exc)
+            self.lose(exc)
             return
         self._out = None
         self._loop.remove_writer(self._fd)
@@ -290,7 +301,7 @@ class PlainStream:
     def resume(self) -> None:
         if not self._reading and not self.closed:
             self._reading = True
-            self._loop.add_reader(self._fd, self._readable)
+            self._watch()
 
     def shutdown_write(self) -> None:
         try:
@@ -337,7 +348,8 @@ class PlainStream:
         except OSError:
             return False
 
-    def _lose(self, error: OSError) -> None:
+    def lose(self, error: OSError) -> None:
+        """The connection is gone."""
         handler = self.handler
         self.close()
         handler.on_lost(error)
@@ -384,11 +396,11 @@ class KernelStream(PlainStream):
         except (BlockingIOError, InterruptedError):
             return
         except OSError as exc:
-            self._lose(exc)
+            self.lose(exc)
             return
         now_ns = mono_ns()
         if not data:
-            self._ended()
+            self.ended()
             return
         t_ns = now_ns
         if ancillary:
@@ -396,22 +408,54 @@ class KernelStream(PlainStream):
             timebase = self._timebase
             t_ns = seconds * 1_000_000_000 + ns + timebase.offset_ns
             lag_ns = now_ns - t_ns
-            if 0 <= lag_ns < LAG_SMALL_NS:
-                timebase.lag.note_small(lag_ns)
-            elif 0 <= lag_ns < LAG_DOUBT_NS:
+            if 0 <= lag_ns < LAG_DOUBT_NS:
                 timebase.lag.note(now_ns, lag_ns)
             elif -MAPPING_NS < lag_ns < 0:
                 # Before its own stamp by a hair: the clocks' mapping is that coarse.
                 t_ns = now_ns
-                timebase.lag.note_small(0)
+                timebase.lag.note(now_ns, 0)
             else:
                 t_ns = timebase.place(now_ns, seconds * 1_000_000_000 + ns)
         self.handler.on_data(data, t_ns)
+
+
+class CompiledStream(PlainStream):
+    """A TCP socket with a compiled reader; its stamps are the kernel's if `stamped`, else taken on read."""
+
+    __slots__ = ("_reader", "passage")
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        sock: socket.socket,
+        handler: Handler,
+        timebase: Timebase,
+        *,
+        stamped: bool,
+    ) -> None:
+        assert native.compiled is not None
+        self.passage: Any = None
+        """native.compiled.Passage: passes plain reads on, while its flow is the handler."""
+        self._fd = sock.fileno()
+        self._reader = native.compiled.Reader(self, timebase, stamped)
+        if stamped:
+            sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        super().__init__(loop, sock, handler, timebase)
+
+    def _watch(self) -> None:
+        self._loop.add_reader(self._fd, self._reader)
+
+    def close(self) -> None:
+        super().close()
+        self._reader.close()
+        self.passage = None
 
 
 def open_stream(
     loop: asyncio.AbstractEventLoop, sock: socket.socket, handler: Handler, timebase: Timebase, clock: str
 ) -> PlainStream:
     """The stream for a connected, non-blocking TCP socket and `relay.clock`."""
+    if native.compiled is not None:
+        return CompiledStream(loop, sock, handler, timebase, stamped=clock == "kernel")
     kind = KernelStream if clock == "kernel" else PlainStream
     return kind(loop, sock, handler, timebase)

@@ -203,7 +203,7 @@ class _Armed(Flow):
         self.arrival_ns = arrival_ns
         self.last_ns = t_ns
         self._relay.flows.add(self)
-        self.seq, self._tapped = self._tap.open(arrival_ns, data[:head_end], arm=self._note)
+        self.seq, self.tapped = self._tap.open(arrival_ns, data[:head_end], arm=self._note)
         self.request_bytes = head_end
         self._request_scanner = self._scanner_of(head)
         if len(data) == head_end:
@@ -241,8 +241,8 @@ class _Armed(Flow):
             unit = split.unit_of_body(head, body) if hindrance is None else None
             dealt, note = split.deal(unit, self.seq)
             self._dealt = dealt
-            if self._tapped:
-                self._tapped = self._tap.offer(FrameKind.ARM, self.seq, self.last_ns, 0, note)
+            if self.tapped:
+                self.tapped = self._tap.offer(FrameKind.ARM, self.seq, self.last_ns, 0, note)
         plan = dealt.plan
         if plan.headers:
             set_fields(head, plan.headers)

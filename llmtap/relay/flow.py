@@ -15,11 +15,12 @@ One class and one file, though long: its methods are the transitions of one stat
 import os
 from typing import TYPE_CHECKING, Final
 
+from llmtap import native
 from llmtap.clock import SystemClock
 from llmtap.errors import PeerProtocolError
 from llmtap.net.failures import failure_said, is_own_shortage
 from llmtap.net.pool import Attempt
-from llmtap.net.stream import Stream
+from llmtap.net.stream import CompiledStream, Stream
 from llmtap.record.outcome import Outcome
 from llmtap.relay.heads import own_answer, request_lines, response_lines
 from llmtap.relay.tunnel import Tunnel
@@ -67,9 +68,9 @@ class Flow:
         "_acked_bytes", "_again", "_answered", "_attempt", "_client", "_connect_ns", "_dealt", "_error",
         "_finishing", "_head_part", "_held", "_keep_client", "_keep_upstream", "_method", "_note", "_outcome",
         "_paused_since_ns", "_relay", "_request_end_ns", "_request_scanner", "_retries", "_reused",
-        "_room", "_route", "_scanner", "_sent", "_stream", "_tap", "_tapped", "_tunnel", "_upgrade",
+        "_room", "_route", "_scanner", "_sent", "_stream", "_tap", "_tunnel", "_upgrade",
         "_upload_broken", "_upstream", "_withheld", "arrival_ns", "last_ns", "over", "paused_ns",
-        "request_bytes", "response_bytes", "seq", "status",
+        "request_bytes", "response_bytes", "seq", "status", "tapped",
     )  # fmt: skip
 
     # Only while an experiment runs: see relay/arms.py.
@@ -108,7 +109,7 @@ class Flow:
         self._acked_bytes = 0  # by whoever did not take all at once, at the last look
         self._outcome = COMPLETE
         self._error: str | None = None
-        self._tapped = False
+        self.tapped = False
         self.over = False
         self.seq = 0
         self.status: int | None = None
@@ -160,7 +161,7 @@ class Flow:
                 self._again = request
             self._send_whole(request, whole, arrival_ns, t_ns)
             return rest
-        self.seq, self._tapped = self._tap.open(arrival_ns, data[:head_end], arm=self._note)
+        self.seq, self.tapped = self._tap.open(arrival_ns, data[:head_end], arm=self._note)
         self.request_bytes = head_end
         self._request_scanner = self._scanner_of(head)
         body, rest = self._scan_request(data[head_end:], t_ns) if len(data) > head_end else (b"", b"")
@@ -181,18 +182,18 @@ class Flow:
             try:
                 if upstream.write(request):
                     self._sent = True
-                    self.seq, self._tapped = self._tap.open(arrival_ns, whole, mono_ns(), SENT, self._note)
+                    self.seq, self.tapped = self._tap.open(arrival_ns, whole, mono_ns(), SENT, self._note)
                     return
             except OSError:
                 upstream.close()
                 self._upstream = upstream = None
-                self.seq, self._tapped = self._tap.open(arrival_ns, whole, t_ns, arm=self._note)
+                self.seq, self.tapped = self._tap.open(arrival_ns, whole, t_ns, arm=self._note)
                 self._retry(request)
                 return
             self._sent = True
-            self.seq, self._tapped = self._tap.open(arrival_ns, whole, t_ns, arm=self._note)
+            self.seq, self.tapped = self._tap.open(arrival_ns, whole, t_ns, arm=self._note)
             return  # `on_drained` will say when the rest was taken
-        self.seq, self._tapped = self._tap.open(arrival_ns, whole, t_ns, arm=self._note)
+        self.seq, self.tapped = self._tap.open(arrival_ns, whole, t_ns, arm=self._note)
         if upstream is not None:
             self._send_up(request)
         else:
@@ -230,8 +231,8 @@ class Flow:
         if end >= 0:
             data, rest = data[:end], data[end:]
         self.request_bytes += len(data)
-        if self._tapped:
-            self._tapped = self._tap.offer(REQUEST_DATA, self.seq, t_ns, 0, data)
+        if self.tapped:
+            self.tapped = self._tap.offer(REQUEST_DATA, self.seq, t_ns, 0, data)
         if end >= 0:
             self._request_scanner = None
             self._request_complete(t_ns)
@@ -240,8 +241,8 @@ class Flow:
     def _request_complete(self, t_ns: int) -> None:
         self._request_end_ns = t_ns
         self._client.request_complete()
-        if self._tapped:
-            self._tapped = self._tap.offer(FrameKind.REQUEST_END, self.seq, t_ns, 0)
+        if self.tapped:
+            self.tapped = self._tap.offer(FrameKind.REQUEST_END, self.seq, t_ns, 0)
 
     def request_data(self, data: bytes, t_ns: int) -> bytes:
         """More of the request's body; returns what stands behind its end."""
@@ -273,10 +274,10 @@ class Flow:
             self._stream.pause()
 
     def _note_submit(self) -> None:
-        if self._tapped:
+        if self.tapped:
             t_ns = mono_ns()
             added_ns = t_ns - self._request_end_ns
-            self._tapped = self._tap.offer(SUBMIT, self.seq, t_ns, added_ns)
+            self.tapped = self._tap.offer(SUBMIT, self.seq, t_ns, added_ns)
 
     def _upload_failed(self, data: bytes) -> None:
         upstream = self._upstream
@@ -358,12 +359,25 @@ class Flow:
             return
         self.last_ns = t_ns
         self.response_bytes += len(data)
-        if self._tapped:
-            self._tapped = self._tap.offer(RESPONSE_DATA, self.seq, t_ns, mono_ns() - t_ns, data)
+        if self.tapped:
+            self.tapped = self._tap.offer(RESPONSE_DATA, self.seq, t_ns, mono_ns() - t_ns, data)
         if end >= 0:
             self._body_complete(t_ns)
         elif not sent:
-            self._pause_upstream()
+            self.pause_upstream()
+
+    def offer_data(self, t_ns: int, added_ns: int, data: bytes) -> None:
+        """Add a frame of the body, where `Passage` could not."""
+        self.tapped = self._tap.offer(RESPONSE_DATA, self.seq, t_ns, added_ns, data)
+
+    def _pass_body(self, framing: Framing) -> None:
+        """Let compiled code pass the rest of the body on, if there is any: `on_data` for plain reads."""
+        upstream, client, tap = self._upstream, self._stream, self._tap
+        if isinstance(upstream, CompiledStream) and isinstance(client, CompiledStream):
+            assert native.compiled is not None
+            upstream.passage = native.compiled.Passage(
+                self, client, framing.value, self._scanner, tap.rows, tap.ledger.live
+            )
 
     def _on_head_data(self, data: bytes, t_ns: int) -> None:
         self.last_ns = t_ns
@@ -422,9 +436,9 @@ class Flow:
                 self.client_gone()
                 return
             if not sent:
-                self._pause_upstream()
-        if self._tapped:
-            self._tapped = self._tap.offer(FrameKind.INTERIM, self.seq, t_ns, 0, raw)
+                self.pause_upstream()
+        if self.tapped:
+            self.tapped = self._tap.offer(FrameKind.INTERIM, self.seq, t_ns, 0, raw)
 
     def _answer(self, head: ResponseHead, data: bytes, head_end: int, t_ns: int) -> None:
         """The final head, and whatever of the body came with it."""
@@ -467,18 +481,20 @@ class Flow:
             self.client_gone()
             return
         self.response_bytes += len(data)
-        if self._tapped:
+        if self.tapped:
             tap, added_ns = self._tap, mono_ns() - t_ns
             if end >= 0:
-                self._tapped = tap.offer(ANSWER, self.seq, t_ns, added_ns, data)
+                self.tapped = tap.offer(ANSWER, self.seq, t_ns, added_ns, data)
             else:
-                self._tapped = tap.offer(FrameKind.RESPONSE_HEAD, self.seq, t_ns, added_ns, data[:head_end])
+                self.tapped = tap.offer(FrameKind.RESPONSE_HEAD, self.seq, t_ns, added_ns, data[:head_end])
                 if len(data) > head_end:
-                    self._tapped = tap.offer(RESPONSE_DATA, self.seq, t_ns, added_ns, data[head_end:])
+                    self.tapped = tap.offer(RESPONSE_DATA, self.seq, t_ns, added_ns, data[head_end:])
         if end >= 0:
             self._answer_complete()
-        elif not sent:
-            self._pause_upstream()
+        else:
+            self._pass_body(head.framing)
+            if not sent:
+                self.pause_upstream()
 
     # What a client of HTTP/1.0 needs otherwise: relay/flow_http10.py.
 
@@ -499,7 +515,7 @@ class Flow:
         self._route.pool.unsolicited += 1
         self._relay.warn("upstream_unsolicited", self._error)
 
-    def _pause_upstream(self) -> None:
+    def pause_upstream(self) -> None:
         """The client is slow: read no more from the upstream until its socket has taken what we hold."""
         if self._upstream is not None and not self._paused_since_ns:
             self._paused_since_ns = mono_ns()
@@ -575,11 +591,11 @@ class Flow:
         except OSError:
             self.client_gone()
             return
-        if self._tapped:
+        if self.tapped:
             added_ns = mono_ns() - t_ns
-            self._tapped = self._tap.offer(FrameKind.RESPONSE_HEAD, self.seq, t_ns, added_ns, raw)
-        if self._tapped:
-            self._tapped = self._tap.offer(FrameKind.UPGRADED, self.seq, t_ns, 0)
+            self.tapped = self._tap.offer(FrameKind.RESPONSE_HEAD, self.seq, t_ns, added_ns, raw)
+        if self.tapped:
+            self.tapped = self._tap.offer(FrameKind.UPGRADED, self.seq, t_ns, 0)
         self._end_pause(mono_ns())  # from here on back-pressure is the tunnel's
         self._tunnel = tunnel = Tunnel(self, self._stream, upstream)
         early = self._client.hand_over()
@@ -595,8 +611,8 @@ class Flow:
             self.request_bytes += len(data)
         else:
             self.response_bytes += len(data)
-        if self._tapped:
-            self._tapped = self._tap.offer(kind, self.seq, t_ns, mono_ns() - t_ns, data)
+        if self.tapped:
+            self.tapped = self._tap.offer(kind, self.seq, t_ns, mono_ns() - t_ns, data)
 
     def tunnel_over(self, outcome: Outcome, error: str | None) -> None:
         """Both sides are closed."""
@@ -606,8 +622,8 @@ class Flow:
     # ---------------------------------------------------------------- the end
 
     def _body_complete(self, t_ns: int) -> None:
-        if self._tapped:
-            self._tapped = self._tap.offer(RESPONSE_END, self.seq, t_ns, 0)
+        if self.tapped:
+            self.tapped = self._tap.offer(RESPONSE_END, self.seq, t_ns, 0)
         self._answer_complete()
 
     def _answer_complete(self) -> None:
@@ -615,6 +631,8 @@ class Flow:
         upstream = self._upstream
         self._upstream = None
         if upstream is not None:
+            if isinstance(upstream, CompiledStream):
+                upstream.passage = None
             if (
                 self._keep_upstream
                 and self._request_end_ns
@@ -744,7 +762,7 @@ class Flow:
         self._end_pause(now_ns)
         relay.bytes_up += self.request_bytes
         relay.bytes_down += self.response_bytes
-        if self._tapped:
+        if self.tapped:
             closing = Closing(
                 outcome=self._outcome.value,
                 status=self.status,

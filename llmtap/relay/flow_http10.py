@@ -41,6 +41,10 @@ class FlowToHttp10(Flow):
         self._chunks.feed(body, pieces)
         return b"".join(pieces)
 
+    def _pass_body(self, framing: Framing) -> None:
+        if self._chunks is None:
+            super()._pass_body(framing)
+
     def on_data(self, data: bytes, t_ns: int) -> None:
         if self._chunks is None or self._scanner is None:
             super().on_data(data, t_ns)
@@ -61,12 +65,12 @@ class FlowToHttp10(Flow):
             return
         self.last_ns = t_ns
         self.response_bytes += len(data)
-        if self._tapped:
-            self._tapped = self._tap.offer(RESPONSE_DATA, self.seq, t_ns, mono_ns() - t_ns, data)
+        if self.tapped:
+            self.tapped = self._tap.offer(RESPONSE_DATA, self.seq, t_ns, mono_ns() - t_ns, data)
         if end >= 0:
             self._body_complete(t_ns)
         elif not sent:
-            self._pause_upstream()
+            self.pause_upstream()
 
     def _client_sees_close(self) -> bool:
         return self._chunks is not None or super()._client_sees_close()

@@ -5,15 +5,14 @@ import logging
 import os
 import resource
 import socket
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import msgspec
 
 from llmtap import native
 from llmtap.clock import Clock, SystemClock
 from llmtap.memory import resident_bytes
-from llmtap.net.lag import LagMeter
+from llmtap.net.lag import make_lag_meter
 from llmtap.net.listener import Listener
 from llmtap.net.pool import Origin, Pool, parse_origin
 from llmtap.net.stream import Timebase, keep_stamps_on, open_stream
@@ -26,7 +25,7 @@ from llmtap.relay.options import RelayOptions
 from llmtap.relay.route import Route
 from llmtap.tap.channel import Tap
 from llmtap.tap.experiment import Experiment, read_switch
-from llmtap.tap.frames import Anchored, FrameKind, Hello, RelayStatus
+from llmtap.tap.frames import Anchored, Frame, FrameKind, Hello, RelayStatus
 
 __all__ = ["Relay"]
 
@@ -71,9 +70,9 @@ class Relay:
         # stamp, unless it is so long that two events wait in one socket and share the later one's.
         probe_ns = int(PROBE_S * 1e9) + PROBE_GRAIN_NS
         if options.clock == "kernel":
-            self.lag = LagMeter(KERNEL_FLOOR_NS, blind_ns=probe_ns, blind_from_ns=probe_ns)
+            self.lag = make_lag_meter(KERNEL_FLOOR_NS, blind_ns=probe_ns, blind_from_ns=probe_ns)
         else:
-            self.lag = LagMeter(PROBE_GRAIN_NS, blind_ns=probe_ns, turns=2)
+            self.lag = make_lag_meter(PROBE_GRAIN_NS, blind_ns=probe_ns, turns=2)
         self._stamped = keep_stamps_on() if options.clock == "kernel" else None
         self._timebase = Timebase(clock, self.lag)
         self._told_anchor = self._timebase.anchor
@@ -348,7 +347,7 @@ class Relay:
             implementation_reason=native.REASON,
         )
 
-    def _anchor_news(self) -> Sequence[Any] | None:
+    def _anchor_news(self) -> Frame | None:
         """The frame of a new anchor, in front of every frame that it may concern."""
         timebase = self._timebase
         timebase.check()

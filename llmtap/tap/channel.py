@@ -9,12 +9,12 @@ import asyncio
 import logging
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
 import msgspec
 
-from llmtap.tap.frames import ACK, CONTROL, Closing, FrameKind, Hello, RelayStatus, pack_batch
+from llmtap.tap.frames import ACK, CONTROL, Closing, Frame, FrameKind, Hello, RelayStatus, make_frame_rows
 from llmtap.tap.ledger import Ledger
 
 __all__ = ["SOCKET_PATH_BYTES_MAX", "Tap"]
@@ -26,8 +26,6 @@ FLUSH_BYTES: Final = 128 << 10
 RECONNECT_S: Final = 0.1
 SOCKET_PATH_BYTES_MAX: Final = 107
 """unix(7): sun_path has 108 bytes, one of them for the end."""
-FRAME_BYTES: Final = 128
-"""What a frame costs us in memory beside its data: five items, about."""
 
 # By name: an enum's member costs a look-up in its class, and its value another, for every frame.
 OPEN: Final = int(FrameKind.OPEN)
@@ -50,7 +48,7 @@ class Tap:
         bytes_max: int,
         hello: Callable[[], Hello],
         on_word: Callable[[int], None] | None = None,
-        news: Callable[[], Sequence[Any] | None] | None = None,
+        news: Callable[[], Frame | None] | None = None,
     ) -> None:
         """`on_word` is told the words that the meter sends among its acknowledgements.
 
@@ -64,8 +62,8 @@ class Tap:
         self._news = news
         self.ledger = Ledger()
         self._sock: socket.socket | None = None
-        self._rows: list[Any] = []
-        self._gathered = 0  # bytes in _rows
+        self.rows = make_frame_rows()
+        """Frames for the next batch. While there are any, the timer runs."""
         self._batch_no = 0
         self._unsent: deque[memoryview] = deque()
         self._in_flight: deque[tuple[int, int]] = deque()  # (batch number, bytes) not yet acknowledged
@@ -81,7 +79,7 @@ class Tap:
     @property
     def pending_bytes(self) -> int:
         """Bytes gathered, unsent, or sent and not yet acknowledged."""
-        return self._gathered + self._outstanding
+        return self.rows.size + self._outstanding
 
     @property
     def connected(self) -> bool:
@@ -97,7 +95,7 @@ class Tap:
             ledger.drop(seq, "no_meter")
             return seq, False
         # Half the bound is kept for those already running: better none of an exchange than a part.
-        if self._gathered + self._outstanding > self._bytes_max // 2:
+        if self.rows.size + self._outstanding > self._bytes_max // 2:
             ledger.drop(seq, "overflow")
             return seq, False
         ledger.begin(seq)
@@ -110,15 +108,14 @@ class Tap:
         """Add a frame; False when the exchange is no longer measured and should stop offering."""
         if seq not in self.ledger.live:
             return False
-        if self._gathered + self._outstanding > self._bytes_max:
+        rows = self.rows
+        if rows.add(kind, seq, t_ns, extra_ns, data):
+            return True
+        if rows.size + self._outstanding > self._bytes_max:
             self.drop(seq, t_ns, "overflow")
             return False
-        # Inlined _append: this is the line that runs for every token of every stream.
-        self._rows += (kind, seq, t_ns, extra_ns, data)
-        self._gathered += len(data) + FRAME_BYTES
-        if self._timer is None:
-            self._timer = self._loop.call_later(FLUSH_S, self._flush)
-        elif self._gathered > FLUSH_BYTES:
+        self._append(kind, seq, t_ns, extra_ns, data)
+        if rows.size > FLUSH_BYTES:
             self._flush()
         return True
 
@@ -127,7 +124,7 @@ class Tap:
         offered = self.offer(CLOSE, seq, t_ns, 0, _json.encode(closing))
         # The offer may have flushed, and so have found that the meter is gone: ask the ledger again.
         if offered and seq in self.ledger.live:
-            self.ledger.close(seq, self._batch_no + 1 if self._rows else self._batch_no)
+            self.ledger.close(seq, self._batch_no + 1 if self.rows else self._batch_no)
 
     def drop(self, seq: int, t_ns: int, reason: str) -> None:
         """Takes an exchange back; nothing where it is over, or went with a meter that is gone."""
@@ -162,25 +159,28 @@ class Tap:
     # Inside.
 
     def _append(self, kind: int, seq: int, t_ns: int, extra_ns: int, data: bytes) -> None:
-        self._rows += (kind, seq, t_ns, extra_ns, data)
-        self._gathered += len(data) + FRAME_BYTES
+        self.rows.put(kind, seq, t_ns, extra_ns, data)
         if self._timer is None:
             self._timer = self._loop.call_later(FLUSH_S, self._flush)
+
+    def _bound(self) -> None:
+        """Set up to where frames are added without a look at the limits."""
+        self.rows.bound = min(FLUSH_BYTES, self._bytes_max - self._outstanding)
 
     def _flush(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        rows, self._rows, self._gathered = self._rows, [], 0
-        if not rows or self._sock is None:
+        if not self.rows:
             return
-        if self._news is not None and (frame := self._news()) is not None:
-            at = 5 if rows[0] == HELLO else 0
-            rows[at:at] = frame
+        if self._sock is None:
+            self.rows.clear()
+            return
         self._batch_no += 1
-        batch = pack_batch(self._batch_no, rows)
+        batch = self.rows.pack(self._batch_no, None if self._news is None else self._news())
         self._in_flight.append((self._batch_no, len(batch)))
         self._outstanding += len(batch)
+        self._bound()
         self._unsent.append(memoryview(batch))
         if not self._writing:
             self._send()
@@ -230,6 +230,7 @@ class Tap:
         if batch_no:
             while self._in_flight and self._in_flight[0][0] <= batch_no:
                 self._outstanding -= self._in_flight.popleft()[1]
+            self._bound()
             self.ledger.acknowledge(batch_no)
             if not self._outstanding:
                 self._settled.set()
@@ -250,10 +251,11 @@ class Tap:
                 self._writing = False
             self._sock.close()
             self._sock = None
-        self._rows, self._gathered = [], 0
+        self.rows.clear()
         self._unsent.clear()
         self._in_flight.clear()
         self._outstanding = 0
+        self._bound()
         self._acks = b""
         self._settled.set()
         self.ledger.lose_meter()

@@ -29,6 +29,7 @@ from llmtap import native
 __all__ = [
     "ACK",
     "CONTROL",
+    "FRAME_BYTES",
     "LAG_EDGES_NS",
     "Anchored",
     "Assigned",
@@ -37,9 +38,12 @@ __all__ = [
     "Frame",
     "FrameBatch",
     "FrameKind",
+    "FrameRows",
     "Hello",
     "PythonFrameBatch",
+    "PythonFrameRows",
     "RelayStatus",
+    "make_frame_rows",
     "pack_batch",
 ]
 
@@ -218,6 +222,9 @@ CONTROL: Final = 1 << 63
 """Batches are numbered from 1 and never get there."""
 BATCH_BYTES_MAX: Final = 64 << 20
 """A batch longer than this is not one of ours."""
+FRAME_BYTES: Final = 128
+"""What a frame is taken to cost in memory beside its data."""
+_HELLO: Final = int(FrameKind.HELLO)
 
 
 def pack_batch(batch_no: int, rows: list[Any]) -> bytes:
@@ -234,6 +241,75 @@ def pack_batch(batch_no: int, rows: list[Any]) -> bytes:
         array("I", map(len, datas)).tobytes(),
         blob,
     ))  # fmt: skip
+
+
+class FrameRows(Protocol):
+    """Frames that gather for the next batch."""
+
+    bound: int
+    """Bytes up to which `add` takes frames."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def size(self) -> int:
+        """Bytes of the data, and FRAME_BYTES for each frame."""
+
+    def add(self, kind: int, seq: int, t_ns: int, extra_ns: int, data: bytes) -> bool:
+        """Add a frame if it is not the first and stays within `bound`. Return whether."""
+
+    def put(self, kind: int, seq: int, t_ns: int, extra_ns: int, data: bytes) -> None:
+        """Add a frame."""
+
+    def pack(self, batch_no: int, news: Frame | None = None) -> bytes:
+        """Return the batch, with `news` in front of all frames but HELLO, and forget the frames."""
+
+    def clear(self) -> None:
+        """Forget the frames."""
+
+
+class PythonFrameRows:
+    """The reference."""
+
+    __slots__ = ("_rows", "bound", "size")
+
+    def __init__(self) -> None:
+        self._rows: list[Any] = []
+        self.bound = 0
+        self.size = 0
+
+    def __len__(self) -> int:
+        return len(self._rows) // 5
+
+    def add(self, kind: int, seq: int, t_ns: int, extra_ns: int, data: bytes) -> bool:
+        size = self.size + len(data) + FRAME_BYTES
+        if size > self.bound or not self._rows:
+            return False
+        self._rows += (kind, seq, t_ns, extra_ns, data)
+        self.size = size
+        return True
+
+    def put(self, kind: int, seq: int, t_ns: int, extra_ns: int, data: bytes) -> None:
+        self._rows += (kind, seq, t_ns, extra_ns, data)
+        self.size += len(data) + FRAME_BYTES
+
+    def pack(self, batch_no: int, news: Frame | None = None) -> bytes:
+        rows = self._rows
+        if news is not None:
+            at = 5 if rows and rows[0] == _HELLO else 0
+            rows[at:at] = news
+        batch = pack_batch(batch_no, rows)
+        self.clear()
+        return batch
+
+    def clear(self) -> None:
+        self._rows = []
+        self.size = 0
+
+
+def make_frame_rows() -> FrameRows:
+    rows: FrameRows = PythonFrameRows() if native.compiled is None else native.compiled.FrameRows()
+    return rows
 
 
 class BatchReader:

@@ -446,7 +446,7 @@ class ChunkedScanner:
         refused: names of fields (lower case) that are refused as trailers.
     """
 
-    __slots__ = ("_left", "_line", "_refused", "_trailers", "trailers")
+    __slots__ = ("_refused", "left", "line_part", "trailer_lines", "trailers")
 
     def __init__(
         self, trailers: list[bytes] | None = None, *, refused: frozenset[bytes] = frozenset()
@@ -454,14 +454,14 @@ class ChunkedScanner:
         self._refused = refused
         self.trailers = trailers
         """Where to put the trailer lines, for a reader that wants them."""
-        self._left = 0  # of the current chunk, its CR LF included
-        self._line = b""  # the part of a line that an earlier read ended with
-        self._trailers = -1  # trailer lines so far; -1 before the last chunk
+        self.left = 0  # of the current chunk, its CR LF included
+        self.line_part = b""  # the part of a line that an earlier read ended with
+        self.trailer_lines = -1  # trailer lines so far; -1 before the last chunk
 
     @property
     def between(self) -> bool:
         """The next byte begins a chunk."""
-        return not (self._left or self._line) and self._trailers < 0
+        return not (self.left or self.line_part) and self.trailer_lines < 0
 
     def whole(self, data: bytes) -> bytes:
         """The payload of `data`, where that is one whole chunk, as most reads of a token stream are.
@@ -482,7 +482,7 @@ class ChunkedScanner:
 
         Raises PeerProtocolError at the first byte that cannot be part of a chunked body.
         """
-        at, end, left = 0, len(data), self._left
+        at, end, left = 0, len(data), self.left
         while True:
             if left:
                 if left > end - at:
@@ -491,7 +491,7 @@ class ChunkedScanner:
                     left -= end - at
                     if left == 1 and data[-1:] != b"\r" and end > at:
                         raise PeerProtocolError("a chunk is longer than its size says")
-                    self._left = left
+                    self.left = left
                     return -1
                 stop = at + left
                 if data[max(at, stop - 2) : stop] != b"\r\n"[-left:]:
@@ -501,28 +501,28 @@ class ChunkedScanner:
                 at = stop
                 left = 0
             if at == end:
-                self._left = 0
+                self.left = 0
                 return -1
             stop = data.find(b"\n", at) + 1
             if not stop:
-                self._line += data[at:]
-                if len(self._line) > LINE_BYTES_MAX:
+                self.line_part += data[at:]
+                if len(self.line_part) > LINE_BYTES_MAX:
                     raise PeerProtocolError("a line of the chunked framing is too long")
-                self._check_part(self._line)
-                self._left = 0
+                self._check_part(self.line_part)
+                self.left = 0
                 return -1
             line = data[at:stop]
-            if self._line:
-                line = self._line + line
-                self._line = b""
+            if self.line_part:
+                line = self.line_part + line
+                self.line_part = b""
             at = stop
-            if self._trailers >= 0:
+            if self.trailer_lines >= 0:
                 if line == b"\r\n":
                     return at
-                self._trailers += 1
+                self.trailer_lines += 1
                 if _TRAILER_LINE.fullmatch(line) is None or len(line) > LINE_BYTES_MAX:
                     raise PeerProtocolError("a trailer line is malformed")
-                if self._trailers > TRAILER_LINES_MAX:
+                if self.trailer_lines > TRAILER_LINES_MAX:
                     raise PeerProtocolError("too many trailer lines")
                 self._check_trailer_name(line)
                 if self.trailers is not None:
@@ -536,7 +536,7 @@ class ChunkedScanner:
                 if len(line) <= 10 and len(_SIZES) < _SIZES_MAX:
                     _SIZES[line] = size
             if not size:
-                self._trailers = 0
+                self.trailer_lines = 0
                 continue
             left = size + 2
             # Mostly all of the chunk is here, and nothing of it has to be remembered.
@@ -548,7 +548,7 @@ class ChunkedScanner:
 
     def _check_part(self, line: bytes) -> None:
         """Raise PeerProtocolError if no valid line begins like this."""
-        if self._trailers < 0:
+        if self.trailer_lines < 0:
             if _SIZE_LINE_PART.fullmatch(line) is None:
                 raise PeerProtocolError(f"malformed chunk size line of {len(line)} bytes")
             return

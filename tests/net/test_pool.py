@@ -14,7 +14,7 @@ import pytest
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError
 from llmtap.net import pool as pool_module
-from llmtap.net.lag import LagMeter
+from llmtap.net.lag import make_lag_meter
 from llmtap.net.pool import Origin, Pool, parse_origin
 from llmtap.net.stream import Stream, Timebase
 from tests.net.test_stream import Notes
@@ -68,7 +68,7 @@ async def pool_to(
     pool = Pool(
         asyncio.get_running_loop(),
         parse_origin(url, "test"),
-        Timebase(SystemClock(), LagMeter(0)),
+        Timebase(SystemClock(), make_lag_meter(0)),
         clock="mono",
         idle_max=idle_max,
         idle_ns=idle_ns,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from llmtap.clock import ManualClock, SystemClock
-from llmtap.net.lag import LagMeter
+from llmtap.net.lag import make_lag_meter
 from llmtap.net.stream import LAG_ABSURD_NS, STEP_NS, KernelStream, Timebase
 from tests.support.clocks import STEPS_NS, KernelStamps, SettableClock
 from tests.support.peer import Peer, scene, wait_until
@@ -18,7 +18,7 @@ SET_BY = pytest.mark.parametrize("step_ns", STEPS_NS)
 
 
 def timebase(clock: ManualClock) -> Timebase:
-    return Timebase(clock, LagMeter(1_000))
+    return Timebase(clock, make_lag_meter(1_000))
 
 
 @SET_BY
@@ -141,7 +141,7 @@ class Stamps:
 async def test_the_kernels_stamps_survive_a_step(step_ns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SettableClock()
     monkeypatch.setattr("llmtap.net.stream._TIMESPEC", KernelStamps(clock))
-    base = Timebase(clock, LagMeter(1_000))
+    base = Timebase(clock, make_lag_meter(1_000))
     with socket.create_server(("127.0.0.1", 0)) as server:
         far = socket.create_connection(server.getsockname())
         near, _ = server.accept()

@@ -1,6 +1,7 @@
 """Invariant: frames come out as they went in, however the batches are cut; anything else is refused."""
 
 import struct
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -8,7 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.tap.frames import ACK, BATCH_BYTES_MAX, LAG_EDGES_NS, BatchReader, FrameKind, pack_batch
+from llmtap.tap.frames import (
+    ACK,
+    BATCH_BYTES_MAX,
+    FRAME_BYTES,
+    LAG_EDGES_NS,
+    BatchReader,
+    FrameKind,
+    FrameRows,
+    PythonFrameRows,
+    make_frame_rows,
+    pack_batch,
+)
 
 Row = tuple[int, int, int, int, bytes]
 
@@ -103,3 +115,56 @@ def test_an_acknowledgement_holds_any_batch_number() -> None:
 
 def test_lag_edges_rise() -> None:
     assert all(a < b for a, b in pairwise(LAG_EDGES_NS))
+
+
+# ---------------------------------------------------------------- the rows of the next batch
+
+NEWS: Row = (int(FrameKind.ANCHOR), 0, 5, -7, b"{}")
+EACH = pytest.mark.parametrize("make", [PythonFrameRows, make_frame_rows])
+"""The Python implementation, and the one that runs."""
+
+
+@EACH
+@given(st.lists(ROW, max_size=30), st.booleans(), st.booleans())
+def test_rows_come_out_as_they_went_in_with_news_behind_the_hello(
+    make: Callable[[], FrameRows], frames: list[Row], news: bool, hello: bool
+) -> None:
+    kept = make()
+    expected = [(int(FrameKind.HELLO), 0, 0, 0, b"{}"), *frames] if hello else list(frames)
+    for row in expected:
+        kept.put(*row)
+    assert (len(kept), kept.size) == (len(expected), sum(len(row[4]) + FRAME_BYTES for row in expected))
+    if news:
+        expected.insert(int(bool(expected) and expected[0][0] == FrameKind.HELLO), NEWS)
+    assert kept.pack(9, NEWS if news else None) == packed(9, expected)
+    assert (len(kept), kept.size) == (0, 0)
+    kept.put(*NEWS)
+    assert kept.pack(10) == packed(10, [NEWS]), "nothing of the last batch is left"
+
+
+@EACH
+def test_rows_are_added_behind_others_and_up_to_the_bound(make: Callable[[], FrameRows]) -> None:
+    kept = make()
+    kept.bound = 3 * FRAME_BYTES + 10
+    row: Row = (int(FrameKind.RESPONSE_DATA), 1, 2, 3, b"12345")
+    assert not kept.add(*row), "for the first one a timer has to be set"
+    kept.put(*row)
+    assert kept.add(*row)
+    assert not kept.add(*row), "beyond the bound"
+    assert kept.add(*row[:4], b"")
+    assert kept.pack(1) == packed(1, [row, row, (*row[:4], b"")])
+    kept.put(*row)
+    kept.clear()
+    assert (len(kept), kept.size) == (0, 0)
+    assert not kept.add(*row)
+
+
+@EACH
+@pytest.mark.parametrize(
+    "row", [(256, 1, 2, 3, b""), (-1, 1, 2, 3, b""), (8, 2**63, 2, 3, b""), (8, 1, 2, 2**63, b"")]
+)
+def test_what_no_frame_can_hold_raises(make: Callable[[], FrameRows], row: Row) -> None:
+    with pytest.raises((OverflowError, ValueError)):
+        kept = make()
+        kept.put(*row)
+        kept.pack(1)

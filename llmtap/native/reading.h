@@ -1,0 +1,23 @@
+/* One read and one send of a socket that does not block. Linux. */
+#ifndef LLMTAP_READING_H
+#define LLMTAP_READING_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+enum { LLMTAP_UNSTAMPED = -1 };
+
+/* CLOCK_MONOTONIC, in ns. */
+int64_t llmtap_mono_ns(void);
+
+/*
+ * recvmsg(2). With `stamped`, `wall_ns` is set to the kernel's receive stamp (SO_TIMESTAMPNS, in ns since the epoch);
+ * it stays as it is if there is none.
+ */
+ssize_t llmtap_receive(int fd, void *to, size_t room, int stamped, int64_t *wall_ns);
+
+/* send(2), without SIGPIPE. */
+ssize_t llmtap_send(int fd, const void *data, size_t len);
+
+#endif

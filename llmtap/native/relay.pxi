@@ -1,0 +1,341 @@
+# The relay's part: a read of a body goes from socket to socket, and a frame of it to the tap. Python twins:
+# net/lag.py (LagMeter), tap/frames.py (FrameRows), net/stream.py (Reader), relay/flow.py Flow.on_data (Passage).
+
+from cpython.mem cimport PyMem_Calloc, PyMem_Realloc
+from cpython.set cimport PySet_Contains
+from libc.errno cimport EAGAIN, EINTR, errno
+from libc.stdint cimport UINT32_MAX, uint8_t, uint64_t
+from libc.string cimport memmove, strerror
+
+cdef extern from "framing.h" nogil:
+    int64_t llmtap_chunks_left(const unsigned char *data, size_t len, int64_t left)
+
+cdef extern from "reading.h" nogil:
+    enum:
+        LLMTAP_UNSTAMPED
+    int64_t llmtap_mono_ns()
+    Py_ssize_t llmtap_receive(int fd, void *to, size_t room, int stamped, int64_t *wall_ns)
+    Py_ssize_t llmtap_send(int fd, const void *data, size_t len)
+
+cdef enum:
+    LAG_BUCKETS = 16
+    PEAKS_MAX = 4096
+    READ_BYTES_MAX = 65536
+    FRAME_BYTES = 128
+    HELLO = 1  # FrameKind
+    MAGIC = 0x4C4C5402
+    NS_PER_MS = 1000000
+
+cdef int64_t[LAG_BUCKETS - 1] LAG_EDGES_NS = [
+    50_000, 100_000, 200_000, 500_000, 1_000_000, 2_000_000, 5_000_000, 10_000_000, 20_000_000, 50_000_000,
+    100_000_000, 200_000_000, 500_000_000, 1_000_000_000, 5_000_000_000,
+]
+
+ctypedef struct Peak:
+    int64_t t_ns
+    int64_t lag_ns
+
+
+cdef class LagMeter:
+    """Twin of `PythonLagMeter` in net/lag.py."""
+
+    cdef readonly int64_t floor_ns, sum_ns, max_ns
+    cdef int64_t blind_ns, blind_from_ns, turns
+    cdef int64_t counts[LAG_BUCKETS]
+    cdef Peak *peaks  # a ring; from the first on they fall
+    cdef Py_ssize_t first, n
+
+    def __cinit__(self, int64_t floor_ns, *, int64_t blind_ns=0, int64_t blind_from_ns=0, int64_t turns=1):
+        self.floor_ns = floor_ns
+        self.blind_ns, self.blind_from_ns, self.turns = blind_ns, blind_from_ns, turns
+        self.peaks = <Peak *> PyMem_Calloc(PEAKS_MAX, sizeof(Peak))
+        if self.peaks == NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        PyMem_Free(self.peaks)
+
+    cdef inline Peak *peak(self, Py_ssize_t i) noexcept:
+        return &self.peaks[(self.first + i) % PEAKS_MAX]
+
+    @property
+    def buckets(self):
+        return [self.counts[i] for i in range(LAG_BUCKETS)]
+
+    def note(self, int64_t t_ns, int64_t lag_ns):
+        self.add(t_ns, lag_ns)
+
+    cdef void add(self, int64_t t_ns, int64_t lag_ns) noexcept:
+        cdef int i = 0
+        while i < LAG_BUCKETS - 1 and lag_ns > LAG_EDGES_NS[i]:
+            i += 1
+        self.counts[i] += 1
+        self.sum_ns += lag_ns
+        self.max_ns = max(self.max_ns, lag_ns)
+        if lag_ns <= self.floor_ns:
+            return
+        while self.n and self.peak(self.n - 1).lag_ns <= lag_ns:
+            self.n -= 1
+        if self.n == PEAKS_MAX:
+            # The two oldest become one, which only widens.
+            self.peak(1).lag_ns = self.peak(0).lag_ns
+            self.first = (self.first + 1) % PEAKS_MAX
+            self.n -= 1
+        self.peak(self.n).t_ns = t_ns
+        self.peak(self.n).lag_ns = lag_ns
+        self.n += 1
+
+    def worst_since(self, int64_t t_ns):
+        cdef Py_ssize_t low = 0, high = self.n, middle
+        while low < high:
+            middle = (low + high) // 2
+            if self.peak(middle).t_ns < t_ns:
+                low = middle + 1
+            else:
+                high = middle
+        cdef int64_t worst = self.peak(low).lag_ns * self.turns if low < self.n else self.floor_ns
+        return worst + self.blind_ns if worst >= self.blind_from_ns else worst
+
+    def forget_before(self, int64_t t_ns):
+        while self.n > 1 and self.peak(0).t_ns < t_ns:
+            self.first = (self.first + 1) % PEAKS_MAX
+            self.n -= 1
+
+    def take_max(self):
+        worst, self.max_ns = self.max_ns, 0
+        return worst
+
+
+ctypedef struct Row:
+    int64_t seq
+    int64_t t_ns
+    int64_t extra_ns
+    uint32_t size
+    uint8_t kind
+
+
+cdef class FrameRows:
+    """Twin of `PythonFrameRows` in tap/frames.py."""
+
+    cdef public int64_t bound
+    cdef readonly int64_t size
+    cdef Row *rows
+    cdef char *data
+    cdef Py_ssize_t n, room, data_bytes, data_room
+
+    def __dealloc__(self):
+        PyMem_Free(self.rows)
+        PyMem_Free(self.data)
+
+    def __len__(self):
+        return self.n
+
+    def put(self, uint8_t kind, int64_t seq, int64_t t_ns, int64_t extra_ns, bytes data not None):
+        self.append(kind, seq, t_ns, extra_ns, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+
+    def add(self, uint8_t kind, int64_t seq, int64_t t_ns, int64_t extra_ns, bytes data not None):
+        return self.append_within(kind, seq, t_ns, extra_ns, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+
+    cdef bint append_within(
+        self, uint8_t kind, int64_t seq, int64_t t_ns, int64_t extra_ns, const char *data, Py_ssize_t size
+    ) except -1:
+        if not self.n or self.size + size + FRAME_BYTES > self.bound:
+            return 0
+        self.append(kind, seq, t_ns, extra_ns, data, size)
+        return 1
+
+    cdef int append(
+        self, uint8_t kind, int64_t seq, int64_t t_ns, int64_t extra_ns, const char *data, Py_ssize_t size
+    ) except -1:
+        cdef Row *row
+        if size > UINT32_MAX:
+            raise OverflowError(f"a frame of {size} bytes")
+        if self.n == self.room:
+            self.rows = <Row *> _grown(self.rows, &self.room, self.n + 1, sizeof(Row))
+        if self.data_bytes + size > self.data_room:
+            self.data = <char *> _grown(self.data, &self.data_room, self.data_bytes + size, 1)
+        row = &self.rows[self.n]
+        row.kind, row.seq, row.t_ns, row.extra_ns, row.size = kind, seq, t_ns, extra_ns, <uint32_t> size
+        memcpy(self.data + self.data_bytes, data, size)
+        self.n += 1
+        self.data_bytes += size
+        self.size += size + FRAME_BYTES
+        return 0
+
+    def pack(self, uint64_t batch_no, news=None):
+        """Return the batch, with `news` in front of all frames but HELLO, and forget the rows."""
+        if news is not None:
+            self.put(*news)
+            self.to_front(1 if self.rows[0].kind == HELLO else 0)
+        cdef Py_ssize_t n = self.n, i
+        cdef bytes batch = PyBytes_FromStringAndSize(NULL, COLUMNS_AT + 29 * n + self.data_bytes)
+        cdef char *head = PyBytes_AS_STRING(batch)
+        cdef uint32_t[3] counts = [MAGIC, <uint32_t> n, <uint32_t> self.data_bytes]
+        memcpy(head, counts, 12)
+        memcpy(head + 12, &batch_no, 8)
+        cdef char *kinds = head + COLUMNS_AT
+        cdef char *seqs = kinds + n
+        cdef char *lengths = seqs + 24 * n
+        for i in range(n):
+            kinds[i] = <char> self.rows[i].kind
+            memcpy(seqs + 8 * i, &self.rows[i].seq, 8)
+            memcpy(seqs + 8 * (n + i), &self.rows[i].t_ns, 8)
+            memcpy(seqs + 8 * (2 * n + i), &self.rows[i].extra_ns, 8)
+            memcpy(lengths + 4 * i, &self.rows[i].size, 4)
+        memcpy(lengths + 4 * n, self.data, self.data_bytes)
+        self.clear()
+        return batch
+
+    cdef int to_front(self, Py_ssize_t at) except -1:
+        """Move the last frame to place `at`."""
+        cdef Row last = self.rows[self.n - 1]
+        cdef Py_ssize_t before = 0, i
+        for i in range(at):
+            before += self.rows[i].size
+        cdef bytes data = PyBytes_FromStringAndSize(self.data + self.data_bytes - last.size, last.size)
+        memmove(self.data + before + last.size, self.data + before, self.data_bytes - before - last.size)
+        memcpy(self.data + before, PyBytes_AS_STRING(data), last.size)
+        memmove(&self.rows[at + 1], &self.rows[at], (self.n - 1 - at) * sizeof(Row))
+        self.rows[at] = last
+        return 0
+
+    def clear(self):
+        self.n = self.data_bytes = 0
+        self.size = 0
+
+
+cdef void *_grown(void *block, Py_ssize_t *room, Py_ssize_t wanted, size_t item) except NULL:
+    """Return the block with room for `wanted` items, and some more."""
+    cdef Py_ssize_t fresh = wanted + wanted // 2 + 64
+    block = PyMem_Realloc(block, fresh * item)
+    if block == NULL:
+        raise MemoryError
+    room[0] = fresh
+    return block
+
+
+cdef enum:  # wire/http1.py Framing
+    BY_LENGTH = 1
+    BY_CHUNKS = 2
+    BY_CLOSE = 3
+
+
+cdef class Passage:
+    """Passes plain reads of an answer's body on, as `Flow.on_data` does. All state is in the objects it is given.
+
+    A read is plain if the body goes on behind it, the framing is plain (framing.h), and nothing waits to be sent.
+    """
+
+    cdef object flow, client, scanner, live, seq
+    cdef FrameRows rows
+    cdef int fd, framing
+    cdef int64_t number
+
+    def __cinit__(self, flow, client, int framing, scanner, FrameRows rows not None, set live not None):
+        self.flow, self.client, self.scanner, self.rows, self.live = flow, client, scanner, rows, live
+        self.fd = client.fileno()
+        self.seq = self.number = flow.seq
+        self.framing = framing
+
+    cdef int64_t left_behind(self, const unsigned char *data, Py_ssize_t size) except -2:
+        """What is left behind these bytes: of the body (BY_LENGTH) or the chunk; -1: they are not plain."""
+        cdef int64_t left
+        scanner = self.scanner
+        if self.framing == BY_CLOSE:
+            return 0
+        left = scanner.left
+        if self.framing == BY_LENGTH:
+            return left - size if left > size else -1
+        if scanner.line_part or scanner.trailer_lines >= 0:
+            return -1
+        return llmtap_chunks_left(data, size, left)
+
+    cdef bint take(self, const unsigned char *data, Py_ssize_t size, int64_t t_ns) except -1:
+        """Pass the bytes on; 0: they are not plain, and nothing has happened."""
+        client, flow = self.client, self.flow
+        if client.closed or client.pending:
+            return 0
+        cdef int64_t left = self.left_behind(data, size)
+        if left < 0:
+            return 0
+        cdef Py_ssize_t sent = llmtap_send(self.fd, data, size)
+        if sent < 0:
+            if errno != EAGAIN and errno != EINTR:
+                flow.client_gone()
+                return 1
+            sent = 0
+        if sent < size:
+            client.keep(PyBytes_FromStringAndSize(<const char *> data + sent, size - sent))
+        if self.framing != BY_CLOSE:
+            self.scanner.left = left
+        flow.last_ns = t_ns
+        flow.response_bytes += size
+        cdef int64_t added_ns
+        if flow.tapped:
+            added_ns = llmtap_mono_ns() - t_ns
+            if not PySet_Contains(self.live, self.seq) or not self.rows.append_within(
+                RESPONSE_DATA, self.number, t_ns, added_ns, <const char *> data, size
+            ):
+                flow.offer_data(t_ns, added_ns, PyBytes_FromStringAndSize(<const char *> data, size))
+        if sent < size:
+            flow.pause_upstream()
+        return 1
+
+
+# One for all streams: whatever is read has been passed on or copied before Python code runs that might read.
+cdef unsigned char[READ_BYTES_MAX] _buffer
+
+
+cdef class Reader:
+    """The callback that reads a stream, as `KernelStream._readable`, or `PlainStream._readable` if not `stamped`."""
+
+    cdef object stream, timebase
+    cdef LagMeter lag
+    cdef int fd
+    cdef bint stamped
+
+    def __cinit__(self, stream, timebase, bint stamped):
+        self.stream, self.timebase = stream, timebase
+        self.lag = timebase.lag
+        self.fd = stream.fileno()
+        self.stamped = stamped
+
+    def close(self):
+        """Read no more: the file descriptor may be another socket's from now on."""
+        self.stream = None
+
+    def __call__(self):
+        cdef int64_t wall_ns = LLMTAP_UNSTAMPED, now_ns, t_ns
+        cdef Py_ssize_t size
+        stream = self.stream
+        if stream is None:
+            return
+        size = llmtap_receive(self.fd, _buffer, READ_BYTES_MAX, self.stamped, &wall_ns)
+        if size < 0:
+            if errno != EAGAIN and errno != EINTR:
+                stream.lose(OSError(errno, strerror(errno).decode()))
+            return
+        now_ns = llmtap_mono_ns()
+        if not size:
+            stream.ended()
+            return
+        t_ns = now_ns if wall_ns == LLMTAP_UNSTAMPED else self.placed(now_ns, wall_ns)
+        handler, passage = stream.handler, stream.passage
+        if passage is not None and (<Passage?> passage).flow is handler:
+            if (<Passage> passage).take(_buffer, size, t_ns):
+                return
+        handler.on_data(PyBytes_FromStringAndSize(<const char *> _buffer, size), t_ns)
+
+    cdef int64_t placed(self, int64_t now_ns, int64_t wall_ns) except? -1:
+        """The monotonic stamp for a kernel stamp."""
+        cdef int64_t offset_ns = self.timebase.offset_ns
+        cdef int64_t lag_ns = now_ns - wall_ns - offset_ns
+        if 0 <= lag_ns < 10 * NS_PER_MS:
+            self.lag.add(now_ns, lag_ns)
+        elif -NS_PER_MS < lag_ns < 0:
+            # Before its own stamp by a hair: the clocks' mapping is that coarse.
+            self.lag.add(now_ns, 0)
+            return now_ns
+        else:
+            return self.timebase.place(now_ns, wall_ns)
+        return now_ns - lag_ns
