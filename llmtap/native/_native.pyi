@@ -67,16 +67,25 @@ class FrameRows:
     def pack(self, batch_no: int, news: tuple[int, int, int, int, bytes] | None = None, /) -> bytes: ...
     def clear(self) -> None: ...
 
+class FlowState:
+    """relay/flow.py FlowState."""
+
+    seq: int
+    last_ns: int
+    response_bytes: int
+
 class Passage:
     """relay/flow.py Flow.on_data."""
 
     def __init__(
-        self, flow: Any, client: Any, framing: int, scanner: Any, rows: FrameRows, live: set[int], /
+        self, flow: FlowState, client: Reader, framing: int, scanner: Any, rows: FrameRows, live: set[int], /
     ) -> None: ...
 
 class Reader:
     """net/stream.py PlainStream._readable and KernelStream._readable."""
 
+    passage: Passage | None
     def __init__(self, stream: Any, timebase: Any, stamped: bool, /) -> None: ...
     def __call__(self) -> None: ...
+    def is_quiet(self) -> bool: ...
     def close(self) -> None: ...

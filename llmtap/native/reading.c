@@ -38,4 +38,9 @@ ssize_t llmtap_receive(int fd, void *to, size_t room, int stamped, int64_t *wall
     return size;
 }
 
+ssize_t llmtap_peek(int fd) {
+    char byte;
+    return recv(fd, &byte, 1, MSG_DONTWAIT | MSG_PEEK);
+}
+
 ssize_t llmtap_send(int fd, const void *data, size_t len) { return send(fd, data, len, MSG_DONTWAIT | MSG_NOSIGNAL); }

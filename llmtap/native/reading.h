@@ -17,6 +17,9 @@ int64_t llmtap_mono_ns(void);
  */
 ssize_t llmtap_receive(int fd, void *to, size_t room, int stamped, int64_t *wall_ns);
 
+/* recv(2) of one byte, which stays to be read. */
+ssize_t llmtap_peek(int fd);
+
 /* send(2), without SIGPIPE. */
 ssize_t llmtap_send(int fd, const void *data, size_t len);
 

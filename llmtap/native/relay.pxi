@@ -1,5 +1,5 @@
 # The relay's part: a read of a body goes from socket to socket, and a frame of it to the tap. Python twins:
-# net/lag.py (LagMeter), tap/frames.py (FrameRows), net/stream.py (Reader), relay/flow.py Flow.on_data (Passage).
+# net/lag.py (LagMeter), tap/frames.py (FrameRows), net/stream.py (Reader), relay/flow.py (FlowState, Passage).
 
 from cpython.mem cimport PyMem_Calloc, PyMem_Realloc
 from cpython.set cimport PySet_Contains
@@ -15,6 +15,7 @@ cdef extern from "reading.h" nogil:
         LLMTAP_UNSTAMPED
     int64_t llmtap_mono_ns()
     Py_ssize_t llmtap_receive(int fd, void *to, size_t room, int stamped, int64_t *wall_ns)
+    Py_ssize_t llmtap_peek(int fd)
     Py_ssize_t llmtap_send(int fd, const void *data, size_t len)
 
 cdef enum:
@@ -24,7 +25,8 @@ cdef enum:
     FRAME_BYTES = 128
     HELLO = 1  # FrameKind
     MAGIC = 0x4C4C5402
-    NS_PER_MS = 1000000
+    MAPPING_NS = 1000000  # net/stream.py
+    LAG_DOUBT_NS = 10000000
 
 cdef int64_t[LAG_BUCKETS - 1] LAG_EDGES_NS = [
     50_000, 100_000, 200_000, 500_000, 1_000_000, 2_000_000, 5_000_000, 10_000_000, 20_000_000, 50_000_000,
@@ -214,6 +216,12 @@ cdef void *_grown(void *block, Py_ssize_t *room, Py_ssize_t wanted, size_t item)
     return block
 
 
+cdef class FlowState:
+    """Twin of `PythonFlowState` in relay/flow.py."""
+
+    cdef public int64_t seq, last_ns, response_bytes
+
+
 cdef enum:  # wire/http1.py Framing
     BY_LENGTH = 1
     BY_CHUNKS = 2
@@ -221,64 +229,76 @@ cdef enum:  # wire/http1.py Framing
 
 
 cdef class Passage:
-    """Passes plain reads of an answer's body on, as `Flow.on_data` does. All state is in the objects it is given.
+    """Passes plain reads of an answer's body on, as `Flow.on_data` does.
 
     A read is plain if the body goes on behind it, the framing is plain (framing.h), and nothing waits to be sent.
     """
 
-    cdef object flow, client, scanner, live, seq
+    cdef FlowState flow
+    cdef Reader client  # of the client's stream
+    cdef object scanner, live, seq
     cdef FrameRows rows
-    cdef int fd, framing
-    cdef int64_t number
+    cdef int framing
+    cdef int64_t left  # of the body (BY_LENGTH) or of the chunk; -1: Python has to read on
 
-    def __cinit__(self, flow, client, int framing, scanner, FrameRows rows not None, set live not None):
-        self.flow, self.client, self.scanner, self.rows, self.live = flow, client, scanner, rows, live
-        self.fd = client.fileno()
-        self.seq = self.number = flow.seq
-        self.framing = framing
+    def __cinit__(
+        self, FlowState flow not None, Reader client not None, int framing, scanner, FrameRows rows not None,
+        set live not None,
+    ):
+        self.flow, self.client, self.framing, self.scanner = flow, client, framing, scanner
+        self.rows, self.live, self.seq = rows, live, flow.seq
+        self.load()
 
-    cdef int64_t left_behind(self, const unsigned char *data, Py_ssize_t size) except -2:
-        """What is left behind these bytes: of the body (BY_LENGTH) or the chunk; -1: they are not plain."""
-        cdef int64_t left
+    cdef int load(self) except -1:
+        """Learn from the scanner how the body stands."""
         scanner = self.scanner
         if self.framing == BY_CLOSE:
-            return 0
-        left = scanner.left
+            self.left = 0
+        elif self.framing == BY_CHUNKS and (scanner.line_part or scanner.trailer_lines >= 0):
+            self.left = -1
+        else:
+            self.left = scanner.left
+        return 0
+
+    cdef int store(self) except -1:
+        """Tell the scanner."""
+        if self.framing != BY_CLOSE and self.left >= 0:
+            self.scanner.left = self.left
+        return 0
+
+    cdef int64_t left_behind(self, const unsigned char *data, Py_ssize_t size) noexcept:
+        """What is left behind these bytes; -1: they are not plain."""
+        if self.framing == BY_CHUNKS:
+            return llmtap_chunks_left(data, size, self.left)
         if self.framing == BY_LENGTH:
-            return left - size if left > size else -1
-        if scanner.line_part or scanner.trailer_lines >= 0:
-            return -1
-        return llmtap_chunks_left(data, size, left)
+            return self.left - size if self.left > size else -1
+        return 0
 
     cdef bint take(self, const unsigned char *data, Py_ssize_t size, int64_t t_ns) except -1:
         """Pass the bytes on; 0: they are not plain, and nothing has happened."""
-        client, flow = self.client, self.flow
-        if client.closed or client.pending:
+        client, flow = self.client.stream, self.flow
+        if client is None or client.pending:
             return 0
-        cdef int64_t left = self.left_behind(data, size)
+        cdef int64_t left = self.left_behind(data, size), added_ns
         if left < 0:
             return 0
-        cdef Py_ssize_t sent = llmtap_send(self.fd, data, size)
+        cdef Py_ssize_t sent = llmtap_send(self.client.fd, data, size)
         if sent < 0:
             if errno != EAGAIN and errno != EINTR:
-                flow.client_gone()
+                (<object> flow).client_gone()
                 return 1
             sent = 0
+        self.left = left
         if sent < size:
             client.keep(PyBytes_FromStringAndSize(<const char *> data + sent, size - sent))
-        if self.framing != BY_CLOSE:
-            self.scanner.left = left
         flow.last_ns = t_ns
         flow.response_bytes += size
-        cdef int64_t added_ns
-        if flow.tapped:
+        if PySet_Contains(self.live, self.seq):
             added_ns = llmtap_mono_ns() - t_ns
-            if not PySet_Contains(self.live, self.seq) or not self.rows.append_within(
-                RESPONSE_DATA, self.number, t_ns, added_ns, <const char *> data, size
-            ):
-                flow.offer_data(t_ns, added_ns, PyBytes_FromStringAndSize(<const char *> data, size))
+            if not self.rows.append_within(RESPONSE_DATA, flow.seq, t_ns, added_ns, <const char *> data, size):
+                (<object> flow).offer_data(t_ns, added_ns, PyBytes_FromStringAndSize(<const char *> data, size))
         if sent < size:
-            flow.pause_upstream()
+            (<object> flow).pause_upstream()
         return 1
 
 
@@ -287,12 +307,16 @@ cdef unsigned char[READ_BYTES_MAX] _buffer
 
 
 cdef class Reader:
-    """The callback that reads a stream, as `KernelStream._readable`, or `PlainStream._readable` if not `stamped`."""
+    """The callback that reads a stream, as `KernelStream._readable`, or `PlainStream._readable` if not `stamped`.
+
+    `passage`, if there is one, takes plain reads while its flow is the stream's handler.
+    """
 
     cdef object stream, timebase
     cdef LagMeter lag
     cdef int fd
     cdef bint stamped
+    cdef public Passage passage
 
     def __cinit__(self, stream, timebase, bint stamped):
         self.stream, self.timebase = stream, timebase
@@ -302,12 +326,16 @@ cdef class Reader:
 
     def close(self):
         """Read no more: the file descriptor may be another socket's from now on."""
-        self.stream = None
+        self.stream = self.passage = None
+
+    def is_quiet(self):
+        """Whether the connection is open, and there is nothing to read."""
+        return self.stream is not None and llmtap_peek(self.fd) < 0 and errno == EAGAIN
 
     def __call__(self):
         cdef int64_t wall_ns = LLMTAP_UNSTAMPED, now_ns, t_ns
         cdef Py_ssize_t size
-        stream = self.stream
+        stream, passage = self.stream, self.passage
         if stream is None:
             return
         size = llmtap_receive(self.fd, _buffer, READ_BYTES_MAX, self.stamped, &wall_ns)
@@ -320,19 +348,21 @@ cdef class Reader:
             stream.ended()
             return
         t_ns = now_ns if wall_ns == LLMTAP_UNSTAMPED else self.placed(now_ns, wall_ns)
-        handler, passage = stream.handler, stream.passage
-        if passage is not None and (<Passage?> passage).flow is handler:
-            if (<Passage> passage).take(_buffer, size, t_ns):
-                return
-        handler.on_data(PyBytes_FromStringAndSize(<const char *> _buffer, size), t_ns)
+        handler = stream.handler
+        if passage is None or passage.flow is not handler:
+            handler.on_data(PyBytes_FromStringAndSize(<const char *> _buffer, size), t_ns)
+        elif not passage.take(_buffer, size, t_ns):
+            passage.store()
+            handler.on_data(PyBytes_FromStringAndSize(<const char *> _buffer, size), t_ns)
+            passage.load()
 
     cdef int64_t placed(self, int64_t now_ns, int64_t wall_ns) except? -1:
         """The monotonic stamp for a kernel stamp."""
         cdef int64_t offset_ns = self.timebase.offset_ns
         cdef int64_t lag_ns = now_ns - wall_ns - offset_ns
-        if 0 <= lag_ns < 10 * NS_PER_MS:
+        if 0 <= lag_ns < LAG_DOUBT_NS:
             self.lag.add(now_ns, lag_ns)
-        elif -NS_PER_MS < lag_ns < 0:
+        elif -MAPPING_NS < lag_ns < 0:
             # Before its own stamp by a hair: the clocks' mapping is that coarse.
             self.lag.add(now_ns, 0)
             return now_ns

@@ -422,7 +422,7 @@ class KernelStream(PlainStream):
 class CompiledStream(PlainStream):
     """A TCP socket with a compiled reader; its stamps are the kernel's if `stamped`, else taken on read."""
 
-    __slots__ = ("_reader", "passage")
+    __slots__ = ("reader",)
 
     def __init__(
         self,
@@ -434,21 +434,21 @@ class CompiledStream(PlainStream):
         stamped: bool,
     ) -> None:
         assert native.compiled is not None
-        self.passage: Any = None
-        """native.compiled.Passage: passes plain reads on, while its flow is the handler."""
         self._fd = sock.fileno()
-        self._reader = native.compiled.Reader(self, timebase, stamped)
+        self.reader: Any = native.compiled.Reader(self, timebase, stamped)
         if stamped:
             sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
         super().__init__(loop, sock, handler, timebase)
 
     def _watch(self) -> None:
-        self._loop.add_reader(self._fd, self._reader)
+        self._loop.add_reader(self._fd, self.reader)
+
+    def is_alive(self) -> bool:
+        return bool(self.reader.is_quiet())
 
     def close(self) -> None:
         super().close()
-        self._reader.close()
-        self.passage = None
+        self.reader.close()
 
 
 def open_stream(

@@ -61,7 +61,24 @@ COMPLETE: Final = Outcome.COMPLETE
 mono_ns = SystemClock.mono_ns
 
 
-class Flow:
+class PythonFlowState:
+    """What compiled code changes, too (native/relay.pxi), and so a part of its own."""
+
+    __slots__ = ("last_ns", "response_bytes", "seq")
+
+    def __init__(self) -> None:
+        self.seq = 0
+        self.last_ns = 0
+        self.response_bytes = 0
+
+
+if TYPE_CHECKING:
+    FlowState = PythonFlowState
+else:
+    FlowState = PythonFlowState if native.compiled is None else native.compiled.FlowState
+
+
+class Flow(FlowState):
     """An exchange between a client's connection and the upstream; the upstream stream's handler."""
 
     __slots__ = (
@@ -69,8 +86,8 @@ class Flow:
         "_finishing", "_head_part", "_held", "_keep_client", "_keep_upstream", "_method", "_note", "_outcome",
         "_paused_since_ns", "_relay", "_request_end_ns", "_request_scanner", "_retries", "_reused",
         "_room", "_route", "_scanner", "_sent", "_stream", "_tap", "_tunnel", "_upgrade",
-        "_upload_broken", "_upstream", "_withheld", "arrival_ns", "last_ns", "over", "paused_ns",
-        "request_bytes", "response_bytes", "seq", "status", "tapped",
+        "_upload_broken", "_upstream", "_withheld", "arrival_ns", "over", "paused_ns",
+        "request_bytes", "status", "tapped",
     )  # fmt: skip
 
     # Only while an experiment runs: see relay/arms.py.
@@ -78,6 +95,7 @@ class Flow:
     _room: int
 
     def __init__(self, relay: "Relay", client: "ClientConnection", stream: Stream) -> None:
+        super().__init__()
         self._relay = relay
         self._client = client
         self._stream = stream
@@ -111,13 +129,10 @@ class Flow:
         self._error: str | None = None
         self.tapped = False
         self.over = False
-        self.seq = 0
         self.status: int | None = None
         self.arrival_ns = 0
-        self.last_ns = 0
         self.paused_ns = 0
         self.request_bytes = 0
-        self.response_bytes = 0
 
     # ---------------------------------------------------------------- the request
 
@@ -375,8 +390,8 @@ class Flow:
         upstream, client, tap = self._upstream, self._stream, self._tap
         if isinstance(upstream, CompiledStream) and isinstance(client, CompiledStream):
             assert native.compiled is not None
-            upstream.passage = native.compiled.Passage(
-                self, client, framing.value, self._scanner, tap.rows, tap.ledger.live
+            upstream.reader.passage = native.compiled.Passage(
+                self, client.reader, framing.value, self._scanner, tap.rows, tap.ledger.live
             )
 
     def _on_head_data(self, data: bytes, t_ns: int) -> None:
@@ -632,7 +647,7 @@ class Flow:
         self._upstream = None
         if upstream is not None:
             if isinstance(upstream, CompiledStream):
-                upstream.passage = None
+                upstream.reader.passage = None
             if (
                 self._keep_upstream
                 and self._request_end_ns

@@ -274,7 +274,7 @@ async def test_a_reader_that_is_called_too_late_reads_no_other_socket() -> None:
     async with pair() as (stream, notes, _, _):
         if not isinstance(stream, CompiledStream):
             pytest.skip("of the compiled reader, which holds the number of the socket")
-        number, reader = stream.fileno(), stream._reader
+        number, reader = stream.fileno(), stream.reader
         ours, theirs = socket.socketpair()
         with ours, theirs:
             stream.close()
