@@ -50,8 +50,8 @@ class _Formatter(logging.Formatter):
 
 def set_up(setup: LogSetup) -> None:
     """Send this process's log lines to stderr."""
-    # There is a line for each exchange, and none names a thread, a process or a place in the code. A line costs a
-    # fifth less without these: "Optimization" in the HOWTO of Python's logging.
+    # There is a line for each exchange, and none names a thread, a process or a place in the code. A line
+    # costs a fifth less without these: "Optimization" in the HOWTO of Python's logging.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging._srcfile = None
     handler = logging.StreamHandler(sys.stderr)
