@@ -73,12 +73,13 @@ class FlowState:
     seq: int
     last_ns: int
     response_bytes: int
+    tapped: bool
 
 class Passage:
     """relay/flow.py Flow.on_data."""
 
     def __init__(
-        self, flow: FlowState, client: Reader, framing: int, scanner: Any, rows: FrameRows, live: set[int], /
+        self, flow: FlowState, client: Reader, framing: int, scanner: Any, rows: FrameRows, /
     ) -> None: ...
 
 class Reader:

@@ -2,7 +2,6 @@
 # net/lag.py (LagMeter), tap/frames.py (FrameRows), net/stream.py (Reader), relay/flow.py (FlowState, Passage).
 
 from cpython.mem cimport PyMem_Calloc, PyMem_Realloc
-from cpython.set cimport PySet_Contains
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport UINT32_MAX, uint8_t, uint64_t
 from libc.string cimport memmove, strerror
@@ -121,6 +120,7 @@ cdef class FrameRows:
 
     cdef public int64_t bound
     cdef readonly int64_t size
+    cdef int64_t epoch  # how often rows were forgotten that had not been packed
     cdef Row *rows
     cdef char *data
     cdef Py_ssize_t n, room, data_bytes, data_room
@@ -185,7 +185,7 @@ cdef class FrameRows:
             memcpy(seqs + 8 * (2 * n + i), &self.rows[i].extra_ns, 8)
             memcpy(lengths + 4 * i, &self.rows[i].size, 4)
         memcpy(lengths + 4 * n, self.data, self.data_bytes)
-        self.clear()
+        self.n = self.data_bytes = self.size = 0
         return batch
 
     cdef int to_front(self, Py_ssize_t at) except -1:
@@ -202,8 +202,8 @@ cdef class FrameRows:
         return 0
 
     def clear(self):
-        self.n = self.data_bytes = 0
-        self.size = 0
+        self.n = self.data_bytes = self.size = 0
+        self.epoch += 1
 
 
 cdef void *_grown(void *block, Py_ssize_t *room, Py_ssize_t wanted, size_t item) except NULL:
@@ -220,6 +220,7 @@ cdef class FlowState:
     """Twin of `PythonFlowState` in relay/flow.py."""
 
     cdef public int64_t seq, last_ns, response_bytes
+    cdef public bint tapped
 
 
 cdef enum:  # wire/http1.py Framing
@@ -236,17 +237,17 @@ cdef class Passage:
 
     cdef FlowState flow
     cdef Reader client  # of the client's stream
-    cdef object scanner, live, seq
+    cdef object scanner
     cdef FrameRows rows
     cdef int framing
+    cdef int64_t epoch  # of the rows
     cdef int64_t left  # of the body (BY_LENGTH) or of the chunk; -1: Python has to read on
 
     def __cinit__(
-        self, FlowState flow not None, Reader client not None, int framing, scanner, FrameRows rows not None,
-        set live not None,
+        self, FlowState flow not None, Reader client not None, int framing, scanner, FrameRows rows not None
     ):
         self.flow, self.client, self.framing, self.scanner = flow, client, framing, scanner
-        self.rows, self.live, self.seq = rows, live, flow.seq
+        self.rows, self.epoch = rows, rows.epoch
         self.load()
 
     cdef int load(self) except -1:
@@ -293,9 +294,12 @@ cdef class Passage:
             client.keep(PyBytes_FromStringAndSize(<const char *> data + sent, size - sent))
         flow.last_ns = t_ns
         flow.response_bytes += size
-        if PySet_Contains(self.live, self.seq):
+        if flow.tapped:
             added_ns = llmtap_mono_ns() - t_ns
-            if not self.rows.append_within(RESPONSE_DATA, flow.seq, t_ns, added_ns, <const char *> data, size):
+            # Once a meter was lost, the tap has to say whether this exchange is still measured.
+            if self.rows.epoch != self.epoch or not self.rows.append_within(
+                RESPONSE_DATA, flow.seq, t_ns, added_ns, <const char *> data, size
+            ):
                 (<object> flow).offer_data(t_ns, added_ns, PyBytes_FromStringAndSize(<const char *> data, size))
         if sent < size:
             (<object> flow).pause_upstream()
@@ -309,7 +313,7 @@ cdef unsigned char[READ_BYTES_MAX] _buffer
 cdef class Reader:
     """The callback that reads a stream, as `KernelStream._readable`, or `PlainStream._readable` if not `stamped`.
 
-    `passage`, if there is one, takes plain reads while its flow is the stream's handler.
+    `passage`, if there is one, takes plain reads. Its flow is the stream's handler, and removes it at the body's end.
     """
 
     cdef object stream, timebase
@@ -348,12 +352,11 @@ cdef class Reader:
             stream.ended()
             return
         t_ns = now_ns if wall_ns == LLMTAP_UNSTAMPED else self.placed(now_ns, wall_ns)
-        handler = stream.handler
-        if passage is None or passage.flow is not handler:
-            handler.on_data(PyBytes_FromStringAndSize(<const char *> _buffer, size), t_ns)
+        if passage is None:
+            stream.handler.on_data(PyBytes_FromStringAndSize(<const char *> _buffer, size), t_ns)
         elif not passage.take(_buffer, size, t_ns):
             passage.store()
-            handler.on_data(PyBytes_FromStringAndSize(<const char *> _buffer, size), t_ns)
+            stream.handler.on_data(PyBytes_FromStringAndSize(<const char *> _buffer, size), t_ns)
             passage.load()
 
     cdef int64_t placed(self, int64_t now_ns, int64_t wall_ns) except? -1:

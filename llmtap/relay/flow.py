@@ -64,10 +64,11 @@ mono_ns = SystemClock.mono_ns
 class PythonFlowState:
     """What compiled code changes, too (native/relay.pxi), and so a part of its own."""
 
-    __slots__ = ("last_ns", "response_bytes", "seq")
+    __slots__ = ("last_ns", "response_bytes", "seq", "tapped")
 
     def __init__(self) -> None:
         self.seq = 0
+        self.tapped = False
         self.last_ns = 0
         self.response_bytes = 0
 
@@ -87,7 +88,7 @@ class Flow(FlowState):
         "_paused_since_ns", "_relay", "_request_end_ns", "_request_scanner", "_retries", "_reused",
         "_room", "_route", "_scanner", "_sent", "_stream", "_tap", "_tunnel", "_upgrade",
         "_upload_broken", "_upstream", "_withheld", "arrival_ns", "over", "paused_ns",
-        "request_bytes", "status", "tapped",
+        "request_bytes", "status",
     )  # fmt: skip
 
     # Only while an experiment runs: see relay/arms.py.
@@ -127,7 +128,6 @@ class Flow(FlowState):
         self._acked_bytes = 0  # by whoever did not take all at once, at the last look
         self._outcome = COMPLETE
         self._error: str | None = None
-        self.tapped = False
         self.over = False
         self.status: int | None = None
         self.arrival_ns = 0
@@ -387,11 +387,11 @@ class Flow(FlowState):
 
     def _pass_body(self, framing: Framing) -> None:
         """Let compiled code pass the rest of the body on, if there is any: `on_data` for plain reads."""
-        upstream, client, tap = self._upstream, self._stream, self._tap
+        upstream, client = self._upstream, self._stream
         if isinstance(upstream, CompiledStream) and isinstance(client, CompiledStream):
             assert native.compiled is not None
             upstream.reader.passage = native.compiled.Passage(
-                self, client.reader, framing.value, self._scanner, tap.rows, tap.ledger.live
+                self, client.reader, framing.value, self._scanner, self._tap.rows
             )
 
     def _on_head_data(self, data: bytes, t_ns: int) -> None:
