@@ -1,4 +1,4 @@
-"""The only reader of clocks.
+"""The only reader of clocks, with `native/reading.c`.
 
 Everyone else is given a Clock or handed a stamp. Monotonic time is for measuring, wall time for
 labels, and no expression mixes them: a WallAnchor turns one into the other at the edge.

@@ -19,7 +19,7 @@ __all__ = ["LocalFiles"]
 
 log = logging.getLogger(__name__)
 
-_OURS: Final = re.compile(r"llmtap-\d{8}T\d{9}Z-[A-Za-z0-9_]+-\d{4,}-[0-9a-f]{4}\.parquet")
+_OURS: Final = re.compile(r"llmtap-\d{8}T\d{9}Z-[A-Za-z0-9_]+-\d{4,}-[0-9a-f]{4,8}\.parquet")
 """Only what we may have made is counted, and deleted at the bound."""
 
 

@@ -124,7 +124,7 @@ class RunWriter:
         now_ns = self._clock.wall_ns()
         when = f"{datetime.fromtimestamp(now_ns // 10**9, UTC):%Y%m%dT%H%M%S}{now_ns // 10**6 % 1_000:03d}Z"
         tag = re.sub(r"[^A-Za-z0-9_]", "_", self._info.capture)
-        name = f"llmtap-{when}-{tag}-{self._files:04d}-{secrets.token_hex(2)}.parquet"
+        name = f"llmtap-{when}-{tag}-{self._files:04d}-{secrets.token_hex(4)}.parquet"
         info = msgspec.structs.replace(
             self._info, ledger=Ledger(relays, meter=self._meter, closed=last), began_ns=now_ns
         )

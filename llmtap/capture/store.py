@@ -342,7 +342,7 @@ class Store:
         now_ns = self._clock.wall_ns()
         at = datetime.fromtimestamp(now_ns // 1_000_000_000, UTC)
         when = f"{at:%Y%m%dT%H%M%S}{now_ns // 1_000_000 % 1_000:03d}Z"
-        name = f"llmtap-{when}-{self._tag}-{self._number:04d}-{secrets.token_hex(2)}.spool"
+        name = f"llmtap-{when}-{self._tag}-{self._number:04d}-{secrets.token_hex(4)}.spool"
         writer = SpoolWriter(self._folder / name, msgspec.structs.replace(self.info, began_ns=now_ns))
         if self._options.fsync == "batch":
             try:

@@ -26,7 +26,7 @@ _DURATIONS: Final = re.compile(r"\d+\.\d s \([\d,]+ rows/s\)|(?<=\([0-9a-f]{16}\
 _CONVERTED: Final = re.compile(r'(?<=  "seconds": )[\d.e-]+')
 _PARQUET_SIZE: Final = re.compile(r"(?<= to )[\d.,]+ \w+(?=, \(duration\))")
 """Of a file that was written: another version of Arrow makes another."""
-_CAPTURE_ID: Final = re.compile(r"\d{8}T\d{6}(?:\d{3}Z-\d{8}T\d{6})?[-_][0-9a-f]{6}(?:-\d{4}-[0-9a-f]{4})?")
+_CAPTURE_ID: Final = re.compile(r"\d{8}T\d{6}(?:\d{3}Z-\d{8}T\d{6})?[-_][0-9a-f]{6}(?:-\d{4}-[0-9a-f]{4,8})?")
 _PYTHON: Final = re.compile(r'python="[\d.]+')
 _IMPLEMENTATION: Final = re.compile(
     r'(?<=implementation=")(?:native|python)(?=")|(?<="implementation": )"(?:native|python)"'
