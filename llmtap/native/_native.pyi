@@ -60,6 +60,7 @@ class FrameRows:
     """tap/frames.py FrameRows."""
 
     bound: int
+    epoch: int
     size: int
     def __len__(self) -> int: ...
     def add(self, kind: int, seq: int, t_ns: int, extra_ns: int, data: bytes, /) -> bool: ...

@@ -118,12 +118,15 @@ ctypedef struct Row:
 cdef class FrameRows:
     """Twin of `PythonFrameRows` in tap/frames.py."""
 
-    cdef public int64_t bound
+    cdef public int64_t bound, epoch
     cdef readonly int64_t size
-    cdef int64_t epoch  # how often rows were forgotten that had not been packed
     cdef Row *rows
     cdef char *data
     cdef Py_ssize_t n, room, data_bytes, data_room
+
+    def __cinit__(self):
+        self.rows = <Row *> _grown(NULL, &self.room, 1, sizeof(Row))
+        self.data = <char *> _grown(NULL, &self.data_room, 1, 1)
 
     def __dealloc__(self):
         PyMem_Free(self.rows)
@@ -185,7 +188,7 @@ cdef class FrameRows:
             memcpy(seqs + 8 * (2 * n + i), &self.rows[i].extra_ns, 8)
             memcpy(lengths + 4 * i, &self.rows[i].size, 4)
         memcpy(lengths + 4 * n, self.data, self.data_bytes)
-        self.n = self.data_bytes = self.size = 0
+        self.clear()
         return batch
 
     cdef int to_front(self, Py_ssize_t at) except -1:
@@ -203,7 +206,6 @@ cdef class FrameRows:
 
     def clear(self):
         self.n = self.data_bytes = self.size = 0
-        self.epoch += 1
 
 
 cdef void *_grown(void *block, Py_ssize_t *room, Py_ssize_t wanted, size_t item) except NULL:
@@ -296,11 +298,12 @@ cdef class Passage:
         flow.response_bytes += size
         if flow.tapped:
             added_ns = llmtap_mono_ns() - t_ns
-            # Once a meter was lost, the tap has to say whether this exchange is still measured.
+            # In a new epoch the tap has to say whether this exchange is still measured.
             if self.rows.epoch != self.epoch or not self.rows.append_within(
                 RESPONSE_DATA, flow.seq, t_ns, added_ns, <const char *> data, size
             ):
                 (<object> flow).offer_data(t_ns, added_ns, PyBytes_FromStringAndSize(<const char *> data, size))
+                self.epoch = self.rows.epoch
         if sent < size:
             (<object> flow).pause_upstream()
         return 1

@@ -130,6 +130,7 @@ class Tap:
         """Takes an exchange back; nothing where it is over, or went with a meter that is gone."""
         if seq in self.ledger.live:
             self.ledger.drop(seq, reason)
+            self.rows.epoch += 1
             # Beyond the bound, too: by it the meter lets go of what it has. It is small, and the last one.
             self._append(DROP, seq, t_ns, 0, b"")
 
@@ -252,6 +253,7 @@ class Tap:
             self._sock.close()
             self._sock = None
         self.rows.clear()
+        self.rows.epoch += 1
         self._unsent.clear()
         self._in_flight.clear()
         self._outstanding = 0

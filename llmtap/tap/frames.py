@@ -248,6 +248,8 @@ class FrameRows(Protocol):
 
     bound: int
     """Bytes up to which `add` takes frames."""
+    epoch: int
+    """Grows when an exchange that was measured is no longer: whoever adds by himself asks the tap again."""
 
     def __len__(self) -> int: ...
 
@@ -271,11 +273,12 @@ class FrameRows(Protocol):
 class PythonFrameRows:
     """The reference."""
 
-    __slots__ = ("_rows", "bound", "size")
+    __slots__ = ("_rows", "bound", "epoch", "size")
 
     def __init__(self) -> None:
         self._rows: list[Any] = []
         self.bound = 0
+        self.epoch = 0
         self.size = 0
 
     def __len__(self) -> int:

@@ -106,7 +106,7 @@ def run_tests(tree: Path, tests: list[str]) -> None:
     about = {
         "LD_PRELOAD": f"{library('libasan.so')} {library('libubsan.so')}",
         "PYTHONMALLOC": "malloc",
-        "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=0",
+        "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=0:quarantine_size_mb=8",  # tests look at memory
         "UBSAN_OPTIONS": "print_stacktrace=1",
         "PYTHONPATH": str(tree),
     }
@@ -118,6 +118,7 @@ def run_tests(tree: Path, tests: list[str]) -> None:
         "0",
         "-p",
         "no:cacheprovider",
+        "-s",  # pytest would keep a sanitizer's report to itself
         "--rootdir",
         str(tree),
         "-c",

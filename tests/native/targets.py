@@ -21,6 +21,7 @@ from llmtap.wire.repetition import LooseRepetition, Repetition, find_repetition
 from llmtap.wire.sse import SseParser
 from tests.native.cases import ChunkedBodies, TokenEvents, in_a_chunk
 from tests.native.messages import Heads, Requests, Responses
+from tests.native.passages import Passages
 
 __all__ = ["FULL", "TARGETS", "Framing", "Target", "Tokens"]
 
@@ -220,4 +221,5 @@ def _read(dialect: OpenAIChat | Anthropic, block: bytes) -> Delta | None:
 
 TARGETS: Final[dict[str, Callable[[Random], Target]]] = {
     "framing": Framing, "tokens": Tokens, "heads": Heads, "requests": Requests, "responses": Responses,
+    "passages": Passages,
 }  # fmt: skip
