@@ -1,6 +1,7 @@
 """The simulated engine's server with gRPC, on a real socket."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -42,3 +43,6 @@ async def grpc_engine(
         yield GrpcEngine(server)
     finally:
         await runner.cleanup()
+        # gRPC's queue of events belongs to the process and goes with the last server and channel. What gRPC keeps
+        # in cycles after an aborted call would leave the queue for the next test, with events of a closed loop.
+        gc.collect()

@@ -126,8 +126,9 @@ class GrpcService:
 
     async def stop(self) -> None:
         """Cut what is under way."""
-        if self._server is not None:
-            await self._server.stop(None)
+        server, self._server = self._server, None  # it refers back to us: let it go now, and gRPC's poller with it
+        if server is not None:
+            await server.stop(None)
 
     async def _generate(self, request: bytes, context: Any) -> None:
         reception = self._reception
