@@ -43,6 +43,7 @@ async def grpc_engine(
         yield GrpcEngine(server)
     finally:
         await runner.cleanup()
-        # gRPC's queue of events belongs to the process and goes with the last server and channel. What gRPC keeps
-        # in cycles after an aborted call would leave the queue for the next test, with events of a closed loop.
+        # gRPC's queue of events belongs to the process and goes with the last server and channel.
+        # What gRPC keeps in cycles after an aborted call would leave the queue for the next test,
+        # with events of a closed loop.
         gc.collect()

@@ -126,7 +126,8 @@ class GrpcService:
 
     async def stop(self) -> None:
         """Cut what is under way."""
-        server, self._server = self._server, None  # it refers back to us: let it go now, and gRPC's poller with it
+        # It refers back to us. Let it go now, and gRPC's poller with it.
+        server, self._server = self._server, None
         if server is not None:
             await server.stop(None)
 
