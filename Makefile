@@ -90,20 +90,20 @@ bench: $(STAMP)  ## the relay beside nginx, HAProxy and LLM gateways (see benchm
 	$(BIN)/python benchmarks/relay/run.py
 
 e2e: $(STAMP)  ## a real engine, gateway, client and Prometheus, with the tap between them; clients of the simulated one
-	$(BIN)/python e2e/prometheus.py
-	$(BIN)/python e2e/browser.py
-	$(BIN)/python e2e/run.py
-	$(BIN)/python e2e/replay.py
-	$(BIN)/python e2e/clients.py
-	$(BIN)/python e2e/middleware.py
-	$(BIN)/python e2e/live_streams.py
-	$(BIN)/python e2e/fleet.py
+	$(BIN)/python tests/e2e/prometheus.py
+	$(BIN)/python tests/e2e/browser.py
+	$(BIN)/python tests/e2e/run.py
+	$(BIN)/python tests/e2e/replay.py
+	$(BIN)/python tests/e2e/clients.py
+	$(BIN)/python tests/e2e/middleware.py
+	$(BIN)/python tests/e2e/live_streams.py
+	$(BIN)/python tests/e2e/fleet.py
 
-wheel:  ## the wheel for this Python, into dist/; tried where no compiler is, and the sources, too (see e2e/README.md)
-	$(PYTHON) e2e/wheel.py
+wheel:  ## the wheel for this Python, into dist/; tried where no compiler is, and the sources, too (see tests/e2e/README.md)
+	$(PYTHON) tests/e2e/wheel.py
 
-image-check: $(STAMP)  ## deploy/Containerfile built by podman and its image tried; needs root (see e2e/README.md)
-	$(BIN)/python e2e/image.py
+image-check: $(STAMP)  ## deploy/Containerfile built by podman and its image tried; needs root (see tests/e2e/README.md)
+	$(BIN)/python tests/e2e/image.py
 
 clean:  ## remove what the targets made
 	rm -rf $(VENV) $(VENV)-runtime build dist site .e2e .mypy_cache .ruff_cache .pytest_cache .hypothesis benchmarks/relay/build benchmarks/load/build

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from llmtap.relay.options import RelayOptions
+from llmtap.vantage.relay.options import RelayOptions
 
 __all__ = ["PUBLISHED", "Figure", "Inputs", "Need", "Scenario", "measured", "needs"]
 

@@ -16,14 +16,14 @@ import typer
 from msgspec import NODEFAULT
 from msgspec.structs import FieldInfo
 
-from llmtap.bench.registry import TESTS, test_named
+from llmtap.bench.run.registry import TESTS, test_named
 from llmtap.cli.main import app, load_commands
 from llmtap.config import Settings
-from llmtap.meter.openapi import document
+from llmtap.meter.admin.openapi import document
 from llmtap.meter.options import SloOptions
 from llmtap.settings import explained
-from llmtap.sim.gateway.options import keys
-from llmtap.sim.readings import explain
+from llmtap.sim.model_options import explain
+from llmtap.sim.server.options import keys
 from llmtap.sim.serving import explain_serving
 from llmtap.units import Bytes, Duration, encode_special, format_ns
 

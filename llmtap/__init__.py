@@ -6,7 +6,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from llmtap.capture.reader import Capture, CaptureError, read
+    from llmtap.capture.read.reader import Capture, CaptureError, read
 
 __all__ = ["Capture", "CaptureError", "__version__", "read"]
 
@@ -16,7 +16,7 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> object:
     # Arrow takes 200 ms and 40 MB, and the relay imports this package, too: only for who reads captures.
     if name in ("Capture", "CaptureError", "read"):
-        from llmtap.capture import reader
+        from llmtap.capture.read import reader
 
         return getattr(reader, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

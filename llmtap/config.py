@@ -16,14 +16,14 @@ from typing import Any, Final, get_args, get_origin, get_type_hints
 import msgspec
 
 from llmtap.capture.options import CaptureOptions
+from llmtap.channel.experiment import ExperimentOptions
 from llmtap.errors import ConfigError
 from llmtap.export.options import STANDARD_ENV, OtlpOptions
 from llmtap.log import LogSetup
 from llmtap.meter.options import CostOptions, MeterOptions, SloOptions, TenantOptions, check_slos
-from llmtap.relay.options import RelayOptions
-from llmtap.tap.experiment import ExperimentOptions
 from llmtap.units import read_special
 from llmtap.user_files import decode_json, read_toml
+from llmtap.vantage.relay.options import RelayOptions
 
 __all__ = ["Settings", "fingerprint", "keys", "load_settings"]
 

@@ -12,8 +12,8 @@ from llmtap.config import Settings, fingerprint, keys, load_settings
 from llmtap.errors import ConfigError
 from llmtap.log import LogSetup
 from llmtap.meter.options import MeterOptions, SloOptions, TenantRule
-from llmtap.relay.options import RelayOptions
 from llmtap.supervisor.supervisor import check_settings
+from llmtap.vantage.relay.options import RelayOptions
 
 HOUSE = Path(__file__).parents[1]
 OTHERS = ("workload.toml", "bench.toml", "bench-sim.toml")

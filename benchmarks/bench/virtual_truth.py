@@ -14,7 +14,7 @@ from random import Random
 from llmtap.metrics.fairness import jain_readings
 from llmtap.metrics.statistics import percentile
 from llmtap.sim.engine import Engine
-from llmtap.sim.readings import read_settings
+from llmtap.sim.model_options import read_settings
 from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.sim.serving import Setup, read_serving
 from llmtap.sim.virtual import play

@@ -26,7 +26,7 @@ SHAPE = 1 / 13.28**2
 RATE_RPS = 0.27
 PROGRAM = """
 import json, resource, sys
-from llmtap.capture.convert import convert
+from llmtap.traces.convert import convert
 report = convert(sys.argv[1], sys.argv[2], target_format=sys.argv[3]).to_dict()
 report["peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 report["cpu_seconds"] = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])

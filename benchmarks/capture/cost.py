@@ -34,15 +34,15 @@ from rich.console import Console
 from rich.table import Table
 
 import llmtap
-from llmtap.capture.convert import convert
 from llmtap.capture.options import CaptureOptions
 from llmtap.capture.schema import CaptureInfo
+from llmtap.channel.frames import BatchReader, FrameKind, Hello, pack_batch
 from llmtap.clock import SystemClock
-from llmtap.meter.assembler import Assembler
 from llmtap.meter.options import MeterOptions
-from llmtap.meter.recorder import Recorder
-from llmtap.meter.tally import Tally
-from llmtap.tap.frames import BatchReader, FrameKind, Hello, pack_batch
+from llmtap.meter.pipeline.assembler import Assembler
+from llmtap.meter.pipeline.recorder import Recorder
+from llmtap.meter.pipeline.tally import Tally
+from llmtap.traces.convert import convert
 from llmtap.units import Bytes, Duration
 
 TOKENS: Final = 205

@@ -20,7 +20,7 @@ HERE = Path(__file__).resolve().parent
 BUILD = HERE / "build"
 TOKENIZER = BUILD / "tokenizer"
 AIPERF_ELSEWHERE = HERE.parents[1] / ".e2e/bench"  # `make e2e` has it, from the same requirements
-AIPERF_REQUIREMENTS = HERE.parents[1] / "e2e/requirements-bench.txt"
+AIPERF_REQUIREMENTS = HERE.parents[1] / "tests/e2e/requirements-bench.txt"
 
 # What the two clients import; versions are those that were current on 2026-11-22.
 CLIENT_PACKAGES = [

@@ -27,12 +27,12 @@ from rich.table import Table
 from llmtap.errors import ConfigError
 from llmtap.load.bodies import BodyMaker, BodyOptions
 from llmtap.load.prepared import prepare
-from llmtap.workload.counter import TokenCounter, load_counter
-from llmtap.workload.fitted_prompts import RowPrompts
-from llmtap.workload.prompt import Prompt
+from llmtap.workload.prompts.counter import TokenCounter, load_counter
+from llmtap.workload.prompts.fitted_prompts import RowPrompts
+from llmtap.workload.prompts.prompt import Prompt
+from llmtap.workload.prompts.text import Words
+from llmtap.workload.prompts.tokenizer import Tokenizer
 from llmtap.workload.requests import Requests
-from llmtap.workload.text import Words
-from llmtap.workload.tokenizer import Tokenizer
 from llmtap.workload.trace import load_trace
 
 CHECKED = 200

@@ -28,12 +28,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from llmtap.channel.channel import Tap
+from llmtap.channel.frames import BatchReader, Closing, FrameKind, Hello, pack_batch
 from llmtap.clock import SystemClock, WallAnchor
-from llmtap.meter.assembler import Assembler
 from llmtap.meter.options import MeterOptions
-from llmtap.meter.tally import Tally
-from llmtap.tap.channel import Tap
-from llmtap.tap.frames import BatchReader, Closing, FrameKind, Hello, pack_batch
+from llmtap.meter.pipeline.assembler import Assembler
+from llmtap.meter.pipeline.tally import Tally
 
 STREAMS = 200
 """Open at once."""

@@ -19,12 +19,12 @@ from pathlib import Path
 
 from rich.console import Console
 
+from llmtap.channel.frames import LAG_EDGES_NS, Hello, RelayStatus
 from llmtap.clock import ManualClock
+from llmtap.exchange.exchange import OUTPUT, EventLog, Exchange, Timeline, Tokens
+from llmtap.exchange.outcome import EventClass, TokenSource
 from llmtap.meter.options import WINDOWS, MeterOptions, SloOptions, TenantOptions
-from llmtap.meter.tally import Tally
-from llmtap.record.exchange import OUTPUT, EventLog, Exchange, Timeline, Tokens
-from llmtap.record.outcome import EventClass, TokenSource
-from llmtap.tap.frames import LAG_EDGES_NS, Hello, RelayStatus
+from llmtap.meter.pipeline.tally import Tally
 
 MS = 1_000_000
 S = 1_000_000_000

@@ -89,7 +89,7 @@ def children_of(pid: int) -> dict[str, int]:
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         command = Path(f"/proc/{child}/cmdline").read_bytes()
         for name in ("relay", "meter"):
-            if f"llmtap.{name}".encode() in command:
+            if f".{name}".encode() in command:
                 found[name] = int(child)
     return found
 

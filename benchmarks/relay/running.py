@@ -56,7 +56,7 @@ def role_of(command: str) -> str:
     """
     if "llmtap.meter" in command:
         return "meter"
-    if "llmtap" in command and "llmtap.relay" not in command:
+    if "llmtap" in command and "llmtap.vantage.relay" not in command:
         return "supervisor"
     return "relay"
 

@@ -28,13 +28,13 @@ import uvloop
 from started import cpu_of, wait_ready
 
 from llmtap.sim.engine import Engine
-from llmtap.sim.gateway.prompts import prefix_blocks
-from llmtap.sim.readings import read_settings
+from llmtap.sim.model_options import read_settings
 from llmtap.sim.schedulers.registry import SCHEDULERS
+from llmtap.sim.server.prompts import prefix_blocks
 from llmtap.sim.serving import Setup, read_serving
 from llmtap.sim.virtual import play
+from llmtap.workload.prompts.words import say
 from llmtap.workload.requests import Requests
-from llmtap.workload.words import say
 
 BINS = "1,20,50"
 CHAT = "/v1/chat/completions"

@@ -23,13 +23,13 @@ from typing import Any, Final
 
 from tables import table
 
+from llmtap.exchange.exchange import Exchange, Timeline, Tokens
+from llmtap.exchange.outcome import TokenSource
 from llmtap.metrics.statistics import percentile
-from llmtap.record.exchange import Exchange, Timeline, Tokens
-from llmtap.record.outcome import TokenSource
-from llmtap.sim.readings import Readings
+from llmtap.sim.model_options import Readings
 from llmtap.sim.serving import Serving
-from llmtap.sim.tunnel.fitting import IterationFit, fit_exchanges
-from llmtap.sim.tunnel.wind_tunnel import fly
+from llmtap.sim.sweep.fitting import IterationFit, fit_exchanges
+from llmtap.sim.sweep.simulate import fly
 from llmtap.workload.requests import Requests
 
 SHARES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}

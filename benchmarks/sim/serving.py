@@ -20,9 +20,9 @@ from typing import Any
 from tables import table
 
 from llmtap.metrics.objectives import Objectives
-from llmtap.sim.readings import Readings
+from llmtap.sim.model_options import Readings
 from llmtap.sim.serving import read_serving
-from llmtap.sim.tunnel.wind_tunnel import fly
+from llmtap.sim.sweep.simulate import fly
 from llmtap.workload.synthetic import WORKLOADS, draw
 from llmtap.workload.trace import Trace
 

@@ -23,8 +23,8 @@ from typing import Any, Final
 from tables import table
 
 from llmtap.sim.latency import SEED_MODEL
-from llmtap.sim.readings import Readings, read_settings
-from llmtap.sim.tunnel.wind_tunnel import Flight, fly
+from llmtap.sim.model_options import Readings, read_settings
+from llmtap.sim.sweep.simulate import Flight, fly
 from llmtap.workload.requests import Requests
 from llmtap.workload.trace import Trace, load_trace
 

@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import llmtap
-from llmtap.capture.integrity import Integrity
+from llmtap.capture.read.integrity import Integrity
 
 __all__ = ["Accounts", "Sums", "far_from", "metrics_sums", "settle"]
 

@@ -60,7 +60,7 @@ class Act:
 def role_of(command: str) -> str:
     """What a process of `llmtap proxy` does."""
     for role in ("relay", "meter"):
-        if f"llmtap.{role}" in command:
+        if f".{role}" in command:
             return role
     return "supervisor"
 

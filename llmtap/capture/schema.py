@@ -21,7 +21,7 @@ __all__ = [
     "with_info",
 ]
 
-from llmtap.record.outcome import EventClass
+from llmtap.exchange.outcome import EventClass
 from llmtap.user_files import decode_json
 
 VERSION: Final = 1

@@ -11,15 +11,15 @@ import typer
 
 from llmtap.cli.bench import bench
 from llmtap.cli.outputs import STDOUT, need_outputs, write_output
-from llmtap.cli.stopping import Heard
+from llmtap.cli.signals import Heard
 from llmtap.errors import ConfigError
 from llmtap.units import Duration, parse_duration_ns
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from llmtap.bench.exo import ExoBench
-    from llmtap.bench.exo_result import ExoResult, Row, Spread
+    from llmtap.bench.exo.mode import ExoBench
+    from llmtap.bench.exo.result import ExoResult, Row, Spread
 
 __all__ = ["exo", "render_exo"]
 
@@ -113,11 +113,11 @@ def exo(
     if not target:
         raise ConfigError("--target", "is missing", "such as --target http://127.0.0.1:52415")
     places = need_outputs(json=json, html=None)
-    from llmtap.bench.exo import ExoBench, ExoOptions, Grid
-    from llmtap.bench.exo_server import KINDS
+    from llmtap.bench.exo.mode import ExoBench, ExoOptions, Grid
+    from llmtap.bench.exo.server import KINDS
     from llmtap.cli.bench_progress import watching
     from llmtap.load.bodies import parse_body_fields
-    from llmtap.replay.options import read_headers
+    from llmtap.load.replay.options import read_headers
 
     if server not in KINDS:
         raise ConfigError("--server", f"{server!r} is none of {', '.join(KINDS)}")
@@ -246,7 +246,7 @@ def _tell(result: "ExoResult", json: str | None, places: dict[str, Path]) -> Non
 
 
 def _rows(result: "ExoResult") -> "list[Row]":
-    from llmtap.bench.exo_result import rows_of
+    from llmtap.bench.exo.result import rows_of
 
     return rows_of(result.runs)
 

@@ -95,7 +95,7 @@ def convert(
         raise ConfigError("IN OUT" if not source else "OUT", "is missing", "llmtap convert --help")
     if override_model and model is None:
         raise ConfigError("--override-model", "needs --model")
-    from llmtap.capture.convert import convert as convert_file
+    from llmtap.traces.convert import convert as convert_file
 
     with _quiet_pipe(), _ended_in_order(), _progress() as progress:
         report = convert_file(
@@ -187,8 +187,8 @@ def _progress() -> Iterator[Callable[[int, int | None], None] | None]:
 
 def _show_formats(name: str, *, as_json: bool) -> None:
     """The formats, or the one of that name."""
-    from llmtap.capture.formats.format import ASPECTS, FormatError
-    from llmtap.capture.formats.registry import FORMATS, by_name
+    from llmtap.traces.format import ASPECTS, FormatError
+    from llmtap.traces.registry import FORMATS, by_name
 
     try:
         formats = (by_name(name),) if name else FORMATS
@@ -236,7 +236,7 @@ def _show_format(told: Mapping[str, Any]) -> None:
 
 
 def _cell(value: Any) -> str:
-    from llmtap.capture.formats.format import ASPECTS
+    from llmtap.traces.format import ASPECTS
 
     if isinstance(value, str):
         return value

@@ -14,16 +14,16 @@ import typer
 from llmtap.cli.demo_load import RATE_RPS, burst_workload, demo_plan
 from llmtap.cli.demo_stage import ENGINE, OBJECTIVES, TENANT_HEADER, Stage
 from llmtap.cli.main import app
-from llmtap.cli.stopping import Stopped, stoppable
+from llmtap.cli.signals import Stopped, stoppable
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError
 from llmtap.meter.labels import DEFAULT
 from llmtap.units import NS_PER_S, Duration, parse_duration_ns
 
 if TYPE_CHECKING:
-    from llmtap.load.messages import Progress
-    from llmtap.replay.perform import Replay
-    from llmtap.replay.plan import Plan
+    from llmtap.load.replay.perform import Replay
+    from llmtap.load.replay.plan import Plan
+    from llmtap.load.workers.messages import Progress
     from llmtap.workload.requests import Requests
 
 __all__ = ["demo"]
@@ -202,7 +202,7 @@ class _Demo:
 
     async def _play(self, stage: Stage, session: Any, plan: "Plan | None") -> int:
         """From the first line to the last figure. Raises _Over where a signal came before there was any."""
-        from llmtap.replay.perform import Stopped as Unsent
+        from llmtap.load.replay.perform import Stopped as Unsent
 
         self._say(f"engine     {stage.engine}   (simulated: {ENGINE}; half of the requests pass a guardrail)")
         self._say(f"tap        {stage.proxy}   (OpenAI's API; model: sim)")
@@ -239,8 +239,8 @@ class _Demo:
 
     def _make(self, target: str, plan: "Plan | None") -> "Replay":
         from llmtap.load.bodies import BodyOptions
-        from llmtap.replay.options import ReplayOptions
-        from llmtap.replay.perform import Replay
+        from llmtap.load.replay.options import ReplayOptions
+        from llmtap.load.replay.perform import Replay
 
         plan = plan or self._plan()
         self._sent.requests = plan.requests

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from llmtap.errors import ConfigError
 
 if TYPE_CHECKING:
-    from llmtap.replay.plan import Plan
+    from llmtap.load.replay.plan import Plan
 
 __all__ = ["RATE_RPS", "TOKENS_MAX", "burst_workload", "demo_plan"]
 
@@ -63,7 +63,7 @@ def demo_plan(
         speed: times as fast.
         requests: at most; None: as many as there is time for.
     """
-    from llmtap.replay.plan import Asked, make_plan
+    from llmtap.load.replay.plan import Asked, make_plan
     from llmtap.workload.registry import is_workload
     from llmtap.workload.trace_rows import NO_TIMES
 

@@ -44,7 +44,7 @@ def inspect(
     """Explain a saved stream: each event's class, bytes, text and tokens, and what they come to."""
     import msgspec
 
-    from llmtap.record.saved import SavedError, explain, read_saved
+    from llmtap.exchange.saved import SavedError, explain, read_saved
     from llmtap.report.stream import explained_to_dict
 
     name = "standard input" if file == "-" else file

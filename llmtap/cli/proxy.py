@@ -118,8 +118,8 @@ def proxy(
 
 def capture_places(options: "CaptureOptions") -> tuple[str, str]:
     """Where files go and where spools lie, for people: without secrets."""
-    from llmtap.capture.places import open_place
-    from llmtap.capture.store import spool_folder
+    from llmtap.capture.store.places import open_place
+    from llmtap.capture.store.store import spool_folder
 
     assert options.to is not None
     return open_place(options.to).name, str(spool_folder(options))

@@ -9,13 +9,13 @@ import typer
 
 from llmtap.cli.main import app
 from llmtap.cli.outputs import need_capture
-from llmtap.cli.stopping import Heard, Stopped, stoppable
+from llmtap.cli.signals import Heard, Stopped, stoppable
 from llmtap.errors import ConfigError
 from llmtap.units import NS_PER_S, Duration, parse_duration_ns
 
 if TYPE_CHECKING:
     from llmtap.cli.replay_progress import Lines
-    from llmtap.replay.perform import Replay
+    from llmtap.load.replay.perform import Replay
 
 __all__ = ["replay"]
 
@@ -248,13 +248,13 @@ def replay(
         raise ConfigError("--warmup", f"{warmup!r} is neither auto, none nor a number of requests")
     from llmtap.cli.replay_progress import watching
     from llmtap.load.bodies import BodyOptions, parse_body_fields
-    from llmtap.load.stopping import parse_stop_errors
+    from llmtap.load.error_limit import parse_stop_errors
+    from llmtap.load.replay.options import ReplayOptions, read_headers
+    from llmtap.load.replay.perform import Replay
+    from llmtap.load.replay.perform import Stopped as NothingMeasured
+    from llmtap.load.replay.plan import Asked, make_plan
+    from llmtap.load.replay.protocols import protocol_of, refuse_meaningless
     from llmtap.metrics.objectives import Objectives
-    from llmtap.replay.options import ReplayOptions, read_headers
-    from llmtap.replay.perform import Replay
-    from llmtap.replay.perform import Stopped as NothingMeasured
-    from llmtap.replay.plan import Asked, make_plan
-    from llmtap.replay.protocols import protocol_of, refuse_meaningless
 
     if slo is not None:
         Objectives.parse(slo, "--slo")

@@ -78,7 +78,7 @@ def write_beside(capture: str, result: Mapping[str, Any]) -> None:
 
     Raises ConfigError where it cannot be written.
     """
-    from llmtap.capture.places import open_place
+    from llmtap.capture.store.places import open_place
 
     folder = open_place(capture).folder
     if folder is not None:

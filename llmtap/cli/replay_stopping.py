@@ -5,7 +5,7 @@ import os
 from typing import Final, assert_never
 
 from llmtap.cli.replay_progress import Lines
-from llmtap.replay.perform import Replay, Stage
+from llmtap.load.replay.perform import Replay, Stage
 
 __all__ = ["Answering"]
 

@@ -102,8 +102,8 @@ def report(
     for option, given in (("--html", html), ("--markdown", markdown)):
         if given is not None:
             raise ConfigError(option, "is of a results folder of llmtap bench, or of a replay's --json")
-    from llmtap.capture.describe import BY, describe
-    from llmtap.capture.reader import read
+    from llmtap.capture.read.describe import BY, describe
+    from llmtap.capture.read.reader import read
     from llmtap.metrics.objectives import Objectives
 
     for label in by or ():
@@ -189,7 +189,7 @@ def _show_compared(told: str | dict[str, Any], *, as_json: bool) -> None:
 
 
 def _show_bench(folder: Path, html: str | None, markdown: str | None, *, as_json: bool) -> None:
-    from llmtap.bench.report import load_document
+    from llmtap.bench.report.report import load_document
     from llmtap.report.bench import render_bench
 
     outputs = need_outputs(json=STDOUT if as_json else None, html=html, markdown=markdown)
@@ -200,7 +200,7 @@ def _show_bench(folder: Path, html: str | None, markdown: str | None, *, as_json
 
         texts["--html"] = bench_html(document)
     if markdown is not None:
-        from llmtap.bench.full import full_markdown
+        from llmtap.bench.report.full import full_markdown
 
         texts["--markdown"] = full_markdown(document).rstrip("\n")
     for option, place in outputs.items():
@@ -228,10 +228,10 @@ def _is_trace(places: list[str]) -> bool:
 def _of_trace(path: str, options: dict[str, Any]) -> dict[str, object]:
     import pyarrow as pa
 
-    from llmtap.capture.describe import describe
-    from llmtap.capture.formats.format import FormatError
-    from llmtap.capture.formats.registry import SNIFF_BYTES, detect
-    from llmtap.capture.streams import opened
+    from llmtap.capture.read.describe import describe
+    from llmtap.capture.read.streams import opened
+    from llmtap.traces.format import FormatError
+    from llmtap.traces.registry import SNIFF_BYTES, detect
 
     try:
         with opened(path, SNIFF_BYTES, None) as file:

@@ -27,7 +27,7 @@ def compared(
 
     if find_spec("scipy") is None:
         raise ConfigError("--compare", "needs SciPy", install_hint("bench"))
-    from llmtap.bench.compare import compare_results
+    from llmtap.bench.report.compare import compare_results
 
     told = compare_results(Path(places[0]), [Path(other) for other in others])
     texts = {}

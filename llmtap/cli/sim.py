@@ -96,7 +96,7 @@ def serve(
     ] = False,
 ) -> None:
     """A gateway as OpenAI, Anthropic and Ollama have one, whose every token is due at a known moment."""
-    from llmtap.sim.gateway.options import load_engine, load_options
+    from llmtap.sim.server.options import load_engine, load_options
 
     if list_keys:
         _list_keys()
@@ -127,7 +127,7 @@ def serve(
     from aiohttp import web
 
     from llmtap.net.listener import bind, is_free, parse_address
-    from llmtap.sim.gateway.server import SimServer
+    from llmtap.sim.server.server import SimServer
 
     try:
         host, port = parse_address(listen)
@@ -191,7 +191,7 @@ def _pairs(option: str, form: str, items: list[str] | None) -> dict[str, str]:
 
 
 def _list_keys() -> None:
-    from llmtap.sim.gateway.options import Key, keys
+    from llmtap.sim.server.options import Key, keys
 
     for row in (Key("key", "default", "header of a request", "meaning"), *keys()):
         print(f"{row.key or '-':26}  {row.default or '-':15}  {row.header or '-':25}  {row.meaning}")
@@ -216,7 +216,7 @@ def tokenizer(
     """Write the tokenizer by which `sim serve` counts, as a tokenizer.json of Hugging Face's `tokenizers`."""
     import json
 
-    from llmtap.workload.words import tokenizer_json
+    from llmtap.workload.prompts.words import tokenizer_json
 
     text = json.dumps(tokenizer_json(), ensure_ascii=False)
     if str(file) == "-":

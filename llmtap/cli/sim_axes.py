@@ -93,7 +93,7 @@ class AxesRead:
     def settings(self, given: Sequence[str], option: str) -> None:
         """NAME=VALUE: readings or options of serving; for `--vary` with values apart by commas, or by bars
         where values hold commas themselves."""
-        from llmtap.sim.tunnel.grid import READINGS, SERVING
+        from llmtap.sim.sweep.grid import READINGS, SERVING
 
         elsewhere = {"--reading": (SERVING, "an option of serving", "--serving"),
                      "--serving": (READINGS, "a reading", "--reading")}  # fmt: skip
@@ -120,7 +120,7 @@ class AxesRead:
     def whole(self, preset: Any, preset_name: str) -> dict[str, tuple[Any, ...]]:
         """All axes, with those of a preset, and defaults, where nothing was given. Each that was given has an
         effect on some run."""
-        from llmtap.sim.tunnel.grid import LOADS
+        from llmtap.sim.sweep.grid import LOADS
 
         axes = self.axes
         if preset is not None:
@@ -147,7 +147,7 @@ class AxesRead:
 
     def _check_read(self, axes: dict[str, tuple[Any, ...]], preset: Any) -> None:
         from llmtap.sim.schedulers.registry import ALL_OPTIONS, CONDITIONS, SCHEDULERS
-        from llmtap.sim.tunnel.grid import points, read_at
+        from llmtap.sim.sweep.grid import points, read_at
 
         given = self._options.keys() & ALL_OPTIONS
         variants = ({},) if preset is None else preset.variants
@@ -192,7 +192,7 @@ class AxesRead:
 
 def preset_named(name: str | None) -> Any:
     """The preset; None for None."""
-    from llmtap.sim.tunnel.presets import PRESETS
+    from llmtap.sim.sweep.presets import PRESETS
 
     if name is None:
         return None
@@ -234,7 +234,7 @@ def option_defaults() -> dict[str, dict[str, dict[str, Any]]]:
     """By scheduler: readings and options of serving as summaries have them when nobody sets any."""
     import msgspec
 
-    from llmtap.sim.readings import Readings
+    from llmtap.sim.model_options import Readings
     from llmtap.sim.schedulers.registry import SCHEDULERS
     from llmtap.sim.serving import Serving, settled
     from llmtap.units import encode_seconds
@@ -269,7 +269,7 @@ def models_fitted(place: str | None, chunk: int | None, schedulers: Sequence[str
             serves = "composes iterations" if is_grid else "serves whole batches"
             raise ConfigError("--latency", f"{place} tells how long {kind}; {name} {serves}")
     if not is_grid:
-        from llmtap.sim.tunnel.fitting import fit_capture
+        from llmtap.sim.sweep.fitting import fit_capture
 
         found = fit_capture(place, chunk=chunk)
         r2 = min(found.prefill.r2, found.decode.r2)
@@ -289,7 +289,7 @@ def _parts(text: str, mark: str = ",") -> list[str]:
 
 
 def _check(name: str, text: str, *, serving: bool = False) -> None:
-    from llmtap.sim.readings import read_settings
+    from llmtap.sim.model_options import read_settings
     from llmtap.sim.serving import read_serving
 
     if serving:

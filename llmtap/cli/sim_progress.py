@@ -12,10 +12,10 @@ from typing import Any, Final
 import msgspec
 
 from llmtap.report.sweep import number, setting_text
-from llmtap.sim.readings import Readings
+from llmtap.sim.model_options import Readings
 from llmtap.sim.schedulers.registry import options_read
 from llmtap.sim.serving import Serving, settled
-from llmtap.sim.tunnel.sweep import Attempt, Job
+from llmtap.sim.sweep.sweep import Attempt, Job
 from llmtap.units import encode_seconds
 
 __all__ = ["Labels", "Lines", "Quiet", "watching"]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmtap.cli.outputs import STDOUT, need_capture, need_outputs, write_output
+from llmtap.cli.signals import Stopped, stoppable
 from llmtap.cli.sim import sim
 from llmtap.cli.sim_axes import (
     AxesRead,
@@ -18,11 +19,10 @@ from llmtap.cli.sim_axes import (
     preset_named,
     scheduler_names,
 )
-from llmtap.cli.stopping import Stopped, stoppable
 from llmtap.errors import ConfigError
 
 if TYPE_CHECKING:
-    from llmtap.sim.tunnel.sweeper import Sweeper
+    from llmtap.sim.sweep.sweeper import Sweeper
 
 __all__ = ["run"]
 
@@ -213,10 +213,10 @@ def _swept(
     """Runs it all; summaries in the order of the grid, notes, and whether some failed. `sweepers` gets who
     does, so that it is known how far that is."""
     from llmtap.cli.sim_progress import Labels, watching
-    from llmtap.sim.tunnel.grid import Grid, Source
-    from llmtap.sim.tunnel.results import Results
-    from llmtap.sim.tunnel.sweep import Job
-    from llmtap.sim.tunnel.sweeper import Sweeper
+    from llmtap.sim.sweep.grid import Grid, Source
+    from llmtap.sim.sweep.results import Results
+    from llmtap.sim.sweep.sweep import Job
+    from llmtap.sim.sweep.sweeper import Sweeper
 
     def rate_of(job: Job) -> float | None:
         own_rps = source.traces[job.rows].rate_rps
@@ -286,7 +286,7 @@ def _show(told: list[dict[str, Any]], notes: list[str], *, stdout: str) -> None:
 
 
 def _show_readings() -> None:
-    from llmtap.sim.readings import explain
+    from llmtap.sim.model_options import explain
     from llmtap.sim.serving import explain_serving
 
     _table(["reading", "default", "meaning"], [list(row) for row in explain()], left=3)
@@ -295,7 +295,7 @@ def _show_readings() -> None:
 
 
 def _show_presets() -> None:
-    from llmtap.sim.tunnel.presets import PRESETS
+    from llmtap.sim.sweep.presets import PRESETS
     from llmtap.workload.registry import workloads
 
     rows = []

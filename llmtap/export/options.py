@@ -6,7 +6,7 @@ from urllib.parse import unquote, urlsplit
 from msgspec import Meta, Struct
 
 from llmtap.errors import ConfigError
-from llmtap.export.semconv import Version
+from llmtap.export.opentelemetry.semconv import Version
 from llmtap.units import NS_PER_S, Duration
 
 __all__ = ["STANDARD_ENV", "OtlpOptions", "parse_pairs"]

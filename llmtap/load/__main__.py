@@ -2,6 +2,6 @@
 
 import sys
 
-from llmtap.load.worker import main
+from llmtap.load.workers.worker import main
 
 sys.exit(main())

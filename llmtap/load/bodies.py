@@ -14,8 +14,8 @@ from typing import Any, Final, Literal
 import msgspec
 
 from llmtap.errors import ConfigError
-from llmtap.workload.counter import as_text
-from llmtap.workload.prompt import Prompt
+from llmtap.workload.prompts.counter import as_text
+from llmtap.workload.prompts.prompt import Prompt
 
 __all__ = ["BodyMaker", "BodyOptions", "Decode", "parse_body_fields", "server_of"]
 

@@ -15,9 +15,9 @@ from hashlib import blake2b
 from typing import IO, Final, Protocol, Self
 
 from llmtap.errors import ConfigError
-from llmtap.workload.fitted_prompts import FittedSource
-from llmtap.workload.fitting import Fitted, in_batches
-from llmtap.workload.prompt import Prompt, PromptSource
+from llmtap.workload.prompts.fitted_prompts import FittedSource
+from llmtap.workload.prompts.fitting import Fitted, in_batches
+from llmtap.workload.prompts.prompt import Prompt, PromptSource
 from llmtap.workload.requests import Requests
 
 __all__ = ["Maker", "Prepared", "PromptLengths", "prepare"]

@@ -5,12 +5,12 @@ from collections.abc import Callable
 from typing import Final
 
 from llmtap.clock import SystemClock
+from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.outcome import Outcome
+from llmtap.load.error_limit import ErrorWatch, StopErrors
 from llmtap.load.schedule import Schedule
 from llmtap.load.sending import Sending, Underway
-from llmtap.load.stopping import ErrorWatch, StopErrors
 from llmtap.net.pacing import Pacer, Waker
-from llmtap.record.exchange import Exchange
-from llmtap.record.outcome import Outcome
 from llmtap.units import NEVER, NS_PER_S
 
 __all__ = ["Run"]

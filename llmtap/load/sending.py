@@ -5,9 +5,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
+from llmtap.exchange.exchange import Exchange
+from llmtap.load.deferred import Later
 from llmtap.load.lateness import Lateness
-from llmtap.load.later import Later
-from llmtap.record.exchange import Exchange
 
 __all__ = ["Done", "OnAnswer", "Sending", "Underway"]
 

@@ -13,12 +13,12 @@ from typing import Final
 
 import msgspec
 
+from llmtap.exchange.exchange import Exchange
 from llmtap.metrics.histogram import Histogram
 from llmtap.metrics.latency import Measured, measure
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.statistics import summarise_ns
 from llmtap.metrics.summary import ENDED_WELL, Summary
-from llmtap.record.exchange import Exchange
 
 __all__ = ["CORRECTED", "Tally"]
 

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from llmtap.errors import ConfigError
 from llmtap.net.pool import Origin, parse_origin
-from llmtap.wire.http1 import Headers
+from llmtap.protocol.http1 import Headers
 
 __all__ = ["PATHS", "Target", "check_fields", "parse_target", "shown_url"]
 

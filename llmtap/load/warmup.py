@@ -22,11 +22,11 @@ import msgspec
 
 from llmtap.clock import SystemClock
 from llmtap.errors import LlmtapError
-from llmtap.load.crew import Crew
-from llmtap.load.messages import Setup
+from llmtap.exchange.exchange import Exchange
+from llmtap.load.workers.messages import Setup
+from llmtap.load.workers.worker_pool import Crew
 from llmtap.metrics.latency import measure
 from llmtap.metrics.summary import ENDED_WELL
-from llmtap.record.exchange import Exchange
 from llmtap.units import NEVER, to_seconds
 from llmtap.workload.requests import Requests
 

@@ -15,7 +15,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 
+from llmtap.channel.experiment import NO_ROOM, Experiment, read_switch, switch_word
 from llmtap.clock import Clock
+from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.outcome import Outcome
 from llmtap.metrics.experiment import (
     ArmSample,
     Difference,
@@ -32,9 +35,6 @@ from llmtap.metrics.latency import Measured
 from llmtap.metrics.sequential import anytime_p, multinomial_e_log
 from llmtap.metrics.statistics import marks
 from llmtap.metrics.summary import ENDED_WELL
-from llmtap.record.exchange import Exchange
-from llmtap.record.outcome import Outcome
-from llmtap.tap.experiment import NO_ROOM, Experiment, read_switch, switch_word
 from llmtap.units import NS_PER_S
 
 __all__ = ["METRICS", "SHARES", "Experiments"]

@@ -7,12 +7,12 @@ from typing import Annotated, Final, Literal
 from msgspec import Meta, Struct
 
 from llmtap.errors import ConfigError
+from llmtap.exchange.bounds import BOUNDS
+from llmtap.exchange.refusal import TEXT_PATTERNS
 from llmtap.metrics.burn import STANDARD_ALARMS, check_objective, check_reachable
 from llmtap.metrics.cost import Price
 from llmtap.metrics.deadlines import ALPHA, READER_NS_PER_TOKEN, Benefit
 from llmtap.metrics.objectives import Objectives
-from llmtap.record.bounds import BOUNDS
-from llmtap.record.refusal import TEXT_PATTERNS
 from llmtap.units import NS_PER_S, Duration
 
 __all__ = [

@@ -24,19 +24,19 @@ from llmtap.capture.tokenizer import Encode, load_tokenizer
 from llmtap.clock import SystemClock
 from llmtap.errors import LlmtapError
 from llmtap.log import set_up
-from llmtap.meter.admin import admin_app
-from llmtap.meter.admin_tls import AdminTls
-from llmtap.meter.ending import Ending
+from llmtap.meter.admin.server import admin_app
+from llmtap.meter.admin.tls import AdminTls
+from llmtap.meter.handover import Successor
 from llmtap.meter.options import split_address
-from llmtap.meter.receiver import Receiver, listen_on
+from llmtap.meter.pipeline.receiver import Receiver, listen_on
+from llmtap.meter.pipeline.tally import Tally
 from llmtap.meter.setup import Changeable, MeterSetup
-from llmtap.meter.successor import Successor
-from llmtap.meter.tally import Tally
+from llmtap.meter.shutdown import Ending
 from llmtap.units import decode_special
 
 if TYPE_CHECKING:
-    from llmtap.export.opentelemetry import OtlpExporter
-    from llmtap.meter.recorder import Recorder
+    from llmtap.export.opentelemetry.exporter import OtlpExporter
+    from llmtap.meter.pipeline.recorder import Recorder
 
 __all__ = ["main", "serve"]
 
@@ -110,7 +110,7 @@ def _counter(encode: Encode | None) -> Callable[[str], int] | None:
 def _start_recorder(setup: MeterSetup, tally: Tally, encode: Encode | None) -> "Recorder | None":
     # Arrow takes 40 MB and 200 ms, so only for who captures.
     from llmtap.capture.schema import CaptureInfo
-    from llmtap.meter.recorder import Recorder
+    from llmtap.meter.pipeline.recorder import Recorder
 
     options = setup.capture
     info = CaptureInfo(
@@ -142,7 +142,7 @@ def _start_recorder(setup: MeterSetup, tally: Tally, encode: Encode | None) -> "
 
 def _start_exporter(setup: MeterSetup, tally: Tally) -> "OtlpExporter | None":
     # 25 MB and 100 ms, so only for who exports: protobuf and gRPC.
-    from llmtap.export.opentelemetry import OtlpExporter
+    from llmtap.export.opentelemetry.exporter import OtlpExporter
 
     try:
         exporter = OtlpExporter(setup.otlp, tally.clock, __version__, setup.servers)

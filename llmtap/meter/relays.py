@@ -6,8 +6,8 @@ from typing import Final
 
 import msgspec
 
-from llmtap.export.house import RelayState
-from llmtap.tap.frames import Hello, RelayStatus
+from llmtap.channel.frames import Hello, RelayStatus
+from llmtap.export.prometheus.self_metrics import RelayState
 from llmtap.units import NS_PER_S
 
 __all__ = ["Reckoning", "RelayBook"]

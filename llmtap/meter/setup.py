@@ -5,10 +5,10 @@ from typing import Final
 import msgspec
 
 from llmtap.capture.options import CaptureOptions
+from llmtap.channel.experiment import Experiment
 from llmtap.export.options import OtlpOptions
 from llmtap.log import LogSetup
 from llmtap.meter.options import CostOptions, MeterOptions, SloOptions, TenantOptions
-from llmtap.tap.experiment import Experiment
 
 __all__ = ["FROM_NOW_ON", "Changeable", "MeterSetup"]
 

@@ -5,8 +5,8 @@ import socket
 import stat
 from typing import Final
 
+from llmtap.channel.channel import SOCKET_PATH_BYTES_MAX
 from llmtap.errors import ConfigError
-from llmtap.tap.channel import SOCKET_PATH_BYTES_MAX
 
 __all__ = ["check_socket_path", "need_no_meter"]
 

@@ -13,10 +13,10 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
 
+from llmtap.exchange.paths import KEY_CHARS, holds_key
 from llmtap.meter.labels import DEFAULT
 from llmtap.meter.options import TENANT_CHARS_MAX, TenantOptions, TenantRule
-from llmtap.record.paths import KEY_CHARS, holds_key
-from llmtap.wire.http1 import RequestHead, header_value
+from llmtap.protocol.http1 import RequestHead, header_value
 
 __all__ = ["Tenants", "host_salt"]
 

@@ -3,9 +3,9 @@
 from bisect import bisect_right
 from typing import Final
 
+from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.outcome import Outcome
 from llmtap.metrics.latency import Measured, output_times_ns
-from llmtap.record.exchange import Exchange
-from llmtap.record.outcome import Outcome
 
 __all__ = ["NO_TOKEN_REASONS", "no_token_reason", "tokens_after_cancel"]
 

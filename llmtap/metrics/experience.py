@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 
+from llmtap.exchange.exchange import Exchange
 from llmtap.metrics.latency import Measured, output_times_ns
 from llmtap.metrics.objectives import Objectives
-from llmtap.record.exchange import Exchange
 
 __all__ = ["Experience", "Fluidity", "experience_of", "fluidity", "qoe_area_step"]
 

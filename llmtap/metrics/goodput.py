@@ -9,9 +9,9 @@ Source: seed 002 (requests per second that met every bound), seed 001 eq. 5 (the
 from collections import Counter
 from dataclasses import dataclass, field
 
+from llmtap.exchange.exchange import Exchange
 from llmtap.metrics.latency import Measured
 from llmtap.metrics.objectives import Objectives
-from llmtap.record.exchange import Exchange
 
 __all__ = ["REQUESTED", "Goodput", "GoodputCount", "judge"]
 

@@ -16,10 +16,10 @@ from operator import mul, sub
 from typing import Final
 
 from llmtap import native
+from llmtap.exchange.exchange import OUTPUT, EventLog, Exchange, Timeline
+from llmtap.exchange.outcome import EventClass, TokenSource
 from llmtap.metrics.bursts import NO_BURSTS, Bursts, bursts_of
 from llmtap.metrics.deadlines import Benefit, user_idle_ns
-from llmtap.record.exchange import OUTPUT, EventLog, Exchange, Timeline
-from llmtap.record.outcome import EventClass, TokenSource
 
 __all__ = [
     "DEFAULT_BENEFIT",

@@ -30,10 +30,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from llmtap.errors import ConfigError
+from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.outcome import Outcome
 from llmtap.metrics.latency import Measured
 from llmtap.metrics.statistics import percentile
-from llmtap.record.exchange import Exchange
-from llmtap.record.outcome import Outcome
 from llmtap.units import parse_duration_ns
 
 __all__ = ["BOUNDS", "STREAMED_BOUNDS", "Objectives"]

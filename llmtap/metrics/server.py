@@ -6,8 +6,8 @@ Source: IETF seed 000, 4.6.3 option C; the names of the durations are those of `
 from math import isfinite
 from typing import Final
 
+from llmtap.exchange.exchange import Exchange
 from llmtap.metrics.latency import Measured
-from llmtap.record.exchange import Exchange
 
 __all__ = ["DISAGREEMENTS", "clock_disagreement"]
 

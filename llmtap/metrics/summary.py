@@ -22,6 +22,8 @@ from typing import Final
 
 from msgspec import Struct, msgpack
 
+from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.outcome import Outcome
 from llmtap.metrics.cost import Price, cost_of
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.endings import no_token_reason, tokens_after_cancel
@@ -32,8 +34,6 @@ from llmtap.metrics.latency import DEFAULT_BENEFIT, Measured, measure
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.server import clock_disagreement
 from llmtap.metrics.statistics import summarise_ns
-from llmtap.record.exchange import Exchange
-from llmtap.record.outcome import Outcome
 
 __all__ = ["ENDED_WELL", "METRICS", "Summary"]
 

@@ -13,7 +13,7 @@ from collections import deque
 from typing import Final, Protocol
 
 from llmtap import native
-from llmtap.tap.frames import LAG_EDGES_NS
+from llmtap.channel.frames import LAG_EDGES_NS
 
 __all__ = ["LagMeter", "PythonLagMeter", "make_lag_meter"]
 

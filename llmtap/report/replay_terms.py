@@ -22,7 +22,7 @@ RATES: Final = (
     " it was drawn, as far as there was time for it; sent is how much of that left in time: what latencies"
     " are told at; ended counts answers over the whole window, its drain included."
 )
-"""How the words of `arrivals` and `load` differ. The JSON's names for them: `llmtap/replay/result.py`."""
+"""Difference between `arrivals` and `load`; llmtap/load/replay/result.py has their names in JSON."""
 _MODES: Final = {"open": "open loop", "closed": "closed loop"}
 _DEPTH_MAX: Final = 8
 _ALWAYS: Final = ("load", "window", "arrivals", "sent to", "uncertainty")

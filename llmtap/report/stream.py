@@ -8,9 +8,9 @@ from typing import Final
 
 import msgspec
 
+from llmtap.exchange.saved import Explained, Saved, SavedEvent
 from llmtap.metrics.latency import chunking_of, metrics_of
-from llmtap.record.saved import Explained, Saved, SavedEvent
-from llmtap.wire.delta import Delta, EventClass
+from llmtap.protocol.delta import Delta, EventClass
 
 __all__ = ["EVENT_COLUMNS", "event_cells", "explained_to_dict", "headline", "story"]
 

@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from llmtap.sim.readings import Readings
+from llmtap.sim.model_options import Readings
 
 __all__ = ["Bins", "batch_limits", "equal_mass"]
 

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from llmtap.settings import explained, read_options
 from llmtap.sim.latency import SEED_ITERATIONS, SEED_MODEL, IterationModel, LatencyModel
-from llmtap.sim.readings import Readings
+from llmtap.sim.model_options import Readings
 from llmtap.units import Duration, format_ns
 
 __all__ = ["OUTPUT_DELAYS", "Serving", "Setup", "explain_serving", "read_serving", "settled"]

@@ -27,7 +27,7 @@ from llmtap.slo.rules import (
     runbook_url,
     window,
 )
-from llmtap.slo.watches import watches
+from llmtap.slo.self_alerts import watches
 
 __all__ = ["INTERVAL_S", "SLO_ALERTS", "burn_alert", "check_job", "recordings", "render"]
 

@@ -75,7 +75,7 @@ def check_measuring(settings: Settings, supervisor: int | None = None) -> None:
         load_tokenizer(settings.meter.tokenizer)
     if settings.capture.to is not None:
         # Arrow takes 40 MB and 200 ms, so only for who captures.
-        from llmtap.capture.store import check
+        from llmtap.capture.store.store import check
 
         check(settings.capture, supervisor)
     if settings.otlp.ca and not os.access(settings.otlp.ca, os.R_OK):

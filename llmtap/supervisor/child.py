@@ -21,6 +21,7 @@ LOOK_S: Final = 0.05
 """How often to see whether an adopted child has ended."""
 
 Kind = Literal["relay", "meter"]
+PACKAGES: Final[dict[Kind, str]] = {"relay": "llmtap.vantage.relay", "meter": "llmtap.meter"}
 
 log = logging.getLogger(__name__)
 
@@ -70,12 +71,12 @@ class Child:
 
     @classmethod
     async def start(cls, kind: Kind, name: str, index: int, line: bytes, fds: Sequence[int]) -> "Child":
-        """Run `python -m llmtap.KIND`, hand it `line`, let it inherit `fds`."""
+        """Run the package of this kind with `python -m`, hand it `line`, let it inherit `fds`."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-P",  # whatever lies in the current folder is none of our modules
             "-m",
-            f"llmtap.{kind}",
+            PACKAGES[kind],
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             pass_fds=fds,

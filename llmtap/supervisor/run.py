@@ -13,14 +13,14 @@ from pathlib import Path
 
 import msgspec
 
+from llmtap.channel.experiment import Experiment, resolve
 from llmtap.clock import SystemClock
 from llmtap.config import Settings, fingerprint
 from llmtap.meter.setup import Changeable, MeterSetup
 from llmtap.meter.tenants import host_salt
 from llmtap.net.pool import parse_origin
-from llmtap.relay.process import RelaySetup
-from llmtap.tap.experiment import Experiment, resolve
 from llmtap.units import encode_special
+from llmtap.vantage.relay.process import RelaySetup
 
 __all__ = ["Run", "meter_setup", "new_capture_id"]
 

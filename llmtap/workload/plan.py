@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Protocol
 
-from llmtap.workload.prompt import Fit, Prompt
+from llmtap.workload.prompts.prompt import Fit, Prompt
 from llmtap.workload.requests import Requests
 from llmtap.workload.sharing import BLOCK_TOKENS, NO_CONTEXT, Blocks, Sharing
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 from zlib import crc32
 
-from llmtap.workload.prose import WORDS, fitted_text
-from llmtap.workload.words import count_tokens
+from llmtap.workload.prompts.prose import WORDS, fitted_text
+from llmtap.workload.prompts.words import count_tokens
 
 __all__ = ["LANGUAGES", "Code", "program"]
 

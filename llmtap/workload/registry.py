@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from llmtap.errors import ConfigError
-from llmtap.workload.arrivals import OWN_RATES, parse_arrivals
+from llmtap.workload.arrivals.arrivals import OWN_RATES, parse_arrivals
 from llmtap.workload.composed import Composed
 from llmtap.workload.custom import load_workload
 from llmtap.workload.datasets import sharegpt, stack
@@ -22,7 +22,7 @@ from llmtap.workload.ietf.code_completion import CODE_COMPLETION, code_completio
 from llmtap.workload.ietf.conversation import CLAIMS, CONVERSATION, conversation_of
 from llmtap.workload.ietf.long_context import LONG_CONTEXT, LONG_CONTEXT_UNIFORM
 from llmtap.workload.ietf.synthetic import SKEWED, UNIFORM, Synthetic
-from llmtap.workload.prompt import Workload
+from llmtap.workload.prompts.prompt import Workload
 from llmtap.workload.requests import Requests
 from llmtap.workload.simulated import Simulated
 from llmtap.workload.synthetic import WORKLOADS, draw

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from llmtap.workload.composed import Composed, Written, check_rows
 from llmtap.workload.lengths import LogNormal
 from llmtap.workload.plan import Plan, Speaker, Turn, assemble
-from llmtap.workload.prompt import ElasticSource
-from llmtap.workload.prose import Words
+from llmtap.workload.prompts.prompt import ElasticSource
+from llmtap.workload.prompts.prose import Words
 from llmtap.workload.requests import Requests
 from llmtap.workload.synthetic import Synthetic, draw
 

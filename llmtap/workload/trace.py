@@ -29,10 +29,11 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 
-from llmtap.capture.formats import parquet_capture, registry
-from llmtap.capture.formats.format import FormatError, Source
-from llmtap.capture.streams import opened
+from llmtap.capture.read.streams import opened
 from llmtap.errors import ConfigError
+from llmtap.traces import registry
+from llmtap.traces.format import FormatError, Source
+from llmtap.traces.formats import parquet_capture
 from llmtap.workload.requests import Requests
 from llmtap.workload.trace_rows import Rows, tie_note, ties
 

@@ -9,8 +9,8 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from llmtap.capture.formats.format import ASPECTS, Source, telling
 from llmtap.metrics.statistics import percentile
+from llmtap.traces.format import ASPECTS, Source, telling
 from llmtap.units import format_ns
 from llmtap.workload import trace_turns
 from llmtap.workload.requests import Requests

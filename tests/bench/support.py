@@ -11,14 +11,14 @@ from urllib.request import urlopen
 import msgspec
 import pyarrow as pa
 
-from llmtap.bench.folder import Folder
-from llmtap.bench.loads import Load
-from llmtap.bench.measurement import Measurement
-from llmtap.bench.session import Session
-from llmtap.bench.sut import Sut
-from llmtap.bench.target import Arm, Target
-from llmtap.bench.test import BenchTest, Found
-from llmtap.load.messages import Progress
+from llmtap.bench.run.folder import Folder
+from llmtap.bench.run.loads import Load
+from llmtap.bench.run.measurement import Measurement
+from llmtap.bench.run.session import Session
+from llmtap.bench.run.test import BenchTest, Found
+from llmtap.bench.sut.sut import Sut
+from llmtap.bench.sut.target import Arm, Target
+from llmtap.load.workers.messages import Progress
 from tests.support.peer import play
 
 __all__ = ["SERVE", "Planted", "Silent", "measured", "perform", "session_to", "sim", "truths"]

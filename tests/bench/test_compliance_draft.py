@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from llmtap.bench.compliance.requirements import EXCLUDED, REQUIREMENTS, order_of
-from llmtap.bench.registry import TESTS
+from llmtap.bench.run.registry import TESTS
 
 SEEDS = Path(__file__).resolve().parents[3] / "shared" / "seeds"
 DRAFTS = sorted(SEEDS.glob("000_*.txt"))

@@ -24,8 +24,8 @@ from llmtap.bench.compliance.requirement import (
     worst,
 )
 from llmtap.bench.compliance.requirements import REQUIREMENTS
-from llmtap.bench.registry import TESTS
-from llmtap.bench.registry import test_named as named
+from llmtap.bench.run.registry import TESTS
+from llmtap.bench.run.registry import test_named as named
 from tests.support.compliance_reports import GONE, changed, report_of_test
 
 GRPC = {"target.url": "grpc://127.0.0.1:9000", "sut.protocol": "gRPC"}

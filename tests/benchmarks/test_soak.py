@@ -19,8 +19,8 @@ import verdict
 import watching
 
 from llmtap.capture.schema import Ledger, RelayCount
-from llmtap.record.exchange import Exchange, Timeline, Tokens
-from llmtap.record.outcome import Outcome, TokenSource
+from llmtap.exchange.exchange import Exchange, Timeline, Tokens
+from llmtap.exchange.outcome import Outcome, TokenSource
 from tests.support.captures import write_capture
 
 BOUNDS = verdict.Bounds({"supervisor": 1.0, "relay": 2.0, "meter": 12.0}, 2)
@@ -191,7 +191,7 @@ def test_a_row_that_is_missing_has_to_be_near_a_kill(tmp_path: Path) -> None:
 
 
 def test_processes_of_the_proxy_are_told_apart() -> None:
-    commands = ("python -m llmtap.relay", "python -m llmtap.meter", "llmtap proxy")
+    commands = ("python -m llmtap.vantage.relay", "python -m llmtap.meter", "llmtap proxy")
     assert [watching.role_of(command) for command in commands] == [
         "relay", "meter", "supervisor",
     ]  # fmt: skip

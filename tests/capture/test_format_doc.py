@@ -9,14 +9,14 @@ import pyarrow as pa
 import pytest
 
 import llmtap.capture
-from llmtap.capture.rows import to_batch
 from llmtap.capture.schema import EVENT_CLASS_NAMES, SCHEMA, VERSION, CaptureInfo
+from llmtap.capture.store.rows import to_batch
+from llmtap.exchange.exchange import Exchange, Tokens
+from llmtap.exchange.outcome import Outcome, TokenSource
+from llmtap.exchange.request_shape import Asked, Said, Turn
 from llmtap.metrics.histogram import Histogram
 from llmtap.metrics.latency import measure
 from llmtap.metrics.summary import Summary
-from llmtap.record.asked import Asked, Said, Turn
-from llmtap.record.exchange import Exchange, Tokens
-from llmtap.record.outcome import Outcome, TokenSource
 from tests.support.captures import ledger, write_capture
 from tests.support.exchanges import US, streamed
 

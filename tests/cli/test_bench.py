@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from llmtap.bench.registry import TESTS
+from llmtap.bench.run.registry import TESTS
 from llmtap.cli.bench import _command
 from llmtap.cli.main import app
 from llmtap.errors import ConfigError
@@ -49,7 +49,7 @@ def test_the_tests_are_commands_with_their_sections_and_parameters() -> None:
 def test_help_is_quick_to_come_and_loads_no_room_of_a_benchmark() -> None:
     code = (
         "import sys, llmtap.cli.bench;"
-        " print([m for m in sys.modules if m in ('scipy', 'pyarrow', 'aiohttp', 'llmtap.bench.session')])"
+        " print([m for m in sys.modules if m in ('scipy', 'pyarrow', 'aiohttp', 'llmtap.bench.run.session')])"
     )
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=280)
     assert done.stdout.strip() == "[]", done.stderr

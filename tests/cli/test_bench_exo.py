@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from llmtap.cli import bench_exo
 from llmtap.cli.main import app
 from llmtap.errors import ConfigError
-from llmtap.sim.gateway.options import SimOptions
+from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration
 from tests.support.sim_engine import QUICK, engine
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from llmtap.capture.formats.registry import FORMATS
 from llmtap.cli.convert import STYLES
 from llmtap.cli.main import main
+from llmtap.traces.registry import FORMATS
 
 MOONCAKE = b"".join(
     b'{"timestamp": %d, "input_length": %d, "output_length": 5, "hash_ids": [%d]}\n' % (i * 3, 10 + i, i)

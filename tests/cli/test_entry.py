@@ -43,13 +43,16 @@ def test_while_the_command_line_is_read(when: str) -> None:
 @pytest.mark.parametrize(
     ("when", "args"),
     [
-        ("llmtap.replay.perform", REPLAY),
-        ("llmtap.replay.plan", REPLAY),
-        ("llmtap.capture.describe", ("report", "nowhere")),
+        ("llmtap.load.replay.perform", REPLAY),
+        ("llmtap.load.replay.plan", REPLAY),
+        ("llmtap.capture.read.describe", ("report", "nowhere")),
         ("llmtap.config", ("proxy", "--check")),
-        ("llmtap.sim.gateway.server", ("sim", "serve", "--listen", "127.0.0.1:0")),
-        ("llmtap.bench.listing", ("bench", "list")),
-        ("llmtap.bench.exo", ("bench", "exo", "--target", "http://127.0.0.1:9", "--pp", "9", "--tg", "9")),
+        ("llmtap.sim.server.server", ("sim", "serve", "--listen", "127.0.0.1:0")),
+        ("llmtap.bench.run.listing", ("bench", "list")),
+        (
+            "llmtap.bench.exo.mode",
+            ("bench", "exo", "--target", "http://127.0.0.1:9", "--pp", "9", "--tg", "9"),
+        ),
     ],
 )
 def test_while_a_command_reads_what_it_needs(when: str, args: tuple[str, ...]) -> None:

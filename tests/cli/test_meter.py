@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 
 import llmtap
 import llmtap.cli.meter
+from llmtap.channel.frames import ACK
 from llmtap.cli.main import app
 from llmtap.errors import ConfigError
-from llmtap.tap.frames import ACK
 from tests.support.peer import play
 from tests.support.relay_status import relay_status
 from tests.support.served import standalone_meter

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from llmtap.sim.gateway.options import SimOptions
+from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration
 from tests.support.peer import play, wait_until
 from tests.support.sim_engine import engine

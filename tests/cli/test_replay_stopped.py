@@ -12,9 +12,9 @@ import pytest
 
 from llmtap.cli.replay_progress import Lines
 from llmtap.cli.replay_stopping import Answering
-from llmtap.load.messages import Progress
-from llmtap.replay.perform import Stage
-from llmtap.sim.gateway.options import SimOptions
+from llmtap.load.replay.perform import Stage
+from llmtap.load.workers.messages import Progress
+from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration
 from tests.support.peer import play
 from tests.support.sim_engine import Engine, engine
@@ -176,7 +176,7 @@ def test_while_a_trace_is_read_it_is_broken_off(tmp_path: Path, number: signal.S
 
 READING = """
 import sys, time
-from llmtap.replay import plan
+from llmtap.load.replay import plan
 
 def made(asked, progress):
     print("reading", flush=True)
@@ -214,7 +214,7 @@ def test_once_the_load_is_over_its_report_is_written_first(tmp_path: Path, numbe
 
 TELLING = """
 import os, sys
-from llmtap.replay import perform
+from llmtap.load.replay import perform
 
 number, made = int(sys.argv.pop(1)), perform.result_of
 

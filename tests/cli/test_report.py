@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from llmtap.capture.rows import to_batch
+from llmtap.capture.store.rows import to_batch
 from llmtap.cli.main import main
 from tests.support.captures import ledger, write_capture
 from tests.support.exchanges import streamed

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from llmtap.capture.reader import read
+from llmtap.capture.read.reader import read
 from tests.support.sim_runs import HEADER, small_trace
 from tests.support.sim_runs import sim_run as run
 

@@ -7,10 +7,10 @@ import pytest
 
 from llmtap.cli.sim_axes import axes_of
 from llmtap.cli.sim_progress import Labels, Lines
-from llmtap.sim.readings import read_settings
+from llmtap.sim.model_options import read_settings
 from llmtap.sim.serving import read_serving, settled
-from llmtap.sim.tunnel.presets import PRESETS
-from llmtap.sim.tunnel.sweep import Attempt, Job
+from llmtap.sim.sweep.presets import PRESETS
+from llmtap.sim.sweep.sweep import Attempt, Job
 from tests.support.sweeps import job, trace
 
 JOB = replace(job(trace(2_000)), seed=None)

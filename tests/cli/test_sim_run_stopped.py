@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from llmtap.cli.stopping import Stopped, stoppable
+from llmtap.cli.signals import Stopped, stoppable
 from tests.support.sim_runs import HEADER
 from tests.support.sweeps import children
 

@@ -17,7 +17,7 @@ def run(*args: str) -> "subprocess.CompletedProcess[str]":
 
 def test_the_tokenizer_file_counts_as_we_do(tmp_path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers", reason="the extra `tokenizers` is not installed")
-    from llmtap.workload.words import say
+    from llmtap.workload.prompts.words import say
 
     file = tmp_path / "tokenizer.json"
     assert run("tokenizer", str(file)).returncode == 0
@@ -91,6 +91,6 @@ def test_grpc_is_served_beside_http_and_imported_only_then() -> None:
         assert said == ["llmtap sim: http", "llmtap sim: grpc"]
         assert server.wait(200) == 0
     check = "'grpc' in sys.modules, 'google.protobuf' in sys.modules"
-    code = f"import sys, llmtap.sim.gateway.server; print({check})"
+    code = f"import sys, llmtap.sim.server.server; print({check})"
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=200)
     assert done.stdout.split() == ["False", "False"]

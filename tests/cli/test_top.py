@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from llmtap.clock import SystemClock
-from llmtap.sim.gateway.options import SimOptions
+from llmtap.sim.server.options import SimOptions
 from llmtap.top.client import Admin
 from llmtap.top.feed import Feed
 from llmtap.top.inspector import watched

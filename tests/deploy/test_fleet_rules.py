@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from llmtap.export.series import COUNTERS, HISTOGRAMS
+from llmtap.export.prometheus.series import COUNTERS, HISTOGRAMS
 
 HOUSE = Path(__file__).parents[2]
 FOLDER = HOUSE / "deploy" / "prometheus"
@@ -16,7 +16,7 @@ UNPACKED = HOUSE / ".e2e" / "prometheus" / "package" / "usr" / "bin" / "promtool
 PROMTOOL = shutil.which("promtool") or (str(UNPACKED) if UNPACKED.exists() else None)
 
 
-@pytest.mark.skipif(PROMTOOL is None, reason="no promtool; e2e/prometheus.py gets one")
+@pytest.mark.skipif(PROMTOOL is None, reason="no promtool; tests/e2e/prometheus.py gets one")
 @pytest.mark.parametrize(
     "args", [("check", "rules", "fleet-rules.yaml"), ("test", "rules", "fleet-tests.yaml")]
 )

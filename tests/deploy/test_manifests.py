@@ -16,13 +16,13 @@ from llmtap.capture.options import CaptureOptions
 from llmtap.clock import ManualClock
 from llmtap.config import keys, load_settings
 from llmtap.export.options import STANDARD_ENV
-from llmtap.meter.admin import admin_app
+from llmtap.meter.admin.server import admin_app
 from llmtap.meter.options import MeterOptions, split_address
+from llmtap.meter.pipeline.tally import Tally
 from llmtap.meter.process import RECORDER_S
-from llmtap.meter.tally import Tally
-from llmtap.relay.options import RelayOptions
 from llmtap.supervisor.supervisor import GRACE_S, check_settings
 from llmtap.units import parse_duration_ns
+from llmtap.vantage.relay.options import RelayOptions
 
 HOUSE = Path(__file__).parents[2]
 DEPLOY = HOUSE / "deploy"

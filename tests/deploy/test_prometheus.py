@@ -13,9 +13,9 @@ from llmtap.cli.main import main
 HOUSE = Path(__file__).parents[2]
 FOLDER = HOUSE / "deploy" / "prometheus"
 UNPACKED = HOUSE / ".e2e" / "prometheus" / "package" / "usr" / "bin" / "promtool"
-"""Where e2e/prometheus.py has it."""
+"""Where tests/e2e/prometheus.py has it."""
 PROMTOOL = shutil.which("promtool") or (str(UNPACKED) if UNPACKED.exists() else None)
-needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="no promtool; e2e/prometheus.py gets one")
+needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="no promtool; tests/e2e/prometheus.py gets one")
 
 
 def promtool(*args: str) -> str:

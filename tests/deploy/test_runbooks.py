@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from llmtap.slo.prometheus import SLO_ALERTS
-from llmtap.slo.watches import watches
+from llmtap.slo.self_alerts import watches
 from tests.support.exposed import exposed
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "runbooks"

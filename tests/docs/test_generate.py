@@ -8,9 +8,9 @@ from types import ModuleType
 import pytest
 
 from llmtap.config import keys
-from llmtap.meter.openapi import ROUTES
-from llmtap.meter.schemas import SCHEMAS
-from llmtap.sim.gateway.options import keys as engine_keys
+from llmtap.meter.admin.openapi import ROUTES
+from llmtap.meter.admin.schemas import SCHEMAS
+from llmtap.sim.server.options import keys as engine_keys
 
 FILE = Path(__file__).parents[2] / "docs" / "generate.py"
 

@@ -34,7 +34,7 @@ def repository() -> ModuleType:
         ("deploy/README.md", "[b](../SECURITY.md#in-short)", "[b](security.md#in-short)"),
         ("deploy/runbooks/A.md", "[a](../README.md)", "[a](../deploy.md)"),
         ("deploy/runbooks/A.md", "[s](../../SECURITY.md)", "[s](../security.md)"),
-        ("SECURITY.md", "([checked](e2e/README.md))", "(checked (`e2e/README.md`))"),
+        ("SECURITY.md", "([checked](tests/e2e/README.md))", "(checked (`tests/e2e/README.md`))"),
         ("SECURITY.md", "[config/llmtap.toml](config/llmtap.toml)", "`config/llmtap.toml`"),
         ("SECURITY.md", "[the RFC](https://www.rfc-editor.org/rfc/rfc9110)", None),
         ("SECURITY.md", "[below](#here) and `rate(x[5m])`", None),

@@ -8,8 +8,8 @@ from typing import Final
 import typer
 from click import Command, Group
 
-from llmtap.capture.formats.registry import FORMATS
 from llmtap.cli.main import app, load_commands
+from llmtap.traces.registry import FORMATS
 from tests.golden.texts import admin_api, capture_columns, openapi, options, telemetry, top
 from tests.support.exposed import exposition_text
 

@@ -14,19 +14,19 @@ from aiohttp.test_utils import TestClient, TestServer
 from google.protobuf.json_format import MessageToDict
 from rich.console import Console
 
-from llmtap.capture.reader import read
-from llmtap.capture.rows import exchanges_of
+from llmtap.capture.read.reader import read
 from llmtap.capture.schema import SCHEMA
+from llmtap.capture.store.rows import exchanges_of
+from llmtap.channel.frames import Hello
 from llmtap.clock import ManualClock
-from llmtap.export.opentelemetry import OtlpExporter
+from llmtap.exchange.exchange import Exchange
+from llmtap.export.opentelemetry.exporter import OtlpExporter
 from llmtap.export.options import OtlpOptions
-from llmtap.meter.admin import admin_app
-from llmtap.meter.openapi import document
+from llmtap.meter.admin.openapi import document
+from llmtap.meter.admin.server import admin_app
 from llmtap.meter.options import MeterOptions, SloOptions
-from llmtap.meter.tally import Tally
+from llmtap.meter.pipeline.tally import Tally
 from llmtap.metrics.latency import measure
-from llmtap.record.exchange import Exchange
-from llmtap.tap.frames import Hello
 from llmtap.top.plain import render_once
 from tests.support.experiments import an_experiment
 from tests.support.fake_admin import recorded

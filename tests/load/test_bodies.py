@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from llmtap.errors import ConfigError
 from llmtap.load.bodies import BodyMaker, BodyOptions, parse_body_fields, server_of
 from llmtap.load.target import PATHS
-from llmtap.sim.gateway.shapes import openai_chat, openai_completions, openai_responses
-from llmtap.workload.prompt import Prompt
+from llmtap.sim.server.shapes import openai_chat, openai_completions, openai_responses
+from llmtap.workload.prompts.prompt import Prompt
 
 TALK = Prompt(text="and now?", system="be brief", history=(("user", "hello"), ("assistant", "yes")))
 PLAIN = Prompt(text='say "ü" 🙂')

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from llmtap.errors import ConfigError
 from llmtap.load.bodies import BodyMaker, BodyOptions
 from llmtap.load.prepared import Prepared, prepare
-from llmtap.workload.counter import TextCounter
-from llmtap.workload.fitted_prompts import RowPrompts
-from llmtap.workload.prompt import Prompt
+from llmtap.workload.prompts.counter import TextCounter
+from llmtap.workload.prompts.fitted_prompts import RowPrompts
+from llmtap.workload.prompts.prompt import Prompt
+from llmtap.workload.prompts.tokenizer import OwnTokenizer
+from llmtap.workload.prompts.words import count_tokens
 from llmtap.workload.requests import Requests
-from llmtap.workload.tokenizer import OwnTokenizer
-from llmtap.workload.words import count_tokens
 
 MAKER = BodyMaker(BodyOptions(model="m", usage=False))
 

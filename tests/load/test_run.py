@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from llmtap.clock import SystemClock
+from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.outcome import Outcome
+from llmtap.load.error_limit import StopErrors
 from llmtap.load.run import Run
 from llmtap.load.schedule import ClosedSchedule, OpenSchedule
-from llmtap.load.stopping import StopErrors
 from llmtap.load.tally import Tally
-from llmtap.record.exchange import Exchange
-from llmtap.record.outcome import Outcome
 from llmtap.workload.requests import Requests
 from tests.support.loading import Sending, body_of, sender_to, streamed_answer
 from tests.support.peer import scene, wait_until

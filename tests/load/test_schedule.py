@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.load.crew import dealt
 from llmtap.load.schedule import ClosedSchedule, OpenSchedule, Schedule
+from llmtap.load.workers.worker_pool import dealt
 from llmtap.units import NEVER
 from llmtap.workload.requests import Requests
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.outcome import Outcome
 from llmtap.load.tally import CORRECTED, Tally
 from llmtap.metrics.histogram import RELATIVE_ERROR
 from llmtap.metrics.objectives import Objectives
-from llmtap.record.exchange import Exchange
-from llmtap.record.outcome import Outcome
 from tests.support.streams import MS, streamed
 
 

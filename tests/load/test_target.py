@@ -4,7 +4,7 @@ import pytest
 
 from llmtap.errors import ConfigError
 from llmtap.load.target import PATHS, check_fields, parse_target, shown_url
-from llmtap.wire.http1 import Framing, parse_request_head
+from llmtap.protocol.http1 import Framing, parse_request_head
 
 
 @pytest.mark.parametrize(

@@ -19,20 +19,20 @@ import pytest
 import llmtap
 from llmtap.capture.options import CaptureOptions
 from llmtap.capture.schema import CaptureInfo
+from llmtap.channel.frames import Assigned, BatchReader, Closing, FrameKind, Hello, pack_batch
 from llmtap.clock import ManualClock, SystemClock
-from llmtap.export.opentelemetry import OtlpExporter
+from llmtap.exchange.bounds import BOUNDS
+from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.request import REQUEST_BYTES_MAX
+from llmtap.export.opentelemetry.exporter import OtlpExporter
+from llmtap.export.opentelemetry.otlp import Answer
 from llmtap.export.options import OtlpOptions
-from llmtap.export.otlp import Answer
-from llmtap.meter.assembler import Assembler
-from llmtap.meter.kept import Query
 from llmtap.meter.options import MeterOptions, TenantOptions, TenantRule
-from llmtap.meter.recorder import Recorder
-from llmtap.meter.streams import StreamsQuery
-from llmtap.meter.tally import Tally
-from llmtap.record.bounds import BOUNDS
-from llmtap.record.exchange import Exchange
-from llmtap.record.request import REQUEST_BYTES_MAX
-from llmtap.tap.frames import Assigned, BatchReader, Closing, FrameKind, Hello, pack_batch
+from llmtap.meter.pipeline.assembler import Assembler
+from llmtap.meter.pipeline.open_streams import StreamsQuery
+from llmtap.meter.pipeline.recent_exchanges import Query
+from llmtap.meter.pipeline.recorder import Recorder
+from llmtap.meter.pipeline.tally import Tally
 
 SIZE = 8_000_000
 assert SIZE < REQUEST_BYTES_MAX

@@ -8,18 +8,18 @@ from typing import Any
 import msgspec
 import pytest
 
+from llmtap.channel.experiment import Experiment, switch_word
+from llmtap.channel.frames import Assigned, FrameKind, Hello
 from llmtap.clock import ManualClock
+from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.outcome import Outcome
 from llmtap.meter import experiments as module
-from llmtap.meter.assembler import Assembler
 from llmtap.meter.experiments import METRICS, SHARES, Experiments
-from llmtap.meter.kept import Query
 from llmtap.meter.options import MeterOptions
-from llmtap.meter.tally import Tally
+from llmtap.meter.pipeline.assembler import Assembler
+from llmtap.meter.pipeline.recent_exchanges import Query
+from llmtap.meter.pipeline.tally import Tally
 from llmtap.metrics.latency import measure
-from llmtap.record.exchange import Exchange
-from llmtap.record.outcome import Outcome
-from llmtap.tap.experiment import Experiment, switch_word
-from llmtap.tap.frames import Assigned, FrameKind, Hello
 from tests.support.experiments import an_experiment
 from tests.support.streams import streamed
 from tests.support.tap_frames import Script

@@ -5,11 +5,11 @@ import re
 
 import pytest
 
+from llmtap.channel.frames import FrameKind, Hello
 from llmtap.clock import ManualClock
-from llmtap.meter.assembler import Assembler
 from llmtap.meter.options import MeterOptions
-from llmtap.meter.tally import Tally
-from llmtap.tap.frames import FrameKind, Hello
+from llmtap.meter.pipeline.assembler import Assembler
+from llmtap.meter.pipeline.tally import Tally
 
 NAMES = 100_000
 KNOWN_MAX = 1_000

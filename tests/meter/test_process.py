@@ -16,11 +16,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from llmtap.channel.frames import ACK
 from llmtap.log import LogSetup
-from llmtap.meter.ending import GRACE_S, HAND_OVER, RENEW
 from llmtap.meter.options import MeterOptions
 from llmtap.meter.setup import FROM_NOW_ON, Changeable, MeterSetup
-from llmtap.tap.frames import ACK
+from llmtap.meter.shutdown import GRACE_S, HAND_OVER, RENEW
 from llmtap.units import encode_special
 from tests.support.relay_status import relay_status
 from tests.support.tap_frames import Script

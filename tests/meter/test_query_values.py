@@ -9,10 +9,10 @@ from aiohttp.test_utils import TestClient, TestServer
 from yarl import URL
 
 from llmtap.clock import ManualClock
-from llmtap.meter.admin import admin_app
-from llmtap.meter.openapi import ROUTES
+from llmtap.meter.admin.openapi import ROUTES
+from llmtap.meter.admin.server import admin_app
 from llmtap.meter.options import MeterOptions
-from llmtap.meter.tally import Tally
+from llmtap.meter.pipeline.tally import Tally
 from tests.support.streams import streamed
 
 S = 1_000_000_000

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from llmtap.channel.frames import Hello
+from llmtap.channel.ledger import Ledger
 from llmtap.meter.relays import GONE_NS, RELAYS_MAX, STATUS_FRESH_NS, Reckoning, RelayBook
-from llmtap.tap.frames import Hello
-from llmtap.tap.ledger import Ledger
 from tests.support.relay_status import relay_status
 
 S = 1_000_000_000

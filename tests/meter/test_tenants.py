@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from llmtap.errors import ConfigError
 from llmtap.meter.options import TenantOptions, TenantRule
 from llmtap.meter.tenants import Tenants
-from llmtap.wire.http1 import parse_request_head
+from llmtap.protocol.http1 import parse_request_head
 
 KEY = "sk-live-51H8secret"
 

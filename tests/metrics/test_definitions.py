@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import llmtap.metrics
+from llmtap.exchange.exchange import Exchange, Timeline
 from llmtap.metrics.latency import metrics_of
 from llmtap.metrics.objectives import BOUNDS
 from llmtap.metrics.summary import METRICS
-from llmtap.record.exchange import Exchange, Timeline
 
 HERE = Path(llmtap.metrics.__file__).parent
 TEXT = (HERE / "DEFINITIONS.md").read_text(encoding="utf-8")

@@ -1,9 +1,9 @@
 import pytest
 
+from llmtap.exchange.exchange import OUTPUT, EventLog, Exchange, Timeline, Tokens
+from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
 from llmtap.metrics.endings import NO_TOKEN_REASONS, no_token_reason, tokens_after_cancel
 from llmtap.metrics.latency import measure
-from llmtap.record.exchange import OUTPUT, EventLog, Exchange, Timeline, Tokens
-from llmtap.record.outcome import EventClass, Outcome, TokenSource
 
 MS = 1_000_000
 

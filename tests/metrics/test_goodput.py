@@ -4,11 +4,11 @@ from collections import Counter
 
 import pytest
 
+from llmtap.exchange.exchange import OUTPUT, EventLog, Exchange, Timeline, Tokens
+from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
 from llmtap.metrics.goodput import REQUESTED, Goodput, judge
 from llmtap.metrics.latency import measure
 from llmtap.metrics.objectives import Objectives
-from llmtap.record.exchange import OUTPUT, EventLog, Exchange, Timeline, Tokens
-from llmtap.record.outcome import EventClass, Outcome, TokenSource
 
 MS = 1_000_000
 GOLD = Objectives.parse("ttft:200ms e2e:1s")

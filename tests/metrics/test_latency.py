@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmtap.exchange.exchange import OUTPUT, EventLog, Exchange, Timeline, Tokens
+from llmtap.exchange.outcome import EventClass, TokenSource
 from llmtap.metrics.deadlines import Benefit, user_idle_ns
 from llmtap.metrics.latency import (
     chunking_of,
@@ -28,8 +30,6 @@ from llmtap.metrics.latency import (
     ttft_reasoning_ns,
     ttft_tool_call_ns,
 )
-from llmtap.record.exchange import OUTPUT, EventLog, Exchange, Timeline, Tokens
-from llmtap.record.outcome import EventClass, TokenSource
 
 MS = 1_000_000
 CARRYING = (EventClass.CONTENT, EventClass.REASONING, EventClass.TOOL_CALL, EventClass.REFUSAL)

@@ -3,10 +3,10 @@
 import pytest
 
 from llmtap.errors import ConfigError
+from llmtap.exchange.exchange import OUTPUT, EventLog, Exchange, Timeline, Tokens
+from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
 from llmtap.metrics.latency import measure
 from llmtap.metrics.objectives import BOUNDS, Objectives
-from llmtap.record.exchange import OUTPUT, EventLog, Exchange, Timeline, Tokens
-from llmtap.record.outcome import EventClass, Outcome, TokenSource
 
 MS = 1_000_000
 

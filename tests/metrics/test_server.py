@@ -1,9 +1,9 @@
 import pytest
 
+from llmtap.exchange.exchange import OUTPUT, EventLog, Exchange, Timeline, Tokens
+from llmtap.exchange.outcome import EventClass, TokenSource
 from llmtap.metrics.latency import measure
 from llmtap.metrics.server import DISAGREEMENTS, clock_disagreement
-from llmtap.record.exchange import OUTPUT, EventLog, Exchange, Timeline, Tokens
-from llmtap.record.outcome import EventClass, TokenSource
 
 MS = 1_000_000
 

@@ -2,13 +2,13 @@ from array import array
 
 import pytest
 
+from llmtap.exchange.exchange import OUTPUT, Added, EventLog, Exchange, Timeline, Tokens
+from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
 from llmtap.metrics.cost import Price
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.latency import measure
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.summary import METRICS, Summary
-from llmtap.record.exchange import OUTPUT, Added, EventLog, Exchange, Timeline, Tokens
-from llmtap.record.outcome import EventClass, Outcome, TokenSource
 
 MS = 1_000_000
 WINDOW = {"name": "1m"}

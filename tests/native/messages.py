@@ -13,9 +13,8 @@ import httptools
 
 from llmtap.errors import PeerProtocolError
 from llmtap.native import compiled
-from llmtap.relay import heads
-from llmtap.wire import http1
-from llmtap.wire.http1 import (
+from llmtap.protocol import http1
+from llmtap.protocol.http1 import (
     FRAMING_TRAILERS,
     NO_TRAILERS,
     ChunkedDecoder,
@@ -24,6 +23,7 @@ from llmtap.wire.http1 import (
     ResponseHead,
     scanner_for,
 )
+from llmtap.vantage.relay import heads
 from tests.native.cases import ChunkedBodies
 
 __all__ = [

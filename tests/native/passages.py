@@ -13,13 +13,13 @@ from types import SimpleNamespace
 from typing import Any, Final, cast
 
 from llmtap import native
+from llmtap.channel.channel import Tap
+from llmtap.channel.frames import BatchReader, FrameKind, Hello, PythonFrameRows
 from llmtap.clock import SystemClock
 from llmtap.net.lag import PythonLagMeter, make_lag_meter
 from llmtap.net.stream import CompiledStream, PlainStream, Timebase
-from llmtap.relay.flow import Flow
-from llmtap.tap.channel import Tap
-from llmtap.tap.frames import BatchReader, FrameKind, Hello, PythonFrameRows
-from llmtap.wire.http1 import FRAMING_TRAILERS, Framing, scanner_for
+from llmtap.protocol.http1 import FRAMING_TRAILERS, Framing, scanner_for
+from llmtap.vantage.relay.flow import Flow
 from tests.native.cases import ChunkedBodies
 
 __all__ = ["Passages"]

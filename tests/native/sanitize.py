@@ -2,7 +2,7 @@
 
     .venv/bin/python tests/native/sanitize.py                   # 1,000,000 inputs for each C file, then tests
     .venv/bin/python tests/native/sanitize.py --inputs N --seed N
-    .venv/bin/python tests/native/sanitize.py tests/relay       # these tests instead of tests/native
+    .venv/bin/python tests/native/sanitize.py tests/vantage/relay       # these tests instead of tests/native
 
 1. A planted fault, which must be found.
 2. `harness/*_fuzz.c`, each with its C file of llmtap/native, on seeded random and mutated inputs.

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from llmtap import native
-from llmtap.export.buckets import GAP_EDGES_NS, TOKEN_EDGES, Buckets
+from llmtap.exchange.exchange import OUTPUT, Exchange, Timeline
+from llmtap.exchange.outcome import EventClass, TokenSource
+from llmtap.export.prometheus.buckets import GAP_EDGES_NS, TOKEN_EDGES, Buckets
 from llmtap.metrics import latency
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.histogram import Histogram
 from llmtap.metrics.latency import Measured, measure
 from llmtap.native import REASON
-from llmtap.record.exchange import OUTPUT, Exchange, Timeline
-from llmtap.record.outcome import EventClass, TokenSource
 
 compiled = native.compiled
 pytestmark = pytest.mark.skipif(compiled is None, reason=f"the compiled path does not run: {REASON}")

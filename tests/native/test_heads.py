@@ -8,7 +8,7 @@ import random
 import pytest
 
 from llmtap.native import REASON, compiled
-from llmtap.wire import http1
+from llmtap.protocol import http1
 from tests.native.messages import REQUESTS, RESPONSES, mutated, request_twins, response_twins
 
 pytestmark = pytest.mark.skipif(compiled is None, reason=f"the compiled path does not run: {REASON}")

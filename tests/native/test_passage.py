@@ -10,13 +10,13 @@ import pytest
 import uvloop
 
 from llmtap import native
+from llmtap.channel.frames import FrameKind, make_frame_rows
 from llmtap.clock import SystemClock
 from llmtap.memory import resident_bytes
 from llmtap.net.lag import make_lag_meter
 from llmtap.net.stream import CompiledStream, Timebase
-from llmtap.relay.flow import Flow
-from llmtap.tap.frames import FrameKind, make_frame_rows
-from llmtap.wire.http1 import Framing, scanner_for
+from llmtap.protocol.http1 import Framing, scanner_for
+from llmtap.vantage.relay.flow import Flow
 
 pytestmark = pytest.mark.skipif(
     native.compiled is None, reason=f"the compiled path does not run: {native.REASON}"

@@ -14,16 +14,16 @@ import msgspec
 import pytest
 
 from llmtap import native
-from llmtap.meter.assembler import Assembler
-from llmtap.meter.turns import CPU_EVERY_NS, Turns
+from llmtap.channel.frames import BatchReader, FrameKind, Hello, PythonFrameBatch, pack_batch
+from llmtap.exchange.answer import AnswerReader
+from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.observer import Observer
+from llmtap.exchange.token_run import ROOM, PythonTokenRun, TokenRun
+from llmtap.meter.pipeline.assembler import Assembler
+from llmtap.meter.pipeline.cooperative_yield import CPU_EVERY_NS, Turns
 from llmtap.native import REASON
-from llmtap.record.answer import AnswerReader
-from llmtap.record.exchange import Exchange
-from llmtap.record.observer import Observer
-from llmtap.record.token_run import ROOM, PythonTokenRun, TokenRun
-from llmtap.tap.frames import BatchReader, FrameKind, Hello, PythonFrameBatch, pack_batch
-from llmtap.wire.delta import Delta, EventClass
-from llmtap.wire.repetition import BLOCK_BYTES_MAX, LooseRepetition, Repetition
+from llmtap.protocol.delta import Delta, EventClass
+from llmtap.protocol.repetition import BLOCK_BYTES_MAX, LooseRepetition, Repetition
 from tests.native.cases import TokenEvents, in_a_chunk
 from tests.support.corpus import NAMES, Recorded
 from tests.support.tap_frames import MS, Script

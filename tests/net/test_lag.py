@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmtap.channel.frames import LAG_EDGES_NS
 from llmtap.net.lag import PEAKS_MAX, LagMeter, PythonLagMeter, make_lag_meter
-from llmtap.tap.frames import LAG_EDGES_NS
 
 FLOOR_NS = 1_000
 

@@ -1,8 +1,8 @@
 """What a probe of the loop can overlook, and what an exchange says of that."""
 
+from llmtap.exchange.observer import UNSEEN_NS
 from llmtap.load.lateness import GRAIN_NS, PROBE_NS
-from llmtap.record.observer import UNSEEN_NS
-from llmtap.relay.relay import PROBE_GRAIN_NS, PROBE_S
+from llmtap.vantage.relay.relay import PROBE_GRAIN_NS, PROBE_S
 
 
 def test_no_stall_that_goes_unseen_is_longer_than_exchanges_allow_for() -> None:

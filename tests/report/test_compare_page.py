@@ -5,7 +5,7 @@ from typing import Any
 import plotly.graph_objects as plotly
 import pytest
 
-from llmtap.bench.compare import compare_results
+from llmtap.bench.report.compare import compare_results
 from llmtap.report.compare import compare_markdown
 from llmtap.report.compare_page import compare_html
 from tests.support.bench_results import results_folder

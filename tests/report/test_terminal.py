@@ -1,8 +1,8 @@
 import pytest
 
+from llmtap.exchange.exchange import OUTPUT, EventLog, Exchange, Timeline, Tokens
+from llmtap.exchange.outcome import EventClass, TokenSource
 from llmtap.metrics.summary import Summary
-from llmtap.record.exchange import OUTPUT, EventLog, Exchange, Timeline, Tokens
-from llmtap.record.outcome import EventClass, TokenSource
 from llmtap.report.terminal import milliseconds, summary_text
 
 MS = 1_000_000

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.sim.bins import Bins, batch_limits, equal_mass
-from llmtap.sim.readings import Readings, read_settings
+from llmtap.sim.model_options import Readings, read_settings
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.sim.engine import Engine, Run, Step
-from llmtap.sim.readings import read_settings
+from llmtap.sim.model_options import read_settings
 from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.sim.serving import Setup
 from llmtap.sim.virtual import play

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from llmtap.capture.schema import info_of
-from llmtap.meter.ending import GRACE_S
+from llmtap.meter.shutdown import GRACE_S
 from tests.supervisor.test_faults import under_way
 from tests.supervisor.test_hot_restart import LIMIT_S, LONG_S, gone, restarted
 from tests.supervisor.test_supervisor import is_alive, proxy

@@ -59,7 +59,7 @@ class Proxy:
         return self.process.pid
 
     def relays(self) -> list[int]:
-        return [p for p in children_of(self.pid) if "llmtap.relay" in command_of(p) and is_alive(p)]
+        return [p for p in children_of(self.pid) if "llmtap.vantage.relay" in command_of(p) and is_alive(p)]
 
     def meters(self) -> list[int]:
         return [p for p in children_of(self.pid) if "llmtap.meter" in command_of(p) and is_alive(p)]

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Collection, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from llmtap.middleware.asgi import App, LlmtapMiddleware, Message
-from llmtap.middleware.emitter import Emitter
-from llmtap.tap.ledger import Ledger
+from llmtap.channel.ledger import Ledger
+from llmtap.vantage.middleware.asgi import App, LlmtapMiddleware, Message
+from llmtap.vantage.middleware.emitter import Emitter
 from tests.support.peer import wait_until
 from tests.support.proxy import FakeMeter, Recording
 

@@ -4,10 +4,10 @@ from array import array
 from collections.abc import Sequence
 from pathlib import Path
 
-from llmtap.record.exchange import Exchange
-from llmtap.record.outcome import EventClass
-from llmtap.replay.baseline import Baseline, Recorded
-from llmtap.replay.result import QUANTILES
+from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.outcome import EventClass
+from llmtap.load.replay.baseline import Baseline, Recorded
+from llmtap.load.replay.result import QUANTILES
 from tests.support.captures import write_capture
 from tests.support.exchanges import streamed
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from llmtap.bench.folder import RESULT, Folder
-from llmtap.bench.report import ASKED
+from llmtap.bench.report.report import ASKED
+from llmtap.bench.run.folder import RESULT, Folder
 from tests.bench.support import measured
 from tests.support.compliance_reports import changed, report_of_test
 

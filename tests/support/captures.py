@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from llmtap.capture.parquet import write_parquet
-from llmtap.capture.rows import to_batch
 from llmtap.capture.schema import CaptureInfo, Ledger, RelayCount
-from llmtap.record.exchange import Exchange
+from llmtap.capture.store.parquet import write_parquet
+from llmtap.capture.store.rows import to_batch
+from llmtap.exchange.exchange import Exchange
 
 __all__ = ["ledger", "write_capture"]
 

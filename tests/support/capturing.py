@@ -201,7 +201,7 @@ class Process:
 
 def _is_of(role: str, pid: str) -> bool:
     try:
-        return f"llmtap.{role}".encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return f".{role}".encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
 

@@ -11,14 +11,14 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from aiohttp.typedefs import Middleware
 
+from llmtap.channel.experiment import Experiment
+from llmtap.channel.frames import Hello
 from llmtap.clock import ManualClock
-from llmtap.meter.admin import admin_app
-from llmtap.meter.assembler import Assembler
+from llmtap.exchange.outcome import Outcome
+from llmtap.meter.admin.server import admin_app
 from llmtap.meter.options import MeterOptions, SloOptions
-from llmtap.meter.tally import Tally
-from llmtap.record.outcome import Outcome
-from llmtap.tap.experiment import Experiment
-from llmtap.tap.frames import Hello
+from llmtap.meter.pipeline.assembler import Assembler
+from llmtap.meter.pipeline.tally import Tally
 from tests.support.browser import Page, browser
 from tests.support.experiments import an_experiment
 from tests.support.relay_status import relay_status

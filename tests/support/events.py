@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from llmtap.wire.delta import Delta, EventClass
-from llmtap.wire.sse import SseEvent
+from llmtap.protocol.delta import Delta, EventClass
+from llmtap.protocol.sse import SseEvent
 
 __all__ = ["encode", "event", "told"]
 

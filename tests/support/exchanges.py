@@ -5,9 +5,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from llmtap.record.asked import Asked, Said, Turn
-from llmtap.record.exchange import BLANK, OUTPUT, Added, EventLog, Exchange, Timeline, Tokens
-from llmtap.record.outcome import EventClass, Outcome, TokenSource
+from llmtap.exchange.exchange import BLANK, OUTPUT, Added, EventLog, Exchange, Timeline, Tokens
+from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
+from llmtap.exchange.request_shape import Asked, Said, Turn
 
 __all__ = ["US", "WALL_NS", "any_exchange", "streamed"]
 

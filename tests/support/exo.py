@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from llmtap.bench.exo import ExoBench, ExoOptions, Grid
-from llmtap.bench.exo_result import ExoResult
+from llmtap.bench.exo.mode import ExoBench, ExoOptions, Grid
+from llmtap.bench.exo.result import ExoResult
 from tests.bench.support import Silent
 
 __all__ = ["LIMIT_S", "bench"]

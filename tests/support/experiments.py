@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from llmtap.tap.experiment import Arm, Experiment, ExperimentOptions, resolve
+from llmtap.channel.experiment import Arm, Experiment, ExperimentOptions, resolve
 
 __all__ = ["an_experiment"]
 

@@ -4,13 +4,13 @@ import re
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from llmtap.export.house import ExporterState, MeterState, RelayState
-from llmtap.export.keeping import CaptureState
-from llmtap.export.objectives import SloState
-from llmtap.export.prometheus import Exposition
+from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.outcome import Outcome
+from llmtap.export.prometheus.capture_metrics import CaptureState
+from llmtap.export.prometheus.exposition import Exposition
+from llmtap.export.prometheus.self_metrics import ExporterState, MeterState, RelayState
+from llmtap.export.prometheus.slo_metrics import SloState
 from llmtap.metrics.latency import measure
-from llmtap.record.exchange import Exchange
-from llmtap.record.outcome import Outcome
 from tests.support.exchanges import streamed
 from tests.support.relay_status import relay_status
 

@@ -11,14 +11,14 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from llmtap.channel.experiment import Experiment
+from llmtap.channel.frames import Hello
 from llmtap.clock import ManualClock
-from llmtap.meter.kept import Query
+from llmtap.exchange.exchange import Exchange
 from llmtap.meter.options import MeterOptions, SloOptions
-from llmtap.meter.tally import Tally
-from llmtap.meter.windows import BY_DEFAULT
-from llmtap.record.exchange import Exchange
-from llmtap.tap.experiment import Experiment
-from llmtap.tap.frames import Hello
+from llmtap.meter.pipeline.recent_exchanges import Query
+from llmtap.meter.pipeline.tally import Tally
+from llmtap.meter.pipeline.windows import BY_DEFAULT
 from tests.support.relay_status import relay_status
 
 __all__ = ["FakeAdmin", "a_stream", "fake_admin", "recorded"]

@@ -7,8 +7,8 @@ from array import array
 from collections.abc import Sequence
 
 from llmtap.sim.latency import LatencyModel
-from llmtap.sim.readings import Readings, read_settings
-from llmtap.sim.tunnel.wind_tunnel import Flight, fly
+from llmtap.sim.model_options import Readings, read_settings
+from llmtap.sim.sweep.simulate import Flight, fly
 from llmtap.workload.requests import Requests
 
 __all__ = ["MODEL", "Row", "S", "flown", "served", "workload"]

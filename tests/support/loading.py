@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-from llmtap.load.call import Call
-from llmtap.load.messages import Setup
-from llmtap.load.sender import Sender, SenderOptions
+from llmtap.exchange.exchange import Exchange
+from llmtap.load.http.call import Call
+from llmtap.load.http.sender import Sender, SenderOptions
 from llmtap.load.target import parse_target
-from llmtap.record.exchange import Exchange
+from llmtap.load.workers.messages import Setup
 from llmtap.units import Duration
 from tests.support.peer import chunk, wait_until
 

@@ -1,5 +1,6 @@
 """A stand-in for NVML's Python package (nvidia-ml-py, imported as pynvml): the calls that llmtap makes, by
-their names, with their units. `tests/load/test_gpu.py` holds it against the package where there is one."""
+their names, with their units. `tests/load/monitor/test_gpu.py` compares it with the package.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any

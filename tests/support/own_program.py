@@ -17,7 +17,7 @@ class OwnProgram:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         shutil.copytree(Path(llmtap.__file__).parent, folder / "llmtap")
-        self._relay = folder / "llmtap/relay/__main__.py"
+        self._relay = folder / "llmtap/vantage/relay/__main__.py"
         self._sound = self._relay.read_text()
 
     def change(self, name: str, old: str, new: str) -> None:

@@ -16,15 +16,15 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from aiohttp.typedefs import Handler
 
+from llmtap.channel.frames import Assigned, FrameKind, Hello
 from llmtap.clock import ManualClock
-from llmtap.meter import live
-from llmtap.meter.admin import admin_app
-from llmtap.meter.assembler import Assembler
+from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.outcome import Outcome
+from llmtap.meter.admin.server import admin_app
 from llmtap.meter.options import MeterOptions, SloOptions
-from llmtap.meter.tally import Tally
-from llmtap.record.exchange import Exchange
-from llmtap.record.outcome import Outcome
-from llmtap.tap.frames import Assigned, FrameKind, Hello
+from llmtap.meter.pipeline import live_feed as live
+from llmtap.meter.pipeline.assembler import Assembler
+from llmtap.meter.pipeline.tally import Tally
 from tests.support.browser import Page, browser
 from tests.support.dashboard import VIEWS, is_live, own_clock, reads, served, shown
 from tests.support.experiments import an_experiment

@@ -10,12 +10,12 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from llmtap.channel.experiment import Experiment
+from llmtap.channel.frames import ACK, BatchReader, Closing, FrameKind, Hello, RelayStatus
 from llmtap.clock import Clock
-from llmtap.relay.options import RelayOptions
-from llmtap.relay.relay import Relay
-from llmtap.tap.experiment import Experiment
-from llmtap.tap.frames import ACK, BatchReader, Closing, FrameKind, Hello, RelayStatus
 from llmtap.units import Duration
+from llmtap.vantage.relay.options import RelayOptions
+from llmtap.vantage.relay.relay import Relay
 from tests.support.peer import PATIENCE_S, wait_until
 from tests.support.raw_client import RawClient
 from tests.support.upstream import Upstream, upstream

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from llmtap.tap.frames import LAG_EDGES_NS, RelayStatus
+from llmtap.channel.frames import LAG_EDGES_NS, RelayStatus
 
 __all__ = ["relay_status"]
 

@@ -4,14 +4,14 @@ from array import array
 from typing import Any
 
 from llmtap.clock import ManualClock, WallAnchor
-from llmtap.load.crew import Outcome
-from llmtap.load.messages import Done
+from llmtap.exchange.outcome import Outcome as Ending
+from llmtap.load.monitor.timeseries import Columns, Series, TimeSeries
+from llmtap.load.replay.observations import Seen
+from llmtap.load.replay.result import result_of
 from llmtap.load.tally import Tally
-from llmtap.load.timeseries import Columns, Series, TimeSeries
+from llmtap.load.workers.messages import Done
+from llmtap.load.workers.worker_pool import Outcome
 from llmtap.metrics.objectives import Objectives
-from llmtap.record.outcome import Outcome as Ending
-from llmtap.replay.result import result_of
-from llmtap.replay.seen import Seen
 from llmtap.units import NS_PER_S
 from llmtap.workload.requests import Requests
 from tests.support.exchanges import streamed

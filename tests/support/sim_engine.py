@@ -10,10 +10,10 @@ import aiohttp
 from aiohttp import web
 
 from llmtap.clock import Clock
-from llmtap.record.saved import Explained, explain, read_saved
-from llmtap.sim.gateway.options import EngineOptions, SimOptions
-from llmtap.sim.gateway.plan import Planner
-from llmtap.sim.gateway.server import SimServer
+from llmtap.exchange.saved import Explained, explain, read_saved
+from llmtap.sim.server.options import EngineOptions, SimOptions
+from llmtap.sim.server.plan import Planner
+from llmtap.sim.server.server import SimServer
 from llmtap.units import Duration
 
 __all__ = ["QUICK", "Engine", "ask_chat", "engine", "explained", "json_events"]

@@ -8,8 +8,8 @@ from typing import Any
 
 from aiohttp import web
 
-from llmtap.sim.gateway.options import EngineOptions, SimOptions
-from llmtap.sim.gateway.server import SimServer
+from llmtap.sim.server.options import EngineOptions, SimOptions
+from llmtap.sim.server.server import SimServer
 from tests.support.sim_engine import QUICK
 
 __all__ = ["GrpcEngine", "grpc_engine"]

@@ -4,8 +4,8 @@ from array import array
 from typing import Any
 
 from llmtap.metrics.objectives import Objectives
-from llmtap.sim.readings import read_settings
-from llmtap.sim.tunnel.wind_tunnel import fly
+from llmtap.sim.model_options import read_settings
+from llmtap.sim.sweep.simulate import fly
 from llmtap.workload.requests import Requests
 
 __all__ = ["flights", "run"]

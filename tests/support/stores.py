@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from llmtap.capture.options import CaptureOptions
 from llmtap.capture.schema import SCHEMA, CaptureInfo, Ledger
-from llmtap.capture.store import Store
+from llmtap.capture.store.store import Store
 from llmtap.clock import Clock, SystemClock
 from llmtap.units import Bytes
 

@@ -1,7 +1,7 @@
 """Finished exchanges, made from a few numbers."""
 
-from llmtap.record.exchange import OUTPUT, EventLog, Exchange, Timeline, Tokens
-from llmtap.record.outcome import EventClass, Outcome, TokenSource
+from llmtap.exchange.exchange import OUTPUT, EventLog, Exchange, Timeline, Tokens
+from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
 
 __all__ = ["streamed"]
 

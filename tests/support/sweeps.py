@@ -6,7 +6,7 @@ from array import array
 from pathlib import Path
 from typing import Any
 
-from llmtap.sim.tunnel.sweep import Job, rows_of
+from llmtap.sim.sweep.sweep import Job, rows_of
 from llmtap.workload.requests import Requests
 from llmtap.workload.trace import Trace
 

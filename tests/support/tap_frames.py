@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from llmtap.tap.frames import Anchored, Closing, FrameKind, Hello, RelayStatus, pack_batch
+from llmtap.channel.frames import Anchored, Closing, FrameKind, Hello, RelayStatus, pack_batch
 
 __all__ = ["MS", "Script"]
 

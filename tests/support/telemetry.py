@@ -1,9 +1,9 @@
 """Exchanges as OpenTelemetry's exporter meets them, and its reading of them."""
 
-from llmtap.export.otel_terms import Terms, terms_of
+from llmtap.exchange.exchange import OUTPUT, Exchange
+from llmtap.exchange.outcome import EventClass, TokenSource
+from llmtap.export.opentelemetry.terms import Terms, terms_of
 from llmtap.metrics.latency import Measured, measure
-from llmtap.record.exchange import OUTPUT, Exchange
-from llmtap.record.outcome import EventClass, TokenSource
 from tests.support.streams import streamed
 
 __all__ = ["MS", "PARENT", "SPAN", "TRACE", "chat", "read"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmtap.wire.http1 import ChunkedDecoder
+from llmtap.protocol.http1 import ChunkedDecoder
 from tests.support.corpus import CORPUS, NAMES, Player, Recorded
 from tests.support.peer import Ending, scene
 from tests.support.raw_client import RawClient

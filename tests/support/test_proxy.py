@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from llmtap.tap.frames import FrameKind
+from llmtap.channel.frames import FrameKind
 from tests.support.peer import Gone, scene, wait_until
 from tests.support.proxy import Frame, spelled_out, stage
 from tests.support.raw_client import RawClient, request

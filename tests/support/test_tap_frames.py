@@ -1,4 +1,4 @@
-from llmtap.tap.frames import BatchReader, FrameKind
+from llmtap.channel.frames import BatchReader, FrameKind
 from tests.support.tap_frames import Script
 
 

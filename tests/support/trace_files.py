@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from llmtap.capture.formats.format import Format, Source, WriteOptions, Written, batch_of
 from llmtap.capture.schema import CaptureInfo
+from llmtap.traces.format import Format, Source, WriteOptions, Written, batch_of
 
 __all__ = ["TRACES", "from_trace", "needs_traces", "read", "rows", "stats", "trace", "write"]
 

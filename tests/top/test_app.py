@@ -11,7 +11,7 @@ pytest.importorskip("textual", reason="the extra `top` is not installed")
 from textual.pilot import Pilot
 from textual.widgets import Static
 
-from llmtap.record.outcome import Outcome
+from llmtap.exchange.outcome import Outcome
 from llmtap.top.app import TopApp
 from llmtap.top.feed import Link
 from llmtap.top.options import TopOptions

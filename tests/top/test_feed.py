@@ -6,10 +6,10 @@ from unittest import mock
 from aiohttp.test_utils import TestServer
 
 from llmtap.clock import ManualClock
-from llmtap.meter import kept
-from llmtap.meter.admin import admin_app
+from llmtap.meter.admin.server import admin_app
 from llmtap.meter.options import MeterOptions
-from llmtap.meter.tally import Tally
+from llmtap.meter.pipeline import recent_exchanges as kept
+from llmtap.meter.pipeline.tally import Tally
 from llmtap.top.client import Admin
 from llmtap.top.feed import ANEW_NS, RETRY_NS, Feed, Link
 from llmtap.top.views import VIEWS

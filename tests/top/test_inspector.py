@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmtap.exchange.exchange import OUTPUT, EventLog, Exchange, Timeline, Tokens
+from llmtap.exchange.outcome import EventClass, TokenSource
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.latency import chunking_of, measure
-from llmtap.record.exchange import OUTPUT, EventLog, Exchange, Timeline, Tokens
-from llmtap.record.outcome import EventClass, TokenSource
 from llmtap.top.inspector import EVENTS_MAX, inspected, reader_ns, story, story_so_far, watched
 from tests.support.exchanges import streamed
 from tests.support.fake_admin import a_stream

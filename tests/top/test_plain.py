@@ -9,9 +9,9 @@ from rich.console import Console
 
 from llmtap.clock import ManualClock
 from llmtap.errors import ConfigError
-from llmtap.meter.admin import admin_app
+from llmtap.meter.admin.server import admin_app
 from llmtap.meter.options import MeterOptions
-from llmtap.meter.tally import Tally
+from llmtap.meter.pipeline.tally import Tally
 from llmtap.top.client import Admin
 from llmtap.top.options import TopOptions
 from llmtap.top.plain import ROWS_MAX, probe, render_once

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from llmtap.record.outcome import Outcome
+from llmtap.exchange.outcome import Outcome
 from llmtap.top.header import facts, flowed, silent_relays
 from llmtap.top.table import Table
 from llmtap.top.view import Shown

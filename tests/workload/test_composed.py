@@ -12,10 +12,10 @@ from llmtap.workload.conversations import Conversations, ThinkFixed
 from llmtap.workload.lengths import LogNormal, Uniform
 from llmtap.workload.plan import Speaker
 from llmtap.workload.programs import Code
-from llmtap.workload.prompt import ElasticSource, Workload
-from llmtap.workload.prose import Document, Words
+from llmtap.workload.prompts.prompt import ElasticSource, Workload
+from llmtap.workload.prompts.prose import Document, Words
+from llmtap.workload.prompts.words import count_tokens
 from llmtap.workload.sharing import Sharing
-from llmtap.workload.words import count_tokens
 
 TALK = Conversations(turns=Uniform(min=1, max=4), think=ThinkFixed(time=Duration(1_000)))
 SHARING = Sharing(fraction=0.6, tokens=Uniform(min=20, max=90), contexts=3)

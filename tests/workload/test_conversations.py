@@ -11,8 +11,8 @@ from llmtap.units import Duration
 from llmtap.workload.composed import Composed, RandomIds
 from llmtap.workload.conversations import Conversations, Think, ThinkExponential, ThinkFixed, ThinkLogNormal
 from llmtap.workload.lengths import Fixed, LogNormal, Uniform
+from llmtap.workload.prompts.words import count_tokens
 from llmtap.workload.sharing import BLOCK_TOKENS, NO_CONTEXT, Sharing
-from llmtap.workload.words import count_tokens
 
 S = 1_000_000_000
 TALK = Conversations(

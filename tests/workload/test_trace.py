@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.capture.convert import convert
-from llmtap.capture.formats.format import batch_of
-from llmtap.capture.parquet import write_parquet
 from llmtap.capture.schema import CaptureInfo
+from llmtap.capture.store.parquet import write_parquet
 from llmtap.errors import ConfigError
+from llmtap.traces.convert import convert
+from llmtap.traces.format import batch_of
 from llmtap.workload.requests import Requests
 from llmtap.workload.trace import Trace, load_trace
 from tests.support.flights import S, workload

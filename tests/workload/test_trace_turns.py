@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.capture.formats.format import batch_of
-from llmtap.capture.parquet import write_parquet
 from llmtap.capture.schema import CaptureInfo
+from llmtap.capture.store.parquet import write_parquet
+from llmtap.traces.format import batch_of
 from llmtap.workload.trace import Trace, load_trace
 from llmtap.workload.trace_turns import Turns
 

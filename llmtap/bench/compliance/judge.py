@@ -6,7 +6,7 @@ from typing import Any
 from llmtap.bench.compliance.matrix import COMPARISON, Judged, Matrix
 from llmtap.bench.compliance.requirement import Report
 from llmtap.bench.compliance.requirements import REQUIREMENTS
-from llmtap.bench.test import Table
+from llmtap.bench.run.test import Table
 
 __all__ = ["judge", "judge_comparison", "listing"]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from llmtap.bench.compliance.requirement import MUSTS, SHOULDS, Requirement, Subject, Verdict
-from llmtap.bench.test import Table
+from llmtap.bench.run.test import Table
 
 __all__ = ["COMPARISON", "Judged", "Matrix", "Overall"]
 

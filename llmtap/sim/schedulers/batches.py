@@ -10,7 +10,7 @@ from math import floor
 from typing import Final
 
 from llmtap.sim.latency import LatencyModel
-from llmtap.sim.readings import Readings
+from llmtap.sim.model_options import Readings
 from llmtap.workload.requests import Requests
 
 __all__ = ["Batch", "BatchSize", "Former"]

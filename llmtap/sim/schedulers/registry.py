@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from llmtap.sim.engine import Scheduler
-from llmtap.sim.readings import Readings
+from llmtap.sim.model_options import Readings
 from llmtap.sim.schedulers.chunked_prefill import ChunkedPrefill
 from llmtap.sim.schedulers.continuous_batching import ContinuousBatching
 from llmtap.sim.schedulers.decode_prepone import DecodePrepone

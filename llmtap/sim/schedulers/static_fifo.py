@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from llmtap.sim.engine import NOBODY, GivenUp, Made
 from llmtap.sim.latency import LatencyModel
-from llmtap.sim.readings import Readings
+from llmtap.sim.model_options import Readings
 from llmtap.sim.schedulers.batches import Batch, Former
 from llmtap.workload.requests import Requests
 

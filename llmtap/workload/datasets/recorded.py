@@ -14,18 +14,18 @@ from pathlib import Path
 from random import Random
 from typing import Any, BinaryIO, Final, Protocol
 
-from llmtap.capture.formats.format import FormatError
-from llmtap.capture.streams import opened
+from llmtap.capture.read.streams import opened
 from llmtap.errors import ConfigError
+from llmtap.traces.format import FormatError
 from llmtap.workload.claims import Claim
 from llmtap.workload.composed import REQUEST, TOKENIZER, check_rows
 from llmtap.workload.lengths import Lengths, described, drawn, lengths_told
 from llmtap.workload.plan import Plan, Script, Speaker, Turn, assemble
-from llmtap.workload.prompt import ElasticSource
-from llmtap.workload.prose import fitted_text, prose
+from llmtap.workload.prompts.prompt import ElasticSource
+from llmtap.workload.prompts.prose import fitted_text, prose
+from llmtap.workload.prompts.words import count_tokens
 from llmtap.workload.requests import Requests
 from llmtap.workload.sharing import Sharing
-from llmtap.workload.words import count_tokens
 
 __all__ = ["DataSet", "Pair", "Recorded", "file_described", "reading"]
 

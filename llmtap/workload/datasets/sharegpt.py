@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from llmtap.capture.formats import sharegpt
-from llmtap.capture.formats.bodies import messages_of, read_object
 from llmtap.errors import ConfigError
+from llmtap.traces.bodies import messages_of, read_object
+from llmtap.traces.formats import sharegpt
 from llmtap.workload.datasets.recorded import Pair, file_described, reading
-from llmtap.workload.prose import prose
+from llmtap.workload.prompts.prose import prose
 
 __all__ = ["CONTENT", "ShareGpt", "read_sharegpt"]
 

@@ -15,13 +15,13 @@ from typing import Any, Final
 
 import msgspec
 
-from llmtap.capture.formats.bodies import read_lines
-from llmtap.capture.formats.format import FormatError
 from llmtap.errors import ConfigError
+from llmtap.traces.bodies import read_lines
+from llmtap.traces.format import FormatError
 from llmtap.workload.datasets.recorded import Pair, file_described, reading
 from llmtap.workload.programs import LANGUAGES
-from llmtap.workload.prose import fitted_text
-from llmtap.workload.words import count_tokens
+from llmtap.workload.prompts.prose import fitted_text
+from llmtap.workload.prompts.words import count_tokens
 
 __all__ = ["CONTENT", "PROMPT_TOKENS_MAX", "Stack", "functions", "read_stack"]
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 from llmtap.workload.claims import Claim
 from llmtap.workload.composed import Composed
 from llmtap.workload.lengths import Empirical, Fixed, Uniform
-from llmtap.workload.prose import Document
+from llmtap.workload.prompts.prose import Document
 
 __all__ = ["LONG_CONTEXT", "LONG_CONTEXT_UNIFORM", "TARGETS"]
 

@@ -20,10 +20,10 @@ from llmtap.workload.claims import Claim
 from llmtap.workload.composed import REQUEST, TOKENIZER, RandomIds, check_rows
 from llmtap.workload.lengths import LogNormal, Uniform, described
 from llmtap.workload.plan import Plan
-from llmtap.workload.prompt import ElasticSource, Fit, Prompt
+from llmtap.workload.prompts.prompt import ElasticSource, Fit, Prompt
+from llmtap.workload.prompts.token_ids import CL100K_IDS, count_ids, random_ids
 from llmtap.workload.requests import Requests
 from llmtap.workload.sharing import NO_CONTEXT
-from llmtap.workload.token_ids import CL100K_IDS, count_ids, random_ids
 
 __all__ = ["SKEWED", "UNIFORM", "Synthetic"]
 

@@ -5,7 +5,7 @@ from collections import deque
 import pytest
 
 from llmtap.sim.latency import SEED_MODEL
-from llmtap.sim.readings import read_settings
+from llmtap.sim.model_options import read_settings
 from llmtap.sim.schedulers.batches import BatchSize, Former
 from tests.support.flights import MODEL, workload
 

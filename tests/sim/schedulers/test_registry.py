@@ -7,10 +7,10 @@ from typing import Any, cast
 import pytest
 
 from llmtap.sim.engine import Engine
-from llmtap.sim.readings import Readings, read_settings
+from llmtap.sim.model_options import Readings, read_settings
 from llmtap.sim.schedulers.registry import ALL_OPTIONS, CONDITIONS, SCHEDULERS, options_read
 from llmtap.sim.serving import Serving, Setup, read_serving, settled
-from llmtap.sim.tunnel.wind_tunnel import fly
+from llmtap.sim.sweep.simulate import fly
 from llmtap.sim.virtual import play
 from llmtap.units import Duration
 from llmtap.workload.requests import Requests

@@ -10,8 +10,8 @@ from llmtap.errors import ConfigError
 from llmtap.workload.claims import check, notes
 from llmtap.workload.datasets.sharegpt import read_sharegpt
 from llmtap.workload.ietf.conversation import conversation_of
+from llmtap.workload.prompts.words import count_tokens
 from llmtap.workload.registry import workload_named
-from llmtap.workload.words import count_tokens
 
 
 def turn(speaker: str, text: str) -> dict[str, str]:

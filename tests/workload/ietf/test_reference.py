@@ -11,10 +11,10 @@ from llmtap.workload.ietf.code_completion import CODE_COMPLETION
 from llmtap.workload.ietf.conversation import CONVERSATION
 from llmtap.workload.ietf.long_context import LONG_CONTEXT, LONG_CONTEXT_UNIFORM, TARGETS
 from llmtap.workload.ietf.synthetic import SKEWED, UNIFORM, Synthetic
-from llmtap.workload.prose import QUESTION
+from llmtap.workload.prompts.prose import QUESTION
+from llmtap.workload.prompts.words import count_tokens
 from llmtap.workload.registry import report_of
 from llmtap.workload.sharing import NO_CONTEXT
-from llmtap.workload.words import count_tokens
 
 N = 10_000
 ALL = [UNIFORM, SKEWED, CONVERSATION, CODE_COMPLETION, LONG_CONTEXT, LONG_CONTEXT_UNIFORM]

@@ -1,0 +1,1 @@
+"""exo-bench mode (seed 003)."""

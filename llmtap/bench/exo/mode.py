@@ -1,0 +1,290 @@
+"""The exo benchmark: a grid of prompt length x answer length x concurrency, each point some times over.
+
+A batch is as many requests as the concurrency says, all sent at once: connections are open and bodies made
+before their common start, from which `elapsed_s` counts; how far apart they really left is told. Batches
+follow one another, each when the one before is over.
+
+The prefix cache is off unless it is wanted: by the request where the server lets it, and elsewhere by prompts
+that have nothing in common.
+
+Not as in exo: models are neither downloaded nor placed on nodes here. What the server runs is measured.
+
+Source: seed 003, whole.
+"""
+
+import secrets
+from array import array
+from collections.abc import Iterable
+from itertools import product
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from llmtap import __version__
+from llmtap.bench.exo.power import Power, total_of
+from llmtap.bench.exo.prompts import Prompts, Ready
+from llmtap.bench.exo.result import ExoResult, Run
+from llmtap.bench.exo.runs import Cell, Sent, Telling
+from llmtap.bench.exo.server import Kind, NodeMetrics, Served, ask_served
+from llmtap.bench.run.session import Watcher
+from llmtap.clock import SystemClock
+from llmtap.errors import ConfigError
+from llmtap.load.bodies import BodyOptions
+from llmtap.load.monitor.processes import is_loopback
+from llmtap.load.monitor.watch import Watch
+from llmtap.load.replay.options import USER_AGENT, ReplayOptions
+from llmtap.load.replay.perform import Replay, Stopped
+from llmtap.load.replay.plan import Plan
+from llmtap.load.sessions.prompt_sender import protocol_of
+from llmtap.load.target import shown_url
+from llmtap.units import NS_PER_S, Duration
+from llmtap.workload.prompts.counter import TokenCounter, load_counter
+from llmtap.workload.prompts.tokenizer import OWN
+from llmtap.workload.requests import Requests
+
+__all__ = ["Cell", "ExoBench", "ExoOptions", "Grid"]
+
+WARMUP: Final = "warm-up"
+CONCURRENCY_MAX: Final = 1_000
+"""As many connections as a replay opens before its start; one more would be opened after it."""
+TOKENS_MAX: Final = 10_000_000
+"""Of a prompt or an answer. Longer than any context; a slip of the finger ends here."""
+_OURS: Final = "llmtap"
+"""Who owns the simulated engine's models."""
+
+
+class Grid(msgspec.Struct, frozen=True, kw_only=True):
+    """What is measured, in this order: pp by pp, in each tg by tg, in each by concurrency."""
+
+    pp: list[int]
+    """Tokens of the prompt, the chat template's included."""
+    tg: list[int]
+    """Tokens of the answer."""
+    concurrency: list[int] = msgspec.field(default_factory=lambda: [1])
+    repeat: int = 1
+    warmup: int = 0
+    """Requests of the first pp and tg before all others, one at a time; they are in no result."""
+    use_prefix_cache: bool = False
+
+    def check(self) -> None:
+        """Raises ConfigError that names the option."""
+        limits = (("--pp", self.pp, TOKENS_MAX), ("--tg", self.tg, TOKENS_MAX))
+        for option, values, most in (*limits, ("--concurrency", self.concurrency, CONCURRENCY_MAX)):
+            if not values:
+                raise ConfigError(option, "is missing", f"such as {option} 512,4096")
+            if min(values) < 1 or max(values) > most:
+                raise ConfigError(option, f"expected numbers from 1 to {most:,}")
+        if min(self.tg) < 2:
+            raise ConfigError(
+                "--tg", "1 has no rate: generation is timed from the first token to the last",
+                "2 or more; the time to the first token alone is `llmtap bench ttft`",
+            )  # fmt: skip
+
+    def cells(self) -> list[Cell]:
+        """Its points."""
+        return [Cell(*point) for point in product(self.pp, self.tg, self.concurrency)]
+
+
+class ExoOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Where requests go, and how prompts are counted."""
+
+    target: str
+    model: str | None = None
+    server: Kind = "auto"
+    tokenizer: str | None = None
+    headers: list[tuple[str, str]] = []
+    """May hold keys: never in a result."""
+    fields: dict[str, msgspec.Raw] = {}
+    """Of each body; they replace ours."""
+    ca: str | None = None
+    """Whom to trust instead of the system's (PEM)."""
+    timeout: Duration = Duration(600 * NS_PER_S)
+    metrics: str | None = None
+    """URL of the server's metrics, `none`, or None: its /metrics, if there is one."""
+    seed: int | None = None
+    """Of the words that prompts begin with. None: another one each time, since a server may have the prompts
+    of an earlier benchmark in its cache still."""
+
+
+class ExoBench:
+    """One benchmark. `stop` may be called from a signal handler at any time."""
+
+    def __init__(self, options: ExoOptions, grid: Grid, watcher: Watcher, *, nvml: Any = None) -> None:
+        """`nvml` stands in for the package pynvml. Raises ConfigError."""
+        self._options = options
+        self._sending = ReplayOptions(
+            target=options.target, headers=options.headers, ca=options.ca, timeout=options.timeout,
+            connect_timeout=Duration(10 * NS_PER_S), retry_wait=Duration(0), scrape=options.metrics,
+            texts=True,
+        )  # fmt: skip
+        self._tls = self._sending.tls()
+        self._grid = grid
+        self._watcher = watcher
+        self._clock = SystemClock()
+        self._nvml = nvml
+        self._replay: Replay | None = None
+        self._sent_pp: set[int] = set()
+        self.stopped = False
+
+    def stop(self) -> None:
+        """The batch under way ends and counts for nothing; those before it are told. The second time, answers
+        are not waited for."""
+        self.stopped = True
+        if self._replay is not None:
+            self._replay.stop()
+
+    async def run(self) -> ExoResult:
+        """The grid, as far as nobody stopped it. Raises ConfigError before anything is measured."""
+        options, grid = self._options, self._grid
+        grid.check()
+        if protocol_of(options.target) != "http":
+            raise ConfigError("--target", "the exo benchmark speaks HTTP", "such as http://127.0.0.1:52415")
+        counter = load_counter(options.tokenizer or OWN, chat=True, place="--tokenizer")
+        served = await ask_served(
+            options.target, options.headers, model=options.model, kind=options.server,
+            use_prefix_cache=grid.use_prefix_cache, tls=self._tls,
+        )  # fmt: skip
+        seed = secrets.randbits(32) if options.seed is None else options.seed
+        prompts = Prompts(counter, alike=grid.use_prefix_cache or served.switches_cache, seed=seed)
+        _check_lengths(grid, prompts)
+        watch = Watch(
+            self._clock, served.url, metrics=options.metrics, scrape=options.metrics != "none",
+            headers={"User-Agent": USER_AGENT}, tls=self._tls, nvml=self._nvml,
+        )  # fmt: skip
+        nodes = None
+        if served.kind == "exo":
+            nodes = NodeMetrics(self._clock, served.url, options.headers, tls=self._tls)
+        start_ns = self._clock.mono_ns()
+        watch.start()
+        if nodes is not None:
+            nodes.start()
+        warm: list[Sent] = []
+        sent: list[Sent] = []
+        try:
+            await self._measure(served, prompts, warm, sent)
+        except Stopped:
+            pass
+        finally:
+            if nodes is not None:
+                await nodes.close()
+            series = await watch.close(start_ns)
+        here = is_loopback(urlsplit(served.url).hostname or "")
+        columns = {} if nodes is None else nodes.columns
+        power = Power(series.system if here else None, columns)
+        telling = Telling(served, power, start_ns=start_ns)
+        for one in warm:
+            list(telling.runs(one))
+        runs = [run for one in sent for run in telling.runs(one)]
+        return ExoResult(
+            runs=runs,
+            cluster=self._cluster(served, prompts, counter, seed, [*self._notes(served, here), *_seen(runs)]),
+            system_metrics={
+                "local": {"server_is_here": here, **series.to_dict()},
+                "nodes": {node: one.to_dict(start_ns) for node, one in columns.items()},
+                "nodes_failed": None if nodes is None else nodes.failed,
+                "energy": total_of(power.energy(*one.window_ns) for one in sent),
+            },
+        )
+
+    async def _measure(self, served: Served, prompts: Prompts, warm: list[Sent], sent: list[Sent]) -> None:
+        """Fills `warm` and `sent`, batch by batch. Raises Stopped."""
+        cells, grid = self._grid.cells(), self._grid
+        first = Cell(cells[0].pp, cells[0].tg, 1)
+        for i in range(grid.warmup):
+            self._watcher.step(WARMUP, f"{first}, {i + 1:,} of {grid.warmup:,}")
+            warm.append(await self._send(served, prompts, first, i))
+        batches = len(cells) * grid.repeat
+        for done, (cell, i) in enumerate(product(cells, range(grid.repeat))):
+            self._watcher.left(f"{batches - done:,} of {batches:,} batches")
+            self._watcher.step(str(cell), f"{i + 1:,} of {grid.repeat:,}")
+            sent.append(await self._send(served, prompts, cell, i))
+
+    async def _send(self, served: Served, prompts: Prompts, cell: Cell, repeat: int) -> Sent:
+        """One batch. Raises Stopped where somebody stopped it, before or meanwhile."""
+        if self.stopped:
+            raise Stopped("stopped")
+        n = cell.concurrency
+        made = prompts.make(cell.pp, n)
+        sent = Sent(cell, repeat, made, known=prompts.alike and (cell.pp in self._sent_pp or n > 1))
+        self._sent_pp.add(cell.pp)
+        # All of one arrival: they leave together, one after another as quickly as one process can.
+        requests = Requests(array("q", bytes(8 * n)), array("q", [cell.pp] * n), array("q", [cell.tg] * n))
+        options = self._options
+        self._replay = Replay(
+            Plan(requests, Ready(made), {"bench": "exo", "requests": n}),
+            msgspec.structs.replace(
+                self._sending, target=served.url, endpoint=served.endpoint, model=served.model, scrape="none"
+            ),
+            BodyOptions(
+                server=served.kind if served.kind in ("openai", "vllm", "sglang") else "auto",
+                model=served.model, stream=served.stream, min_tokens=True, temperature=0.0,
+                fields={**served.fields, **options.fields},
+            ),
+            self._watcher,
+            keeping=sent.keep,
+        )  # fmt: skip
+        try:
+            result = await self._replay.run()
+        finally:
+            self._replay = None
+        if self.stopped:
+            raise Stopped("stopped")
+        sent.findings += result["verdict"]["findings"]
+        return sent
+
+    def _cluster(
+        self, served: Served, prompts: Prompts, counter: TokenCounter, seed: int, notes: list[str]
+    ) -> dict[str, Any]:
+        return {
+            "target": shown_url(served.url), "server": served.kind,
+            "owned_by": served.owner, "model": served.listed, "state": served.state,
+            "bench": {
+                "llmtap": __version__, **msgspec.structs.asdict(self._grid), "stopped": self.stopped,
+                "endpoint": served.endpoint, "stream": served.stream, "eos_banned_by": served.bans_eos,
+                "cache_switched_by_request": served.switches_cache, "prompts_alike": prompts.alike,
+                "seed": seed, "counted_by": counter.way,
+                "tokenizer": counter.tokenizer.name.rpartition("/")[2], "notes": notes,
+            },
+        }  # fmt: skip
+
+    def _notes(self, served: Served, here: bool) -> Iterable[str]:
+        """What a reader has to know beforehand."""
+        if self.stopped:
+            yield "it was stopped: the grid is not complete"
+        if served.bans_eos is None:
+            yield "answers may end early: how this server is told to ban EOS is not known (--server)"
+        if not served.switches_cache and not self._grid.use_prefix_cache:
+            yield "the prefix cache is not switched off: each prompt begins with words of its own instead"
+        if self._options.tokenizer is None and served.owner != _OURS:
+            yield "prompts were counted by llmtap's own tokenizer: --tokenizer makes them exact"
+        if served.owner == _OURS:
+            yield f"the server is llmtap's simulated engine, which knows the fields of {served.kind}"
+        if served.kind == "exo":
+            yield "peak memory is in exo's generation_stats, which exchanges do not keep"
+        elif not here:
+            yield "the server is not on this host: its power and memory are not known"
+
+
+def _check_lengths(grid: Grid, prompts: Prompts) -> None:
+    smallest = prompts.smallest()
+    for pp in grid.pp:
+        if pp < smallest:
+            raise ConfigError(
+                "--pp", f"{pp} is too small: a prompt of one word has {smallest} tokens with its template",
+                f"the smallest possible is {smallest}",
+            )  # fmt: skip
+
+
+def _seen(runs: Iterable[Run]) -> Iterable[str]:
+    """What only the answers told, each once."""
+    notes: dict[str, None] = {}
+    for run in runs:
+        told, made = run.stats.prompt_tokens, run.stats.generation_tokens
+        if run.pp_tokens != run.pp:
+            notes[f"pp {run.pp:,} could not be met: its prompts have {run.pp_tokens:,} tokens"] = None
+        if told is not None and told != run.pp_tokens:
+            notes[f"the server counts {told:,} tokens in prompts of {run.pp_tokens:,}"] = None
+        if run.outcome == "complete" and made != run.tg:
+            notes[f"not all answers of tg {run.tg:,} have as many tokens: see generation_tokens"] = None
+    return notes

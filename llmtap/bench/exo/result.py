@@ -1,0 +1,303 @@
+"""What an exo benchmark found: its figures, and its JSON with the keys `runs`, `cluster`, `system_metrics`.
+
+A run is one request. Rates count as exo-bench counts them: prefill is the tokens of the prompt by the time
+that it took, generation is the gaps between tokens by the time from the first to the last. The server's own
+times are taken where it tells both, and else ours, by the same formulas: prefill is then TTFT, which has the
+network and the queue in it. Every run says which (`timing`).
+
+Of requests that were sent together, exo-bench calls the fastest one's rate times their number the aggregate
+(`agg_gen_tps`): what the server would make if all ran at that rate all the time. What was really made stands
+beside it: all tokens by the batch's wall time, prefill included (`wall_gen_tps`).
+
+Fields that seed 003 does not name are ours, and stand behind its own.
+
+Source: seed 003, "Timing", "Concurrency", "Prefix Cache Mode", "Output Format".
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Final, Literal
+
+import msgspec
+
+from llmtap.exchange.exchange import Exchange
+from llmtap.metrics.latency import tpot_ns, ttft_any_ns
+from llmtap.metrics.summary import ENDED_WELL
+from llmtap.units import NS_PER_S
+
+__all__ = [
+    "Batch", "BatchEnergy", "ExoResult", "Hit", "Row", "Run", "Spread", "Stats", "Timing", "batch_of",
+    "generation_tps", "prefill_tps", "prefix_hit", "rows_of", "timing_of",
+]  # fmt: skip
+
+Hit = Literal["none", "partial", "exact"]
+LAST_TOKENS: Final = 16
+"""Servers compute a prompt's last token anew, and with a paged cache the block that it is in: 16 tokens in
+vLLM. Where blocks are longer an exact hit is told as a partial one, which is true of what was computed."""
+
+
+class Timing(msgspec.Struct, frozen=True):
+    """How long one request's prompt and answer took; None where nobody knows."""
+
+    by: Literal["server", "client"]
+    prefill_s: float | None
+    decode_s: float | None
+    """From the first token to the last."""
+    source: str
+    """Where the server told it, as `Exchange.server_timing` names places; or our stamps."""
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True):
+    """`generation_stats`, as exo calls it."""
+
+    prompt_tps: float | None
+    generation_tps: float | None
+    prompt_tokens: int | None
+    """By the server's own count, else by ours."""
+    generation_tokens: int | None
+    peak_memory_usage: dict[str, int] | None
+    """`{"inBytes": n}`, sampled once a second."""
+
+
+class BatchEnergy(msgspec.Struct, frozen=True, kw_only=True):
+    """What the server used in one batch's window."""
+
+    joules: float
+    seconds: float
+    """The part of the window that samples speak for."""
+    seconds_missing: float
+    average_power_w: float | None
+
+
+class Batch(msgspec.Struct, frozen=True, kw_only=True):
+    """The requests that were sent together; of one request where concurrency is 1."""
+
+    start_s: float
+    """On the axis of `system_metrics`."""
+    wall_s: float | None
+    """From the common start until the last answer ended."""
+    per_req_tps: float | None
+    """The fastest one's generation."""
+    agg_gen_tps: float | None
+    """That, times concurrency; None where not all answers came whole."""
+    wall_gen_tps: float | None
+    """All tokens of all answers by `wall_s`."""
+    start_spread_s: float | None
+    """Between the first request's first byte out and the last one's."""
+    energy: BatchEnergy | None
+    findings: list[dict[str, Any]]
+    """What speaks against its figures, such as requests that left late: as a replay's verdict has them."""
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """One request."""
+
+    elapsed_s: float | None
+    """From the batch's common start to the end of this answer."""
+    output_text_preview: str | None
+    stats: Stats
+    model_id: str
+    placement_sharding: str | None
+    placement_instance_meta: str | None
+    placement_nodes: int | None
+    pp_tokens: int
+    """As the tokenizer counted the prompt, template and all."""
+    tg: int
+    repeat_index: int
+    concurrency: int
+    concurrent_index: int
+    prefix_cache_hit: Hit | None
+    """None where the server does not say how many tokens it had in its cache."""
+    # Ours from here on.
+    pp: int
+    """Tokens that were asked for: `pp_tokens`, unless the prompt could not be made so."""
+    cached_tokens: int | None
+    prompt_tps_stored: bool
+    """`prompt_tps` is an earlier run's: everything was in the cache, and so nothing was prefilled."""
+    timing: Literal["server", "client"]
+    timing_source: str
+    ttft_s: float | None
+    dispatch_late_s: float | None
+    uncertainty_s: float | None
+    eos_banned: bool
+    """The server was told, and knows how, to go on until it has made `tg` tokens."""
+    peak_memory_source: str | None
+    outcome: str
+    finish_reason: str | None
+    error: str | None
+    batch: Batch
+
+
+class ExoResult(msgspec.Struct, frozen=True, kw_only=True):
+    """All of it."""
+
+    runs: list[Run]
+    cluster: dict[str, Any]
+    """What the server said of itself, and what was asked of it."""
+    system_metrics: dict[str, Any]
+
+    def to_json(self) -> str:
+        """For a file."""
+        return msgspec.json.format(msgspec.json.encode(self)).decode()
+
+
+def prefill_tps(prompt_tokens: int | None, cached_tokens: int | None, seconds: float | None) -> float | None:
+    """Tokens of the prompt that were not in the cache / the time that they took."""
+    if prompt_tokens is None or not seconds:
+        return None
+    computed = prompt_tokens - (cached_tokens or 0)
+    return computed / seconds if computed > 0 else None
+
+
+def generation_tps(tokens: int | None, seconds: float | None) -> float | None:
+    """(tokens - 1) / (last token - first token): the gaps between them, of which one token has none."""
+    return (tokens - 1) / seconds if tokens is not None and tokens > 1 and seconds else None
+
+
+def timing_of(x: Exchange) -> Timing:
+    """The server's own times where it tells those of the prompt and of the answer, else ours.
+
+    An answer in one piece has no first token that we could have seen, so there only the server's count; it
+    may then tell no prefill, which is how exo's exact hits come.
+    """
+    told: dict[str, tuple[float, str]] = {}
+    for entry in x.server_timing or ():
+        name, ms = entry.get("name"), entry.get("ms")
+        if isinstance(name, str) and isinstance(ms, int | float):
+            told.setdefault(name, (ms / 1e3, str(entry.get("where"))))
+    # vLLM's counts from when the request was scheduled: what it waited before is in neither.
+    prefill = told.get("prefill") or told.get("ttft_from_schedule")
+    decode = told.get("decode")
+    if decode is not None and (prefill is not None or not x.stream):
+        return Timing("server", None if prefill is None else prefill[0], decode[0], decode[1])
+    if not x.stream:
+        return Timing("client", None, None, "none: no stream")
+    t = x.timeline
+    ttft_ns, gap_ns = ttft_any_ns(t), tpot_ns(t, x.tokens.output)
+    decode_s = None
+    if gap_ns is not None and t.last_token_ns is not None and t.first_token_ns is not None:
+        decode_s = (t.last_token_ns - t.first_token_ns) / NS_PER_S
+    return Timing("client", None if ttft_ns is None else ttft_ns / NS_PER_S, decode_s, f"stamps by {x.clock}")
+
+
+def prefix_hit(prompt_tokens: int | None, cached_tokens: int | None, *, known: bool) -> Hit | None:
+    """How much of a prompt the server had in its cache.
+
+    `known`: the very same prompt was sent before, or is sent at the same time. A hit of another one is never
+    exact, however little was left of it.
+    """
+    if cached_tokens is None or prompt_tokens is None:
+        return None
+    if cached_tokens <= 0:
+        return "none"
+    left = prompt_tokens - cached_tokens
+    return "exact" if left <= (LAST_TOKENS if known else 0) else "partial"
+
+
+def batch_of(
+    exchanges: Sequence[Exchange],
+    rates: Sequence[float | None],
+    *,
+    began_ns: int,
+    start_s: float,
+    energy: BatchEnergy | None,
+    findings: list[dict[str, Any]],
+) -> Batch:
+    """What requests came to that were sent together at `began_ns`.
+
+    `rates` are their generation_tps.
+    """
+    n = len(exchanges)
+    whole = [x for x in exchanges if x.outcome in ENDED_WELL]
+    ends_ns = [x.timeline.response_end_ns for x in whole if x.timeline.response_end_ns is not None]
+    late_ns = [x.dispatch_late_ns for x in exchanges if x.dispatch_late_ns is not None]
+    known = [rate for rate in rates if rate is not None]
+    wall_s = (max(ends_ns) - began_ns) / NS_PER_S if len(ends_ns) == n else None
+    fastest = max(known, default=None)
+    tokens = [x.tokens.output for x in whole if x.tokens.output is not None]
+    complete = len(whole) == n
+    return Batch(
+        start_s=start_s,
+        wall_s=wall_s,
+        per_req_tps=fastest,
+        agg_gen_tps=fastest * n if fastest is not None and complete else None,
+        wall_gen_tps=sum(tokens) / wall_s if wall_s and len(tokens) == n else None,
+        start_spread_s=(max(late_ns) - min(late_ns)) / NS_PER_S if len(late_ns) == n else None,
+        energy=energy,
+        findings=findings,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Of a figure over the repeats."""
+
+    n: int
+    median: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One point of the grid; None where no repeat has the figure."""
+
+    pp_tokens: int
+    tg: int
+    concurrency: int
+    repeats: int
+    failed: int
+    """Requests whose answer did not come whole."""
+    prompt_tps: Spread | None
+    """Of a repeat: the median over its requests. Stored rates are not counted again."""
+    per_req_tps: Spread | None
+    agg_gen_tps: Spread | None
+    wall_gen_tps: Spread | None
+    wall_s: Spread | None
+    joules: Spread | None
+    hits: Mapping[str, int]
+    """Requests by their `prefix_cache_hit`."""
+    timing: str
+    """`server`, `client`, or both where it differs."""
+
+
+def rows_of(runs: Iterable[Run]) -> list[Row]:
+    """The grid in the order it was measured, a row for each of its points."""
+    points: dict[tuple[int, int, int], dict[int, list[Run]]] = {}
+    for run in runs:
+        repeats = points.setdefault((run.pp_tokens, run.tg, run.concurrency), {})
+        repeats.setdefault(run.repeat_index, []).append(run)
+    return [_row(*point, list(repeats.values())) for point, repeats in points.items()]
+
+
+def _row(pp_tokens: int, tg: int, concurrency: int, repeats: Sequence[Sequence[Run]]) -> Row:
+    runs = [run for repeat in repeats for run in repeat]
+    batches = [repeat[0].batch for repeat in repeats]
+    hits: dict[str, int] = {}
+    for run in runs:
+        if run.prefix_cache_hit is not None:
+            hits[run.prefix_cache_hit] = hits.get(run.prefix_cache_hit, 0) + 1
+    return Row(
+        pp_tokens, tg, concurrency, len(repeats),
+        failed=sum(run.outcome not in ENDED_WELL for run in runs),
+        prompt_tps=_spread(_prefill(repeat) for repeat in repeats),
+        per_req_tps=_spread(batch.per_req_tps for batch in batches),
+        agg_gen_tps=_spread(batch.agg_gen_tps for batch in batches),
+        wall_gen_tps=_spread(batch.wall_gen_tps for batch in batches),
+        wall_s=_spread(batch.wall_s for batch in batches),
+        joules=_spread(None if batch.energy is None else batch.energy.joules for batch in batches),
+        hits=hits,
+        timing=", ".join(sorted({run.timing for run in runs})),
+    )  # fmt: skip
+
+
+def _prefill(repeat: Sequence[Run]) -> float | None:
+    rates = [run.stats.prompt_tps for run in repeat if not run.prompt_tps_stored]
+    known = [rate for rate in rates if rate is not None]
+    return median(known) if known else None
+
+
+def _spread(values: Iterable[float | None]) -> Spread | None:
+    known = [value for value in values if value is not None]
+    return Spread(len(known), median(known), min(known), max(known)) if known else None

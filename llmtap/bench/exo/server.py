@@ -1,0 +1,280 @@
+"""The server of an exo benchmark, by what it tells of itself: whose it is, and so what it can be asked for.
+
+Two things make a request a benchmark's: answers go on until they are as long as was asked (EOS is banned),
+and no prompt is found in a cache unless that is wanted. exo has an endpoint of its own for both, llama.cpp a
+field for each, vLLM, SGLang and our simulated engine fields for the first; of others neither is known.
+
+An exo cluster is also asked what it consists of, and once a second how its nodes are.
+
+Source: seed 003, "Bench Endpoint", "System Metrics"; exo's src/exo/api/types and src/exo/shared/types;
+llama.cpp tools/server/README.md (`ignore_eos`, `cache_prompt`).
+"""
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+
+import aiohttp
+import msgspec
+
+from llmtap.clock import Clock
+from llmtap.errors import ConfigError
+from llmtap.load.bodies import server_of
+from llmtap.load.monitor.timeseries import Columns, Series
+from llmtap.load.replay.options import USER_AGENT
+from llmtap.load.target import shown_url
+from llmtap.net.failures import failure_said
+from llmtap.units import NS_PER_S
+
+__all__ = ["KINDS", "NodeMetrics", "Placement", "Served", "ask_served", "placement_of"]
+
+Kind = Literal["auto", "openai", "vllm", "sglang", "llamacpp", "exo"]
+KINDS: Final = ("auto", "openai", "vllm", "sglang", "llamacpp", "exo")
+BENCH_PATH: Final = "/bench/chat/completions"
+_OWNERS: Final[Mapping[str, Kind]] = {"exo": "exo", "llamacpp": "llamacpp"}
+_SNAPSHOT: Final = ("nodeIdentities", "topology", "nodeMemory", "nodeSystem", "instances")
+"""Of exo's `/state`, which also has every task and event: what the cluster is."""
+_ASK_S: Final = 10.0
+_NODES_MAX: Final = 64
+"""exo's clusters are a handful of machines on a desk."""
+_NODE_SERIES: Final[Mapping[str, tuple[str, Series]]] = {
+    "gpuUsage": ("gpu_usage", Series("as told")),
+    "temp": ("temperature", Series("celsius")),
+    "sysPower": ("power", Series("watts")),
+    "pcpuUsage": ("performance_cores", Series("as told")),
+    "ecpuUsage": ("efficiency_cores", Series("as told")),
+}
+"""What `nodeSystem` says of a node, and what it is called here."""
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """How exo has laid a model out over its nodes; None for servers that do not say."""
+
+    sharding: str | None = None
+    instance_meta: str | None = None
+    nodes: int | None = None
+
+
+class Served(msgspec.Struct, frozen=True, kw_only=True):
+    """The server, and how it is asked."""
+
+    kind: Kind
+    url: str
+    """Without a `/v1` at its end where the endpoint is not under it."""
+    model: str
+    endpoint: str = "chat.completions"
+    """Or a path."""
+    stream: bool = True
+    """exo's endpoint answers in one piece, and tells its own times."""
+    fields: dict[str, msgspec.Raw] = {}
+    """Of each body, besides those that `load/bodies.py` knows."""
+    bans_eos: str | None = None
+    """By what; None: nobody knows how."""
+    switches_cache: bool = False
+    """Whether its prefix cache is used is said by the request."""
+    owner: str | None = None
+    """Who the server says owns its models."""
+    listed: Any = None
+    """The model's entry in `/v1/models`, as told."""
+    state: dict[str, Any] | None = None
+    """exo's cluster; None for others."""
+    placement: Placement = Placement()
+
+
+class _Listed(msgspec.Struct):
+    data: list[dict[str, Any]] = []
+
+
+async def ask_served(
+    target: str,
+    headers: Sequence[tuple[str, str]],
+    *,
+    model: str | None,
+    kind: Kind,
+    use_prefix_cache: bool,
+    tls: ssl.SSLContext | None = None,
+) -> Served:
+    """Asks the server who it is. `tls` verifies it where that is not the system's trust.
+
+    Raises ConfigError that names `--target` or `--model`.
+    """
+    url = target.rstrip("/")
+    root = url.removesuffix("/v1")
+    try:
+        async with _session(headers, tls) as session:
+            raw = await _get(session, f"{root}/v1/models")
+            models = _models(raw)
+            owner = _owner(models)
+            if kind == "auto":
+                kind = _OWNERS.get((owner or "").lower()) or server_of(raw)
+            named = _named(model, models)
+            state = await _state(session, root) if kind == "exo" else None
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as exc:
+        raise ConfigError("--target", f"{shown_url(root)} cannot be reached: {failure_said(exc)}") from None
+    served = Served(
+        kind=kind, url=url, model=named, owner=owner, state=state,
+        listed=next((entry for entry in models if entry.get("id") == named), None),
+    )  # fmt: skip
+    match kind:
+        case "exo":
+            return msgspec.structs.replace(
+                served, url=root, endpoint=BENCH_PATH, stream=False, bans_eos="its benchmark endpoint",
+                fields={"use_prefix_cache": _raw(use_prefix_cache)}, switches_cache=True,
+                placement=placement_of((state or {}).get("instances"), named),
+            )  # fmt: skip
+        case "llamacpp":
+            return msgspec.structs.replace(
+                served, bans_eos="ignore_eos", switches_cache=True,
+                fields={"ignore_eos": _raw(True), "cache_prompt": _raw(use_prefix_cache)},
+            )  # fmt: skip
+        case "vllm" | "sglang":
+            return msgspec.structs.replace(served, bans_eos="ignore_eos, min_tokens")
+    return served
+
+
+def placement_of(instances: Any, model: str) -> Placement:
+    """Of the first instance of the model in exo's state.
+
+    An instance lies in an object with its kind as the only key, `MlxRingInstance`, and so does each shard,
+    `PipelineShardMetadata`.
+    """
+    for tagged in instances.values() if isinstance(instances, dict) else ():
+        meta, inner = _untag(tagged)
+        shards = inner.get("shardAssignments")
+        if not isinstance(shards, dict) or shards.get("modelId") != model:
+            continue
+        first = next(iter((shards.get("runnerToShard") or {}).values()), None)
+        sharding, _ = _untag(first)
+        nodes = shards.get("nodeToRunner")
+        return Placement(
+            sharding.removesuffix("ShardMetadata") or None, meta.removesuffix("Instance") or None,
+            len(nodes) if isinstance(nodes, dict) else None,
+        )  # fmt: skip
+    return Placement()
+
+
+class NodeMetrics:
+    """How the nodes of an exo cluster are, from `start()` to `close()`. Nothing in it ends a run."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        url: str,
+        headers: Sequence[tuple[str, str]],
+        *,
+        tls: ssl.SSLContext | None = None,
+        period_ns: int = NS_PER_S,
+    ) -> None:
+        """`url` without a path; `tls` as in `ask_served`."""
+        self.columns: dict[str, Columns] = {}
+        """By the node's id."""
+        self.failed = 0
+        """Times that the cluster did not answer."""
+        self._clock = clock
+        self._url = f"{url}/state/nodeSystem"
+        self._headers = headers
+        self._tls = tls
+        self._period_ns = period_ns
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """On the running loop."""
+        self._task = asyncio.ensure_future(self._run())
+
+    async def close(self) -> None:
+        """The columns stay."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        for columns in self.columns.values():
+            columns.close()
+
+    async def _run(self) -> None:
+        async with _session(self._headers, self._tls) as session:
+            start_ns = self._clock.mono_ns()
+            number = 0
+            while True:
+                began_ns = self._clock.mono_ns()
+                try:
+                    told = msgspec.json.decode(await _get(session, self._url))
+                    ended_ns = self._clock.mono_ns()
+                    self._add(told, (began_ns + ended_ns) // 2, ended_ns - began_ns)
+                except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+                    self.failed += 1
+                now_ns = self._clock.mono_ns()
+                # The next multiple that is not over; one that cannot be in time is left out.
+                number = max(number + 1, -(-(now_ns - start_ns) // self._period_ns))
+                await asyncio.sleep((start_ns + number * self._period_ns - now_ns) / NS_PER_S)
+
+    def _add(self, told: Any, t_ns: int, took_ns: int) -> None:
+        for node, said in told.items() if isinstance(told, dict) else ():
+            if node not in self.columns:
+                if len(self.columns) >= _NODES_MAX:
+                    continue
+                self.columns[node] = Columns(dict(_NODE_SERIES.values()))
+            values = {
+                name: float(said[key])
+                for key, (name, _) in _NODE_SERIES.items()
+                if isinstance(said, dict) and isinstance(said.get(key), int | float)
+            }
+            self.columns[node].add(t_ns, took_ns, values)
+
+
+async def _get(session: aiohttp.ClientSession, url: str) -> bytes:
+    """What it answers; nothing where it does not say 200."""
+    async with session.get(url) as response:
+        return await response.read() if response.status == 200 else b""
+
+
+async def _state(session: aiohttp.ClientSession, root: str) -> dict[str, Any] | None:
+    """What the cluster is; None where it does not tell."""
+    try:
+        told = msgspec.json.decode(await _get(session, f"{root}/state"))
+    except ValueError:
+        return None
+    return {key: told[key] for key in _SNAPSHOT if key in told} if isinstance(told, dict) else None
+
+
+def _models(raw: bytes) -> list[dict[str, Any]]:
+    try:
+        return msgspec.json.decode(raw, type=_Listed).data
+    except (ValueError, RecursionError):
+        return []
+
+
+def _owner(models: Sequence[Mapping[str, Any]]) -> str | None:
+    owners = {str(entry.get("owned_by") or "") for entry in models}
+    return owners.pop() or None if len(owners) == 1 else None
+
+
+def _named(model: str | None, models: Sequence[Mapping[str, Any]]) -> str:
+    if model is not None:
+        return model
+    ids = [str(entry["id"]) for entry in models if entry.get("id")]
+    if len(ids) == 1:
+        return ids[0]
+    offered = f"the server offers {', '.join(ids[:8])}" if ids else "the server lists none"
+    raise ConfigError("--model", f"is needed: {offered}")
+
+
+def _untag(tagged: Any) -> tuple[str, dict[str, Any]]:
+    """The only key of an object, and what lies there."""
+    if not isinstance(tagged, dict) or len(tagged) != 1:
+        return "", {}
+    ((tag, inner),) = tagged.items()
+    return str(tag), inner if isinstance(inner, dict) else {}
+
+
+def _raw(value: bool) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(value))
+
+
+def _session(headers: Sequence[tuple[str, str]], tls: ssl.SSLContext | None) -> aiohttp.ClientSession:
+    """For what is asked beside the load, with a name by which it can be told from it."""
+    return aiohttp.ClientSession(
+        timeout=aiohttp.ClientTimeout(total=_ASK_S), headers={**dict(headers), "User-Agent": USER_AGENT},
+        connector=aiohttp.TCPConnector(ssl=tls or True),
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Reports of the bench: minimum and full report, comparison of systems."""

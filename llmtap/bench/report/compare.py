@@ -1,0 +1,440 @@
+"""Several systems, or the same one twice, held against each other: seed 000, section 6.
+
+Requests of a run share its weather (what else the machine did, how warm it was), so what is compared are
+figures of runs, three of each system at least (6.3). With fewer, the requests of first runs are compared
+instead, and it is said that how much runs differ is then in no interval.
+
+Where loads differ, what differs between systems may be the loads' doing: their figures stand side by side,
+and are not tested.
+
+Of many comparisons some come out by luck. The few figures that a test is about are corrected together by
+Holm's method; the rest, which is there to look around in, by Benjamini and Hochberg's.
+
+Source: IETF seed 000, 6.1 to 6.4.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import msgspec
+
+from llmtap.bench.compliance.comparison import RUNS_MIN, sequence
+from llmtap.bench.compliance.judge import judge_comparison
+from llmtap.bench.report.compare_tables import charts_of, tables_of
+from llmtap.bench.report.report import is_results
+from llmtap.bench.run.folder import RESULT, Folder
+from llmtap.bench.run.measurement import Measurement
+from llmtap.bench.run.registry import TESTS
+from llmtap.errors import ConfigError
+from llmtap.metrics.intervals import is_enough
+from llmtap.metrics.significance import Comparison, adjusted, compare_quantile, compare_runs
+from llmtap.metrics.statistics import percentile
+
+__all__ = ["Run", "System", "compare", "compare_results", "read_system"]
+
+ALPHA: Final = 0.05
+_GAPS: Final = "gaps"
+_FIGURES: Final = {
+    "TTFT P50": ("ttft_ns", 0.5), "TTFT P99": ("ttft_ns", 0.99),
+    "TPOT P50": ("tpot_ns", 0.5), "TPOT P99": ("tpot_ns", 0.99),
+    "TBC P50": (_GAPS, 0.5), "TBC P99": (_GAPS, 0.99),
+    "E2E P50": ("e2e_ns", 0.5), "E2E P99": ("e2e_ns", 0.99),
+}  # fmt: skip
+"""Of every load: a column of its requests, or all their gaps, and which share lies below."""
+_RATE: Final = "output rate, mean of runs"
+_TTFT: Final = ("TTFT P50", "TTFT P99")
+_KEYS: Final[Mapping[str, Sequence[str]]] = {
+    "ttft": _TTFT, "itl": ("TBC P50", "TBC P99", "TPOT P50"), "tradeoff": (*_TTFT, "TPOT P50"),
+    "fairness": _TTFT, "prefix-cache": _TTFT, "memory-pressure": _TTFT, "long-context": _TTFT,
+    "guardrail-overhead": ("TTFT P50", "E2E P50"),
+}  # fmt: skip
+"""What a test is about, in each of its loads. Searches are about what they found."""
+_HEADLINES: Final[Mapping[str, Sequence[tuple[str, str, str]]]] = {
+    "throughput": (
+        ("max_output_tps", "maximum output rate", "tok/s"),
+        ("max_request_rps", "maximum request rate", "requests/s"),
+    ),
+    "tradeoff": (
+        ("knee_rps", "knee", "requests/s"), ("peak_rps", "peak", "requests/s"),
+        ("operating_point_rps", "operating point", "requests/s"),
+    ),
+    "capacity": (("max_concurrency", "maximum concurrency", "requests"),),
+}  # fmt: skip
+"""Figures of a whole test, by their name in its measurements; more of each is better."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a test: its report, and its loads by name."""
+
+    report: Mapping[str, Any]
+    steps: Mapping[str, Measurement]
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """A system and its runs of one test."""
+
+    label: str
+    runs: Sequence[Run]
+
+
+def compare_results(base: Path, others: Sequence[Path]) -> dict[str, Any]:
+    """Results folders against the first, in every test that all have. Public JSON: `systems` (`label`,
+    `results`, `tests`), `tests` (as `compare` tells each) and `left_out` (`test`, `only`: who has it).
+
+    Raises:
+        ConfigError: one is no results folder, is named twice, is broken, or they have no test in common.
+    """
+    places = [base, *others]
+    for i, place in enumerate(places):
+        if not is_results(place):
+            raise ConfigError("--compare", f"{place} is no results folder of llmtap bench")
+        if place.resolve() in [other.resolve() for other in places[:i]]:
+            raise ConfigError("--compare", f"{place} is named twice")
+    names = [place.resolve().name for place in places]
+    labels = names if len(set(names)) == len(names) else [str(place) for place in places]
+    held = {
+        label: [test for test in TESTS if (place / test / RESULT).is_file()]
+        for label, place in zip(labels, places, strict=True)
+    }
+    known = [test for test in TESTS if any(test in tests for tests in held.values())]
+    shared = [test for test in known if all(test in tests for tests in held.values())]
+    if not shared:
+        told = "; ".join(f"{label} has {', '.join(tests) or 'none'}" for label, tests in held.items())
+        raise ConfigError("--compare", f"the results have no test in common: {told}")
+    tests = []
+    for test in shared:
+        first, *rest = (read_system(label, at, test) for label, at in zip(labels, places, strict=True))
+        tests.append(compare(first, rest))
+    return {
+        "systems": [
+            {"label": label, "results": str(place), "tests": held[label]}
+            for label, place in zip(labels, places, strict=True)
+        ],
+        "tests": tests,
+        "left_out": [
+            {"test": test, "only": [label for label in labels if test in held[label]]}
+            for test in known
+            if test not in shared
+        ],
+    }  # fmt: skip
+
+
+def read_system(label: str, results: Path, test: str) -> System:
+    """Its runs from its results folder. Raises ConfigError where it lacks what its report tells of."""
+    folder = Folder(results).within(test)
+    return System(label, [_read_run(folder.run(number)) for number in folder.runs()])
+
+
+def _read_run(folder: Folder) -> Run:
+    report = folder.read_json(RESULT)
+    steps = {}
+    for step in report["steps"]:
+        at = folder.path / "steps" / step["name"]
+        try:
+            steps[step["name"]] = Measurement.load(at, step["name"], step["arm"], step["result"])
+        except FileNotFoundError:
+            hint = "the command that measured it goes on"
+            raise ConfigError(str(at), "lacks its requests.parquet", hint) from None
+    return Run(report, steps)
+
+
+def compare(base: System, others: Sequence[System]) -> dict[str, Any]:
+    """Each of `others` against `base` in one test.
+
+    As public JSON: `test`, `section`, `title`, `unlike` (how loads differ, in words; where there are any, the
+    comparison is none), `systems`, `checklist` (6.4, as a compliance matrix),
+    `comparisons` (a figure each: `a` of the base, `b`, the `difference` b - a with its interval, `p`,
+    `p_adjusted`, `finding`), `normalised` (6.2), `notes`, `tables`, `charts`. Times are in seconds.
+    """
+    systems, left_out = _in_common([base, *others])
+    base, *others = systems
+    shared = _shared(systems)
+    unlike: list[str] = []
+    found: list[dict[str, Any]] = []
+    for other in others:
+        differing = _unlike_params(base, other)
+        loads = {} if differing else {step: told for step in shared if (told := _unlike(base, other, step))}
+        unlike += differing + [f"{step}: {told}" for step, told in loads.items()]
+        found += [
+            _untested(row) if differing or row["step"] in loads else row
+            for row in _compared(base, other, shared)
+        ]
+    _judge(found)
+    normalised = [_normalised(system) for system in systems]
+    together = {
+        "systems": [_told(system) for system in systems], "comparisons": found, "normalised": normalised,
+    }  # fmt: skip
+    report = base.runs[0].report
+    return {
+        "test": report["test"], "section": report["section"], "title": report["title"], "unlike": unlike,
+        **together,
+        "checklist": judge_comparison(
+            [run.report for system in systems for run in system.runs], together
+        ).to_dict(),
+        "notes": [
+            *left_out, *_run_notes(systems), *_load_notes(systems, shared), *_figure_notes(found),
+            *_rate_notes(normalised),
+        ],
+        "tables": msgspec.to_builtins(tables_of(base.label, found)),
+        "charts": msgspec.to_builtins(charts_of(report["test"], _loads(systems, shared), found)),
+    }  # fmt: skip
+
+
+def _in_common(systems: Sequence[System]) -> tuple[list[System], list[str]]:
+    """The systems with the runs whose requests all were sent, which are those of equal seeds (6.1); and what
+    is to be said of others. All runs where too few are left: that requests differ is then told by the
+    checklist."""
+    seeds = [{run.report["seed"] for run in system.runs} for system in systems]
+    shared = set.intersection(*seeds)
+    if len(shared) < RUNS_MIN or all(own == shared for own in seeds):
+        return list(systems), []
+    notes = []
+    for system in systems:
+        more = [str(run.report.get("run", 1)) for run in system.runs if run.report["seed"] not in shared]
+        if more:
+            notes.append(
+                "left out, since their requests were not sent to all systems (6.1): run"
+                f" {', '.join(more)} of {system.label}"
+            )
+    chosen = [
+        System(system.label, [run for run in system.runs if run.report["seed"] in shared])
+        for system in systems
+    ]
+    return chosen, notes
+
+
+def _shared(systems: Sequence[System]) -> list[str]:
+    """Loads that every run of every system has."""
+    runs = [run for system in systems for run in system.runs]
+    return [name for name in runs[0].steps if all(name in run.steps for run in runs)]
+
+
+def _unlike_params(base: System, other: System) -> list[str]:
+    """What the tests were asked for differently: `rate 4 of a, 8 of b`. None of what only one of them knows,
+    since another version measured it."""
+    ours, theirs = (one.runs[0].report.get("params") or {} for one in (base, other))
+    return [
+        f"{name} {_plain(ours[name])} of {base.label}, {_plain(theirs[name])} of {other.label}"
+        for name in ours
+        if name in theirs and ours[name] != theirs[name]
+    ]
+
+
+def _unlike(base: System, other: System, step: str) -> str | None:
+    """How the requests of a load that are compared differ, or how they were sent; None where they do not."""
+    runs = RUNS_MIN if min(len(base.runs), len(other.runs)) >= RUNS_MIN else 1  # as they are compared
+    sent = []
+    for system in (base, other):
+        chosen = system.runs if runs > 1 else system.runs[:1]
+        told = [one for run in chosen for one in run.report["steps"] if one["name"] == step]
+        sent.append({_sent(one) for one in told})
+    if sent[0] == sent[1]:
+        return None
+    first, second = (
+        sorted(one - other)[0] if one - other else "no more" for one, other in (sent, sent[::-1])
+    )
+    return f"{first} of {base.label}, {second} of {other.label}"
+
+
+def _sent(step: Mapping[str, Any]) -> str:
+    closed = (step.get("load") or {}).get("closed")
+    return sequence(step) + (f", {closed} at a time" if closed else "")
+
+
+def _plain(value: Any) -> str:
+    return (
+        "none" if value is None else value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    )
+
+
+def _untested(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A figure of loads that differ: what each system had, and no more."""
+    return {**row, **dict.fromkeys(("difference", "low", "high", "p", "method"))}
+
+
+def _loads(systems: Sequence[System], shared: Sequence[str]) -> dict[str, dict[str, list[Measurement]]]:
+    """By load and system, the runs."""
+    return {name: {one.label: [run.steps[name] for run in one.runs] for one in systems} for name in shared}
+
+
+def _told(system: System) -> dict[str, Any]:
+    first = system.runs[0].report
+    return {
+        "label": system.label, "runs": len(system.runs), "sut": first["sut"], "target": first["target"],
+        "quick": any(run.report["quick"] for run in system.runs),
+        "seeds": [run.report["seed"] for run in system.runs], "began": [_began(run) for run in system.runs],
+        "valid": all((run.report.get("verdict") or {}).get("valid", True) for run in system.runs),
+    }  # fmt: skip
+
+
+def _began(run: Run) -> str:
+    """When its first load was sent, which may be long before its report was written (a run gone on with)."""
+    starts = [str(step.result["window"].get("start") or "") for step in run.steps.values()]
+    return min(starts, default="")
+
+
+def _compared(base: System, other: System, shared: Sequence[str]) -> Iterator[dict[str, Any]]:
+    test = base.runs[0].report["test"]
+    for name, says, unit in _HEADLINES.get(test, ()):
+        a, b = ([run.report["measurements"].get(name) for run in one.runs] for one in (base, other))
+        if None not in a and None not in b:
+            row = _row(base, other, None, says, unit, _of_runs(a, b))
+            yield {**row, "a": median(a), "b": median(b)} if row["p"] is None else row
+    for step in shared:
+        for says, (column, share) in _FIGURES.items():
+            a, b = ([_values(run.steps[step], column) for run in one.runs] for one in (base, other))
+            if not all((*a, *b)):
+                continue
+            if min(len(a), len(b)) >= RUNS_MIN:
+                result = _of_runs([percentile(v, share) for v in a], [percentile(v, share) for v in b])
+            elif column == _GAPS:
+                continue  # gaps of a request are alike: they are no samples to draw from
+            else:
+                result = compare_quantile(a[0], b[0], share, paired=False)
+            if result is not None:
+                doubtful = not all(is_enough(len(values), share) for values in (*a, *b))
+                yield _row(base, other, step, says, "s", result, doubtful=doubtful)
+        rates = [[_output_tps(run.steps[step]) for run in one.runs] for one in (base, other)]
+        made = _of_runs(*rates)
+        if made is not None and any(map(any, rates)):
+            yield _row(base, other, step, _RATE, "tok/s", made)
+
+
+def _values(step: Measurement, column: str) -> list[float]:
+    """In seconds, ascending."""
+    return sorted(step.gaps()) if column == _GAPS else step.values(column)
+
+
+def _of_runs(a: Sequence[float | None], b: Sequence[float | None]) -> Comparison | None:
+    """None below three runs of each."""
+    return compare_runs([x for x in a if x is not None], [x for x in b if x is not None])
+
+
+def _row(
+    base: System, other: System, step: str | None, says: str, unit: str, result: Comparison | None, *,
+    doubtful: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    test = base.runs[0].report["test"]
+    nothing = dict.fromkeys(("difference", "low", "high", "p", "method"))
+    return {
+        "a_system": base.label, "b_system": other.label, "step": step, "figure": says, "unit": unit,
+        "better": "lower" if unit == "s" else "higher",
+        "key": step is None or says in _KEYS.get(test, ()),
+        "samples": "runs" if min(len(base.runs), len(other.runs)) >= RUNS_MIN else "requests",
+        "doubtful": doubtful, **(nothing if result is None else result.to_dict()),
+    }  # fmt: skip
+
+
+def _judge(found: Sequence[dict[str, Any]]) -> None:
+    """Puts into each row what it comes to, the others being what they are."""
+    for key in (True, False):
+        family = [row for row in found if row["key"] is key and row["p"] is not None]
+        corrected = adjusted([row["p"] for row in family], "holm" if key else "bh")
+        for row, judged in zip(family, corrected, strict=True):
+            row["p_adjusted"] = judged
+    for row in found:
+        p, difference = row.setdefault("p_adjusted", None), row["difference"]
+        row["share"] = difference / row["a"] if difference is not None and row["a"] else None
+        if p is None:
+            row["finding"] = "not tested"
+        elif p >= ALPHA or not difference:
+            row["finding"] = "no difference shown"
+        else:
+            row["finding"] = "better" if (difference < 0) == (row["better"] == "lower") else "worse"
+
+
+def _normalised(system: System) -> dict[str, Any]:
+    """Output tokens by GPU-second and by money; None where the SUT does not say (6.2)."""
+    hardware = system.runs[0].report["sut"].get("hardware") or {}
+    rates = [max(map(_output_tps, run.steps.values()), default=0.0) for run in system.runs]
+    tps = median(rates)
+    count, price = hardware.get("count"), hardware.get("price_per_hour")
+    return {
+        "label": system.label,
+        "output_tps_max": tps,
+        "tokens_per_gpu_second": tps / count if count else None,
+        "tokens_per_currency": tps * 3_600 / price if price else None,
+        "currency": hardware.get("currency") if price else None,
+        "method": "the highest output rate of any load, the median of runs; by GPUs, by an hour's price",
+    }
+
+
+def _output_tps(step: Measurement) -> float:
+    """Of answers that came whole, from the load's start to its last answer."""
+    tokens: Sequence[int] = step.ended_well().column("output_tokens").drop_null().to_pylist()
+    return sum(tokens) / step.seconds if step.seconds else 0.0
+
+
+def _run_notes(systems: Sequence[System]) -> Iterator[str]:
+    for system in systems:
+        runs = len(system.runs)
+        if runs < RUNS_MIN:
+            yield (
+                f"{system.label} has {runs} of the {RUNS_MIN} independent runs of a claim (6.3, --runs):"
+                " instead of runs, requests of first runs are compared with it, and how much runs differ is"
+                " in no interval"
+            )
+        broken = [
+            (number, findings[0]["says"])
+            for number, run in enumerate(system.runs, 1)
+            if (findings := (run.report.get("verdict") or {}).get("findings"))
+        ]
+        if broken:
+            named = ", ".join(str(number) for number, _ in broken)
+            yield f"{system.label}: not valid are its runs {named} of {runs}: {broken[0][1]}"
+    quick = [one.label for one in systems if any(run.report["quick"] for run in one.runs)]
+    if quick:
+        yield f"with --quick, which gives demands of the methodology up, was measured: {', '.join(quick)}"
+    versions = {str((run.report.get("versions") or {}).get("llmtap")) for one in systems for run in one.runs}
+    if len(versions) > 1:
+        yield f"measured with different versions of llmtap: {', '.join(sorted(versions))}"
+    began = sorted((_began(run), system.label) for system in systems for run in system.runs)
+    in_turn = [label for label, _ in groupby(label for _, label in began)]
+    if all(at for at, _ in began) and len(in_turn) == len(systems) < len(began):
+        yield (
+            f"runs were not taken in turn, but all of {', then all of '.join(in_turn)}: whatever changed on"
+            " the machine meanwhile is in the differences. --runs 1 for each system, then --runs 2 into the"
+            " same folders, and so on, takes them in turn"
+        )
+
+
+def _load_notes(systems: Sequence[System], shared: Sequence[str]) -> Iterator[str]:
+    """Loads that are left out, and answers that are."""
+    for system in systems:
+        own = {name for run in system.runs for name in run.steps} - set(shared)
+        if own:
+            named = ", ".join(sorted(own))
+            yield f"left out, since not every run of all systems has them: {named} of {system.label}"
+    for name in shared:
+        for system in systems:
+            loads = [run.steps[name] for run in system.runs]
+            sent, well = sum(load.n for load in loads), sum(len(load.ended_well()) for load in loads)
+            if well < sent:
+                yield (
+                    f"{system.label}, {name}: {well:,} of {sent:,} requests ({well / sent:.1%}) were answered"
+                    " whole, and latencies are of these alone"
+                )
+
+
+def _rate_notes(normalised: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    if all(one["tokens_per_gpu_second"] is None and one["tokens_per_currency"] is None for one in normalised):
+        yield (
+            "output rates are not normalised (6.2): no system has accelerators (sut.hardware.count) or a"
+            " price (sut.hardware.price_per_hour)"
+        )
+
+
+def _figure_notes(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    if any(row["p"] is not None for row in found):
+        yield (
+            f"a difference counts as one where p, corrected for how many are compared, is below {ALPHA:g};"
+            " none shown does not mean none: it may be as large as its interval"
+        )
+    if any(row["doubtful"] for row in found):
+        yield "* rests on fewer samples than 5.1.4.3 asks for: 1,000 in a run for P99"

@@ -1,0 +1,261 @@
+"""What a benchmark says, as public JSON: a report for each test, and one document of all of them.
+
+A report has: `test`, `section`, `title`, `run`, `quick`, `params`, `sut`, `target` and `arms` (without keys),
+`seed`, `warmup`, `began`, `ended`, `versions`, `steps` (each load: `name`, `arm`, `load`, `cached`,
+`requests`, `result`), `warmups`, `refused`, `measurements`, `tables`, `charts`, `configuration`, `notes`,
+`deviations`, `itl_option`, `exact_requests`, `forfeits`, `verdict` and `compliance`. The document has what
+they share, `tests` (the reports of first runs), `repeats` (of further ones, in short), `not_run` and a
+verdict over all.
+"""
+
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from llmtap import __version__
+from llmtap.bench.compliance.evidence import several
+from llmtap.bench.compliance.judge import judge
+from llmtap.bench.compliance.streaming import as_declared
+from llmtap.bench.report.streams import stream_charts
+from llmtap.bench.run.folder import RESULT, Folder
+from llmtap.bench.run.registry import TESTS
+from llmtap.bench.run.requests import FILE
+from llmtap.bench.run.session import Session
+from llmtap.bench.run.test import BenchTest, Found
+from llmtap.bench.sut.file import params_told, without_keys
+from llmtap.errors import ConfigError
+from llmtap.units import NS_PER_S
+
+__all__ = [
+    "ASKED",
+    "RESULT",
+    "date_of",
+    "document_of",
+    "is_results",
+    "load_document",
+    "report_of",
+    "versions",
+]
+
+ASKED: Final = "bench.json"
+_PACKAGES: Final = (
+    "aiohttp", "uvloop", "httptools", "msgspec", "pyarrow", "numpy", "scipy", "grpcio", "tokenizers",
+    "tiktoken",
+)  # fmt: skip
+_OPTIONS_SAID: Final = {
+    "A": "time between chunks",
+    "A (direct)": "time between chunks, nearly all of which have one token",
+    "B (even)": "a chunk's gap spread evenly over its tokens, which the draft's B has arrive together",
+    "C": "the server's own stamps",
+}
+_OVER: Final = frozenset({"failed"})
+"""Findings about the server: of a test that goes to its limits and beyond, they are what was looked for."""
+_STREAMED: Final = frozenset({"ttft", "itl"})
+"""Tests about single answers: what readers had of two of them is drawn, of the last load."""
+_REPEATED: Final = ("test", "run", "seed", "began", "ended", "verdict")
+"""What a document has of a further run; the rest is in its result.json."""
+_LONG: Final = ("timeline",)
+"""Parts of a load's result that are in its step.json only."""
+
+
+def report_of(
+    test: BenchTest[Any],
+    params: msgspec.Struct,
+    session: Session,
+    found: Found,
+    *,
+    began_ns: int,
+    ended_ns: int,
+) -> dict[str, Any]:
+    """The report of one test, judged. Times are of the wall clock."""
+    steps = _steps(session)
+    option = _itl_option(found, steps)
+    charts = list(found.charts)
+    if test.name in _STREAMED and session.steps:
+        charts += stream_charts(session.steps[-1])
+    report: dict[str, Any] = {
+        "test": test.name, "section": test.section, "title": test.title, "run": session.run,
+        "quick": session.quick,
+        "params": params_told(params), "sut": msgspec.to_builtins(session.sut),
+        "target": without_keys(session.target),
+        "arms": {name: without_keys(arm) for name, arm in session.arms.items()},
+        "seed": session.seed, "warmup": session.warmup,
+        "began": date_of(began_ns), "ended": date_of(ended_ns),
+        "versions": versions(), "steps": steps, "warmups": session.warmups, "refused": session.refused,
+        "measurements": found.measurements, "tables": msgspec.to_builtins(found.tables),
+        "charts": msgspec.to_builtins(charts),
+        "configuration": found.configuration | _itl_line(option),
+        "notes": [*found.notes, *_warm_notes(session)],
+        "deviations": [*found.deviations, *_unprobed(session)],
+        "itl_option": option,
+        "exact_requests": _exact_requests(steps),
+        "forfeits": list(test.forfeits) if session.quick else [],
+        "verdict": _verdict(steps),
+    }  # fmt: skip
+    report["compliance"] = judge(report).to_dict()
+    return report
+
+
+def document_of(
+    asked: Mapping[str, Any], reports: Sequence[Mapping[str, Any]], not_run: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, Any]:
+    """All reports, those of further runs in short, beside what was asked for."""
+    findings = [
+        {"test": report["test"], **finding, "step": _with_run(report, finding["step"])}
+        for report in reports
+        for finding in report["verdict"]["findings"]
+    ]
+    return {
+        **asked, "tests": [report for report in reports if _run(report) == 1],
+        "repeats": [
+            {name: report[name] for name in _REPEATED} for report in reports if _run(report) > 1
+        ],
+        "not_run": list(not_run),
+        "verdict": {"valid": all(report["verdict"]["valid"] for report in reports), "findings": findings},
+    }  # fmt: skip
+
+
+def _warm_notes(session: Session) -> list[str]:
+    """What a report has to say of a SUT that was not warmed up (4.5.3), and by what it was."""
+    if session.warmup == "none":
+        return ["cold start: the SUT was not warmed up"]
+    return ["no measured prompt was sent to warm up: none was in a prefix cache for that reason"]
+
+
+def _unprobed(session: Session) -> list[str]:
+    """What a warm-up of a given number of requests gives up."""
+    if session.warmup in ("auto", "none"):
+        return []
+    said = (
+        f"4.5.2: warm-ups were of {several(int(session.warmup), 'request')}, as --warmup says, and no probe"
+    )
+    return [f"{said}: that latency had settled is not shown (4.5.1-1a, 4.5.2-1a, 4.5.2-1b)"]
+
+
+def _run(report: Mapping[str, Any]) -> int:
+    return int(report.get("run", 1))
+
+
+def _with_run(report: Mapping[str, Any], step: str) -> str:
+    return step if _run(report) == 1 else f"run-{_run(report)}/{step}"
+
+
+def is_results(folder: Path) -> bool:
+    """Whether it is a results folder of a benchmark."""
+    return (folder / ASKED).is_file()
+
+
+def load_document(folder: Path) -> dict[str, Any]:
+    """The document of a results folder: every test in it that is whole. Raises ConfigError."""
+    if not is_results(folder):
+        raise ConfigError(str(folder), f"is no results folder of llmtap bench: it has no {ASKED}")
+    held = Folder(folder)
+    asked = held.read_json(ASKED)
+    reports = [
+        held.within(name).run(run).read_json(RESULT)
+        for name in TESTS
+        if (folder / name).is_dir()
+        for run in held.within(name).runs()
+    ]
+    if not reports:
+        raise ConfigError(str(folder), "has no result of a test that was ended", "the same command goes on")
+    return document_of(asked, reports)
+
+
+def versions() -> dict[str, str]:
+    """Of all that had a part in it: llmtap, Python, the platform, and the packages it stands on."""
+    found = {
+        "llmtap": __version__, "python": platform.python_version(), "platform": platform.platform(),
+        "cpus": str(os.cpu_count()),
+    }  # fmt: skip
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def date_of(wall_ns: int) -> str:
+    """ISO 8601 with milliseconds, as 4.7.4 recommends."""
+    at = datetime.fromtimestamp(wall_ns / NS_PER_S, UTC)
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _steps(session: Session) -> list[dict[str, Any]]:
+    told = []
+    for step in session.steps:
+        kept = session.folder.read_json(f"steps/{step.name}/step.json") or {}
+        told.append({
+            "name": step.name, "arm": step.arm, "load": kept.get("load") or {}, "cached": step.cached,
+            "requests": kept.get("requests"), "result": _short(step.result),
+        })  # fmt: skip
+    return told
+
+
+def _short(result: Mapping[str, Any]) -> dict[str, Any]:
+    short = {name: part for name, part in result.items() if name not in _LONG}
+    system = short.get("system")
+    if isinstance(system, Mapping):
+        short["system"] = {name: part for name, part in system.items() if name != "series"}
+    return short
+
+
+def _itl_line(option: str | None) -> dict[str, str]:
+    """The declaration that 4.6.3 wants, as a line of the configuration."""
+    if option is None:
+        return {}
+    said = "; ".join(f"{one}: {_OPTIONS_SAID[one]}" for one in option.split(" + "))
+    return {"ITL option (4.6.3)": said}
+
+
+def _itl_option(found: Found, steps: Sequence[Mapping[str, Any]]) -> str | None:
+    """Of 4.6.3: A, B or C, and how llmtap takes it where that is not as the draft has it: `B (even)`; several
+    where loads differ, `A + B (even)`."""
+    if found.itl_option is not None:
+        return found.itl_option
+    told = [((step["result"].get("metrics") or {}).get("itl") or {}).get("option") for step in steps]
+    options = {option for one in told if one for option in one.split("+")}
+    return " + ".join(map(as_declared, sorted(options))) or None
+
+
+def _exact_requests(steps: Sequence[Mapping[str, Any]]) -> str | None:
+    """Where what was sent is kept (4.3.3); None where nothing was sent."""
+    told = [step["requests"] for step in steps if step.get("requests")]
+    if not told:
+        return None
+    kept = [one for one in told if one["file"] is not None]
+    said = (
+        f"steps/NAME/{FILE} of {len(kept):,} of {several(len(steps), 'load')},"
+        f" {several(sum(one['rows'] for one in kept), 'request')} byte for byte"
+    )
+    if len(kept) == len(steps):
+        return said
+    return f"{said}; the rest is made again by llmtap {__version__} from plan, seed and digest in step.json"
+
+
+def _verdict(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Whether the figures may be believed, by what each load's own verdict says."""
+    findings = [
+        {"step": step["name"], "what": finding["what"], "says": finding["says"]}
+        for step in steps
+        for finding in (step["result"].get("verdict") or {}).get("findings") or ()
+        if finding.get("invalidates", True)
+    ]
+    against = [finding for finding in findings if finding["what"] not in _OVER]
+    answered = any(
+        (step["result"].get("outcomes") or {}).get(name, 0)
+        for step in steps
+        for name in ("complete", "refused")
+    )
+    if steps and not answered:
+        says = "no request of any load ended well"
+        against.append({"step": steps[-1]["name"], "what": "no_answers", "says": says})
+    expected = [finding for finding in findings if finding["what"] in _OVER]
+    return {"valid": not against, "findings": against, "failures": expected}

@@ -1,0 +1,1 @@
+"""Run the tests of the draft: sessions, loads, measurements, results folders."""

@@ -1,0 +1,181 @@
+"""Figures as tests tell them: percentiles with their intervals, texts for tables, the usual charts.
+
+Measurements are public JSON, in seconds. Texts and charts are for people, in milliseconds.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import floor, log10
+from typing import Any, Final
+
+from llmtap.bench.run.loads import Load
+from llmtap.bench.run.measurement import Measurement
+from llmtap.bench.run.test import Series
+from llmtap.metrics.intervals import (
+    Interval,
+    clustered_quantile_interval,
+    is_enough,
+    quantile_interval,
+)
+from llmtap.metrics.statistics import SHARES, mean, percentile
+from llmtap.report.figures import MARK
+
+__all__ = [
+    "DOUBT", "SPANS", "cdf_series", "clustered_row", "histogram_series", "latency_row", "line_series",
+    "load_lines", "ms", "ms_of", "spanned",
+]  # fmt: skip
+
+MS: Final = 1e3
+_ABSENT: Final = "-"
+DOUBT: Final = (
+    f"{MARK} fewer than ten samples lie beyond it: 5.1.4.3 asks for 1,000 in all for P99, 10,000 for P99.9"
+)
+"""The note of a test in whose tables something is marked."""
+SPANS: Final = "in brackets after a figure: its interval of 95 %, where it has one"
+"""The note of a test in whose tables there are intervals."""
+_LEVEL: Final = 0.95
+_PLACES_MAX: Final = 2
+"""Behind the point, in ms: 10 us."""
+_POINTS_MAX: Final = 500
+_TAIL_POINTS: Final = 100
+"""The highest values are told one by one: a P99.9 is among them up to 100,000 samples."""
+
+
+def latency_row(values: Sequence[float], shares: Mapping[str, float] = SHARES) -> dict[str, Any]:
+    """The percentiles of values in any order, each with its interval (`metrics/intervals.py`).
+
+    Returns:
+        `n`, `mean`, `min`, `max`; by each name of `shares` a figure `{"value", "low", "high", "n", "level",
+        "method"}`, an end being None that so few values do not tell; and `marks`, the names that rest on too
+        few values (5.1.4.3). Without values every figure is None.
+    """
+    ordered = sorted(values)
+    return _row(ordered, {name: (p, quantile_interval(ordered, p)) for name, p in shares.items()})
+
+
+def clustered_row(groups: Sequence[Sequence[float]], shares: Mapping[str, float] = SHARES) -> dict[str, Any]:
+    """The same of samples that come in groups whose members are alike, as the gaps of a request are: the
+    intervals are those of so many groups, and not of so many samples."""
+    ordered = sorted(value for group in groups for value in group)
+    return _row(ordered, {name: (p, clustered_quantile_interval(groups, p)) for name, p in shares.items()})
+
+
+def _row(ordered: Sequence[float], found: Mapping[str, tuple[float, Interval | None]]) -> dict[str, Any]:
+    n = len(ordered)
+    row: dict[str, Any] = {
+        "n": n, "mean": mean(ordered),
+        "min": ordered[0] if n else None, "max": ordered[-1] if n else None,
+    }  # fmt: skip
+    for name, (p, interval) in found.items():
+        if not n:
+            row[name] = None
+        elif interval is None:
+            row[name] = {"value": percentile(ordered, p), "low": None, "high": None, "n": n, "level": _LEVEL}
+        else:
+            row[name] = interval.to_dict()
+    row["marks"] = [name for name, (p, _) in found.items() if n and not is_enough(n, p)]
+    return row
+
+
+def ms(seconds: float | None, *, doubtful: bool = False, unit: bool = True) -> str:
+    """`127 ms`, and `3.42 ms` where that says more; marked where it rests on too few samples."""
+    if seconds is None:
+        return _ABSENT
+    return _ms(seconds, _places(seconds)) + " ms" * unit + f" {MARK}" * doubtful
+
+
+def spanned(figure: Mapping[str, Any] | None, *, doubtful: bool = False, unit: bool = True) -> str:
+    """A figure with its interval: `200.9 ms (200.5 to 201.6)`, or `240 ms * (233 ms or more)` where an end is
+    open; without one where it has none."""
+    if figure is None or figure["value"] is None:
+        return _ABSENT
+    low, high = figure["low"], figure["high"]
+    places = _places(figure["value"])
+    if low is not None and high is not None:
+        if high > low:
+            places = max(places, min(_PLACES_MAX, 1 - floor(log10((high - low) * MS))))
+        span = f" ({_ms(low, places)} to {_ms(high, places)})"
+    elif low is not None:
+        span = f" ({ms(low, unit=unit)} or more)"
+    else:
+        span = "" if high is None else f" ({ms(high, unit=unit)} or less)"
+    return _ms(figure["value"], places) + " ms" * unit + f" {MARK}" * doubtful + span
+
+
+def _places(seconds: float) -> int:
+    """Behind the point, of a time in ms."""
+    value = abs(seconds) * MS
+    return 0 if value >= 99.95 else 1 if value >= 9.995 else _PLACES_MAX
+
+
+def _ms(seconds: float, places: int) -> str:
+    return f"{seconds * MS:,.{places}f}"
+
+
+def ms_of(row: Mapping[str, Any], name: str, *, unit: bool = True) -> str:
+    """The text of one figure of a row that `latency_row` made, with its interval if it has one."""
+    figure, doubtful = row[name], name in row["marks"]
+    if isinstance(figure, Mapping):
+        return spanned(figure, doubtful=doubtful, unit=unit)
+    return ms(figure, doubtful=doubtful, unit=unit)
+
+
+def cdf_series(name: str, values: Sequence[float]) -> Series:
+    """The share of values (y) that are no longer than so many ms (x), in 500 points at most."""
+    ordered = sorted(values)
+    n = len(ordered)
+    ranks: Sequence[int] = range(n)
+    if n > _POINTS_MAX:
+        even = _POINTS_MAX - _TAIL_POINTS
+        body = n - _TAIL_POINTS
+        ranks = [*(i * (body - 1) // (even - 1) for i in range(even)), *range(body, n)]
+    return Series(name=name, x=[ordered[i] * MS for i in ranks], y=[(i + 1) / n for i in ranks])
+
+
+def histogram_series(
+    name: str, values: Sequence[float], *, bins: int = 60, span: tuple[float, float] | None = None
+) -> Series:
+    """The share of values (y) in bins of equal width, by their middles in ms (x).
+
+    Args:
+        span: from where to where in seconds, so that several can be compared; default: all of them. What
+            lies outside is in no bin, and is missing from the sum of the shares.
+    """
+    if not values:
+        return Series(name=name, x=[], y=[])
+    low, high = span or (min(values), max(values))
+    width = (high - low) / bins or 1e-9  # all alike: a bin of a nanosecond
+    counts = [0] * bins
+    for value in values:
+        if low <= value <= high:
+            counts[min(int((value - low) / width), bins - 1)] += 1
+    middles: list[float | str] = [(low + (i + 0.5) * width) * MS for i in range(bins)]
+    return Series(name=name, x=middles, y=[count / len(values) for count in counts])
+
+
+def line_series(name: str, xs: Sequence[float | str], figures: Sequence[Mapping[str, Any] | None]) -> Series:
+    """A line of figures (`{"value", "low", "high"}` in seconds) with their intervals, in ms."""
+
+    def column(part: str) -> list[float | None]:
+        return [None if f is None or f[part] is None else f[part] * MS for f in figures]
+
+    return Series(name=name, x=list(xs), y=column("value"), low=column("low"), high=column("high"))
+
+
+def load_lines(load: Load, found: Measurement) -> dict[str, str]:
+    """The lines of a configuration summary that any load has (5.1.5.1)."""
+    about = load.plan.describe()
+    workload: Any = about.get("workload") or {}
+    arrivals: Any = about.get("arrivals") or {}
+    if load.closed is not None:
+        model = f"closed loop, {load.closed:,} at a time"
+    else:
+        kind = arrivals.get("arrivals") or arrivals.get("process") or "as planned"
+        rate = "" if load.rate_rps is None else f", {load.rate_rps:g} requests/s"
+        model = f"open loop{rate}, arrivals {kind}"
+    well = len(found.ended_well())
+    return {
+        "Workload": f"{workload.get('name') or about.get('trace') or 'custom'}, seed {about.get('seed')}",
+        "Load model": model,
+        "Request count": f"{found.n:,} sent, {well:,} answered whole",
+        "Test duration": f"{found.seconds:.1f} s",
+    }

@@ -1,0 +1,293 @@
+"""Load levels as the tests of 5.2, 5.3, 5.5 and 5.8 measure them, and what is told of each.
+
+Every step draws its requests with a seed of its own, made of the session's and its name: with the same
+prompts at each level, a server that keeps prefixes would have seen them all at the second one.
+"""
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from math import ceil
+from typing import Any, Final
+from zlib import crc32
+
+from llmtap.bench.run.figures import latency_row, ms, ms_of
+from llmtap.bench.run.loads import Load, closed_load, open_load
+from llmtap.bench.run.measurement import Measurement
+from llmtap.bench.run.session import Session
+from llmtap.bench.run.steady import Steady, steady_of
+from llmtap.bench.run.test import Table
+from llmtap.metrics.saturation import Level
+from llmtap.metrics.summary import ENDED_WELL
+from llmtap.units import Duration, to_seconds
+
+__all__ = [
+    "Bounds", "Tried", "closed_level", "endings", "lasts", "latency_rows", "latency_table", "level_json",
+    "measure_closed", "memory_errors", "number", "open_level", "rows_for", "saturation_level", "server_mean",
+    "server_total", "share",
+]  # fmt: skip
+
+SHARES: Final = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
+COLUMNS: Final = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "End-to-End"}
+FAILED_MAX: Final = 0.01
+"""Who fails has met no objective, and one on a P99 leaves so many."""
+ROWS_SPARE: Final = 1.5
+"""Requests made for a closed loop, of those that the level before lets expect."""
+ROWS_PER_SLOT_S: Final = 5.0
+"""Where nothing is known of how long an answer takes: 200 ms each."""
+ENOUGH: Final = 0.95
+"""Share of its time for which the requests of a closed loop have to last."""
+ROWS_MAX: Final = 100_000
+"""A server that turns requests away at once could be sent any number."""
+_NO_MEMORY: Final = re.compile(
+    r"out[ -]of[ -]memory|\boom\b|memoryallocation|alloc_failed|insufficient memory", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A level, what came of it, and the verdict on it."""
+
+    level: float
+    """Requests per second, or at a time."""
+    measured: Measurement
+    steady: Steady
+    holds: bool
+    why: str
+
+    @property
+    def status(self) -> str:
+        return "Pass" if self.holds else "Fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """An SLO on the P99 of TTFT and of TPOT (5.2.2.3)."""
+
+    ttft: Duration | None = None
+    tpot: Duration | None = None
+
+    def __bool__(self) -> bool:
+        return self.ttft is not None or self.tpot is not None
+
+    @property
+    def slo(self) -> str | None:
+        """As an objective of each request, for goodput."""
+        return " ".join(f"{name}:{ns}ns" for name, ns in self._given()) or None
+
+    @property
+    def says(self) -> str:
+        """`TTFT P99 <= 2000 ms, TPOT P99 <= 50.0 ms`"""
+        return ", ".join(f"{COLUMNS[name]} P99 <= {ms(to_seconds(ns))}" for name, ns in self._given())
+
+    def to_dict(self) -> dict[str, float | None] | None:
+        """In seconds; None where nothing is bound."""
+        if not self:
+            return None
+        found: dict[str, float | None] = {"ttft_p99": None, "tpot_p99": None}
+        return found | {f"{name}_p99": to_seconds(ns) for name, ns in self._given()}
+
+    def broken(self, steady: Steady) -> list[str]:
+        """What is not met, in words. Who was not answered has met nothing."""
+        found = []
+        for name, ns in self._given():
+            p99 = steady.latency(f"{name}_ns", 0.99)
+            if p99 is None and name == "ttft":
+                found.append("no answer has a TTFT")
+            elif p99 is not None and p99 > to_seconds(ns):
+                found.append(f"{COLUMNS[name]} P99 {ms(p99)} > {ms(to_seconds(ns))}")
+        if steady.failed > FAILED_MAX:
+            found.append(f"{share(steady.failed)} of the requests failed: a P99 leaves {FAILED_MAX:.0%}")
+        return found
+
+    def _given(self) -> list[tuple[str, int]]:
+        return [(name, ns) for name, ns in (("ttft", self.ttft), ("tpot", self.tpot)) if ns is not None]
+
+
+def open_level(
+    session: Session, name: str, workload: str, rate_rps: float, duration: Duration, *, arrivals: str
+) -> Load:
+    """A load at a rate, for the step of that name."""
+    target = session.target
+    return open_load(
+        workload, rate_rps=rate_rps, seed=_seed(session, name), duration_s=to_seconds(duration),
+        arrivals=arrivals, tokenizer=target.tokenizer, chat=target.endpoint == "chat.completions",
+    )  # fmt: skip
+
+
+def closed_level(
+    session: Session,
+    name: str,
+    workload: str,
+    slots: int,
+    rows: int,
+    *,
+    duration: Duration | None = None,
+    output_tokens: int | None = None,
+) -> Load:
+    """A load of so many at a time, for so long or until so many were sent, for the step of that name."""
+    target = session.target
+    return closed_load(
+        workload, slots=slots, seed=_seed(session, name), requests=rows,
+        duration_s=None if duration is None else to_seconds(duration), tokenizer=target.tokenizer,
+        chat=target.endpoint == "chat.completions", output_tokens=output_tokens,
+    )  # fmt: skip
+
+
+def _seed(session: Session, name: str) -> int:
+    return session.seed + crc32(f"{session.name}/{name}".encode())
+
+
+async def measure_closed(
+    session: Session,
+    name: str,
+    workload: str,
+    slots: int,
+    duration: Duration,
+    before: tuple[float, float] | None,
+    *,
+    slo: str | None = None,
+    output_tokens: int | None = None,
+) -> tuple[Measurement, Steady, bool]:
+    """A closed loop for so long; once more, as `NAME-longer`, where its requests were over too soon.
+
+    Not so where requests fail: a server that turns them away at once could be sent any number.
+
+    Args:
+        before: of another level, as `rows_for` has it.
+
+    Returns:
+        What came of it, that without its ramp-up, and whether its requests were over all the same.
+    """
+    seconds = to_seconds(duration)
+    rows = rows_for(slots, seconds, before)
+    for step in (name, f"{name}-longer"):
+        load = closed_level(
+            session, step, workload, slots, rows, duration=duration, output_tokens=output_tokens
+        )
+        measured = await session.measure(step, load, slo=slo)
+        steady = steady_of(measured, seconds)
+        short = steady.to_s < ENOUGH * seconds
+        if not short or steady.failed > FAILED_MAX:
+            break
+        rows = max(rows, rows_for(slots, seconds, (slots, measured.n / max(steady.to_s, 1e-3))))
+    return measured, steady, short
+
+
+def rows_for(slots: int, seconds: float, before: tuple[float, float] | None) -> int:
+    """How many requests a closed loop of so many slots may need in so many seconds.
+
+    `before` is another level: its slots, and how many answers a second it had. More slots are no more than
+    proportionally quicker, and fewer are no quicker.
+    """
+    rate = ROWS_PER_SLOT_S * slots
+    if before is not None:
+        rate = before[1] * max(1.0, slots / before[0]) * ROWS_SPARE
+    return min(ROWS_MAX, ceil(rate * seconds) + 2 * slots)
+
+
+def saturation_level(tried: Tried, column: str = "ttft_ns") -> Level:
+    """For the rules of `metrics/saturation.py`; a latency that nobody had is endless."""
+    steady = tried.steady
+    p50, p99 = steady.latency(column, 0.50), steady.latency(column, 0.99)
+    endless = float("inf")
+    return Level(
+        tried.level, steady.output_tps or 0.0, endless if p50 is None else p50,
+        endless if p99 is None else p99, steady.success,
+    )  # fmt: skip
+
+
+def level_json(tried: Tried) -> dict[str, Any]:
+    """All that is known of a level, but for its name in the test."""
+    steady = tried.steady
+    return {
+        "step": tried.measured.name,
+        "holds": tried.holds,
+        "why": tried.why,
+        "requests": tried.measured.n,
+        "window": {"from": steady.from_s, "to": steady.to_s},
+        "arrival_rps": steady.arrival_rps,
+        "completed_rps": steady.completed_rps,
+        "delivered": steady.delivered,
+        "success": steady.success,
+        "output_tps": steady.output_tps,
+        "input_tps": steady.input_tps,
+        "in_flight": list(steady.in_flight),
+        "queue": "growing" if steady.queue_grows else "stable",
+        "throughput_stable": steady.throughput_is_stable,
+        **latency_rows(steady.sent),
+    }
+
+
+def latency_rows(measured: Measurement) -> dict[str, dict[str, Any]]:
+    """TTFT, TPOT and E2E: P50, P95 and P99 with their intervals."""
+    return {name: latency_row(measured.values(f"{name}_ns"), SHARES) for name in COLUMNS}
+
+
+def latency_table(caption: str, measured: Measurement) -> Table:
+    """The three latencies in the columns of the draft's Table 4, with their intervals."""
+    rows = []
+    for name, row in latency_rows(measured).items():
+        rows.append([COLUMNS[name], *(ms_of(row, p) for p in SHARES)])
+    return Table(caption=caption, heads=["Metric", *(p.upper() for p in SHARES)], rows=rows)
+
+
+def number(value: float | None, unit: str = "") -> str:
+    """`2,847 tok/s`, `18.2 req/s`, `0.45 req/s`; `-` where it is not known."""
+    if value is None:
+        return "-"
+    digits = 0 if abs(value) >= 1_000 else 1 if abs(value) >= 9.995 else 2
+    return f"{value:,.{digits}f}" + f" {unit}" * bool(unit)
+
+
+def share(value: float | None) -> str:
+    """`100%`, `99.8%`; `-` where it is not known."""
+    if value is None:
+        return "-"
+    percent = value * 100
+    # What is not all of it is not called all of it.
+    return f"{percent:.0f}%" if percent in (0, 100) else f"{min(max(percent, 0.1), 99.9):.1f}%"
+
+
+def server_mean(measured: Measurement, name: str, steady: Steady) -> float | None:
+    """The mean of what the server said of itself in that time; None where it said nothing."""
+    told = _told(measured, "series")
+    series = (told.get("series") or {}).get(name)
+    if series is None:
+        return None
+    values = [
+        value
+        for t, value in zip(told["t"], series["values"], strict=True)
+        if value is not None and steady.from_s <= t < steady.to_s
+    ]
+    return sum(values) / len(values) if values else None
+
+
+def server_total(measured: Measurement, name: str) -> float | None:
+    """How much a counter of the server grew during a load, its end included; None where it has none."""
+    total: float | None = (_told(measured, "summary").get(name) or {}).get("total")
+    return total
+
+
+def _told(measured: Measurement, part: str) -> dict[str, Any]:
+    system: dict[str, Any] = (measured.result.get("system") or {}).get(part) or {}
+    return system.get("server") or {}
+
+
+def memory_errors(measured: Measurement) -> int:
+    """Answers whose error says that memory was exhausted, of the errors that came most often."""
+    errors: dict[str, int] = measured.result.get("errors") or {}
+    return sum(count for said, count in errors.items() if _NO_MEMORY.search(said))
+
+
+def endings(measured: Measurement) -> dict[str, int]:
+    """How the answers ended that did not come whole, by outcome."""
+    counted = Counter(measured.table.column("outcome").to_pylist())
+    return {outcome: n for outcome, n in sorted(counted.items()) if outcome not in ENDED_WELL}
+
+
+def lasts(tries: int, duration_s: float) -> str:
+    """What is left: `at most 7 levels, 7 min`"""
+    seconds = tries * duration_s
+    time = f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
+    return f"at most {tries} {'level' if tries == 1 else 'levels'}, {time} and the time to drain"

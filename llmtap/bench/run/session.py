@@ -1,0 +1,273 @@
+"""One test under way: it asks for loads, and gets what came of them, measured now or before an interruption.
+
+The order is that of seed 000: the SUT is put into the configuration that the load is for, warmed up once in
+it (4.5), then the load is sent and every exchange kept.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from llmtap.bench.compliance.evidence import several
+from llmtap.bench.run.folder import Folder
+from llmtap.bench.run.loads import Load
+from llmtap.bench.run.measurement import Measurement, Recorder
+from llmtap.bench.run.requests import write_requests
+from llmtap.bench.sut.sut import Sut
+from llmtap.bench.sut.target import Arm, Target
+from llmtap.errors import ConfigError, LlmtapError
+from llmtap.exchange.exchange import Exchange
+from llmtap.load.bodies import BodyOptions
+from llmtap.load.replay.options import ReplayOptions, read_headers
+from llmtap.load.replay.perform import Audience, Replay, Stopped
+from llmtap.load.replay.plan import Plan
+from llmtap.load.workers.worker_pool import Outcome
+from llmtap.units import NS_PER_S, Duration
+from llmtap.workload.requests import Requests
+
+__all__ = ["Interrupted", "Session", "Watcher"]
+
+TIMEOUT: Final = Duration(600 * NS_PER_S)
+CAPTURE: Final = "capture"
+"""Of a step, in its folder."""
+BASELINE: Final = ""
+"""The arm without an overlay: the target as it is."""
+
+
+class Interrupted(LlmtapError):
+    """Somebody stopped it. Steps that were whole are in the results folder; the same command goes on."""
+
+
+class Watcher(Audience, Protocol):
+    """Who is shown how far a benchmark is."""
+
+    def step(self, name: str, said: str) -> None:
+        """A load begins; or, with `said` beginning with "measured before", is not sent again."""
+        ...
+
+    def left(self, said: str) -> None:
+        """What there is still to do, in words: `6 of at most 11 levels`."""
+        ...
+
+
+@dataclass(slots=True)
+class Session:
+    """What a test has to work with. Made anew for each test."""
+
+    name: str
+    """Of the test."""
+    folder: Folder
+    target: Target
+    watcher: Watcher
+    sut: Sut = field(default_factory=Sut)
+    arms: Mapping[str, Arm] = field(default_factory=dict)
+    seed: int = 42
+    quick: bool = False
+    run: int = 1
+    """Which of several independent runs of the test this is; its seed is its own."""
+    warmup: str = "auto"
+    """As `llmtap replay --warmup`: `auto` is IETF 4.5, `none` a cold start, or a number of requests."""
+    steps: list[Measurement] = field(default_factory=list)
+    """All loads of this test, in the order measured."""
+    warmups: list[dict[str, Any]] = field(default_factory=list)
+    """What each warm-up came to, as JSON."""
+    refused: int = 0
+    """Requests that a guardrail refused (4.8.1)."""
+    _warm: set[str] = field(default_factory=set)
+    _state: str | None = None
+    """The arm that the server was last switched to by a command."""
+    _replay: Replay | None = None
+    _stopped: bool = False
+
+    @property
+    def results(self) -> Folder:
+        """The folder of all tests: what another one found, in its first run, is there."""
+        path = self.folder.path.parent
+        return Folder(path if self.run == 1 else path.parent)
+
+    def stop(self) -> None:
+        """From a signal handler: the load under way ends, and `measure` raises Interrupted."""
+        self._stopped = True
+        if self._replay is not None:
+            self._replay.stop()
+
+    async def reach(self, arm: str = BASELINE) -> None:
+        """Raises ConfigError where there is no server, or the target is none."""
+        overlay, plan = self._overlay(arm), Plan(Requests(bodies=[b"{}"]), None, {})
+        # Whose model somebody named, too: it is by asking for models that a server is found.
+        body = BodyOptions(endpoint=self._body(overlay).endpoint)
+        await Replay(plan, self._options(Load(plan=plan), overlay), body, self.watcher).reach()
+
+    async def measure(
+        self, name: str, load: Load, *, arm: str = BASELINE, warm: bool = True, slo: str | None = None,
+        warm_by: Load | None = None, prime: Load | None = None,
+    ) -> Measurement:  # fmt: skip
+        """Send a load, unless this very one was measured before.
+
+        Args:
+            name: of the step; a path with `/` where a test has many.
+            arm: the configuration to send it to (`[arms.NAME]`); empty: the target as it is.
+            warm: the SUT is warmed up first if it has not been in this configuration (4.5); False where cold
+                is what is measured (4.5.3).
+            slo: bounds by which the result's goodput counts.
+            warm_by: whose lengths a warm-up has, where that is not the load itself (5.9.3: short requests);
+                the words are others in any case (`replay/warming.py`).
+            prime: sent just before the load, whenever that is sent; nothing of it is kept. It fills a prefix
+                cache (5.7.3), which may be empty again after an interruption.
+
+        Raises:
+            Interrupted: somebody stopped it.
+            ConfigError: it cannot be sent.
+        """
+        if self._stopped:
+            raise Interrupted("stopped")
+        overlay = self._overlay(arm)
+        fingerprint = self._fingerprint(load, arm, overlay, warm, slo)
+        before = self.folder.step(name, fingerprint)
+        if before is not None:
+            told = Folder(before).read_json("step.json")
+            found = Measurement.load(before, name, arm, told["result"])
+            self.watcher.step(name, "measured before")
+            return self._keep(found)
+        await self._switch(arm, overlay)
+        self.watcher.step(name, _says(load))
+        place = self.folder.begin(name)
+        recorder: Recorder | None = None
+        exact: dict[str, Any] = {}
+
+        def keeping(outcome: Outcome) -> Callable[[int, Exchange], None]:
+            nonlocal recorder
+            recorder = Recorder(outcome.began_ns, load.class_of)
+            return recorder.add
+
+        warmup = self.warmup if warm and arm not in self._warm else "none"
+        warmed: dict[str, Any] | None = None
+        if warmup != "none":
+            warmed = await self._warm_up(warm_by or load, overlay, warmup)
+        if prime is not None:
+            sent = self._replay_of(prime.plan, self._options(prime, overlay), overlay)
+            await self._perform(sent, sent.run())
+        one = self._replay_of(
+            load.plan, self._options(load, overlay, slo=slo, capture=place / CAPTURE), overlay
+        )
+        one.asking = lambda prepared: exact.update(
+            write_requests(prepared, load.plan.requests, place, planned=load.closed is None)
+        )
+        one.keeping = keeping
+        result = await self._perform(one, one.run())
+        assert recorder is not None
+        result["capture"]["to"] = str(self.folder.place(name) / CAPTURE)
+        if prime is not None:
+            result["primed"] = len(prime.plan.requests)
+        if warmed is not None:
+            result["warmup"] = warmed
+            self._warm.add(arm)
+            self.warmups.append({"arm": arm, "step": name, **warmed})
+        found = Measurement(name, arm, result, recorder.table())
+        found.save(place)
+        told = {
+            "name": name, "arm": arm, "fingerprint": fingerprint, "requests": exact,
+            "load": {"closed": load.closed, "rate_rps": load.rate_rps, **load.about},
+            "result": result,
+        }  # fmt: skip
+        Folder(place).write_json("step.json", told)
+        self.folder.finish(name)
+        return self._keep(found)
+
+    async def _perform(self, one: Replay, work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+        """What comes of it, unless somebody stops it."""
+        self._replay = one
+        try:
+            result = await work
+        except Stopped:
+            raise Interrupted("stopped") from None
+        finally:
+            self._replay = None
+        if self._stopped:
+            raise Interrupted("stopped")
+        return result
+
+    async def _warm_up(self, load: Load, overlay: Arm, warmup: str) -> dict[str, Any]:
+        """Warms up with requests like those of a load, which are none of them; what it came to."""
+        options = self._options(load, overlay, warmup=warmup)
+        one = self._replay_of(load.plan, options, overlay)
+        return await self._perform(one, one.warm())
+
+    def _replay_of(self, plan: Plan, options: ReplayOptions, overlay: Arm) -> Replay:
+        return Replay(plan, options, self._body(overlay), self.watcher)
+
+    def _keep(self, found: Measurement) -> Measurement:
+        self.steps.append(found)
+        self.refused += int((found.result.get("outcomes") or {}).get("refused", 0))
+        if found.cached and not (found.result.get("warmup") or {}).get("skipped"):
+            self.warmups.append({"arm": found.arm, "step": found.name, **found.result["warmup"]})
+        return found
+
+    def _overlay(self, arm: str) -> Arm:
+        if arm == BASELINE:
+            return Arm()
+        if arm not in self.arms:
+            raise ConfigError(f"[arms.{arm}]", f"is missing: {self.name} compares it", "llmtap bench list")
+        return self.arms[arm]
+
+    async def _switch(self, arm: str, overlay: Arm) -> None:
+        """Puts the server into another state, where that takes a command."""
+        if not overlay.apply or self._state == arm:
+            return
+        self.watcher.step(arm, "switching the SUT over")
+        process = await asyncio.create_subprocess_exec(
+            *overlay.apply, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        _, said = await process.communicate()
+        if process.returncode:
+            last = said.decode(errors="replace").strip().splitlines()[-1:] or [f"exit {process.returncode}"]
+            raise ConfigError(f"[arms.{arm}] apply", f"failed: {last[0]}")
+        self._state = arm
+        self._warm.clear()  # it may be another process now
+
+    def _options(
+        self, load: Load, overlay: Arm, *, warmup: str = "none", slo: str | None = None,
+        capture: Path | None = None,
+    ) -> ReplayOptions:  # fmt: skip
+        target = self.target
+        fields = [*read_headers([], None, target.key_env), *target.headers.items(), *overlay.headers.items()]
+        return ReplayOptions(
+            target=overlay.url or target.url, endpoint=target.endpoint, model=target.model, headers=fields,
+            ca=target.ca, closed=load.closed, processes=target.processes, timeout=TIMEOUT,
+            connect_timeout=Duration(10 * NS_PER_S), retry_wait=Duration(0), warmup=warmup, slo=slo,
+            duration=None if load.duration_ns is None else Duration(load.duration_ns),
+            capture=None if capture is None else str(capture), scrape=target.metrics,
+        )  # fmt: skip
+
+    def _body(self, overlay: Arm) -> BodyOptions:
+        target = self.target
+        return BodyOptions(
+            endpoint=target.endpoint, server=target.server, model=target.model,  # type: ignore[arg-type]
+            temperature=0.0, fields={**target.body, **overlay.body},
+        )  # fmt: skip
+
+    def _fingerprint(self, load: Load, arm: str, overlay: Arm, warm: bool, slo: str | None) -> str:
+        """What was measured under another of these says nothing of this one. What the SUT is declared to be
+        is none of them: the same loads are then told otherwise."""
+        told = msgspec.json.encode([self.target, overlay])
+        parts = (load.fingerprint(), arm, warm, slo, self.warmup, told)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+def _says(load: Load) -> str:
+    requests = len(load.plan.requests)
+    if load.closed is not None:
+        how = f"{load.closed:,} at a time"
+    elif load.rate_rps is not None:
+        how = f"{load.rate_rps:g} requests/s"
+    else:
+        how = "at its own times"
+    if load.duration_ns is not None:
+        return f"{how}, {load.duration_ns / NS_PER_S:g} s"
+    return f"{how}, {several(requests, 'request')}"

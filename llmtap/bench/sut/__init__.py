@@ -1,0 +1,1 @@
+"""System under test: bench file, detection, validation, starter file."""

@@ -1,0 +1,465 @@
+"""What a server says of itself, for the bench file: asked once, with a few small requests and one answer.
+
+Asked are `/v1/models`, `/version` (vLLM), `/server_info` or `/get_server_info` and `/get_model_info`
+(SGLang), `/health/readiness` and `/guardrails/list` (LiteLLM), `/health`, `/metrics` (vLLM's and SGLang's
+cache configuration), `/sim/truth` (`llmtap sim serve`), the fields of the answers' heads, and one short
+stream, for how many tokens come in a chunk. What a server does not know it answers with 404, which is an
+answer, too.
+
+Clocks: against a server there is only the time of a round trip (of a TCP connection) and the `Date` of its
+answers, which has whole seconds: its clock is within an interval of about a second of ours, and a server that
+keeps its `Date` for a second widens that. Between our own processes `load/host_clock.py` does far better.
+"""
+
+import asyncio
+import re
+import socket
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+
+from llmtap import __version__
+from llmtap.bench.sut.target import Target
+from llmtap.clock import Clock, SystemClock
+from llmtap.errors import ConfigError, LlmtapError
+from llmtap.exchange.saved import explain, read_saved
+from llmtap.load.bodies import BodyMaker, BodyOptions, server_of
+from llmtap.load.monitor.gpu import open_gpus
+from llmtap.load.replay.options import read_headers
+from llmtap.load.replay.perform import model_ids
+from llmtap.load.target import PATHS
+from llmtap.metrics.latency import measure
+from llmtap.net.tls import client_context
+from llmtap.units import NS_PER_S, format_ns
+from llmtap.workload.prompts.prompt import Prompt
+from llmtap.workload.prompts.words import VOCABULARY
+
+__all__ = ["Detected", "Fact", "Offset", "detect", "narrowed"]
+
+CHAT: Final = "chat.completions"
+TIMEOUT_S: Final = 10
+PROBE_TIMEOUT_S: Final = 120
+"""A model that is loaded by the first request takes its time."""
+PROBE_TOKENS: Final = 32
+BODY_BYTES_MAX: Final = 16 << 20
+TRIPS: Final = 5
+"""Connections whose quickest is the round trip."""
+DATES: Final = 6
+DATES_EVERY_S: Final = 0.17
+"""Not a part of a second, so that dates are asked for at different places in one."""
+SINGLE_SHARE: Final = 0.9
+"""IETF B.2.1: single-token chunks dominate above this."""
+_PROBE: Final = Prompt(text="Say in one sentence what the sea looks like in the evening.")
+_LABEL: Final = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"')
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A value for a key of the bench file, and who said so."""
+
+    value: Any
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """How far another clock is ahead of ours, at least and at most, in ns."""
+
+    low_ns: int
+    high_ns: int
+
+
+@dataclass(slots=True)
+class Detected:
+    """What came of it."""
+
+    url: str
+    facts: dict[str, Fact] = field(default_factory=dict)
+    """By key, such as `sut.hardware.count`."""
+    hints: dict[str, str] = field(default_factory=dict)
+    """By key, what is known of it and is not enough."""
+    notes: list[str] = field(default_factory=list)
+
+    def know(self, key: str, value: Any, how: str) -> None:
+        """Who says it first is believed."""
+        if value not in (None, "", []):
+            self.facts.setdefault(key, Fact(value, how))
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    status: int
+    fields: Mapping[str, str]
+    body: bytes
+    asked_wall_ns: int
+    heard_wall_ns: int
+
+    def json(self) -> dict[str, Any]:
+        """Its object; empty where it has none."""
+        try:
+            value = msgspec.json.decode(self.body) if self.status == 200 else None
+        except (ValueError, RecursionError):
+            return {}
+        return value if isinstance(value, dict) else {}
+
+
+async def detect(target: Target, clock: Clock | None = None) -> Detected:
+    """Ask. Raises ConfigError where nobody answers at all."""
+    one = _Detecting(target, SystemClock() if clock is None else clock)
+    timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        return await one.run(session)
+
+
+def narrowed(trips: list[tuple[int, int, int]]) -> Offset | None:
+    """The offset that agrees with all dates; None where none does: a clock was set, or dates are kept.
+
+    Args:
+        trips: when it was asked for and heard by our wall clock, in ns, and its Date in whole seconds. The
+            server's clock was in the second of its Date at some moment between the two.
+    """
+    low = max((date_s * NS_PER_S - heard_ns for _, heard_ns, date_s in trips), default=0)
+    high = min(((date_s + 1) * NS_PER_S - asked_ns for asked_ns, _, date_s in trips), default=0)
+    return Offset(low, high) if trips and low <= high else None
+
+
+class _Detecting:
+    def __init__(self, target: Target, clock: Clock) -> None:
+        if target.endpoint not in PATHS:
+            raise ConfigError("target.endpoint", f"{target.endpoint!r} is none of {', '.join(PATHS)}")
+        self._target = target
+        self._clock = clock
+        parts = urlsplit(target.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(
+                "--target", "expected http://host:port or https://host", "other protocols by hand"
+            )
+        self._host, self._port = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
+        self._tls = client_context(target.ca, True) if parts.scheme == "https" else None
+        self._root = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+        self._base = self._root + parts.path.rstrip("/").removesuffix("/v1")
+        self._headers = dict([*read_headers([], None, target.key_env), *target.headers.items()])
+        self.found = Detected(target.url)
+
+    async def run(self, session: aiohttp.ClientSession) -> Detected:
+        models = await self._get(session, f"{self._base}/v1/models")
+        if models is None:
+            raise ConfigError("--target", f"{self._root} cannot be reached")
+        await self._identify(session, models)
+        await self._metrics(session)
+        await self._endpoint(session)
+        await self._clocks(session)
+        if "sut.software" not in self.found.facts and models.fields.get("Server"):
+            self.found.hints["sut.software"] = f"its answers say Server: {models.fields['Server']}"
+        return self.found
+
+    async def _identify(self, session: aiohttp.ClientSession, models: _Answer) -> None:
+        """Which software it is, and the model."""
+        know = self.found.know
+        listed = model_ids(models.body) if models.status == 200 else []
+        server = server_of(models.body) if models.status == 200 else "auto"
+        if models.status in (401, 403):
+            self.found.notes.append("it wants a key: export it, and name its variable by target.key_env")
+        if len(listed) == 1:
+            know("target.model", listed[0], "GET /v1/models")
+        elif listed:
+            self.found.hints["target.model"] = f"one of {', '.join(listed[:12])}"
+        if await self._is_there(session, "/sim/truth?since=0"):
+            know("sut.software", "llmtap sim serve", "it answers /sim/truth")
+            know("sut.boundary", "model engine", "llmtap's simulated engine")
+            how = "it counts by llmtap's own"
+            know("sut.tokenizer.name", f"llmtap words, {__version__}", how)
+            know("sut.tokenizer.vocabulary", len(VOCABULARY), how)
+            know("sut.tokenizer.source", "llmtap sim tokenizer", how)
+            know("sut.tokenizer.special", "excluded: the tokenizer has none", how)
+            know("sut.tokenizer.system_prompt", "included: in the prompt, as any other message", how)
+            know("sut.tokenizer.tools", "no request has tools", "no test sends any")
+            know("sut.hardware.accelerator", "none", "it is simulated")
+            know("sut.hardware.count", 0, "it is simulated")
+            know("sut.guardrails.input_filter", False, "unless --set guardrails... or headers ask for it")
+            know("sut.guardrails.output_filter", False, "unless --set guardrails... or headers ask for it")
+        readiness = await self._json(session, "/health/readiness")
+        if "litellm_version" in readiness:
+            know("sut.software", f"LiteLLM {readiness['litellm_version']}", "GET /health/readiness")
+            know("sut.boundary", "application gateway", "LiteLLM is one")
+            await self._litellm_guardrails(session)
+        sglang = await self._json(session, "/server_info") or await self._json(session, "/get_server_info")
+        if "disable_radix_cache" in sglang or "tp_size" in sglang:
+            self._of_sglang(sglang, await self._json(session, "/get_model_info"))
+        version = (await self._json(session, "/version")).get("version")
+        if server == "vllm" and isinstance(version, str):
+            know("sut.software", f"vLLM {version}", "GET /version")
+            know("sut.boundary", "model engine", "vLLM is one")
+        if server in ("vllm", "sglang"):
+            know("target.server", server, _why(server, models.json()))
+        root = _first(models.json().get("data")).get("root")
+        if isinstance(root, str) and root and not root.startswith("/"):
+            know("sut.tokenizer.source", root, "root of GET /v1/models")
+        if len(listed) == 1:
+            know("sut.model", listed[0], "GET /v1/models; add version and quantization")
+        if not await self._is_there(session, "/health"):
+            self.found.notes.append("GET /health does not answer 200")
+
+    def _of_sglang(self, info: Mapping[str, Any], model: Mapping[str, Any]) -> None:
+        know, how = self.found.know, "SGLang's server info"
+        name = " ".join(filter(None, ("SGLang", str(info.get("version") or ""))))
+        know("sut.software", name, how)
+        know("sut.boundary", "model engine", "SGLang is one")
+        if isinstance(info.get("disable_radix_cache"), bool):
+            know("sut.prefix_cache", not info["disable_radix_cache"], f"{how}: disable_radix_cache")
+        if isinstance(info.get("max_running_requests"), int):
+            know("sut.max_batch", info["max_running_requests"], f"{how}: max_running_requests")
+        if isinstance(info.get("tp_size"), int):
+            self.found.hints["sut.hardware.count"] = f"tensor parallel size {info['tp_size']}"
+        path = model.get("model_path") or info.get("model_path")
+        if isinstance(path, str):
+            quantization = info.get("quantization")
+            know("sut.model", f"{path}, {quantization}" if quantization else path, how)
+        source = model.get("tokenizer_path") or info.get("tokenizer_path")
+        know("sut.tokenizer.source", source if isinstance(source, str) else None, how)
+
+    async def _litellm_guardrails(self, session: aiohttp.ClientSession) -> None:
+        listed = (await self._json(session, "/guardrails/list")).get("guardrails")
+        if not isinstance(listed, list):
+            self.found.hints["sut.guardrails.names"] = "LiteLLM did not list its own"
+            return
+        how = "GET /guardrails/list"
+        names, modes = [], set()
+        for one in listed:
+            if isinstance(one, dict):
+                names.append(str(one.get("guardrail_name")))
+                mode = (one.get("litellm_params") or {}).get("mode")
+                modes |= set(mode if isinstance(mode, list) else [mode])
+        self.found.know("sut.guardrails.names", names, how)
+        self.found.know("sut.guardrails.input_filter", bool(modes & {"pre_call", "during_call"}), how)
+        self.found.know("sut.guardrails.output_filter", "post_call" in modes, how)
+
+    async def _metrics(self, session: aiohttp.ClientSession) -> None:
+        """vLLM and SGLang tell their cache's configuration as labels of a gauge."""
+        answer = await self._get(session, self._target.metrics or f"{self._root}/metrics")
+        if answer is None or answer.status != 200:
+            self.found.hints["target.metrics"] = "GET /metrics does not answer: no preemptions"
+            return
+        for line in answer.body.decode(errors="replace").splitlines():
+            if line.startswith(("vllm:cache_config_info{", "sglang:cache_config_info{")):
+                labels = dict(_LABEL.findall(line))
+                enabled = labels.get("enable_prefix_caching")
+                if enabled in ("True", "False"):
+                    self.found.know("sut.prefix_cache", enabled == "True", "cache_config_info in /metrics")
+                block = labels.get("block_size") or labels.get("page_size")
+                if block:
+                    self.found.notes.append(f"blocks of the KV cache have {block} tokens")
+
+    async def _endpoint(self, session: aiohttp.ClientSession) -> None:
+        """An engine's own workload is of token ids, so it is asked for completions, where it has them."""
+        if _value(self.found.facts.get("sut.boundary")) == "model engine":
+            how = "an engine's workload (4.3.2.1) is token ids, which a chat takes only by a tokenizer"
+            if await self._probe(session, "completions"):
+                self.found.know("target.endpoint", "completions", how)
+                return
+        if await self._probe(session, CHAT):
+            self.found.know("target.endpoint", CHAT, "it answers there, and that is what users ask")
+
+    async def _probe(self, session: aiohttp.ClientSession, endpoint: str) -> bool:
+        """One short stream: the protocol, the chunks, and what guardrails leave in heads and events. False
+        where there is no such endpoint."""
+        found = self.found
+        model = self._target.model or _value(found.facts.get("target.model"))
+        server = _value(found.facts.get("target.server")) or self._target.server
+        options = BodyOptions(
+            endpoint=endpoint, server=server, model=model,  # type: ignore[arg-type]
+            temperature=0.0, fields=self._target.body,
+        )  # fmt: skip
+        body = BodyMaker(options).body(_PROBE, PROBE_TOKENS)
+        try:
+            answer = await self._ask(session, self._base + PATHS[endpoint], body)
+        except (aiohttp.ClientError, TimeoutError, OSError) as exc:
+            found.notes.append(f"the probe got no answer: {type(exc).__name__}")
+            return True
+        if answer.status in (404, 405):
+            return False
+        if answer.status != 200:
+            found.notes.append(f"the probe was answered with status {answer.status}: chunks are not known")
+            return True
+        if answer.fields.get("Content-Type", "").startswith("text/event-stream"):
+            found.know("sut.protocol", "SSE", "the probe's content type")
+        guards = [value for name, value in answer.fields.items() if "guardrail" in name.lower() and value]
+        if guards:
+            found.hints["sut.guardrails.names"] = f"the probe's head names {', '.join(guards)}"
+        try:
+            x = explain(read_saved(answer.body, path=PATHS[endpoint], request_body=body)).exchange
+        except LlmtapError as exc:
+            found.notes.append(f"the probe's answer could not be read: {exc}")
+            return True
+        if x.guardrail is not None:
+            found.hints["sut.guardrails.input_filter"] = f"the probe was acted on: {x.guardrail}"
+        measured = measure(x)
+        self._chunking(measured.tokens_per_chunk, x.tokens.output, measured.output_events)
+        return True
+
+    def _chunking(self, tokens: list[int] | None, output: int | None, events: int) -> None:
+        key = "sut.chunking"
+        how = f"the probe: {output} tokens in {events} chunks" if output else f"the probe: {events} chunks"
+        if tokens:
+            share = tokens.count(1) / len(tokens)
+            single = share > SINGLE_SHARE
+            told = "one token per chunk" if single else "several tokens per chunk"
+            self.found.know(key, told, f"{how}, {share:.0%} of them of one token")
+        elif output and events and output > events:
+            self.found.know(key, "several tokens per chunk", how)
+        else:
+            self.found.hints[key] = f"{how}, and it does not tell how many tokens are in each"
+
+    async def _clocks(self, session: aiohttp.ClientSession) -> None:
+        """Where the load generator stands (4.7), and what stands on its machine."""
+        found = self.found
+        addresses = await self._addresses()
+        if any(_is_ours(address, self._port) for address in addresses):
+            found.know("sut.clock.placement", "same machine", f"{self._host} is an address of this one")
+            gpus, why_not = open_gpus()
+            if gpus is None:
+                found.hints["sut.hardware.accelerator"] = f"this machine tells of none: {why_not}"
+            else:
+                kinds = ", ".join(dict.fromkeys(gpus.names))
+                found.know("sut.hardware.accelerator", kinds, "this machine's, by NVML")
+                found.know("sut.hardware.count", len(gpus.names), "this machine's; fewer may be in use")
+                gpus.close()
+            found.know("sut.hardware.cpu", _cpu(), "this machine's")
+            return
+        found.know("sut.clock.placement", "remote", f"{self._host} is no address of this machine")
+        rtt_ns = await self._round_trip()
+        if rtt_ns is not None:
+            found.notes.append(f"a TCP connection takes {format_ns(rtt_ns)} (4.7.3; the quickest of {TRIPS})")
+        found.hints["sut.clock.accuracy"] = await self._offset(session)
+        found.hints["sut.clock.synchronization"] = (
+            "TTFT, gaps and E2E are differences of one clock, ours: only the server's own stamps need it"
+        )
+
+    async def _addresses(self) -> list[str]:
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(
+                self._host, self._port, type=socket.SOCK_STREAM
+            )
+        except OSError:
+            return []
+        return list(dict.fromkeys(str(one[4][0]) for one in found))
+
+    async def _round_trip(self) -> int | None:
+        """Of a TCP connection: a packet there, and one back."""
+        trips = []
+        for _ in range(TRIPS):
+            began_ns = self._clock.mono_ns()
+            try:
+                async with asyncio.timeout(TIMEOUT_S):
+                    _, writer = await asyncio.open_connection(self._host, self._port)
+            except (OSError, TimeoutError):
+                continue
+            trips.append(self._clock.mono_ns() - began_ns)
+            writer.close()
+        return min(trips, default=None)
+
+    async def _offset(self, session: aiohttp.ClientSession) -> str:
+        """In words: how far the server's clock may be from ours."""
+        trips = []
+        for _ in range(DATES):
+            answer = await self._get(session, f"{self._base}/v1/models")
+            date = None if answer is None else _date_s(answer.fields.get("Date"))
+            if answer is not None and date is not None:
+                trips.append((answer.asked_wall_ns, answer.heard_wall_ns, date))
+            await asyncio.sleep(DATES_EVERY_S)
+        if not trips:
+            return "its answers have no Date: measure it with chronyc tracking or ntpq -p"
+        offset = narrowed(trips)
+        if offset is None:
+            return "its Dates do not agree with each other: measure it with chronyc tracking or ntpq -p"
+        low_s, high_s = offset.low_ns / NS_PER_S, offset.high_ns / NS_PER_S
+        return (
+            f"by {len(trips)} Dates, which have whole seconds, its clock is {low_s:+.2f} to {high_s:+.2f} s"
+            " from ours: too coarse for 4.7.2's 10 ms, so measure it"
+        )
+
+    async def _is_there(self, session: aiohttp.ClientSession, path: str) -> bool:
+        answer = await self._get(session, self._root + path)
+        return answer is not None and answer.status == 200
+
+    async def _json(self, session: aiohttp.ClientSession, path: str) -> dict[str, Any]:
+        answer = await self._get(session, self._root + path)
+        return {} if answer is None else answer.json()
+
+    async def _get(self, session: aiohttp.ClientSession, url: str) -> _Answer | None:
+        """None where nobody answers."""
+        try:
+            return await self._ask(session, url, None)
+        except (aiohttp.ClientError, TimeoutError, OSError, ssl.SSLError):
+            return None
+
+    async def _ask(self, session: aiohttp.ClientSession, url: str, body: bytes | None) -> _Answer:
+        asked_ns = self._clock.wall_ns()
+        fields = self._headers | ({} if body is None else {"Content-Type": "application/json"})
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S if body is None else PROBE_TIMEOUT_S)
+        async with session.request(
+            "GET" if body is None else "POST", url, data=body, headers=fields, ssl=self._tls or True,
+            timeout=timeout, allow_redirects=False,
+        ) as response:  # fmt: skip
+            heard_ns = self._clock.wall_ns()
+            read = bytearray()
+            async for chunk in response.content.iter_any():
+                read += chunk
+                if len(read) > BODY_BYTES_MAX:
+                    break
+            return _Answer(response.status, response.headers, bytes(read), asked_ns, heard_ns)
+
+
+def _value(fact: Fact | None) -> Any:
+    return None if fact is None else fact.value
+
+
+def _why(server: str, listed: Mapping[str, Any]) -> str:
+    """Who says that a server has these fields."""
+    owner = str(_first(listed.get("data")).get("owned_by"))
+    if owner.lower() == server:
+        return "owned_by of GET /v1/models"
+    return f"owned_by of GET /v1/models is {owner}: the simulated engine, which knows the fields of {server}"
+
+
+def _first(value: object) -> dict[str, Any]:
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return value[0]
+    return {}
+
+
+def _date_s(text: str | None) -> int | None:
+    try:
+        return None if text is None else int(parsedate_to_datetime(text).timestamp())
+    except ValueError:
+        return None
+
+
+def _is_ours(address: str, port: int) -> bool:
+    """Whether an address is one of this machine's: what is sent to it leaves from it, too."""
+    try:
+        if ip_address(address.partition("%")[0]).is_loopback:
+            return True
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.connect((address, port))  # of UDP: nothing is sent
+            return bool(sock.getsockname()[0] == address)
+    except (OSError, ValueError):
+        return False
+
+
+def _cpu() -> str | None:
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        return None
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0]}, {len(names)} CPUs" if names else None

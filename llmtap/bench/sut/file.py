@@ -1,0 +1,286 @@
+"""The bench file: where requests go, what is tested, and the setup parameters of the tests, as TOML.
+
+    [target]        where requests go: `bench/target.py`
+    [sut]           what it is, with [sut.hardware], [sut.tokenizer], [sut.guardrails] and [sut.clock]
+    [arms.NAME]     a configuration of it that a test compares with another
+    [tests.NAME]    setup parameters of a test
+
+A test's defaults give way to `--quick`, that to the file, and that to flags. A key that nobody knows, or a
+value that does not fit, is a ConfigError that names it: a slip of the pen must not become another benchmark.
+"""
+
+import difflib
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Final, TypeVar, Union, get_args, get_origin
+from urllib.parse import urlsplit, urlunsplit
+
+import msgspec
+
+from llmtap.bench.run.registry import TESTS, test_named
+from llmtap.bench.run.test import BenchTest
+from llmtap.bench.sut.sut import Sut
+from llmtap.bench.sut.target import Arm, Target
+from llmtap.bench.sut.validation import inner_type, is_finite, misfit
+from llmtap.errors import ConfigError
+from llmtap.units import encode_seconds, read_special
+from llmtap.user_files import decode_json, read_toml
+
+__all__ = ["BenchFile", "load_bench", "params_told", "shown_url", "without_keys"]
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+FLAG: Final = "--set"
+HIDDEN: Final = "(not shown)"
+_TABLES: Final = ("target", "sut", "arms", "tests")
+_Tables = Mapping[str, dict[str, Any]]
+_SECRET_FIELD: Final = re.compile(r"auth|cookie|api-?key|token|secret|passw|credential", re.IGNORECASE)
+_SECRET_MEMBER: Final = re.compile(
+    r"api_?key|secret|passw|credential|authorization|access_token", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchFile:
+    """What the file and the flags say."""
+
+    target: Target
+    sut: Sut = field(default_factory=Sut)
+    arms: Mapping[str, Arm] = field(default_factory=dict)
+    tests: Mapping[str, msgspec.Struct] = field(default_factory=dict)
+    """By test: its parameters."""
+    given: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """By test: which of them somebody gave; the others are defaults."""
+
+    def params_of(self, test: BenchTest[S], *, quick: bool) -> S:
+        """The test's parameters; where nobody gave one, those of its quick profile."""
+        usual = test.params(**test.quick) if quick else test.params()
+        named = {name: getattr(self.tests[test.name], name) for name in self.given.get(test.name, ())}
+        return msgspec.structs.replace(usual, **named)
+
+
+def load_bench(
+    file: Path | None, *, target: str | None = None, sets: Sequence[str] = (), tests: Sequence[str] = ()
+) -> BenchFile:
+    """The file, and over it the flags.
+
+    Args:
+        target: of `--target`.
+        sets: of `--set`: `NAME=VALUE` for each of `tests` that has it, `TEST.NAME=VALUE` for one, or any key
+            of another table, such as `target.model=...` or `sut.hardware.count=8`.
+        tests: those that are to be run.
+
+    Raises:
+        ConfigError: it names the key and where it was set.
+    """
+    where = "" if file is None else f" ({file.name})"
+    content = {} if file is None else read_toml(file, "--config")
+    for table, held in content.items():
+        if table not in _TABLES:
+            raise ConfigError(f"[{table}]{where}", "there is no such table", _near(table, _TABLES))
+        if not isinstance(held, dict):
+            raise ConfigError(f"{table}{where}", "stands outside a table", f"write [{table}] above it")
+    tables = {table: dict(content.get(table, {})) for table in _TABLES}
+    for table in ("arms", "tests"):
+        for name, held in tables[table].items():
+            if not isinstance(held, dict):
+                raise ConfigError(f"{table}.{name}{where}", "stands outside a table", f"[{table}.NAME]")
+            if table == "tests" and name not in TESTS:
+                raise ConfigError(f"[tests.{name}]{where}", "there is no such test", _near(name, TESTS))
+            tables[table][name] = dict(held)
+    _check_all(tables, where)
+    for item in sets:
+        _put_flag(tables, item, tests)
+    if target is not None:
+        tables["target"]["url"] = target
+    if "url" not in tables["target"]:
+        raise ConfigError("--target", "is missing", "such as --target http://127.0.0.1:8000")
+    lenient = bool(sets)
+    return BenchFile(
+        target=_decoded(Target, tables["target"], "target", where, lenient=lenient),
+        sut=_decoded(Sut, tables["sut"], "sut", where, lenient=lenient),
+        arms={
+            name: _decoded(Arm, held, f"arms.{name}", where, lenient=lenient)
+            for name, held in tables["arms"].items()
+        },
+        tests={
+            name: _decoded(test_named(name).params, held, f"tests.{name}", where, lenient=lenient)
+            for name, held in tables["tests"].items()
+        },
+        given={name: frozenset(held) for name, held in tables["tests"].items()},
+    )
+
+
+def without_keys(kind: Target | Arm) -> dict[str, Any]:
+    """A target or an arm as JSON, for results: no values whose name says key, no passwords of URLs."""
+    told: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(kind))
+    for table, secret in (("headers", _SECRET_FIELD), ("body", _SECRET_MEMBER)):
+        told[table] = {name: HIDDEN if secret.search(name) else value for name, value in told[table].items()}
+    for name in ("url", "metrics"):
+        if isinstance(told.get(name), str):
+            told[name] = shown_url(told[name])
+    return told
+
+
+def shown_url(url: str) -> str:
+    """A URL without user, password and query: any of them may be a secret."""
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+def params_told(params: msgspec.Struct) -> dict[str, Any]:
+    """Setup parameters as JSON, durations in seconds."""
+    told: dict[str, Any] = msgspec.to_builtins(params, enc_hook=encode_seconds)
+    return told
+
+
+def _check_all(tables: _Tables, where: str) -> None:
+    """The file alone, to the letter, before flags may hide what is wrong in it."""
+    for table, kind, held in _parts(tables):
+        _check_names(kind, held, table, where)
+        if table == "target" and "url" not in held:
+            held = held | {"url": ""}  # a flag may say it
+        _decoded(kind, held, table, where)
+
+
+def _parts(
+    tables: Mapping[str, dict[str, Any]],
+) -> Iterator[tuple[str, type[msgspec.Struct], dict[str, Any]]]:
+    yield "target", Target, tables["target"]
+    yield "sut", Sut, tables["sut"]
+    for name, held in tables["arms"].items():
+        yield f"arms.{name}", Arm, held
+    for name, held in tables["tests"].items():
+        yield f"tests.{name}", test_named(name).params, held
+
+
+def _check_names(kind: Any, value: Any, place: str, where: str) -> None:
+    """Every key of a table is one of its struct's, however deep, and numbers are some."""
+    if isinstance(value, float) and not is_finite(value):
+        raise ConfigError(f"{place}{where}", f"{value} is no number that can be used")
+    if get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        if not isinstance(value, dict):
+            return  # which is told when it is read
+        fields = {one.encode_name: one.type for one in msgspec.structs.fields(kind)}
+        for name, held in value.items():
+            if name not in fields:
+                raise ConfigError(f"{place}.{name}{where}", "there is no such key", _near(name, fields))
+            _check_names(fields[name], held, f"{place}.{name}", where)
+    elif get_origin(kind) in (Union, UnionType):
+        for one in get_args(kind):
+            _check_names(one, value, place, where)
+    elif get_origin(kind) is dict and isinstance(value, dict):
+        for name, held in value.items():
+            _check_names(get_args(kind)[1], held, f"{place}.{name}", where)
+    elif get_origin(kind) in (list, tuple) and isinstance(value, list):
+        for i, held in enumerate(value):
+            _check_names(get_args(kind)[0], held, f"{place}[{i}]", where)
+
+
+def _put_flag(tables: _Tables, item: str, tests: Sequence[str]) -> None:
+    """Puts a flag's value into the tables, if it fits there."""
+    key, equals, text = item.partition("=")
+    if not equals or not key:
+        raise ConfigError(FLAG, f"expected NAME=VALUE, got {item!r}", "llmtap bench list")
+    path = key.strip().split(".")
+    names = {name.replace("-", "_"): name for name in TESTS}
+    test = names.get(path[0].replace("-", "_"))
+    if test is not None and len(path) > 1:
+        found = [test]
+        path = path[1:]
+    elif path[0] in ("target", "sut", "arms") and len(path) > 1:
+        root = tables[path[0]]
+        kinds: dict[str, type[msgspec.Struct]] = {"target": Target, "sut": Sut, "arms": Arm}
+        if path[0] == "arms":
+            root = root.setdefault(path[1], {})
+        _put(root, kinds[path[0]], path[2 if path[0] == "arms" else 1 :], text.strip(), key)
+        return
+    else:
+        wanted = path[0].replace("-", "_")
+        found = [name for name in tests if wanted in _names_of(test_named(name).params)]
+    if not found:
+        known = [one for name in tests for one in _names_of(test_named(name).params)]
+        raise ConfigError(f"{FLAG} {key}", "there is no such parameter", _near(path[0], known))
+    for name in found:
+        _put(tables["tests"].setdefault(name, {}), test_named(name).params, path, text.strip(), key)
+
+
+def _put(held: dict[str, Any], kind: type[msgspec.Struct], path: Sequence[str], text: str, key: str) -> None:
+    types = {one.encode_name: one.type for one in msgspec.structs.fields(kind)}
+    name = path[0].replace("-", "_") if path else ""
+    if name not in types:
+        raise ConfigError(f"{FLAG} {key}", "there is no such parameter", _near(name, types))
+    if len(path) > 1:
+        inner = inner_type(types[name])
+        if get_origin(inner) is dict:
+            held[name] = dict(held.get(name, {})) | {".".join(path[1:]): _value(get_args(inner)[1], text)}
+        elif isinstance(inner, type) and issubclass(inner, msgspec.Struct):
+            held[name] = dict(held.get(name, {}))
+            _put(held[name], inner, path[1:], text, key)
+            return
+        else:
+            raise ConfigError(f"{FLAG} {key}", f"{name} is no table")
+    else:
+        held[name] = _value(inner_type(types[name]), text)
+    try:
+        read = _read(types[name], held[name])
+    except msgspec.ValidationError as exc:
+        found = misfit(exc, types[name], held[name])
+        raise ConfigError(f"{FLAG} {key}", found.problem, found.hint or _example(kind, name, key)) from None
+    if not is_finite(read):
+        raise ConfigError(f"{FLAG} {key}", f"{text!r} is no number that can be used")
+
+
+def _value(kind: Any, text: str) -> Any:
+    """Text of a flag as JSON has it; numbers, switches and none stay texts, which are read by their type."""
+    if text.startswith(("[", "{")) or kind is msgspec.Raw:
+        try:
+            return decode_json(text)
+        except msgspec.DecodeError:
+            return text
+    if get_origin(kind) in (list, tuple):
+        return [one.strip() for one in text.split(",") if one.strip()]
+    if text == "none" and kind is not str:
+        return None
+    return {"on": "true", "off": "false"}.get(text, text) if kind is bool else text
+
+
+def _example(kind: type[msgspec.Struct], name: str, key: str) -> str | None:
+    """How a list is written, by what it is where nobody says."""
+    default = next(one.default for one in msgspec.structs.fields(kind) if one.encode_name == name)
+    if not isinstance(default, list | tuple) or not default:
+        return None
+    if isinstance(default[0], msgspec.Struct):
+        return f"such as {FLAG} {key}={shlex.quote(msgspec.json.encode(default).decode())}"
+    return f"such as {FLAG} {key}={','.join(map('{:g}'.format, default))}"
+
+
+def _read(kind: Any, value: Any) -> Any:
+    raw = msgspec.json.encode(value)
+    return msgspec.json.decode(raw, type=kind, strict=False, dec_hook=read_special)
+
+
+def _decoded(kind: type[S], held: Mapping[str, Any], table: str, where: str, *, lenient: bool = False) -> S:
+    """By way of JSON: members of bodies stay as they were written (`msgspec.Raw`)."""
+    try:
+        raw = msgspec.json.encode(held)
+        return msgspec.json.decode(raw, type=kind, strict=not lenient, dec_hook=read_special)
+    except msgspec.ValidationError as exc:
+        found = misfit(exc, kind, held)
+        key = ".".join(part for part in (table, found.path) if part)
+        raise ConfigError(f"{key}{where}", found.problem, found.hint) from None
+
+
+def _names_of(kind: type[msgspec.Struct]) -> list[str]:
+    return [one.encode_name for one in msgspec.structs.fields(kind)]
+
+
+def _near(name: str, known: Sequence[str] | Mapping[str, object]) -> str:
+    near = difflib.get_close_matches(name, list(known), 1, 0.6)
+    return f"did you mean {near[0]!r}?" if near else f"one of {', '.join(known)}"

@@ -1,0 +1,152 @@
+"""A bench file to start from: what was detected, and as comments what a person has to say, and who asks."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, get_args, get_origin
+
+import msgspec
+from msgspec.inspect import Metadata, type_info
+
+from llmtap.bench.run.registry import TESTS
+from llmtap.bench.sut.detect import Detected
+from llmtap.bench.sut.required_fields import demanded
+from llmtap.bench.sut.sut import Clock, Guardrails, Hardware, Sut, Tokenizer
+from llmtap.bench.sut.target import Target
+
+__all__ = ["open_declarations", "starter_text"]
+
+ASKED_BY: Final = {
+    "sut.boundary": "4.1", "sut.model": "5.1.2.3", "sut.software": "C.1", "sut.protocol": "4.6.2",
+    "sut.chunking": "4.6.2", "sut.prefix_cache": "5.1.2.3", "sut.max_batch": "5.2.4.2", "sut.notes": "C.2",
+    "sut.hardware": "5.1.2.3", "sut.hardware.price_per_hour": "6.2", "sut.hardware.currency": "6.2",
+    "sut.tokenizer": "4.4.1", "sut.tokenizer.counting": "4.4.2", "sut.tokenizer.special": "4.4.3",
+    "sut.tokenizer.system_prompt": "4.4.3", "sut.tokenizer.tools": "4.4.3", "sut.guardrails": "4.8.1",
+    "sut.clock": "4.7",
+}  # fmt: skip
+"""Sections of IETF seed 000, by key or table."""
+_EXAMPLES: Final = {
+    "sut.boundary": "model engine", "sut.model": "Qwen2-7B-Instruct, bf16", "sut.software": "vLLM 0.9.1",
+    "sut.protocol": "SSE", "sut.chunking": "one token per chunk", "sut.prefix_cache": True,
+    "sut.max_batch": 256, "sut.notes": ["behind nginx"], "sut.hardware.accelerator": "H100 SXM",
+    "sut.hardware.count": 1, "sut.hardware.memory": "80 GB", "sut.hardware.cpu": "2 x EPYC 9554",
+    "sut.hardware.price_per_hour": 2.5, "sut.hardware.currency": "USD",
+    "sut.tokenizer.name": "Qwen2 tokenizer",
+    "sut.tokenizer.vocabulary": 151_936, "sut.tokenizer.source": "Qwen/Qwen2-7B-Instruct",
+    "sut.tokenizer.counting": "native", "sut.tokenizer.special": "excluded",
+    "sut.tokenizer.system_prompt": "included", "sut.tokenizer.tools": "no tools are used",
+    "sut.guardrails.input_filter": False, "sut.guardrails.output_filter": False,
+    "sut.guardrails.names": ["Llama Guard 3"], "sut.clock.placement": "remote",
+    "sut.clock.synchronization": "NTP (chrony)", "sut.clock.accuracy": "2ms", "target.model": "NAME",
+    "target.server": "vllm", "target.tokenizer": "models/qwen2", "target.headers": {"x-team": "perf"},
+    "target.body": {"top_p": 1.0}, "target.key_env": "OPENAI_API_KEY", "target.ca": "ca.pem",
+    "target.metrics": "http://127.0.0.1:8000/metrics", "target.processes": 1,
+    "target.endpoint": "chat.completions",
+}  # fmt: skip
+"""Of what a person may write; each of them is read, and a test sees to it."""
+_TABLES: Final[dict[str, type[msgspec.Struct]]] = {
+    "target": Target, "sut": Sut, "sut.hardware": Hardware, "sut.tokenizer": Tokenizer,
+    "sut.guardrails": Guardrails, "sut.clock": Clock,
+}  # fmt: skip
+_WIDTH: Final = 110
+_ARMS: Final = """
+# Configurations of the server that tests compare, each as what differs from [target]: another `url`,
+# `headers`, members of the `body`, or a command that switches the server over (`apply`). `llmtap bench list`
+# says which test wants which.
+#
+# [arms.NAME]
+# about = "what it is, for the report"
+# headers = { x-cache = "off" }
+# apply = ["./switch.sh", "cache-off"]
+
+# Setup parameters that are to differ from the tests' own: `llmtap bench list TEST` has them all. Tests:
+# {tests}
+#
+# [tests.ttft]
+# requests = 10000
+"""
+
+
+def starter_text(detected: Detected) -> str:
+    """The file. It can be read as it is: what is not known stands in comments."""
+    lines = [
+        "# What llmtap bench is to test, written by `llmtap bench init`. Beside a value stands who told it;",
+        "# what nobody told is a comment, with the section of the methodology (IETF seed 000) that asks.",
+        "# A report without one that is marked MUST does not comply.",
+    ]
+    lines += [line for note in detected.notes for line in _comment(f"Noted: {note}.")]
+    wanted = open_declarations(detected)
+    for table, kind in _TABLES.items():
+        lines += ["", f"[{table}]"]
+        lines += _table(table, kind, detected, wanted)
+    tests = ", ".join(TESTS)
+    return "\n".join(lines) + "\n" + _ARMS.replace("{tests}", tests)
+
+
+def open_declarations(detected: Detected) -> dict[str, str]:
+    """By key, what the server did not tell and the draft demands: `MUST (4.4.1)`, and the tests whose alone
+    the demand is."""
+    known = {key: fact.value for key, fact in detected.facts.items()}
+    told = {}
+    for key, musts in demanded(known, _EXAMPLES, detected.url).items():
+        sections = ", ".join(dict.fromkeys(one.section for one in musts))
+        only = (
+            ""
+            if not all(one.binds for one in musts)
+            else " of " + ", ".join(dict.fromkeys(test for one in musts for test in one.binds))
+        )
+        told[key] = f"MUST ({sections}{only})"
+    return told
+
+
+def _table(
+    table: str, kind: type[msgspec.Struct], detected: Detected, wanted: Mapping[str, str]
+) -> Iterator[str]:
+    for one in msgspec.structs.fields(kind):
+        key = f"{table}.{one.name}"
+        if key in _TABLES:
+            continue
+        meaning = _meaning(one.type)
+        fact = detected.facts.get(key)
+        if key == "target.url":
+            yield f"url = {_toml(detected.url)}"
+            continue
+        if fact is not None:
+            yield f"{one.name} = {_toml(fact.value)}  # {fact.how}"
+            continue
+        asked = ASKED_BY.get(key) or ASKED_BY.get(table)
+        yield from _comment(meaning + (f" ({asked})" if asked else ""))
+        if key in detected.hints:
+            yield from _comment(f"found: {detected.hints[key]}")
+        mark = "" if table == "target" else f"  # {wanted.get(key, 'optional')}"
+        yield f"# {one.name} = {_toml(_EXAMPLES[key])}{mark}"
+
+
+def _meaning(kind: Any) -> str:
+    info = type_info(kind)
+    assert isinstance(info, Metadata)
+    assert info.extra_json_schema is not None
+    said: str = info.extra_json_schema["description"]
+    inner = get_args(kind)[0]
+    choices = [
+        c for one in (inner, *get_args(inner)) if "Literal" in str(get_origin(one)) for c in get_args(one)
+    ]
+    return said + (f": {' | '.join(filter(None, choices))}" if choices else "")
+
+
+def _comment(text: str) -> Iterator[str]:
+    """Wrapped, so that a long one can be read."""
+    line = "#"
+    for word in text.split():
+        if len(line) + 1 + len(word) > _WIDTH and line != "#":
+            yield line
+            line = "#"
+        line += f" {word}"
+    yield line
+
+
+def _toml(value: Any) -> str:
+    """A value as TOML. Texts as JSON has them, which are TOML's basic strings but for one character."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{name} = {_toml(held)}" for name, held in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(_toml(held) for held in value) + "]"
+    return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")

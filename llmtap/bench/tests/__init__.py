@@ -1,0 +1,1 @@
+"""The ten tests of the IETF draft and the parts that only they use."""

@@ -1,0 +1,373 @@
+"""Concurrent Request Capacity (seed 000, 5.5): how many requests at a time are served as they should be.
+
+A closed loop: so many are submitted at once, and each that completes is replaced at once. Nothing of a level
+is dropped: the first requests, which all come together, are part of what the draft has judged.
+
+A level goes on until there were 100 completions per slot, or 60 seconds, whichever is longer. How many
+requests that takes is worked out from the level before; where they are over too soon, and nothing else was
+wrong, the level is measured again with more.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta
+
+from llmtap.bench.run.figures import DOUBT, SPANS, line_series, ms, ms_of
+from llmtap.bench.run.levels import (
+    Tried,
+    closed_level,
+    endings,
+    lasts,
+    latency_rows,
+    latency_table,
+    level_json,
+    memory_errors,
+    number,
+    rows_for,
+    server_total,
+    share,
+)
+from llmtap.bench.run.measurement import Measurement
+from llmtap.bench.run.search import Search
+from llmtap.bench.run.session import Session
+from llmtap.bench.run.steady import steady_of
+from llmtap.bench.run.test import BenchTest, Chart, Found, Mark, Series, Table
+from llmtap.bench.tests.throughput import DURATION_MIN
+from llmtap.errors import ConfigError
+from llmtap.metrics.intervals import share_interval
+from llmtap.metrics.saturation import capacity
+from llmtap.metrics.statistics import percentile
+from llmtap.units import NS_PER_S, Duration, to_seconds
+
+__all__ = ["TEST", "CapacityParams"]
+
+COMPLETION_MIN: Final = 0.99
+PER_SLOT_MIN: Final = 100
+RATE_SPARE: Final = 1.1
+"""By so much a rate may be another one when it is measured again."""
+
+
+class CapacityParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Setup (5.5.2)."""
+
+    ttft_p99: Annotated[
+        Duration | None, Meta(description="success criterion: largest P99 of TTFT; has to be given")
+    ] = None
+    workload: Annotated[
+        str,
+        Meta(description="synthetic-uniform is recommended; or another (4.3.2), or FILE.toml of your own"),
+    ] = "synthetic-uniform"
+    output_tokens: Annotated[int, Meta(ge=1, description="of every answer, so that all take as long")] = 256
+    initial: Annotated[int, Meta(ge=1, description="concurrency to begin with")] = 8
+    maximum: Annotated[int, Meta(ge=1, description="highest concurrency to try")] = 512
+    resolution: Annotated[int, Meta(ge=1, description="how near capacity is to be told")] = 1
+    duration: Annotated[Duration, Meta(description="of each level, at least: 60s (5.5.3)")] = DURATION_MIN
+    per_slot: Annotated[int, Meta(ge=1, description="completions of each slot, at least: 100 (5.5.3)")] = (
+        PER_SLOT_MIN
+    )
+    completion: Annotated[float, Meta(gt=0, le=1, description="success criterion: share that completes")] = (
+        COMPLETION_MIN
+    )
+    votes: Annotated[
+        int, Meta(ge=1, le=9, description="verdicts that decide over the two levels at the limit; odd")
+    ] = 1
+
+
+@dataclass(slots=True)
+class _Levels:
+    """What was tried."""
+
+    tried: list[Tried] = field(default_factory=list)
+    short: list[str] = field(default_factory=list)
+    """Steps that were over before their time."""
+
+
+def check(session: Session, params: CapacityParams) -> None:
+    """Raises ConfigError: without a threshold nothing can be judged."""
+    if params.ttft_p99 is None:
+        raise ConfigError(
+            "ttft_p99",
+            "is not given: capacity is what meets a threshold of TTFT (5.5.2)",
+            "such as ttft_p99 = 2s",
+        )
+    if params.ttft_p99 <= 0 or params.duration <= 0:
+        raise ConfigError("ttft_p99" if params.ttft_p99 <= 0 else "duration", "is nothing")
+    if params.maximum < params.initial:
+        raise ConfigError("maximum", f"is {params.maximum}, below initial ({params.initial})")
+    if params.votes % 2 == 0:
+        raise ConfigError("votes", f"is {params.votes}, which can be a draw", "an odd number")
+    if session.quick:
+        return
+    if params.duration < DURATION_MIN:
+        raise ConfigError(
+            "duration", f"is {to_seconds(params.duration):g} s, and 5.5.3 asks for 60 s at least"
+        )
+    if params.per_slot < PER_SLOT_MIN:
+        raise ConfigError("per_slot", f"is {params.per_slot}, and 5.5.3 asks for {PER_SLOT_MIN} at least")
+
+
+async def run(session: Session, params: CapacityParams) -> Found:
+    """5.5.3: search, and report the highest concurrency that meets the criteria."""
+    search = Search(
+        low=1, high=params.maximum, start=params.initial, resolution=params.resolution, votes=params.votes
+    )
+    levels = _Levels()
+    while (slots := search.next) is not None:
+        session.watcher.left(lasts(search.left, _level_s(params, levels, slots)))
+        one = await _try(session, params, levels, slots, search.tries(slots) + 1)
+        levels.tried.append(one)
+        search.tell(slots, one.holds)
+    return _found(params, search, levels)
+
+
+def _level_s(params: CapacityParams, levels: _Levels, slots: int) -> float:
+    """How long a level is likely to take."""
+    seconds = to_seconds(params.duration)
+    if not levels.tried or not levels.tried[-1].steady.completed_rps:
+        return seconds
+    last = levels.tried[-1]
+    return max(seconds, params.per_slot * slots / last.steady.completed_rps * min(1.0, last.level / slots))
+
+
+async def _try(session: Session, params: CapacityParams, levels: _Levels, slots: int, again: int) -> Tried:
+    """A level, and once more with more requests where they were over too soon."""
+    assert params.ttft_p99 is not None
+    seconds = to_seconds(params.duration)
+    base = f"search/{slots:04d}" + f"-{again}" * (again > 1)
+    # The first level has the completions that are asked for; whether they take long enough shows then.
+    least = most = 0.0
+    if levels.tried:
+        last = levels.tried[-1]
+        least, most = _rates(last.level, last.steady.completed_rps, slots)
+    for name in (base, f"{base}-longer"):
+        duration = params.duration if params.per_slot * slots <= least * seconds else None
+        # Those under way when the last is sent come on top: until then all slots are taken.
+        rows = max(params.per_slot * slots, ceil(most * seconds)) + slots
+        if duration is not None:
+            rows = rows_for(slots, seconds, (slots, most))
+        load = closed_level(
+            session, name, params.workload, slots, rows, duration=duration, output_tokens=params.output_tokens
+        )
+        measured = await session.measure(name, load, slo=f"ttft:{params.ttft_p99:d}ns")
+        steady = steady_of(measured, None if duration is None else seconds)
+        broken = _broken(params, measured)
+        one = Tried(slots, measured, steady, not broken, "; ".join(broken) or "meets all criteria")
+        if broken or (steady.to_s >= seconds and measured.n >= params.per_slot * slots):
+            return one
+        least, most = _rates(slots, measured.n / max(steady.to_s, 1e-3), slots)
+    levels.short.append(one.measured.name)
+    return one
+
+
+def _rates(before: float, rate_rps: float, slots: int) -> tuple[float, float]:
+    """Between which rates so many slots complete, where `before` slots did so at `rate_rps`: more are not
+    slower, and no more than proportionally quicker."""
+    times = slots / before
+    return rate_rps * min(1.0, times) / RATE_SPARE, rate_rps * max(1.0, times) * RATE_SPARE
+
+
+def _broken(params: CapacityParams, measured: Measurement) -> list[str]:
+    """Success criteria that are not met (5.5.2), in words."""
+    assert params.ttft_p99 is not None
+    found = []
+    completed, bound = _completion(measured), to_seconds(params.ttft_p99)
+    if completed < params.completion:
+        found.append(f"{share(completed)} completed, {share(params.completion)} needed")
+    p99 = percentile(measured.values("ttft_ns"), 0.99)
+    if p99 is None or p99 > bound:
+        found.append(f"TTFT P99 {ms(p99)} > {ms(bound)}")
+    if errors := memory_errors(measured):
+        found.append(f"{errors} out-of-memory errors")
+    return found
+
+
+def _completion(measured: Measurement) -> float:
+    return len(measured.ended_well()) / measured.n if measured.n else 0.0
+
+
+def _found(params: CapacityParams, search: Search, levels: _Levels) -> Found:
+    assert params.ttft_p99 is not None
+    bound, seconds = to_seconds(params.ttft_p99), to_seconds(params.duration)
+    found = Found(
+        configuration={
+            "Workload": f"{params.workload}, answers of {params.output_tokens} tokens",
+            "Load model": "closed loop",
+            "Concurrency": f"from {params.initial} to at most {params.maximum}, told to {params.resolution}",
+            "Test duration": f"per level {seconds:g} s or {params.per_slot} completions per slot, whichever"
+            " is longer",
+            "Success criteria": f"{share(params.completion)} complete, TTFT P99 <= {ms(bound)}, no"
+            " out-of-memory errors",
+        }
+    )  # fmt: skip
+    best = search.best
+    at_best = next((t for t in reversed(levels.tried) if t.holds and t.level == best), None)
+    found.measurements = _measurements(params, search, levels, at_best)
+    found.tables = _tables(found.measurements, levels.tried, at_best)
+    found.charts = _charts(params, levels.tried, best)
+    _remark(found, params, search, levels, at_best)
+    return found
+
+
+def _measurements(
+    params: CapacityParams, search: Search, levels: _Levels, at_best: Tried | None
+) -> dict[str, Any]:
+    steady = None if at_best is None else at_best.steady
+    tried = sorted(levels.tried, key=lambda t: t.level)
+    return {
+        "max_concurrency": search.best,
+        "max_concurrency_by_completion": capacity(
+            [(t.level, _completion(t.measured)) for t in tried], params.completion
+        ),
+        "limit": search.limit,
+        "workload": params.workload,
+        "output_tokens": params.output_tokens,
+        "criteria": {
+            "ttft_p99": None if params.ttft_p99 is None else to_seconds(params.ttft_p99),
+            "completion": params.completion, "memory_errors": 0,
+        },
+        "output_tps": None if steady is None else steady.output_tps,
+        "request_rps": None if steady is None else steady.completed_rps,
+        "tokens_in_flight": None if steady is None else steady.held_tokens,
+        "latency": None if at_best is None else latency_rows(at_best.measured),
+        "levels": [
+            {"concurrency": round(t.level), **level_json(t), **_own(t.measured)} for t in tried
+        ],
+        "contradictions": search.contradictions,
+    }  # fmt: skip
+
+
+def _own(measured: Measurement) -> dict[str, Any]:
+    """What this test counts of a level: of all its requests."""
+    well = len(measured.ended_well())
+    interval = share_interval(well, measured.n)
+    return {
+        "completion": None if interval is None else interval.to_dict(),
+        "failed": measured.n - well,
+        "endings": endings(measured),
+        "memory_errors": memory_errors(measured),
+        "preemptions": server_total(measured, "preemptions"),
+        **latency_rows(measured),
+    }
+
+
+def _tables(told: Mapping[str, Any], tried: Sequence[Tried], at_best: Tried | None) -> list[Table]:
+    rows, why = [], []
+    for t in sorted(tried, key=lambda t: t.level):
+        measured = t.measured
+        latency = latency_rows(measured)
+        failed = measured.n - len(measured.ended_well())
+        rows.append(
+            [
+                f"{t.level:g}", share(_completion(measured)),
+                *(ms_of(latency[name], "p99") for name in ("ttft", "tpot")),
+                f"{failed}", t.status,
+            ]
+        )  # fmt: skip
+        why.append(
+            [
+                f"{t.level:g}", f"{measured.n}", f"{t.steady.to_s:.1f} s", number(t.steady.completed_rps),
+                number(t.steady.output_tps), t.why,
+            ]
+        )  # fmt: skip
+    best = told["max_concurrency"]
+    heads = ["Concurrency", "Completion", "TTFT P99", "TPOT P99", "Errors", "Status"]
+    found = [
+        Table(caption="Table 7: Capacity Search Results", heads=heads, rows=rows),
+        Table(
+            caption="Capacity (5.5.4)",
+            heads=["Metric", "Value"],
+            rows=[
+                ["Maximum concurrent requests", "-" if best is None else f"{best}"],
+                ["Throughput at maximum", number(told["output_tps"], "tok/s")],
+                ["Tokens in flight at maximum (approximately)", number(told["tokens_in_flight"])],
+            ],
+        ),
+        Table(
+            caption="Each level, and what decided it",
+            heads=["Concurrency", "Requests", "Time", "Completed (req/s)", "Output (tok/s)", "Why"],
+            rows=why,
+        ),
+    ]
+    if at_best is not None:
+        found.append(latency_table("Latency at maximum concurrency", at_best.measured))
+    return found
+
+
+def _charts(params: CapacityParams, tried: Sequence[Tried], best: int | None) -> list[Chart]:
+    assert params.ttft_p99 is not None
+    last = {t.level: t for t in tried}
+    levels = [last[level] for level in sorted(last)]
+    xs: list[float | str] = [t.level for t in levels]
+    marks = [] if best is None else [Mark(x=best, says="capacity")]
+    bound = Series(name="threshold", x=xs, y=[to_seconds(params.ttft_p99) * 1e3] * len(xs))
+    ttft = line_series("TTFT P99", xs, [latency_rows(t.measured)["ttft"]["p99"] for t in levels])
+    return [
+        Chart(
+            title="TTFT P99 by concurrency", kind="line", x_title="requests at a time", y_title="ms",
+            series=[ttft, bound], marks=marks, log_x=True, log_y=True,
+        ),
+        Chart(
+            title="Output throughput by concurrency", kind="line", x_title="requests at a time",
+            y_title="output tokens/s", marks=marks, log_x=True,
+            series=[Series(name="throughput", x=xs, y=[t.steady.output_tps for t in levels])],
+        ),
+    ]  # fmt: skip
+
+
+def _remark(
+    found: Found, params: CapacityParams, search: Search, levels: _Levels, at_best: Tried | None
+) -> None:
+    notes = found.notes
+    if search.best is None:
+        notes.append(f"not even one request at a time meets the criteria: {levels.tried[-1].why}")
+    elif search.limit is None:
+        notes.append(f"the highest concurrency of the search meets the criteria: {search.best} is no limit")
+    else:
+        notes.append(f"capacity lies between {search.best} and {search.limit}")
+    notes.append(
+        "tokens in flight are the mean over time of prompts that were sent and of answers as far as they had"
+        " come, from their lengths: what waits in the server's queue is among them"
+    )
+    notes.append("out-of-memory errors are those that an answer's error tells")
+    if found.measurements["contradictions"]:
+        levels_ = ", ".join(map(str, search.contradictions))
+        notes.append(
+            f"met although a lower concurrency was not: {levels_}; odd votes above 1 settle what is noise"
+        )
+    notes.append(SPANS)
+    rows = [latency_rows(t.measured) for t in levels.tried]
+    if any("p99" in row[name]["marks"] for row in rows for name in ("ttft", "tpot")):
+        notes.append(DOUBT)
+    uneven = at_best is not None and len(set(at_best.measured.values("output_tokens"))) > 1
+    if uneven:
+        notes.append(
+            f"not every answer had {params.output_tokens} tokens: the server ends them when it likes"
+        )
+    if levels.short:
+        found.deviations.append(
+            f"5.5.3: less than {to_seconds(params.duration):g} s or {params.per_slot} completions per slot:"
+            f" {', '.join(levels.short)}"
+        )
+
+
+TEST: Final = BenchTest(
+    name="capacity",
+    section="5.5",
+    title="Concurrent Request Capacity",
+    params=CapacityParams,
+    run=run,
+    quick={
+        "ttft_p99": Duration(2 * NS_PER_S),
+        "output_tokens": 64,
+        "maximum": 128,
+        "resolution": 4,
+        "duration": Duration(5 * NS_PER_S),
+        "per_slot": 2,
+    },
+    forfeits=("5.5.3-p1",),
+    check=check,
+)

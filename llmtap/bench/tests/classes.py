@@ -1,0 +1,263 @@
+"""Requests of several classes, mixed by share, so that each can be told from the others in what came back.
+
+The draft wants Synthetic-Skewed for its fairness test and, in the next paragraph, classes with ranges of
+their own and a ratio between them (5.6.2). Both cannot be had to the letter: of Synthetic-Skewed as it stands
+18 % are short by those ranges, 1.3 % are long, and 81 % are neither, so 500 long ones would take 39,000
+requests. Here the ratio and the ranges hold, and within them lengths are distributed as Synthetic-Skewed's
+are: its log-normals, conditional on the class's ranges (`skewed`), or evenly over them (`uniform`). Contents
+are Synthetic-Skewed's,
+too: random, without shared prefixes.
+
+Rows are drawn as in `workload/composed.py`: one generator for each column, one number for each row, so a row
+is the same however many are asked for.
+
+Source: IETF seed 000, 4.3.2.2, A.2 and 5.6.2.
+"""
+
+import itertools
+import math
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from statistics import NormalDist
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from llmtap.bench.run.loads import Load
+from llmtap.errors import ConfigError
+from llmtap.load.replay.plan import Plan
+from llmtap.units import NS_PER_S
+from llmtap.workload.arrivals.arrivals import parse_arrivals
+from llmtap.workload.composed import GENERATION, REQUEST, TOKENIZER, RandomIds, Written, check_rows
+from llmtap.workload.lengths import LogNormal, uniform_draw
+from llmtap.workload.plan import Plan as Parts
+from llmtap.workload.plan import Speaker, Turn, assemble
+from llmtap.workload.prompts.counter import load_counter
+from llmtap.workload.prompts.fitted_prompts import ElasticPrompts
+from llmtap.workload.prompts.prompt import ElasticSource, Fit, Prompt
+from llmtap.workload.prompts.prose import Words
+from llmtap.workload.prompts.token_ids import CL100K_IDS, random_ids
+from llmtap.workload.prompts.tokenizer import OWN
+from llmtap.workload.registry import report_of
+from llmtap.workload.requests import Requests
+
+__all__ = ["LONG", "SHORT", "ClassMix", "RequestClass", "check_classes", "closed_mix", "open_mix"]
+
+Tokens = Annotated[int, Meta(ge=1, le=1 << 24)]
+_INPUT: Final = LogNormal(mu=5.5, sigma=1.0)
+_OUTPUT: Final = LogNormal(mu=4.5, sigma=1.2)
+"""Synthetic-Skewed's (A.2), without its floor and cap: the class has its own."""
+_IDS_COUNTED: Final[Mapping[str, Any]] = {"name": "none: token ids", "source": "whole numbers"}
+_STANDARD: Final = NormalDist()
+_STEPS: Final = 2_000
+"""Of the quantile function, for a mean: right within a tenth of a token for the draft's ranges."""
+
+
+class RequestClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A class of requests (5.6.2)."""
+
+    name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]*$", description="its name, small letters")]
+    share: Annotated[float, Meta(gt=0, le=1, description="of all requests; shares add up to 1")]
+    input: Annotated[tuple[Tokens, Tokens], Meta(description="tokens of the prompt, from and to")]
+    output: Annotated[tuple[Tokens, Tokens], Meta(description="tokens of the answer, from and to")]
+
+
+SHORT: Final = RequestClass(name="short", share=0.8, input=(64, 256), output=(32, 128))
+LONG: Final = RequestClass(name="long", share=0.2, input=(1_024, 4_096), output=(256, 1_024))
+"""As 5.6.2 has them."""
+
+
+def check_classes(classes: Sequence[RequestClass], place: str = "classes") -> None:
+    """Raises ConfigError where they are no mix: fewer than two, names twice, ranges upside down."""
+    if len(classes) < 2:
+        raise ConfigError(place, "are fewer than two: there is nobody to be unfair to (5.6.2)")
+    names = [one.name for one in classes]
+    if len(set(names)) < len(names):
+        raise ConfigError(place, f"a name comes twice: {', '.join(names)}")
+    for one in classes:
+        for what, (low, high) in (("input", one.input), ("output", one.output)):
+            if low > high:
+                raise ConfigError(place, f"{one.name}: {what} is from {low:,} to {high:,}")
+    shares = sum(one.share for one in classes)
+    if not math.isclose(shares, 1, abs_tol=1e-6):
+        raise ConfigError(place, f"shares add up to {shares:g}, not to 1")
+
+
+@dataclass(frozen=True, slots=True)
+class ClassMix:
+    """A workload of classes."""
+
+    classes: tuple[RequestClass, ...]
+    lengths: Literal["skewed", "uniform"] = "skewed"
+    content: Literal["words", "ids"] = "words"
+    vocabulary: int = CL100K_IDS
+    """Of ids: they are below it."""
+
+    @property
+    def name(self) -> str:
+        return "synthetic-skewed" if self.lengths == "skewed" else "request-classes"
+
+    def alone(self, name: str) -> "ClassMix":
+        """One class by itself."""
+        (one,) = (one for one in self.classes if one.name == name)
+        whole = msgspec.structs.replace(one, share=1.0)
+        return ClassMix((whole,), self.lengths, self.content, self.vocabulary)
+
+    def describe(self) -> Mapping[str, object]:
+        content = RandomIds(self.vocabulary) if self.content == "ids" else Words()
+        return {
+            "name": self.name,
+            "about": "requests of classes, mixed by share",
+            "source": "seed 000, 5.6.2, 4.3.2.2 and A.2",
+            "classes": msgspec.to_builtins(self.classes),
+            "input": self._described(_INPUT, "the prompt"),
+            "output": {**self._described(_OUTPUT, "the answer"), "control": "max_tokens"},
+            "content": content.describe(),
+            "sharing": None,
+            "conversations": None,
+            "data": None,
+            "tokenizer": {**TOKENIZER, **_IDS_COUNTED} if self.content == "ids" else TOKENIZER,
+            "generation": GENERATION,
+            "request": REQUEST,
+            "deviations": [
+                {
+                    "section": "4.3.2.2", "says": "log-normal lengths up to a cap",
+                    "here": "the lengths of 5.6.2's classes in their ratio, within whose ranges they are"
+                    + (" as these log-normals have them" if self.lengths == "skewed" else " all as likely"),
+                },
+                *([] if self.content == "ids" else [{
+                    "section": "4.3.2.2", "says": "random token sequences",
+                    "here": "random words of a token each: a chat takes text",
+                }]),
+            ],
+        }  # fmt: skip
+
+    def names(self, seed: int) -> Iterator[str]:
+        """The class of one row after the other; endless."""
+        return (one.name for one in self._drawn(seed))
+
+    def mean_tokens(self) -> float:
+        """Tokens of a request, prompt and answer, on average."""
+        return sum(
+            one.share * (self._mean(_INPUT, one.input) + self._mean(_OUTPUT, one.output))
+            for one in self.classes
+        )
+
+    def requests(self, count: int, seed: int) -> Requests:
+        return self._parts(count, seed).requests
+
+    def prompts(self, requests: Requests, seed: int) -> ElasticSource:
+        """`requests` are the first of `requests(count, seed)`. Raises ValueError where they are not."""
+        parts = self._parts(len(requests), seed)
+        check_rows(parts.requests, requests)
+        if self.content == "ids":
+            return _Ids(requests, self.vocabulary, seed)
+        return Speaker(parts, Written(Words(), parts, seed))
+
+    def _parts(self, count: int, seed: int) -> Parts:
+        return assemble(self._turns(seed), count, seed)
+
+    def _turns(self, seed: int) -> Iterator[Turn]:
+        given, made = Random(f"{seed}/input"), Random(f"{seed}/output")
+        for one in self._drawn(seed):
+            yield Turn(
+                self._length(_INPUT, one.input, uniform_draw(given)),
+                self._length(_OUTPUT, one.output, uniform_draw(made)),
+            )
+
+    def _drawn(self, seed: int) -> Iterator[RequestClass]:
+        ends = list(itertools.accumulate(one.share for one in self.classes))
+        random = Random(f"{seed}/class")
+        while True:
+            u = random.random()
+            # The last end is 1 but for rounding.
+            yield next((c for c, end in zip(self.classes, ends, strict=True) if u < end), self.classes[-1])
+
+    def _length(self, skewed: LogNormal, span: tuple[int, int], u: float) -> int:
+        """The quantile u of lengths within a span, both ends included."""
+        low, high = span
+        if self.lengths == "uniform":
+            return min(high, low + int(u * (high - low + 1)))
+        mu, sigma = skewed.logarithm
+        first, last = (_STANDARD.cdf((math.log(edge) - mu) / sigma) for edge in (low - 0.5, high + 0.5))
+        p = min(max(first + u * (last - first), 2**-54), 1 - 2**-53)
+        return max(low, min(high, skewed.quantile(p)))
+
+    def _mean(self, skewed: LogNormal, span: tuple[int, int]) -> float:
+        return math.fsum(self._length(skewed, span, (i + 0.5) / _STEPS) for i in range(_STEPS)) / _STEPS
+
+    def _described(self, skewed: LogNormal, of: str) -> dict[str, Any]:
+        about: dict[str, Any] = {"of": of, "unit": "tokens", "within": "the class's range"}
+        if self.lengths == "uniform":
+            return {"distribution": "uniform", **about}
+        mu, sigma = skewed.logarithm
+        return {"distribution": "lognormal, truncated", "mu": mu, "sigma": sigma, **about}
+
+
+@dataclass(frozen=True, slots=True)
+class _Ids:
+    """Prompts of random token ids: of just the tokens that they were to have, whoever counts."""
+
+    requests: Requests
+    vocabulary: int
+    seed: int
+
+    def prompt(self, row: int) -> Prompt:
+        return Prompt(ids=random_ids(Random(f"{self.seed}/{row}"), self.requests.input[row], self.vocabulary))
+
+    def sized(self, row: int, tokens: int) -> Prompt:
+        return self.prompt(row)
+
+    def fitted(self, fit: Fit) -> "_Ids":
+        return self
+
+
+def open_mix(
+    mix: ClassMix,
+    *,
+    rate_rps: float,
+    seed: int,
+    duration_s: float = 0.0,
+    per_class: int = 0,
+    tokenizer: str | None = None,
+    chat: bool = True,
+) -> Load:
+    """The mix in an open loop of Poisson arrivals, for at least so long and at least so many of each
+    class."""
+    arrivals = parse_arrivals("poisson", rate_rps=rate_rps, seed=seed)
+    missing = {one.name: per_class for one in mix.classes}
+    offsets = array("q")
+    until_ns = round(duration_s * NS_PER_S)
+    for name, at_ns in zip(mix.names(seed), arrivals, strict=False):
+        offsets.append(at_ns)
+        missing[name] -= 1
+        if at_ns >= until_ns and max(missing.values()) <= 0:
+            break
+    requests = mix.requests(len(offsets), seed)
+    requests.arrival_ns = offsets
+    return _load(mix, requests, seed, arrivals.describe(), tokenizer, chat, rate_rps=rate_rps)
+
+
+def closed_mix(
+    mix: ClassMix, *, slots: int, requests: int, seed: int, tokenizer: str | None = None, chat: bool = True
+) -> Load:
+    """So many requests of the mix in a closed loop."""
+    return _load(mix, mix.requests(requests, seed), seed, None, tokenizer, chat, slots=slots)
+
+
+def _load(
+    mix: ClassMix, requests: Requests, seed: int, arrivals: Mapping[str, object] | None,
+    tokenizer: str | None, chat: bool, *, slots: int | None = None, rate_rps: float | None = None,
+) -> Load:  # fmt: skip
+    counter = load_counter(tokenizer or OWN, chat=chat, place="[target] tokenizer")
+    prompts = ElasticPrompts(mix.prompts(requests, seed), requests, counter)
+    about = {
+        "workload": report_of(mix, requests, seed), "arrivals": arrivals, "seed": seed,
+        "requests": len(requests),
+    }  # fmt: skip
+    named = list(itertools.islice(mix.names(seed), len(requests)))
+    plan = Plan(requests, prompts, about, [], counter.tokenizer.decode)
+    return Load(plan=plan, closed=slots, rate_rps=rate_rps, class_of=named.__getitem__)

@@ -1,0 +1,423 @@
+"""Scheduling Fairness (seed 000, 5.6): whether short and long requests get on with each other.
+
+Each class is measured alone, then in the mix. What the draft leaves open, and how it is taken here:
+
+- *Synthetic-Skewed and classes.* `classes.py` says how a workload can be both.
+- *Isolation "at same total load".* The same tokens per second, prompts and answers together (`isolation =
+  "tokens"`): a class alone is then about as much work as the mix was. The same requests per second would be a
+  fifth of the mix's work for short ones alone and three times it for long ones, which a system near
+  saturation cannot serve at all; `isolation = "requests"` has it all the same.
+- *Jain's index of "normalized latency".* Of the readings of `metrics/fairness.py` the headline is that by
+  class: x is a class's mean TTFT in the mix over its median alone, one x for each class. It compares classes,
+  as 5.6.1 wants to, and its 0.9 is where one of two classes was slowed down twice as much as the other. By
+  request, 0.9 says little: the waits of a queue that treats everybody alike have an index of 0.5 when they
+  are exponential.
+- *Wait time.* TTFT: what a queue and a prompt taken in before take cannot be told apart from outside.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+from numpy.typing import NDArray
+from scipy import stats
+
+from llmtap.bench.report.paired import quantile_ratio
+from llmtap.bench.run.figures import DOUBT, SPANS, cdf_series, latency_row, load_lines, ms_of
+from llmtap.bench.run.load_level import Capacity, Search, capacity_told, find_capacity, overload
+from llmtap.bench.run.measurement import Measurement
+from llmtap.bench.run.session import Session
+from llmtap.bench.run.test import BenchTest, Chart, Found, Table
+from llmtap.bench.tests.classes import (
+    LONG,
+    SHORT,
+    ClassMix,
+    RequestClass,
+    check_classes,
+    closed_mix,
+    open_mix,
+)
+from llmtap.metrics.fairness import STARVED_MEDIANS, UNFAIR_BELOW, jain_readings, starvation
+from llmtap.metrics.intervals import share_interval
+from llmtap.metrics.statistics import mean, percentile
+from llmtap.units import NS_PER_S, Duration
+from llmtap.workload.prompts.token_ids import CL100K_IDS
+
+__all__ = ["TEST", "FairnessParams"]
+
+SHARES: Final = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
+RESAMPLES: Final = 2_000
+BATCH: Final = 100
+"""Resamples at a time: 100 of 10,000 latencies are 8 MB."""
+_SEEDS: Final = {"warm-up": 1_000_001, "capacity": 2_000_003, "alone": 3_000_017}
+"""Added to the seed, so that no prompt of one load is one of another, which a prefix cache would know."""
+
+
+class FairnessParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Setup (5.6.2)."""
+
+    classes: Annotated[
+        tuple[RequestClass, ...],
+        Meta(description="name, share, and ranges of input and output tokens of each"),
+    ] = (SHORT, LONG)
+    lengths: Annotated[
+        Literal["skewed", "uniform"],
+        Meta(description="within a class's ranges: as Synthetic-Skewed has them, or all as likely"),
+    ] = "skewed"
+    content: Annotated[
+        Literal["auto", "ids", "words"],
+        Meta(description="random token ids (/v1/completions), random words, or ids where they can be sent"),
+    ] = "auto"
+    rate: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(description="requests/s of the mix; default: share of max_rate"),
+    ] = None
+    max_rate: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(description="requests/s of the mix at saturation; default: it is looked for"),
+    ] = None
+    share: Annotated[
+        float, Meta(gt=0, le=2, description="of saturation; the draft recommends 0.7 to 0.9")
+    ] = 0.8
+    isolation: Annotated[
+        Literal["tokens", "requests"],
+        Meta(description="what is the same when a class is alone: tokens per second, or requests per second"),
+    ] = "tokens"
+    requests_per_class: Annotated[int, Meta(ge=2, description="at least; the draft wants 500")] = 500
+    duration: Annotated[Duration, Meta(description="of each load, at least; the draft wants 300 s")] = (
+        Duration(300 * NS_PER_S)
+    )
+    slots_max: Annotated[int, Meta(ge=1, description="most requests at a time, looking for saturation")] = 256
+
+
+def check(session: Session, params: FairnessParams) -> None:
+    """Raises ConfigError: of classes that are none."""
+    check_classes(params.classes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Class:
+    """What one class came to."""
+
+    name: str
+    mixed: Measurement
+    alone: Measurement
+    alone_rps: float
+
+
+async def run(session: Session, params: FairnessParams) -> Found:
+    """5.6.3: each class alone, then all of them together."""
+    mix = _mix(session, params)
+    warm = closed_mix(mix, slots=8, requests=32, seed=session.seed + _SEEDS["warm-up"], **_tokens_by(session))
+    capacity = None if params.rate is not None else await _capacity(session, params, mix, warm)
+    rate = params.rate
+    if rate is None:
+        assert capacity is not None
+        rate = params.share * capacity.rps
+    plain: dict[str, Any] = {
+        "duration_s": params.duration / NS_PER_S, "per_class": params.requests_per_class,
+        **_tokens_by(session),
+    }  # fmt: skip
+    alone: dict[str, tuple[Measurement, float]] = {}
+    for i, one in enumerate(mix.classes):
+        session.watcher.left(f"{len(mix.classes) - i} classes alone, then the mix")
+        single = mix.alone(one.name)
+        own = rate * (mix.mean_tokens() / single.mean_tokens() if params.isolation == "tokens" else 1)
+        load = open_mix(single, rate_rps=own, seed=session.seed + _SEEDS["alone"] + i, **plain)
+        alone[one.name] = (await session.measure(f"alone/{one.name}", load, warm_by=warm), own)
+    session.watcher.left("the mix")
+    load = open_mix(mix, rate_rps=rate, seed=session.seed, **plain)
+    mixed = await session.measure("mix", load, warm_by=warm)
+    classes = [_Class(one.name, mixed.of_class(one.name), *alone[one.name]) for one in mix.classes]
+    found = Found(configuration=load_lines(load, mixed))
+    found.measurements = {
+        "rate_rps": rate,
+        "capacity": None if capacity is None else msgspec.to_builtins(capacity),
+        "load_share": None if capacity is None else rate / capacity.rps,
+        "tokens_per_second": rate * mix.mean_tokens(),
+        "isolation": params.isolation,
+        "classes": {one.name: _figures(one) for one in classes},
+        "jain": _jain(classes, session.seed),
+    }
+    found.configuration |= _configuration(params, found.measurements)
+    found.tables = _tables(found.measurements)
+    found.charts = _charts(classes)
+    _remark(found, params, mixed, classes, capacity)
+    return found
+
+
+def _mix(session: Session, params: FairnessParams) -> ClassMix:
+    ids = params.content == "ids" or (params.content == "auto" and session.target.endpoint == "completions")
+    vocabulary = min(CL100K_IDS, session.sut.tokenizer.vocabulary or CL100K_IDS)
+    return ClassMix(params.classes, params.lengths, "ids" if ids else "words", vocabulary)
+
+
+def _tokens_by(session: Session) -> dict[str, Any]:
+    target = session.target
+    return {"tokenizer": target.tokenizer, "chat": target.endpoint == "chat.completions"}
+
+
+async def _capacity(session: Session, params: FairnessParams, mix: ClassMix, warm: Any) -> Capacity:
+    """Of the mix: no other workload's says much of it."""
+    told = capacity_told(session, params.max_rate)
+    if told is not None:
+        return told
+    search = Search(slots_first=min(8, params.slots_max), slots_max=params.slots_max)
+    return await find_capacity(
+        session,
+        lambda slots, requests: closed_mix(
+            mix, slots=slots, requests=requests, seed=session.seed + _SEEDS["capacity"] + slots,
+            **_tokens_by(session),
+        ),
+        search, warm_by=warm,
+    )  # fmt: skip
+
+
+def _figures(one: _Class) -> dict[str, Any]:
+    mixed, alone = one.mixed, one.alone
+    ttft, before = mixed.values("ttft_ns"), alone.values("ttft_ns")
+    waits = starvation(ttft)
+    rate = None if waits is None else share_interval(waits.starved, waits.n)
+    inflation: dict[str, Any] = {
+        name: quantile_ratio(before, ttft, p, paired=False) for name, p in SHARES.items()
+    }
+    ours, theirs = mean(ttft), mean(before)
+    inflation["mean"] = None if ours is None or not theirs else ours / theirs
+    return {
+        "sent": mixed.n,
+        "ttft": latency_row(ttft, SHARES),
+        "tpot": latency_row(mixed.values("tpot_ns"), SHARES),
+        "e2e": latency_row(mixed.values("e2e_ns"), SHARES),
+        "alone": {
+            "rate_rps": one.alone_rps,
+            "sent": alone.n,
+            "ttft": latency_row(before, SHARES),
+            "tpot": latency_row(alone.values("tpot_ns"), SHARES),
+            "e2e": latency_row(alone.values("e2e_ns"), SHARES),
+        },
+        "inflation": inflation,
+        "starvation": None if waits is None or rate is None else {
+            **rate.to_dict(), "starved": waits.starved, "median": waits.median, "threshold": waits.threshold,
+            "medians": STARVED_MEDIANS,
+        },
+    }  # fmt: skip
+
+
+def _jain(classes: Sequence[_Class], seed: int) -> dict[str, Any] | None:
+    """The index in each reading; None where a class has no TTFT to compare, or none alone."""
+    latencies = {one.name: one.mixed.values("ttft_ns") for one in classes}
+    alone = {one.name: one.alone.values("ttft_ns") for one in classes}
+    medians = {name: percentile(values, 0.5) for name, values in alone.items()}
+    isolated = {name: median for name, median in medians.items() if median}
+    if len(isolated) < len(classes) or not all(latencies.values()):
+        return None
+    read = jain_readings(latencies, isolated)
+    low, high = _jain_interval([*latencies.values()], [*alone.values()], seed)
+    count = sum(map(len, latencies.values()))
+    return {
+        "headline": {
+            "value": read.per_class, "low": low, "high": high, "n": count, "level": 0.95,
+            "method": "bootstrap of each class's requests, percentiles", "reading": "per_class",
+        },
+        "per_class": read.per_class, "per_request": read.per_request, "raw": read.raw,
+        "slowdown": dict(read.inflation), "unfair_below": UNFAIR_BELOW,
+    }  # fmt: skip
+
+
+def _jain_interval(
+    mixed: Sequence[Sequence[float]], alone: Sequence[Sequence[float]], seed: int
+) -> tuple[float | None, float | None]:
+    """Where the index by class lies, had other requests of each class been sent, mixed and alone."""
+    samples = [np.asarray(values) for values in (*mixed, *alone)]
+    if min(map(len, samples)) < 2:
+        return None, None
+
+    def index(*drawn: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
+        means = [one.mean(axis=axis) for one in drawn[: len(mixed)]]
+        medians = [np.median(one, axis=axis) for one in drawn[len(mixed) :]]
+        x = np.stack([m / alone for m, alone in zip(means, medians, strict=True)])
+        found: NDArray[np.float64] = x.sum(axis=0) ** 2 / (len(mixed) * (x**2).sum(axis=0))
+        return found
+
+    ends = stats.bootstrap(
+        samples, index, n_resamples=RESAMPLES, batch=BATCH, vectorized=True, paired=False,
+        method="percentile", rng=np.random.default_rng(seed),
+    ).confidence_interval  # fmt: skip
+    return float(ends.low), float(ends.high)
+
+
+def _configuration(params: FairnessParams, told: Mapping[str, Any]) -> dict[str, str]:
+    classes = "; ".join(
+        f"{one.name} {one.share:.0%}, input {one.input[0]:,}-{one.input[1]:,}, output"
+        f" {one.output[0]:,}-{one.output[1]:,}"
+        for one in params.classes
+    )
+    alone = ", ".join(f"{name} {one['alone']['rate_rps']:.3g}/s" for name, one in told["classes"].items())
+    counts = ", ".join(f"{name} {one['sent']:,}" for name, one in told["classes"].items())
+    level = "as given" if told["load_share"] is None else f"{told['load_share']:.0%} of saturation"
+    same = "tokens" if params.isolation == "tokens" else "requests"
+    return {
+        "Request classes": classes,
+        "Load level": f"{told['rate_rps']:.3g} requests/s, {level}",
+        "Isolation baseline": f"each class alone at as many {same} per second as the mix: {alone}",
+        "Requests by class": counts,
+    }
+
+
+def _tables(told: Mapping[str, Any]) -> list[Table]:
+    classes: Mapping[str, Any] = told["classes"]
+    rows = [
+        [
+            name.title(), f"{one['ttft']['n']}", ms_of(one["ttft"], "p50"), ms_of(one["ttft"], "p99"),
+            ms_of(one["tpot"], "p50"), ms_of(one["tpot"], "p99"),
+        ]
+        for name, one in classes.items()
+    ]  # fmt: skip
+    heads = ["Class", "Count", "TTFT P50", "TTFT P99", "TPOT P50", "TPOT P99"]
+    jain = told["jain"]
+    metrics = [["Jain's Fairness Index", "-" if jain is None else f"{jain['headline']['value']:.2f}"]]
+    metrics += [
+        [f"{name.title()} Class Starvation", _percent(one["starvation"])] for name, one in classes.items()
+    ]
+    against = []
+    for name, one in classes.items():
+        against += [
+            [f"{name.title()}, alone", *(ms_of(one["alone"]["ttft"], share) for share in SHARES)],
+            [f"{name.title()}, mixed", *(ms_of(one["ttft"], share) for share in SHARES)],
+            [f"{name.title()}, inflation", *(_times(one["inflation"][share]) for share in SHARES)],
+        ]
+    return [
+        Table(caption="Table 8: Per-Class Results", heads=heads, rows=rows),
+        Table(caption="Table 9: Fairness Metrics", heads=["Metric", "Value"], rows=metrics),
+        Table(
+            caption="TTFT alone and in the mix, and latency inflation (5.6.4)",
+            heads=["Class", "TTFT P50", "TTFT P95", "TTFT P99"], rows=against,
+        ),
+        *_readings(jain),
+    ]  # fmt: skip
+
+
+def _readings(jain: Mapping[str, Any] | None) -> list[Table]:
+    if jain is None:
+        return []
+    head = jain["headline"]
+    span = "" if head["low"] is None else f" ({head['low']:.3f} to {head['high']:.3f})"
+    slowdown = ", ".join(f"{name} {x:.2f}" for name, x in jain["slowdown"].items())
+    return [
+        Table(
+            caption="Jain's index by what normalized latency may mean",
+            heads=["x", "Index"],
+            rows=[
+                [f"by class: mean TTFT / median alone ({slowdown})", f"{head['value']:.3f}{span}"],
+                ["by request: TTFT / median of its class alone", f"{jain['per_request']:.3f}"],
+                ["by request: TTFT as it is", f"{jain['raw']:.3f}"],
+            ],
+        )
+    ]
+
+
+def _charts(classes: Sequence[_Class]) -> list[Chart]:
+    series = [
+        cdf_series(f"{one.name}, {how}", values)
+        for one in classes
+        for how, values in (("mixed", one.mixed.values("ttft_ns")), ("alone", one.alone.values("ttft_ns")))
+        if values
+    ]
+    if not series:
+        return []
+    return [
+        Chart(
+            title="TTFT of each class, alone and in the mix", kind="cdf", x_title="TTFT (ms)",
+            y_title="share of requests", series=series, log_x=True,
+        )
+    ]  # fmt: skip
+
+
+def _remark(
+    found: Found,
+    params: FairnessParams,
+    mixed: Measurement,
+    classes: Sequence[_Class],
+    capacity: Capacity | None,
+) -> None:
+    told = found.measurements
+    skewed = params.lengths == "skewed"
+    same = f"as many {params.isolation} per second as the mix"
+    found.notes += [
+        "the lengths of each class are "
+        + (
+            "Synthetic-Skewed's log-normals within the class's ranges"
+            if skewed
+            else "uniform within its ranges, not Synthetic-Skewed's"
+        ),
+        f"alone, each class had {same} ({told['tokens_per_second']:,.0f} tokens/s)",
+        (
+            "Jain's index is of classes: a class's mean TTFT in the mix / its median alone; 0.9 is where"
+            " one of two classes is slowed down twice as much as the other"
+        ),
+        f"starved: a TTFT of more than {STARVED_MEDIANS:g} medians of the class in the mix",
+        SPANS,
+        "intervals take requests for independent; those of a queue are not quite, so they are rather narrow",
+    ]
+    if any(row["marks"] for one in told["classes"].values() for row in (one["ttft"], one["tpot"])):
+        found.notes.append(DOUBT)
+    if capacity is not None:
+        found.notes.append(f"saturation: {capacity.rps:.4g} requests/s of the mix ({capacity.how})")
+        if not capacity.saturated:
+            found.deviations.append(
+                "5.6.2: saturation was not found, so the load is a share of the most that was tried"
+            )
+        elif not 0.7 <= told["load_share"] <= 0.9:
+            found.deviations.append(
+                f"5.6.2: loaded to {told['load_share']:.0%} of saturation, not to 70-90 %"
+            )
+    else:
+        found.deviations.append("5.6.2: the rate was given; what share of saturation it is was not measured")
+    for one in classes:
+        if one.mixed.n < 500:
+            found.deviations.append(f"5.6.2: {one.mixed.n:,} requests of class {one.name}, 500 wanted")
+    if mixed.seconds < 300:
+        found.deviations.append(f"5.6.3: the mix ran for {mixed.seconds:.0f} s, 300 s wanted")
+    for name, load in (("the mix", mixed), *((f"{one.name} alone", one.alone) for one in classes)):
+        kept = overload(load)
+        if kept is not None:
+            found.deviations.append(
+                f"5.6.2: {name} was above saturation: answers came at {kept:.0%} of the rate of requests, and"
+                " latencies are those of a queue that grows"
+            )
+    failed = mixed.n - len(mixed.ended_well())
+    if failed:
+        found.notes.append(f"{failed:,} of {mixed.n:,} answers of the mix did not come whole: in no figure")
+    jain = told["jain"]
+    if jain is None:
+        found.notes.append("no Jain's index: a class has no TTFT")
+    elif jain["headline"]["value"] < UNFAIR_BELOW:
+        found.notes.append(f"an index below {UNFAIR_BELOW} is significant unfairness (5.6.4)")
+
+
+def _percent(figure: Mapping[str, Any] | None) -> str:
+    if figure is None:
+        return "-"
+    return f"{figure['value']:.1%} ({figure['low']:.1%} to {figure['high']:.1%})"
+
+
+def _times(figure: Mapping[str, Any] | None) -> str:
+    if figure is None:
+        return "-"
+    span = "" if figure["low"] is None else f" ({figure['low']:.2f} to {figure['high']:.2f})"
+    return f"{figure['value']:.2f}{span}"
+
+
+TEST: Final = BenchTest(
+    name="fairness",
+    section="5.6",
+    title="Scheduling Fairness",
+    params=FairnessParams,
+    run=run,
+    quick={"requests_per_class": 20, "duration": Duration(15 * NS_PER_S), "slots_max": 32},
+    forfeits=("5.6.2-p2", "5.6.3-p2"),
+    check=check,
+)

@@ -1,0 +1,442 @@
+"""Guardrail Overhead (seed 000, 5.10): what safety systems cost in latency and throughput.
+
+Configurations are arms of the bench file: `baseline`, and of `input_filter`, `output_filter` and `full` those
+that there are. Each repeat has rows of its own, which every configuration gets, at every load: a block.
+Blocks come in an order drawn from the seed (`paired.blocks`), so that what the machine does meanwhile is
+noise.
+
+The baseline takes part twice, under two names. Nothing differs between the two but when they ran, so what
+they differ by is what this test finds where there is nothing to find; it stands beside every overhead.
+
+An overhead is a shift of pairs, the same row with and without, by Hodges and Lehmann: one for each repeat,
+and their mean with Student's interval, because requests of a block share its weather (6.3). For each
+percentile there is the difference of percentiles, as 5.10.4 writes it, with an interval by pairs. p-values
+are Holm's over all configurations and loads of a metric.
+
+Throughput in an open loop below capacity is what is sent: it tells of an overhead only where a configuration
+no longer keeps up. `search = true` looks for each configuration's maximum (Table 14).
+"""
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta
+
+from llmtap.bench.report.paired import Block, blocks
+from llmtap.bench.run.figures import DOUBT, SPANS, cdf_series, line_series, load_lines, ms_of, spanned
+from llmtap.bench.run.load_level import WARM_TOKENS, Capacity, Search, capacity_told, find_capacity
+from llmtap.bench.run.loads import Load, closed_load, open_load
+from llmtap.bench.run.session import Session
+from llmtap.bench.run.test import BenchTest, Chart, Found, Table
+from llmtap.bench.tests.guardrail_figures import (
+    AGAIN,
+    ARMS,
+    BASELINE,
+    METRICS,
+    NAMES,
+    SHARES,
+    Cell,
+    Cells,
+    cached_share,
+    figures,
+)
+from llmtap.errors import ConfigError
+from llmtap.metrics.intervals import is_enough
+
+__all__ = ["TEST", "GuardrailParams"]
+
+
+RUNS_MIN: Final = 3
+_APART: Final = 1_000
+"""Seeds of repeats are so far apart; those of levels and of searches lie between."""
+CACHED_SHARE: Final = 0.01
+"""Of the input tokens, from a cache: above it, whose turn was first decides."""
+
+Level = Annotated[float, Meta(gt=0, le=100)]
+
+
+class GuardrailParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Setup (5.10.2)."""
+
+    workload: Annotated[str, Meta(description="benign content; the draft recommends conversation")] = (
+        "conversation"
+    )
+    output_tokens: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="of every answer; default: the workload's own lengths"),
+    ] = None
+    levels: Annotated[tuple[Level, ...], Meta(min_length=1, description="loads, in % of max_rate")] = (
+        25.0, 50.0, 75.0,
+    )  # fmt: skip
+    max_rate: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(
+            description="capacity of the baseline, requests/s; default: the throughput test's, or looked for",
+        ),
+    ] = None
+    requests: Annotated[
+        int, Meta(ge=1, description="of a block; all repeats together make the percentiles")
+    ] = 200
+    repeats: Annotated[int, Meta(ge=1, description="blocks of each configuration and load; 6.3 wants 3")] = 5
+    arrivals: Annotated[str, Meta(description="arrival process: poisson, uniform, gamma:cv=2, ...")] = (
+        "poisson"
+    )
+    search: Annotated[bool, Meta(description="look for each configuration's maximum throughput, too")] = False
+    slots_max: Annotated[int, Meta(ge=1, description="most requests at a time, looking for capacity")] = 128
+
+
+def check(session: Session, params: GuardrailParams) -> None:
+    """Raises ConfigError: a baseline and something to compare it with are needed (5.10.2)."""
+    hint = "in the file of --config, as what differs from [target]: url, headers, body or apply"
+    others = [name for name in ARMS if name != BASELINE]
+    named = f"{', '.join(f'[arms.{name}]' for name in others[:-1])} or [arms.{others[-1]}]"
+    if BASELINE not in session.arms:
+        raise ConfigError(
+            f"[arms.{BASELINE}]",
+            f"is missing: all guardrails disabled (5.10.2), with which {named} is compared", hint,
+        )  # fmt: skip
+    if not _filters(session):
+        problem = f"is missing: one at least has to be compared with [arms.{BASELINE}] (5.10.2)"
+        for name in session.arms:
+            near = difflib.get_close_matches(name, others, 1, 0.5)
+            if near:
+                hint = f"[arms.{name}] is none of them: did you mean [arms.{near[0]}]?"
+        raise ConfigError(named, problem, hint)
+
+
+async def run(session: Session, params: GuardrailParams) -> Found:
+    """5.10.3, in turns instead of one configuration after the other."""
+    longer = msgspec.structs.replace(params, output_tokens=WARM_TOKENS)
+    warm_by = _closed(session, longer, slots=8, requests=32, seed=session.seed - 1)
+    capacity = capacity_told(
+        session, params.max_rate, params.workload if params.output_tokens is None else None
+    )
+    if capacity is None:
+        capacity = await _capacity(session, params, BASELINE, warm_by)
+    arms = [BASELINE, *_filters(session), AGAIN]
+    levels = sorted(params.levels)
+    switches = any(session.arms[name].switches for name in arms if name != AGAIN)
+    order = blocks(arms, levels, params.repeats, session.seed, together=switches)
+    cells = {(arm, level): Cell() for level in levels for arm in arms}
+    last: Load | None = None
+    for i, block in enumerate(order):
+        session.watcher.left(f"{len(order) - i} of {len(order)} blocks")
+        last = _load(session, params, block, levels, capacity.rps)
+        cells[block.arm, block.level].runs[block.repeat] = await session.measure(
+            f"{block.level:g}-percent/{block.repeat}/{block.arm}", last,
+            arm=BASELINE if block.arm == AGAIN else block.arm, warm_by=warm_by,
+        )  # fmt: skip
+    assert last is not None
+    peaks = await _peaks(session, params, capacity, warm_by) if params.search else None
+    found = Found(configuration=load_lines(last, session.steps[-1]))
+    found.measurements = figures(cells, arms, levels, capacity, peaks)
+    found.configuration |= _configuration(session, params, found.measurements, order, arms, switches)
+    found.tables = _tables(found.measurements)
+    found.charts = _charts(cells, found.measurements)
+    _remark(found, session, params, cells)
+    return found
+
+
+def _filters(session: Session) -> list[str]:
+    return [name for name in ARMS if name != BASELINE and name in session.arms]
+
+
+def _load(
+    session: Session, params: GuardrailParams, block: Block, levels: Sequence[float], capacity_rps: float
+) -> Load:
+    """The rows of a repeat and a level: the same for all configurations."""
+    target = session.target
+    return open_load(
+        params.workload, rate_rps=capacity_rps * block.level / 100, requests=params.requests,
+        seed=session.seed + _APART * block.repeat + levels.index(block.level), arrivals=params.arrivals,
+        tokenizer=target.tokenizer, chat=target.endpoint == "chat.completions",
+        output_tokens=params.output_tokens,
+    )  # fmt: skip
+
+
+def _closed(session: Session, params: GuardrailParams, *, slots: int, requests: int, seed: int) -> Load:
+    target = session.target
+    return closed_load(
+        params.workload, slots=slots, requests=requests, seed=seed, tokenizer=target.tokenizer,
+        chat=target.endpoint == "chat.completions", output_tokens=params.output_tokens,
+    )  # fmt: skip
+
+
+async def _capacity(session: Session, params: GuardrailParams, arm: str, warm_by: Load) -> Capacity:
+    first = session.seed + _APART // 2
+
+    def load_of(slots: int, requests: int) -> Load:
+        return _closed(session, params, slots=slots, requests=requests, seed=first + slots)
+
+    search = Search(slots_first=min(8, params.slots_max), slots_max=params.slots_max)
+    return await find_capacity(session, load_of, search, arm=arm, name=f"capacity/{arm}", warm_by=warm_by)
+
+
+async def _peaks(
+    session: Session, params: GuardrailParams, capacity: Capacity, warm_by: Load
+) -> dict[str, Capacity]:
+    """The most that each configuration does."""
+    found = {}
+    for arm in (BASELINE, *_filters(session)):
+        measured = arm == BASELINE and capacity.tps is not None
+        found[arm] = capacity if measured else await _capacity(session, params, arm, warm_by)
+    return found
+
+
+def _configuration(
+    session: Session,
+    params: GuardrailParams,
+    told: Mapping[str, Any],
+    order: Sequence[Block],
+    arms: Sequence[str],
+    switches: bool,
+) -> dict[str, str]:
+    rates = ", ".join(f"{one['level']:g} % ({one['rate_rps']:.3g}/s)" for one in told["levels"])
+    capacity = told["capacity"]["rps"]
+    way = (
+        "all loads of one, then the next: it takes a command to switch"
+        if switches
+        else "at each load in turn"
+    )
+    seconds = sum(one.seconds for one in session.steps if "-percent/" in one.name)
+    return {
+        "Workload": f"{params.workload}, seeds from {session.seed}, one for each repeat and load",
+        "Test duration": f"{seconds:.0f} s in all",
+        "Load model": f"open loop, arrivals {params.arrivals}; of {capacity:.4g} requests/s: {rates}",
+        "Configurations": ", ".join(NAMES[arm] for arm in arms),
+        "Request count": f"{params.requests:,} in each of {len(order)} blocks",
+        "Order of blocks": f"drawn from the seed; {way}",
+    }
+
+
+def _tables(told: Mapping[str, Any]) -> list[Table]:
+    # The draft has one Table 13; here each load has its own.
+    tables = [
+        Table(
+            caption=f"Table 13: Guardrail Overhead at {one['level']:g} % of capacity"
+            f" ({one['rate_rps']:.3g} requests/s)",
+            heads=["Configuration", "TTFT P50", "TTFT P99", "E2E P50", "E2E P99"],
+            rows=[
+                [
+                    NAMES[arm],
+                    *(ms_of(row[metric], share) for metric in METRICS for share in ("p50", "p99")),
+                ]
+                for arm, row in one["arms"].items()
+            ],
+        )
+        for one in told["levels"]
+    ]  # fmt: skip
+    tables += [_overhead_table(told["levels"]), *_throughput_tables(told)]
+    heads = ["Load", "Configuration", "TTFT P95", "E2E P95", "Sent", "Complete", "Refused"]
+    rows = [
+        [
+            f"{one['level']:g} %", NAMES[arm], ms_of(row["ttft"], "p95"), ms_of(row["e2e"], "p95"),
+            f"{row['sent']:,}", f"{row['complete']:,}", f"{row['refused']:,}",
+        ]
+        for one in told["levels"]
+        for arm, row in one["arms"].items()
+    ]  # fmt: skip
+    tables.append(Table(caption="Answers of each configuration, and P95 (5.10.4)", heads=heads, rows=rows))
+    return tables
+
+
+def _overhead_table(levels: Sequence[Mapping[str, Any]]) -> Table:
+    rows = []
+    for one in levels:
+        for arm, row in one["arms"].items():
+            if arm == BASELINE:
+                continue
+            for metric, says in METRICS.items():
+                found = row["overhead"][metric]
+                overall = found["overall"]
+                rows.append([
+                    f"{one['level']:g} %", NAMES[arm], says,
+                    spanned(overall),
+                    *(_at(found[name], p) for name, p in SHARES.items()),
+                    "-" if overall is None else f"{overall['p_adjusted']:.2g}" if "p_adjusted" in overall
+                    else f"{overall['p']:.2g} (unadjusted)",
+                ])  # fmt: skip
+    heads = [
+        "Load",
+        "Configuration",
+        "Metric",
+        "Overhead",
+        "at P50",
+        "at P95",
+        "at P99",
+        "p (Holm)",
+    ]
+    return Table(
+        caption="Overhead against the baseline, with 95 % intervals (5.10.4)", heads=heads, rows=rows
+    )
+
+
+def _at(figure: Mapping[str, Any] | None, p: float) -> str:
+    """An overhead at a percentile; a dash where so few samples lie beyond that it has no interval."""
+    if figure is None or figure["low"] is None:
+        return "-"
+    return spanned(figure, doubtful=not is_enough(figure["n"], p))
+
+
+def _throughput_tables(told: Mapping[str, Any]) -> list[Table]:
+    """One, or none where no block is long enough to tell."""
+    peaks = told["max_throughput"]
+    if peaks is not None:
+        rows = [
+            [
+                NAMES[arm],
+                f"{one['rps']:.3g} req/s" if one["tps"] is None else f"{one['tps']:.0f} tok/s",
+                _change(one["reduction"]),
+            ]
+            for arm, one in peaks.items()
+        ]  # fmt: skip
+        heads = ["Configuration", "Max Throughput", "Reduction"]
+        return [Table(caption="Table 14: Throughput Impact", heads=heads, rows=rows)]
+    if all(row["throughput"] is None for one in told["levels"] for row in one["arms"].values()):
+        return []
+    rows = [
+        [
+            f"{one['level']:g} %", NAMES[arm],
+            *(("-", "-") if row["throughput"] is None else (
+                f"{row['throughput']['value']:.4g} /s",
+                _change((row["throughput"]["reduction"] or {}).get("value")),
+            )),
+        ]
+        for one in told["levels"]
+        for arm, row in one["arms"].items()
+    ]  # fmt: skip
+    return [
+        Table(
+            caption="Throughput at each load: output tokens (maximum throughput was not measured)",
+            heads=["Load", "Configuration", "Throughput", "Reduction"], rows=rows,
+        )
+    ]  # fmt: skip
+
+
+def _charts(cells: Cells, told: Mapping[str, Any]) -> list[Chart]:
+    charts = []
+    highest = max(level for _, level in cells)
+    for metric, says in METRICS.items():
+        curves = [
+            cdf_series(NAMES[arm], values)
+            for (arm, level), cell in cells.items()
+            if level == highest and (values := cell.values(f"{metric}_ns"))
+        ]
+        if curves:
+            charts.append(
+                Chart(
+                    title=f"{says} of each configuration at {highest:g} % of capacity", kind="cdf",
+                    x_title=f"{says} (ms)", y_title="share of requests", series=curves,
+                )
+            )  # fmt: skip
+        arms = [arm for arm in told["levels"][0]["arms"] if arm != BASELINE]
+        lines = [
+            line_series(
+                NAMES[arm],
+                [one["level"] for one in told["levels"]],
+                [one["arms"][arm]["overhead"][metric]["overall"] for one in told["levels"]],
+            )
+            for arm in arms
+        ]
+        charts.append(
+            Chart(
+                title=f"Overhead of {says} by load, with 95 % intervals", kind="points",
+                x_title="load (% of capacity)", y_title=f"{says} over the baseline's (ms)", series=lines,
+            )
+        )  # fmt: skip
+    return charts
+
+
+def _remark(found: Found, session: Session, params: GuardrailParams, cells: Cells) -> None:
+    told = found.measurements
+    capacity = told["capacity"]
+    found.notes.append(f"capacity of the baseline: {capacity['rps']:.4g} requests/s ({capacity['how']})")
+    missing = [NAMES[name] for name in ARMS if name not in session.arms]
+    if missing:
+        found.deviations.append(f"5.10.2: not compared, as no such arm is declared: {', '.join(missing)}")
+    found.notes += [
+        "input filter overhead is of TTFT; total guardrail overhead is of E2E, in the full configuration",
+        "the baseline was measured twice (A/A): what the two differ by is found where there is no difference",
+        'intervals of "Overhead" hold what changes from block to block; those at P50 only these requests',
+        SPANS,
+        *_refusals(told),
+    ]
+    if any(_lacks_interval(row) for one in told["levels"] for row in one["arms"].values()):
+        found.notes.append(
+            "an overhead at a percentile is a dash where it has no interval: fewer than five pairs lie beyond"
+        )
+    found.deviations += _lacks(told, params)
+    if any(row[m]["marks"] for one in told["levels"] for row in one["arms"].values() for m in METRICS):
+        found.notes.append(DOUBT)
+    if any(row["throughput"] is None for one in told["levels"] for row in one["arms"].values()):
+        found.notes.append("no throughput at a load whose blocks are shorter than three answers")
+    if not params.search:
+        found.notes.append(
+            "maximum throughput was not measured (search = true measures it): Table 14 is left out"
+        )
+    cached = cached_share(cells)
+    if cached is not None and cached > CACHED_SHARE:
+        found.deviations.append(
+            f"{cached:.1%} of the input tokens came from a prefix cache: all configurations get the same"
+            " requests, so whoever comes later finds them there, and who that is was drawn: turn it off"
+        )
+
+
+def _lacks_interval(row: Mapping[str, Any]) -> bool:
+    overheads = (row["overhead"] or {}).values()
+    return any(one[name] is None or one[name]["low"] is None for one in overheads for name in SHARES)
+
+
+def _refusals(told: Mapping[str, Any]) -> Iterator[str]:
+    refused: dict[str, int] = {}
+    for one in told["levels"]:
+        for arm, row in one["arms"].items():
+            refused[arm] = refused.get(arm, 0) + row["refused"]
+    counted = ", ".join(f"{NAMES[arm]} {n:,}" for arm, n in refused.items() if n)
+    if counted:
+        yield f"refused although the content is benign: {counted}. Refused answers are in no latency"
+    else:
+        yield "no request was refused"
+
+
+def _lacks(told: Mapping[str, Any], params: GuardrailParams) -> Iterator[str]:
+    if params.repeats < RUNS_MIN:
+        yield f"6.3: {params.repeats} independent runs of each configuration and load, {RUNS_MIN} wanted"
+    wanted = {25.0, 50.0, 75.0} - set(params.levels)
+    if wanted:
+        yield f"5.10.2: not tested at {', '.join(f'{level:g} %' for level in sorted(wanted))} of capacity"
+    if not told["capacity"]["saturated"]:
+        yield "5.10.2: capacity was not reached: loads are shares of the most that was tried"
+    for one in told["levels"]:
+        for arm, row in one["arms"].items():
+            if row["refused"]:
+                at = f"{NAMES[arm]}, {one['level']:g} %"
+                yield f"5.10.2: {row['refused']} benign requests were refused ({at})"
+            if row["overload"]:
+                yield (
+                    f"{NAMES[arm]} did not keep up at {one['level']:g} %: answers came at"
+                    f" {min(row['overload']):.0%} of the rate of requests"
+                )
+
+
+def _change(share: float | None) -> str:
+    """As Table 14 has a reduction: `-3.9%`."""
+    return "-" if share is None else f"{-share:+.1%}"
+
+
+TEST: Final = BenchTest(
+    name="guardrail-overhead",
+    section="5.10",
+    title="Guardrail Overhead",
+    params=GuardrailParams,
+    run=run,
+    quick={
+        "levels": (25.0, 75.0), "requests": 24, "repeats": 3, "output_tokens": 32, "slots_max": 32,
+    },
+    forfeits=("5.10.2-p2",),
+    check=check,
+    arms=(BASELINE,),
+    arms_any=tuple(name for name in ARMS if name != BASELINE),
+)  # fmt: skip

@@ -1,0 +1,357 @@
+"""Inter-Token Latency Distribution (seed 000, 5.4): how evenly tokens come, at several shares of saturation.
+
+What is measured is the time between events that carry output. Where nearly all of them carry one token that
+is ITL, measured directly (B.2.1); where they do not it is option A of 4.6.3 and is called time between chunks
+(TBC); where the server tells its own stamps, option C. Option B is not offered: by the draft's own words it
+understates the variance, which is what this test is about. TTFT is in none of them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from llmtap.bench.compliance.evidence import several
+from llmtap.bench.run.figures import (
+    DOUBT,
+    cdf_series,
+    clustered_row,
+    histogram_series,
+    latency_row,
+    line_series,
+    load_lines,
+    ms,
+    ms_of,
+)
+from llmtap.bench.run.load_level import Capacity, capacity_told
+from llmtap.bench.run.loads import Load, open_load
+from llmtap.bench.run.measurement import Measurement
+from llmtap.bench.run.session import Session
+from llmtap.bench.run.test import BenchTest, Chart, Found, Table
+from llmtap.errors import ConfigError
+from llmtap.metrics.modality import dip_test, modes, tail
+from llmtap.metrics.statistics import deviation, percentile, tail_ratio
+
+__all__ = ["TEST", "ItlParams"]
+
+OUTPUT_MIN: Final = 50
+"""Tokens an answer is to have (5.4.2)."""
+REQUESTS_MIN: Final = 100
+SAMPLES_MIN: Final = 5_000
+DIRECT_SHARE: Final = 0.9
+"""Of answers, or of an answer's chunks: above it single-token chunks dominate (B.2.1)."""
+ZERO_SHARE: Final = 0.01
+"""Of gaps, from which it is noted that tokens came together."""
+_ROWS: Final = {"p50": "P50", "p90": "P90", "p95": "P95", "p99": "P99", "p999": "P99.9"}
+_PER_REQUEST: Final = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
+_HISTOGRAM_TO: Final = 0.995
+_METHODS: Final = {
+    "A": "option A (time between chunks)",
+    "A (direct)": "option A, direct (more than 90 % single-token chunks, B.2.1)",
+    "C": "option C (the server's own stamps)",
+}
+
+Level = Annotated[float, Meta(gt=0, le=200)]
+
+
+class ItlParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Setup (5.4.2)."""
+
+    workload: Annotated[str, Meta(description="a reference workload (4.3.2), or FILE.toml of your own")] = (
+        "synthetic-uniform"
+    )
+    output_tokens: Annotated[
+        Annotated[int, Meta(ge=OUTPUT_MIN)] | None,
+        Meta(description="of every answer; default: the workload's own, if at least 50"),
+    ] = None
+    requests: Annotated[int, Meta(ge=1, description="at each level; the draft wants 100")] = REQUESTS_MIN
+    max_rate: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(description="requests/s at saturation; default: what the throughput test found"),
+    ] = None
+    levels: Annotated[tuple[Level, ...], Meta(min_length=1, description="loads, in % of max_rate")] = (
+        25.0, 50.0, 75.0, 90.0,
+    )  # fmt: skip
+    arrivals: Annotated[str, Meta(description="arrival process: poisson, uniform, gamma:cv=2, ...")] = (
+        "poisson"
+    )
+    option: Annotated[
+        Literal["auto", "A", "C"],
+        Meta(
+            description="4.6.3: A, time between chunks; C, the server's stamps; auto: C where it tells them"
+        ),
+    ] = "auto"
+
+
+def check(session: Session, params: ItlParams) -> None:
+    """Raises ConfigError: of a saturation that nobody knows, and of answers too short to tell anything."""
+    rate = _capacity(session, params).rps
+    shortest = min(_load(session, params, rate).plan.requests.output)
+    if shortest < OUTPUT_MIN:
+        raise ConfigError(
+            "output_tokens",
+            f"is not given, and {params.workload} has answers of {shortest} tokens: 5.4.2 wants {OUTPUT_MIN}",
+            "output_tokens = 128, or another workload",
+        )  # fmt: skip
+
+
+async def run(session: Session, params: ItlParams) -> Found:
+    """5.4.3, level by level from the lowest."""
+    capacity = _capacity(session, params)
+    found = Found()
+    told: list[dict[str, Any]] = []
+    samples: list[list[list[float]]] = []
+    measured: Measurement | None = None
+    levels = sorted(params.levels)
+    for i, level in enumerate(levels):
+        session.watcher.left(f"{len(levels) - i} of {len(levels)} levels")
+        rate = capacity.rps * level / 100
+        load = _load(session, params, rate)
+        measured = await session.measure(f"{level:g}-percent", load)
+        gaps, told_level = _level(measured, params.option)
+        samples.append(gaps)
+        told.append({"level": level, "rate_rps": rate, **told_level})
+        found.configuration = load_lines(load, measured)
+    assert measured is not None
+    rates = ", ".join(f"{one['level']:g} % ({one['rate_rps']:.3g}/s)" for one in told)
+    found.configuration |= {
+        "Load model": f"open loop, arrivals {params.arrivals}; of {capacity.rps:.4g} requests/s: {rates}",
+        "Request count": ", ".join(f"{one['requests']:,}" for one in told) + " by level",
+        "Test duration": ", ".join(f"{step.seconds:.1f}" for step in session.steps) + " s by level",
+        "ITL measurement": "; ".join(dict.fromkeys(_METHODS[one["option"]] for one in told)),
+    }
+    found.itl_option = " + ".join(sorted({one["option"] for one in told}))
+    found.measurements = {"max_rate_rps": capacity.rps, "max_rate_from": capacity.how, "levels": told}
+    found.tables = _tables(told)
+    found.charts = _charts(told, [[gap for group in groups for gap in group] for groups in samples])
+    _remark(found, told)
+    return found
+
+
+def _capacity(session: Session, params: ItlParams) -> Capacity:
+    """What 100 % are. Raises ConfigError where nobody says so."""
+    told = capacity_told(session, params.max_rate, params.workload)
+    if told is None:
+        raise ConfigError(
+            "max_rate",
+            f"is not given, and no throughput test of {params.workload} in these results tells what it is",
+            "run `llmtap bench throughput` into the same results first, or max_rate = 20.0",
+        )  # fmt: skip
+    return told
+
+
+def _load(session: Session, params: ItlParams, rate: float) -> Load:
+    target = session.target
+    return open_load(
+        params.workload, rate_rps=rate, seed=session.seed, requests=params.requests, arrivals=params.arrivals,
+        tokenizer=target.tokenizer, chat=target.endpoint == "chat.completions",
+        output_tokens=params.output_tokens,
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------- one level
+
+
+def _level(
+    measured: Measurement, option: Literal["auto", "A", "C"]
+) -> tuple[list[list[float]], dict[str, Any]]:
+    """The gaps of each answer that is long enough, and all that is told of them."""
+    rows = measured.ended_well().select(
+        ["gaps_ns", "server_gaps_ns", "output_tokens", "itl_policy"]
+    ).to_pylist()  # fmt: skip
+    answers = [row for row in rows if _tokens(row) >= OUTPUT_MIN]
+    by_server = [row for row in answers if row["server_gaps_ns"]]
+    server = bool(by_server) and (option == "C" or (option == "auto" and len(by_server) == len(answers)))
+    direct = sum("direct" in (row["itl_policy"] or "") for row in answers) > DIRECT_SHARE * len(answers)
+    column = "server_gaps_ns" if server else "gaps_ns"
+    chosen = by_server if server else answers
+    groups = [[ns / 1e9 for ns in row[column]] for row in chosen if row[column]]
+    gaps = [gap for group in groups for gap in group]
+    itl = clustered_row(groups)
+    chunking = measured.result.get("chunking") or {}
+    load = measured.result.get("load") or {}
+    jitters = [value for group in groups if len(group) > 1 and (value := deviation(group)) is not None]
+    return groups, {
+        "requests": measured.n,
+        "answers": len(groups),
+        "too_short": len(rows) - len(answers),
+        "offered_rps": load.get("offered_rps"),
+        "option": _option(server, direct),
+        "term": "ITL" if server or direct else "TBC",
+        "itl": itl,
+        "std": deviation(gaps),
+        "jitter": latency_row(jitters, _PER_REQUEST),
+        "max_pause": latency_row([max(group) for group in groups], _PER_REQUEST),
+        "p99_p50": _ratio(itl),
+        "zero_share": gaps.count(0.0) / len(gaps) if gaps else None,
+        "modality": _modality(gaps),
+        "tail": asdict(tail(gaps)),
+        "chunking": {
+            name: chunking.get(name)
+            for name in ("single_token_share", "tokens_per_chunk_mean", "tokens_per_chunk_max")
+        },
+    }  # fmt: skip
+
+
+def _tokens(row: dict[str, Any]) -> int:
+    """Of an answer; by its events where nobody counts them."""
+    told = row["output_tokens"]
+    return len(row["gaps_ns"] or ()) + 1 if told is None else int(told)
+
+
+def _option(server: bool, direct: bool) -> str:
+    """How gaps were measured, as 4.6.3 wants it declared."""
+    if server:
+        return "C"
+    return "A (direct)" if direct else "A"
+
+
+def _ratio(itl: dict[str, Any]) -> float | None:
+    return tail_ratio(itl["p50"]["value"], itl["p99"]["value"]) if itl["n"] else None
+
+
+def _modality(gaps: Sequence[float]) -> dict[str, Any] | None:
+    """With where the modes are, if there are several."""
+    dip = dip_test(gaps)
+    return None if dip is None else {**asdict(dip), "modes": [] if dip.unimodal else modes(gaps)}
+
+
+# ---------------------------------------------------------------- what is shown
+
+
+def _tables(told: Sequence[dict[str, Any]]) -> list[Table]:
+    tables = [
+        Table(
+            caption=f"Table 6: ITL Results at {_name(one)} of saturation ({one['rate_rps']:.3g} requests/s)",
+            heads=["Metric", "Value"], rows=_results(one),
+        )
+        for one in told
+    ]  # fmt: skip
+    heads = [f"{what} {share}" for what in ("Jitter", "Max Pause") for share in ("P50", "P95", "P99")]
+    tables.append(
+        Table(
+            caption="Per-request statistics (5.4.4.2)",
+            heads=["Load", "Answers", *heads],
+            rows=[
+                [
+                    _name(one), f"{one['answers']}",
+                    *(ms_of(one[what], share) for what in ("jitter", "max_pause") for share in _PER_REQUEST),
+                ]
+                for one in told
+            ],
+        )
+    )  # fmt: skip
+    tables.append(
+        Table(
+            caption="Distribution shape (5.4.4.3)",
+            heads=["Load", "Modality", "Dip", "p", "Modes", "Tail", "P99/P50 Ratio"],
+            rows=[_shape(one) for one in told],
+        )
+    )
+    return tables
+
+
+def _results(one: dict[str, Any]) -> list[list[str]]:
+    term, itl = one["term"], one["itl"]
+    return [
+        [f"{term} Samples", f"{itl['n']}"],
+        *([f"{term} {name}", ms_of(itl, key)] for key, name in _ROWS.items()),
+        [f"{term} Mean", ms_of(itl, "mean")],
+        [f"{term} Std Dev", ms(one["std"])],
+        ["P99/P50 Ratio", _number(one["p99_p50"])],
+    ]
+
+
+def _shape(one: dict[str, Any]) -> list[str]:
+    modality = one["modality"]
+    dip = ["-"] * 4
+    if modality is not None:
+        kind = "unimodal" if modality["unimodal"] else "multimodal"
+        at = ", ".join(ms(mode) for mode in modality["modes"]) or "-"
+        dip = [kind, f"{modality['dip']:.4f}", f"{modality['p']:.3g}", at]
+    return [_name(one), *dip, one["tail"]["kind"] or "-", _number(one["p99_p50"])]
+
+
+def _name(one: dict[str, Any]) -> str:
+    return f"{one['level']:g} %"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _charts(told: Sequence[dict[str, Any]], samples: Sequence[Sequence[float]]) -> list[Chart]:
+    everything = sorted(gap for gaps in samples for gap in gaps)
+    most = percentile(everything, _HISTOGRAM_TO)
+    if most is None:
+        return []
+    term = " and ".join(dict.fromkeys(one["term"] for one in told))
+    named = [(_name(one), gaps) for one, gaps in zip(told, samples, strict=True) if gaps]
+    levels: list[float | str] = [one["level"] for one in told]
+    return [
+        Chart(
+            title=f"{term} at each load", kind="cdf", x_title=f"{term} (ms)", y_title="share of gaps",
+            series=[cdf_series(name, gaps) for name, gaps in named],
+        ),
+        Chart(
+            title=f"{term}: how often which (without the longest 0.5 %)", kind="histogram",
+            x_title=f"{term} (ms)", y_title="share of gaps",
+            series=[histogram_series(name, gaps, span=(everything[0], most)) for name, gaps in named],
+        ),
+        Chart(
+            title=f"{term} against load", kind="line", x_title="load (% of saturation)",
+            y_title=f"{term} (ms)",
+            series=[
+                line_series(_ROWS[share], levels, [one["itl"][share] for one in told])
+                for share in ("p50", "p90", "p95", "p99")
+            ],
+        ),
+    ]  # fmt: skip
+
+
+def _remark(found: Found, told: Sequence[dict[str, Any]]) -> None:
+    notes = found.notes
+    notes.append("the time before an answer's first token is in no figure (5.4.3)")
+    notes.append(f"saturation: {found.measurements['max_rate_from']}")
+    notes.append(
+        "intervals, in brackets, are of 95 % and take an answer's gaps together, since they are alike; jitter"
+        " is the standard deviation of an answer's gaps, its longest pause the greatest of them"
+    )
+    if any(one[what]["marks"] for one in told for what in ("itl", "jitter", "max_pause")):
+        notes.append(DOUBT)
+    for one in told:
+        chunks = one["chunking"]
+        if one["term"] == "TBC":
+            mean, share = chunks["tokens_per_chunk_mean"], chunks["single_token_share"]
+            size = "unknown sizes" if mean is None else f"{mean:.2f} tokens on average"
+            single = "" if share is None else f", {share:.0%} of one token"
+            notes.append(f"{_name(one)}: chunks have {size}{single}, so what is told is time between chunks")
+        if (one["zero_share"] or 0) > ZERO_SHARE:
+            notes.append(
+                f"{_name(one)}: {one['zero_share']:.1%} of gaps are 0, because tokens came in one read"
+                " (buffers on the way, or too little CPU here): how far apart they left is not known"
+            )
+        if one["too_short"]:
+            notes.append(
+                f"{_name(one)}: {several(one['too_short'], 'answer')} had fewer than {OUTPUT_MIN} tokens:"
+                " left out"
+            )
+        if one["answers"] < REQUESTS_MIN or one["itl"]["n"] < SAMPLES_MIN:
+            found.deviations.append(
+                f"5.4.2: {several(one['answers'], 'answer')} with {one['itl']['n']:,} gaps at {_name(one)} of"
+                f" saturation, where {REQUESTS_MIN} with {SAMPLES_MIN:,} are wanted"
+            )
+
+
+TEST: Final = BenchTest(
+    name="itl",
+    section="5.4",
+    title="Inter-Token Latency Distribution",
+    params=ItlParams,
+    run=run,
+    quick={"requests": 40, "levels": (25.0, 75.0)},
+    forfeits=("5.4.2-3", "5.4.2-p1"),
+    check=check,
+)

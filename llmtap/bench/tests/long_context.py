@@ -1,0 +1,419 @@
+"""Long Context Scaling (seed 000, 5.9): how TTFT and throughput go with the length of the prompt.
+
+Every length has prompts of its own, which begin like no other length's: a prefix cache finds nothing. Lengths
+are counted by the tokenizer of the target; what the server says it was sent is what the fits are made with.
+
+The draft asks for an exponent and a best fit, and does not say how they are found. Here all fits are by least
+squares on each length's mean TTFT. Which is best is decided over all requests by the Bayesian information
+criterion, n ln(RSS / n) + p ln n with n requests, p parameters and RSS the sum of squared residuals: of those
+within 6 of the lowest, the one with the fewest parameters.
+
+Source: Kass and Raftery 1995 (a difference of 6 is strong evidence).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import exp, log
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta
+
+from llmtap.bench.run.figures import DOUBT, SPANS, latency_row, line_series, load_lines, ms, ms_of, spanned
+from llmtap.bench.run.loads import Load, closed_load
+from llmtap.bench.run.measurement import Measurement
+from llmtap.bench.run.session import Session
+from llmtap.bench.run.test import BenchTest, Chart, Found, Series, Table
+from llmtap.errors import ConfigError
+from llmtap.metrics.intervals import mean_interval
+from llmtap.metrics.scaling import (
+    fit_linear,
+    fit_power,
+    fit_quadratic,
+    local_exponents,
+    per_thousand_tokens,
+    r_squared,
+)
+from llmtap.metrics.statistics import mean
+
+__all__ = ["TEST", "LongContextParams"]
+
+LENGTHS: Final = (1_024, 2_048, 4_096, 8_192, 16_384, 32_768, 65_536, 131_072)
+SHORT: Final = 128
+"""Tokens of the prompts that warm up (5.9.3 step 1)."""
+SHORT_OUTPUT: Final = 100
+SHORT_REQUESTS: Final = 4
+"""Different ones: a warm-up sends them as often as it takes."""
+_SHARES: Final = {"p50": 0.50, "p95": 0.95}
+_FULL: Final = 3
+"""Requests for each slot, so that for most of the time all slots have one."""
+_CURVE_POINTS: Final = 60
+BIC_STRONG: Final = 6.0
+"""A parameter more has to lower the criterion by so much."""
+
+Length = Annotated[int, Meta(ge=SHORT, le=1 << 24)]
+
+
+class LongContextParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Setup (5.9.2)."""
+
+    workload: Annotated[
+        str, Meta(description="long-context (document and question), or FILE.toml with texts of your own")
+    ] = "long-context"
+    lengths: Annotated[
+        tuple[Length, ...],
+        Meta(
+            min_length=1, description="tokens of input; those that the SUT refuses as too long end the test"
+        ),
+    ] = LENGTHS
+    output_tokens: Annotated[int, Meta(ge=1, description="of every answer")] = 256
+    requests: Annotated[int, Meta(ge=1, description="for each length; the draft wants 20")] = 20
+    concurrency: Annotated[int, Meta(ge=1, le=4, description="requests at a time: 1 to 4")] = 1
+    throughput_concurrency: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="requests at a time when throughput is looked for; none: not apart from TTFT"),
+    ] = 8
+
+
+def check(session: Session, params: LongContextParams) -> None:
+    """Raises ConfigError: of lengths that come twice, and of prompts whose length is not ours to choose."""
+    if len(set(params.lengths)) < len(params.lengths):
+        raise ConfigError("lengths", "has the same length twice")
+    plan = _load(session, params, min(params.lengths), slots=1, requests=1).plan
+    if plan.requests.after:
+        raise ConfigError(
+            "workload", f"{params.workload} has conversations: only a prompt by itself has a length"
+        )
+    if plan.prompts is None or plan.prompts.prompt(0).ids:
+        raise ConfigError(
+            "workload", f"{params.workload} prescribes its prompts' token ids: no length can be chosen",
+            "long-context, or FILE.toml with words or a text",
+        )  # fmt: skip
+
+
+async def run(session: Session, params: LongContextParams) -> Found:
+    """5.9.3: short requests to warm up, then each length in ascending order."""
+    found = Found()
+    short = _load(session, params, SHORT, slots=SHORT_REQUESTS, requests=SHORT_REQUESTS, output=SHORT_OUTPUT)
+    told: list[dict[str, Any]] = []
+    points: list[tuple[float, float]] = []
+    lengths = sorted(params.lengths)
+    for i, length in enumerate(lengths):
+        session.watcher.left(f"{len(lengths) - i} of {len(lengths)} lengths")
+        load = _load(session, params, length, slots=params.concurrency, requests=params.requests)
+        measured = await session.measure(f"{length}-tokens", load, warm_by=short)
+        if not measured.values("ttft_ns"):
+            found.notes.append(_refusal(length, measured))
+            break
+        throughput = [_throughput(measured, params.concurrency)]
+        if params.throughput_concurrency is not None and params.throughput_concurrency > params.concurrency:
+            slots = params.throughput_concurrency
+            full = _load(session, params, length, slots=slots, requests=max(params.requests, _FULL * slots))
+            together = await session.measure(f"{length}-tokens-{slots}-at-a-time", full, warm_by=short)
+            throughput.append(_throughput(together, slots))
+        told.append(_length(length, measured, throughput))
+        points += [(told[-1]["context"], ttft) for ttft in measured.values("ttft_ns")]
+        found.configuration = load_lines(load, measured)
+        if len(measured.ended_well()) < measured.n:
+            failed = measured.n - len(measured.ended_well())
+            found.notes.append(f"{length} tokens: {failed} of {measured.n} answers did not come whole")
+    found.configuration |= {
+        "Context lengths": ", ".join(f"{one['length']:,}" for one in told) or "none was served",
+        "Output length": f"{params.output_tokens} tokens",
+        "Workload": f"{params.workload}, seed {session.seed} + 2 x length",
+        "Request count": f"{params.requests} for each length",
+        "Test duration": ", ".join(f"{step.seconds:.1f}" for step in session.steps) + " s by load",
+        "Warm-up": f"requests of {SHORT} tokens (5.9.3 step 1)",
+    }
+    fits = _fits(told, points)
+    found.measurements = {"lengths": told, **_fits_told(fits, told)}
+    found.tables = _tables(told, fits)
+    found.charts = _charts(told, fits)
+    _remark(found, told, fits, params)
+    return found
+
+
+def _load(
+    session: Session,
+    params: LongContextParams,
+    length: int,
+    *,
+    slots: int,
+    requests: int,
+    output: int | None = None,
+) -> Load:
+    """Requests of one length, with texts that no other length has."""
+    target = session.target
+    load = closed_load(
+        params.workload, slots=slots, seed=session.seed + 2 * length + (slots > params.concurrency),
+        requests=requests, tokenizer=target.tokenizer, chat=target.endpoint == "chat.completions",
+        output_tokens=output or params.output_tokens,
+    )  # fmt: skip
+    for row in range(requests):
+        load.plan.requests.input[row] = length
+    load.plan.about = {**load.plan.about, "input_tokens": length}
+    load.about["input_tokens"] = length
+    return load
+
+
+# ---------------------------------------------------------------- one length
+
+
+def _length(length: int, measured: Measurement, throughput: list[dict[str, Any]]) -> dict[str, Any]:
+    ttft = measured.values("ttft_ns")
+    context = mean(measured.values("input_tokens")) or float(length)
+    middle = mean_interval(ttft)
+    average = mean(ttft)
+    assert average is not None
+    (per_thousand,) = per_thousand_tokens([context], [average])
+    return {
+        "length": length,
+        "context": context,
+        "requests": measured.n,
+        "ttft": latency_row(ttft, _SHARES),
+        "ttft_mean": {"value": average, "low": None, "high": None, "n": len(ttft), "level": 0.95}
+        if middle is None
+        else middle.to_dict(),
+        "e2e": latency_row(measured.values("e2e_ns"), _SHARES),
+        "seconds_per_1000_tokens": per_thousand,
+        "throughput": throughput,
+        "throughput_max": max(throughput, key=lambda one: float(one["requests_per_s"])),
+    }
+
+
+def _throughput(measured: Measurement, slots: int) -> dict[str, Any]:
+    """Of answers that came whole, by the time from the first request to the last answer."""
+    seconds = measured.seconds
+    return {
+        "concurrency": slots,
+        "requests_per_s": len(measured.ended_well()) / seconds,
+        "input_tokens_per_s": sum(measured.values("input_tokens")) / seconds,
+        "output_tokens_per_s": sum(measured.values("output_tokens")) / seconds,
+    }
+
+
+def _refusal(length: int, measured: Measurement) -> str:
+    outcomes = measured.result.get("outcomes") or {}
+    said = ", ".join(f"{name}: {n}" for name, n in outcomes.items() if n)
+    errors = measured.result.get("errors") or {}
+    why = f"; {next(iter(errors))}" if errors else ""
+    return f"no answer at {length:,} tokens ({said}{why}): longer contexts were not tried"
+
+
+# ---------------------------------------------------------------- scaling
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """A model of TTFT by context."""
+
+    name: str
+    formula: str
+    parameters: int
+    r2: float
+    """Of the means, in seconds and not in logarithms."""
+    bic: float
+    at: Callable[[float], float]
+    told: dict[str, Any]
+
+
+def _fits(told: Sequence[Mapping[str, Any]], points: Sequence[tuple[float, float]]) -> list[_Fit]:
+    """Those that so many lengths allow, the best one first."""
+    xs = [float(one["context"]) for one in told]
+    ys = [float(one["ttft_mean"]["value"]) for one in told]
+    if len(xs) < 2:
+        return []
+
+    def fit(name: str, formula: str, parameters: int, at: Callable[[float], float], raw: Any) -> _Fit:
+        n = len(points)
+        # Where a model leaves nothing, it is out by less than a stamp says.
+        rss = max(sum((y - at(x)) ** 2 for x, y in points), n * 1e-18)
+        bic = n * log(rss / n) + parameters * log(n)
+        return _Fit(name, formula, parameters, r_squared(ys, [at(x) for x in xs]), bic, at, asdict(raw))
+
+    power = fit_power(xs, ys)
+    line = fit_linear(xs, ys)
+    fits = [
+        fit("Power", f"{power.a * 1e6:.4g} us x L^{power.k:.3f}", 2, lambda x: power.a * x**power.k, power),
+        fit(
+            "Linear", f"{line.intercept * 1e3:.4g} ms + {line.slope * 1e6:.4g} us x L", 2,
+            lambda x: line.intercept + line.slope * x, line,
+        ),
+    ]  # fmt: skip
+    if len(xs) > 2:
+        bent = fit_quadratic(xs, ys)
+        formula = f"{bent.c0 * 1e3:.4g} ms + {bent.c1 * 1e6:.4g} us x L + {bent.c2 * 1e9:.4g} ns x L^2"
+        fits.append(fit("Quadratic", formula, 3, lambda x: bent.c0 + bent.c1 * x + bent.c2 * x * x, bent))
+    lowest = min(one.bic for one in fits)
+    return sorted(fits, key=lambda one: (one.bic > lowest + BIC_STRONG, one.parameters, one.bic))
+
+
+def _fits_told(fits: Sequence[_Fit], told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    if not fits:
+        return {"scaling_exponent": None, "best_fit": None, "fits": {}, "local_exponents": []}
+    power = next(one for one in fits if one.name == "Power").told
+    low, high = power["k_interval"] or (None, None)
+    xs, ys = [one["context"] for one in told], [one["ttft_mean"]["value"] for one in told]
+    return {
+        "scaling_exponent": {
+            "value": power["k"], "low": low, "high": high, "n": len(told), "level": 0.95,
+            "r2_log": power["r2_log"],
+        },
+        "best_fit": fits[0].name.lower(),
+        "fits": {one.name.lower(): {**one.told, "r2": one.r2, "bic": one.bic} for one in fits},
+        "local_exponents": local_exponents(xs, ys),
+    }  # fmt: skip
+
+
+def _best(fits: Sequence[_Fit]) -> str:
+    """As 5.9.5 words it: `Best fit: Linear (R^2 = 0.9987), ~68 microseconds per input token`."""
+    best = fits[0]
+    text = f"Best fit: {best.name} (R^2 = {best.r2:.4f})"
+    if best.name == "Linear":
+        return f"{text}, ~{best.told['slope'] * 1e6:.3g} microseconds per input token"
+    return f"{text}, TTFT = {best.formula}"
+
+
+# ---------------------------------------------------------------- what is shown
+
+
+def _tables(told: Sequence[Mapping[str, Any]], fits: Sequence[_Fit]) -> list[Table]:
+    tables = [
+        Table(
+            caption="Table 12: Long Context Scaling",
+            heads=["Context (tokens)", "TTFT Mean", "TTFT P95", "ms/1K tokens"],
+            rows=[
+                [
+                    f"{one['length']}", spanned(one["ttft_mean"]), ms_of(one["ttft"], "p95"),
+                    ms(one["seconds_per_1000_tokens"], unit=False),
+                ]
+                for one in told
+            ],
+        ),
+        Table(
+            caption="Latency and throughput at each length (5.9.4)",
+            heads=[
+                "Context (tokens)", "Requests", "TTFT P50", "E2E Mean", "Requests/s", "Input tok/s",
+                "Output tok/s", "At a time",
+            ],
+            rows=[_more(one) for one in told],
+        ),
+    ]  # fmt: skip
+    if fits:
+        tables.append(
+            Table(
+                caption="Scaling of mean TTFT with context length L",
+                heads=["Fit", "TTFT", "R^2", "BIC"],
+                rows=[[one.name, one.formula, f"{one.r2:.4f}", f"{one.bic:.1f}"] for one in fits],
+            )
+        )
+    return tables
+
+
+def _more(one: Mapping[str, Any]) -> list[str]:
+    most = one["throughput_max"]
+    return [
+        f"{one['length']}", f"{one['requests']}", ms_of(one["ttft"], "p50"), ms_of(one["e2e"], "mean"),
+        f"{most['requests_per_s']:.3g}", f"{most['input_tokens_per_s']:.0f}",
+        f"{most['output_tokens_per_s']:.0f}", f"{most['concurrency']}",
+    ]  # fmt: skip
+
+
+def _charts(told: Sequence[Mapping[str, Any]], fits: Sequence[_Fit]) -> list[Chart]:
+    if not told:
+        return []
+    contexts: list[float | str] = [float(one["context"]) for one in told]
+    series = [line_series("mean TTFT", contexts, [one["ttft_mean"] for one in told])]
+    series += [_curve(one, float(contexts[0]), float(contexts[-1])) for one in fits]
+    throughput = [
+        Series(
+            name=f"{slots} at a time",
+            x=contexts,
+            y=[
+                next((t["input_tokens_per_s"] for t in one["throughput"] if t["concurrency"] == slots), None)
+                for one in told
+            ],
+        )
+        for slots in dict.fromkeys(t["concurrency"] for one in told for t in one["throughput"])
+    ]
+    return [
+        Chart(
+            title="TTFT against context length", kind="line", x_title="context (tokens)", y_title="TTFT (ms)",
+            series=series, log_x=True, log_y=True,
+        ),
+        Chart(
+            title="Prefill: mean TTFT per 1,000 tokens of context", kind="line", x_title="context (tokens)",
+            y_title="ms per 1,000 tokens", log_x=True,
+            series=[
+                Series(
+                    name="TTFT / context", x=contexts,
+                    y=[one["seconds_per_1000_tokens"] * 1e3 for one in told],
+                )
+            ],
+        ),
+        Chart(
+            title="Throughput against context length", kind="line", x_title="context (tokens)",
+            y_title="input tokens/s", log_x=True, series=throughput,
+        ),
+    ]  # fmt: skip
+
+
+def _curve(fit: _Fit, first: float, last: float) -> Series:
+    """A fit, evenly on a logarithmic axis; where it would be below 0 there is nothing to draw."""
+    steps = _CURVE_POINTS - 1
+    xs = [first * exp(log(last / first) * i / steps) for i in range(_CURVE_POINTS)]
+    ys = [fit.at(x) * 1e3 for x in xs]
+    return Series(name=f"{fit.name}: {fit.formula}", x=list(xs), y=[y if y > 0 else None for y in ys])
+
+
+def _remark(
+    found: Found, told: Sequence[Mapping[str, Any]], fits: Sequence[_Fit], params: LongContextParams
+) -> None:
+    notes = found.notes
+    if fits:
+        notes.insert(0, _best(fits))
+        power = next(one for one in fits if one.name == "Power").told
+        interval = power["k_interval"]
+        within = "" if interval is None else f" (95 %: {interval[0]:.3f} to {interval[1]:.3f})"
+        notes.insert(
+            1, f"scaling exponent k = {power['k']:.3f}{within}, R^2 of the logarithms {power['r2_log']:.4f}"
+        )
+        notes.append(
+            "fits are of the mean at each length; best is the one of fewest parameters whose BIC over all"
+            f" requests is within {BIC_STRONG:g} of the lowest"
+        )
+    counts = [
+        f"{one['length']:,}: {one['context']:,.0f}" for one in told if round(one["context"]) != one["length"]
+    ]
+    if counts:
+        notes.append(f"tokens as the server counted them, on average: {'; '.join(counts)}")
+    notes.append(SPANS)
+    if any(one["ttft"]["marks"] for one in told):
+        notes.append(DOUBT)
+    tried = sorted({t["concurrency"] for one in told for t in one["throughput"]})
+    notes.append(
+        f"throughput is the highest seen in a closed loop of {' and of '.join(map(str, tried)) or 'none'}: a"
+        " bound from below of the most that can be had"
+    )
+    few = [one["length"] for one in told if one["ttft"]["n"] < 20]
+    if few:
+        found.deviations.append(
+            f"5.9.2: fewer than 20 answers at {', '.join(f'{length:,}' for length in few)} tokens"
+        )
+    if params.output_tokens != 256:
+        found.deviations.append(f"5.9.2: answers of {params.output_tokens} tokens, where 256 are suggested")
+
+
+TEST: Final = BenchTest(
+    name="long-context",
+    section="5.9",
+    title="Long Context Scaling",
+    params=LongContextParams,
+    run=run,
+    quick={
+        "lengths": (1_024, 2_048, 4_096, 8_192), "requests": 5, "output_tokens": 16,
+        "throughput_concurrency": None,
+    },
+    forfeits=("5.9.2-p1", "5.9.2-p3"),
+    check=check,
+)  # fmt: skip

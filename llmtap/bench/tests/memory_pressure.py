@@ -1,0 +1,410 @@
+"""Memory Pressure Behavior (seed 000, 5.8): more requests than memory has room for.
+
+A closed loop at capacity, and then at more than that. This test pushes a system past its limit (7.4): it says
+so before it does, waits after each level until every answer has ended, and asks at the end, one request at a
+time, whether the system is again what it was before.
+
+Preemption cannot be seen from outside: a stream that pauses may have any reason. What a server counts on its
+`/metrics` (vLLM and SGLang do) are events, and of these the share of requests follows only within bounds;
+where it tells nothing, that is reported, and not 0.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta
+
+from llmtap.bench.run.figures import DOUBT, SPANS, line_series, ms, ms_of
+from llmtap.bench.run.levels import (
+    closed_level,
+    endings,
+    lasts,
+    latency_rows,
+    measure_closed,
+    memory_errors,
+    number,
+    server_total,
+    share,
+)
+from llmtap.bench.run.measurement import Measurement
+from llmtap.bench.run.session import Session
+from llmtap.bench.run.steady import Steady
+from llmtap.bench.run.test import BenchTest, Chart, Found, Series, Table
+from llmtap.errors import ConfigError
+from llmtap.metrics.comparison import increase
+from llmtap.metrics.intervals import share_interval
+from llmtap.metrics.statistics import percentile
+from llmtap.units import NS_PER_S, Duration, to_seconds
+
+__all__ = ["TEST", "MemoryPressureParams"]
+
+DURATION_MIN: Final = Duration(120 * NS_PER_S)
+PROBES: Final = 5
+"""Requests sent one after the other, before and after."""
+LONGER_MAX: Final = 0.5
+LONGER_S: Final = 0.05
+"""The median of their TTFT may be longer by such a share, or by so much, which it may be by chance."""
+FAILS: Final = 0.01
+FALLS: Final = 0.10
+WAITS: Final = 2.0
+"""From where a share that fails, a throughput that falls and a TTFT that grows are called that."""
+WARNING: Final = "this pushes the SUT past its memory (7.4): only on an isolated system that can be restarted"
+_NOT_TOLD: Final = "not measurable"
+
+
+class MemoryPressureParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Setup (5.8.2)."""
+
+    workload: Annotated[
+        str,
+        Meta(description="long-context is recommended (5.8.2); or another (4.3.2), or FILE.toml of your own"),
+    ] = "long-context"
+    capacity: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(
+            description="concurrent capacity (5.5) with this workload; none: what the capacity test found",
+        ),
+    ] = None
+    levels: Annotated[
+        tuple[int, ...],
+        Meta(description="percent of capacity; the first is what the others are compared with"),
+    ] = (100, 110, 125, 150)
+    duration: Annotated[Duration, Meta(description="of each level: 120s at least (5.8.3)")] = DURATION_MIN
+    output_tokens: Annotated[
+        Annotated[int, Meta(ge=1)] | None, Meta(description="of every answer; none: as the workload has them")
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """A level and what came of it."""
+
+    percent: int
+    slots: int
+    measured: Measurement
+    steady: Steady
+
+    @property
+    def failed(self) -> int:
+        return self.measured.n - len(self.measured.ended_well())
+
+    @property
+    def completion(self) -> float:
+        return 1 - self.failed / self.measured.n if self.measured.n else 0.0
+
+    @property
+    def preemptions(self) -> int | None:
+        """Events, as the server counts them; None where it tells none."""
+        told = server_total(self.measured, "preemptions")
+        return None if told is None else round(told)
+
+    @property
+    def preempted_most(self) -> float | None:
+        """Share of requests that were preempted, if none was more than once."""
+        events = self.preemptions
+        return None if events is None else min(1.0, events / max(1, self.measured.n))
+
+    def p99(self, name: str) -> float | None:
+        return percentile(self.measured.values(f"{name}_ns"), 0.99)
+
+
+@dataclass(slots=True)
+class _Pressed:
+    """All that was measured."""
+
+    capacity: int
+    source: str
+    before: Measurement
+    levels: list[_Level] = field(default_factory=list)
+    after: Measurement | None = None
+    short: list[str] = field(default_factory=list)
+    lost: str | None = None
+    """Why the system could not be reached any more."""
+
+
+def check(session: Session, params: MemoryPressureParams) -> None:
+    """Raises ConfigError: too short, or levels that do not rise from 100 %."""
+    if params.duration < DURATION_MIN and not session.quick:
+        raise ConfigError(
+            "duration", f"is {to_seconds(params.duration):g} s, and 5.8.3 asks for 120 s at least",
+            "--quick gives that up, and the report says so",
+        )  # fmt: skip
+    if params.duration <= 0:
+        raise ConfigError("duration", "is nothing")
+    levels = params.levels
+    if not levels or levels[0] != 100 or any(low >= high for low, high in pairwise(levels)):
+        raise ConfigError("levels", "begin with 100, the base, and rise", "such as 100,110,125,150")
+    if params.capacity is None and _capacity_found(session) is None:
+        raise ConfigError(
+            "capacity", "is not given, and no capacity test in these results has found one",
+            "llmtap bench capacity first, or capacity = 64",
+        )  # fmt: skip
+
+
+def _capacity_found(session: Session) -> tuple[int, str] | None:
+    """What the capacity test found in the same results, and with which workload."""
+    told = session.results.read_json("capacity/result.json") or {}
+    measurements = told.get("measurements") or {}
+    slots = measurements.get("max_concurrency")
+    return None if slots is None else (slots, str(measurements.get("workload")))
+
+
+async def run(session: Session, params: MemoryPressureParams) -> Found:
+    """5.8.3: at capacity, and then at each level beyond it."""
+    pressed = await _press(session, params)
+    found = Found(
+        configuration={
+            "Workload": params.workload,
+            "Load model": "closed loop",
+            "Capacity": f"{pressed.capacity} at a time: {pressed.source}",
+            "Oversubscription": ", ".join(f"{percent} %" for percent in params.levels),
+            "Test duration": f"{to_seconds(params.duration):g} s per level, and until every answer has ended",
+        }
+    )
+    found.measurements = _measurements(params, pressed)
+    found.tables = _tables(found.measurements, pressed)
+    found.charts = _charts(pressed)
+    _remark(found, session, params, pressed)
+    return found
+
+
+async def _press(session: Session, params: MemoryPressureParams) -> _Pressed:
+    if params.capacity is not None:
+        capacity, source = params.capacity, "given (capacity)"
+    else:
+        known = _capacity_found(session)
+        assert known is not None  # or `check` had said so
+        capacity, source = known[0], f"the capacity test (5.5) in these results, with {known[1]}"
+    seconds = to_seconds(params.duration)
+    session.watcher.left(WARNING)
+    before = await _probe(session, params, "before")
+    pressed = _Pressed(capacity, source, before)
+    rate = (1.0, before.n / before.seconds if before.seconds else 0.0)
+    for done, percent in enumerate(params.levels):
+        session.watcher.left(lasts(len(params.levels) - done, seconds))
+        slots = -(-capacity * percent // 100)
+        try:
+            measured, steady, short = await measure_closed(
+                session, f"levels/{percent:03d}", params.workload, slots, params.duration, rate,
+                output_tokens=params.output_tokens,
+            )  # fmt: skip
+        except ConfigError as exc:  # it was asked the same before, and answered
+            pressed.lost = f"before {percent} %: {exc.problem}"
+            return pressed
+        pressed.levels.append(_Level(percent, slots, measured, steady))
+        if short:
+            pressed.short.append(measured.name)
+        rate = (slots, steady.completed_rps)
+    try:
+        pressed.after = await _probe(session, params, "after")
+    except ConfigError as exc:
+        pressed.lost = f"after the last level: {exc.problem}"
+    return pressed
+
+
+async def _probe(session: Session, params: MemoryPressureParams, name: str) -> Measurement:
+    """A few requests, one after the other."""
+    load = closed_level(session, name, params.workload, 1, PROBES, output_tokens=params.output_tokens)
+    return await session.measure(name, load)
+
+
+def _measurements(params: MemoryPressureParams, pressed: _Pressed) -> dict[str, Any]:
+    before = percentile(pressed.before.values("ttft_ns"), 0.5)
+    after = None if pressed.after is None else percentile(pressed.after.values("ttft_ns"), 0.5)
+    recovered = False
+    if pressed.after is not None and before is not None and after is not None:
+        whole = len(pressed.after.ended_well()) == pressed.after.n
+        recovered = whole and after - before <= max(LONGER_MAX * before, LONGER_S)
+    return {
+        "capacity": pressed.capacity,
+        "capacity_source": pressed.source,
+        "workload": params.workload,
+        "levels": [_level_json(level, pressed.levels[0]) for level in pressed.levels],
+        "preemption_is_told": any(level.preemptions is not None for level in pressed.levels),
+        "system_lost": pressed.lost,
+        "recovered": recovered,
+        "ttft_p50_before": before,
+        "ttft_p50_after": after,
+    }
+
+
+def _level_json(level: _Level, base: _Level) -> dict[str, Any]:
+    measured, steady, events = level.measured, level.steady, level.preemptions
+    interval = share_interval(measured.n - level.failed, measured.n)
+    return {
+        "percent": level.percent,
+        "concurrency": level.slots,
+        "step": measured.name,
+        "requests": measured.n,
+        "completion": None if interval is None else interval.to_dict(),
+        "fail_rate": 1 - level.completion,
+        "endings": endings(measured),
+        "memory_errors": memory_errors(measured),
+        "preemption_events": events,
+        "preemption_rate_max": level.preempted_most,
+        "preemption_recovery_rate": 1.0 if events and not level.failed else None,
+        "preemption_loss_tokens": None,
+        "completed_rps": steady.completed_rps,
+        "output_tps": steady.output_tps,
+        "drain": max(0.0, measured.seconds - steady.to_s),
+        "longest_pause_p99": percentile(_pauses(measured), 0.99),
+        "ttft_p99_increase": increase(base.p99("ttft"), level.p99("ttft")),
+        "tpot_p99_increase": increase(base.p99("tpot"), level.p99("tpot")),
+        "output_increase": increase(base.steady.output_tps, steady.output_tps),
+        "pattern": _pattern(level, base),
+        **latency_rows(measured),
+    }
+
+
+def _pauses(measured: Measurement) -> list[float]:
+    """The longest pause within each answer, ascending."""
+    return sorted(max(gaps) for gaps in measured.gaps_by_request())
+
+
+def _pattern(level: _Level, base: _Level) -> str:
+    """How it degrades against the base: the gravest of what there is."""
+    if level.failed / max(1, level.measured.n) > FAILS:
+        return "requests fail"
+    if level is base:
+        return "base"
+    output = increase(base.steady.output_tps, level.steady.output_tps)
+    if output is not None and output < -FALLS:
+        return "throughput falls"
+    ttft = increase(base.p99("ttft"), level.p99("ttft"))
+    if ttft is not None and ttft > WAITS - 1:
+        return "requests wait"
+    return "as at the base"
+
+
+def _preempted(level: _Level) -> str:
+    """`0%`, `5.2% at most`"""
+    most = level.preempted_most
+    if most is None:
+        return _NOT_TOLD
+    return f"{share(most)} at most" if most else "0%"
+
+
+def _tables(told: Mapping[str, Any], pressed: _Pressed) -> list[Table]:
+    rows, preempted, degraded = [], [], []
+    for level, figures in zip(pressed.levels, told["levels"], strict=True):
+        name = f"{level.percent}%" + " (base)" * (level.percent == 100)
+        rows.append(
+            [
+                name, share(level.completion), _preempted(level), share(1 - level.completion),
+                ms_of(figures["ttft"], "p99"),
+            ]
+        )  # fmt: skip
+        events, recovery = level.preemptions, figures["preemption_recovery_rate"]
+        recovered = _NOT_TOLD if recovery is None else share(recovery)
+        if events == 0:
+            recovered = "nothing to recover"
+        preempted.append([name, _NOT_TOLD if events is None else f"{events}", recovered, _NOT_TOLD])
+        degraded.append(
+            [
+                name, f"{level.slots}", number(level.steady.completed_rps), number(level.steady.output_tps),
+                ms_of(figures["tpot"], "p99"), ms(figures["longest_pause_p99"]),
+                f"{figures['memory_errors']}", f"{figures['drain']:.1f} s", figures["pattern"],
+            ]
+        )  # fmt: skip
+    return [
+        Table(
+            caption="Table 11: Memory Pressure Degradation",
+            heads=["Oversub Level", "Complete", "Preempt", "Fail Rate", "TTFT P99"],
+            rows=rows,
+        ),
+        Table(
+            caption="Preemption (5.8.4)",
+            heads=["Oversub Level", "Events", "Recovery", "Tokens lost per event"],
+            rows=preempted,
+        ),
+        Table(
+            caption="How it degrades",
+            heads=[
+                "Oversub Level", "Concurrency", "Completed (req/s)", "Output (tok/s)", "TPOT P99",
+                "Longest pause P99", "OOM errors", "Drained after", "Pattern",
+            ],
+            rows=degraded,
+        ),
+    ]  # fmt: skip
+
+
+def _charts(pressed: _Pressed) -> list[Chart]:
+    xs: list[float | str] = [level.percent for level in pressed.levels]
+    x_title = "requests at a time (% of capacity)"
+    rows: Sequence[Mapping[str, Any]] = [latency_rows(level.measured) for level in pressed.levels]
+    return [
+        Chart(
+            title="Completion and preemption", kind="line", x_title=x_title, y_title="share of requests",
+            series=[
+                Series(name="complete", x=xs, y=[level.completion for level in pressed.levels]),
+                Series(
+                    name="preempted, at most", x=xs,
+                    y=[level.preempted_most for level in pressed.levels],
+                ),
+            ],
+        ),
+        Chart(
+            title="Latency P99", kind="line", x_title=x_title, y_title="ms", log_y=True,
+            series=[
+                line_series(f"{name} P99", xs, [row[key]["p99"] for row in rows])
+                for key, name in (("ttft", "TTFT"), ("tpot", "TPOT"), ("e2e", "E2E"))
+            ],
+        ),
+    ]  # fmt: skip
+
+
+def _remark(found: Found, session: Session, params: MemoryPressureParams, pressed: _Pressed) -> None:
+    told, notes = found.measurements, found.notes
+    notes.append(WARNING)
+    if told["preemption_is_told"]:
+        notes.append(
+            "preemptions are events, by the server's own count: a request may be preempted more than once,"
+            " so the share of requests is that at most; recovery is known where nobody failed, and the tokens"
+            " that an event discards no server tells"
+        )
+    else:
+        notes.append(
+            "preemption is not measurable: the server counts none on its metrics, or they were not to be had"
+            " (target.metrics)"
+        )
+    if pressed.lost is not None:
+        notes.append(f"the system could not be reached {pressed.lost}")
+    elif told["recovered"]:
+        notes.append(
+            f"it recovered: TTFT P50 of single requests is {ms(told['ttft_p50_after'])} after and"
+            f" {ms(told['ttft_p50_before'])} before"
+        )
+    else:
+        notes.append(
+            f"it did not recover: TTFT P50 of single requests is {ms(told['ttft_p50_after'])} after and"
+            f" {ms(told['ttft_p50_before'])} before, or not all of them were answered"
+        )
+    notes.append(SPANS)
+    if any("p99" in level[name]["marks"] for level in told["levels"] for name in ("ttft", "tpot")):
+        notes.append(DOUBT)
+    known = None if params.capacity is not None else _capacity_found(session)
+    if known is not None and known[1] != params.workload:
+        found.deviations.append(
+            f"5.8.3, 1: capacity was determined with {known[1]}, and memory is pressed with"
+            f" {params.workload}: the percentages are not of what memory has room for"
+        )
+    if pressed.short:
+        found.deviations.append(
+            f"5.8.3, 3b: requests were over before {to_seconds(params.duration):g} s were:"
+            f" {', '.join(pressed.short)}; who is turned away at once comes again at once"
+        )
+
+
+TEST: Final = BenchTest(
+    name="memory-pressure",
+    section="5.8",
+    title="Memory Pressure Behavior",
+    params=MemoryPressureParams,
+    run=run,
+    quick={"workload": "synthetic-uniform", "duration": Duration(5 * NS_PER_S), "output_tokens": 64},
+    forfeits=("5.8.2-1", "5.8.3-p2"),
+    check=check,
+)

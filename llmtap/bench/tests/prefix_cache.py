@@ -1,0 +1,384 @@
+"""Prefix Cache Effectiveness (seed 000, 5.7): what a cache of shared prefixes is worth.
+
+A repeat sends the same work three times: with the cache off, with it on and empty (cold), and with it on and
+holding the shared prefixes and nothing else (warm). What has to be taken care of:
+
+- *Cold is cold.* A benchmark that was run before has left its prompts in the cache. So the words of the
+  prompts are new each time (`texts`), and so are those of the warm-up; lengths, arrivals and who shares what
+  come from the seed and are the same always. The seeds of the words are kept with the results, and `texts`
+  gives them.
+- *Warm is warm by its prefixes.* After the cold run the cache holds whole prompts, which would flatter it. So
+  the warm run has words of its own, and each of its prefixes is sent once before it.
+- *Off is off.* Off and cold have the same requests to the letter. Where both are one server at one address,
+  what is sent with the cache off may be remembered all the same, so there cold comes first; else which comes
+  first is drawn from the seed.
+
+Where servers tell how many tokens came from the cache, the hit rate is measured, and off and cold are
+checked.
+"""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from random import Random
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta
+
+from llmtap.bench.run.figures import DOUBT, SPANS, cdf_series, load_lines, ms_of
+from llmtap.bench.run.load_level import WARM_TOKENS, Capacity, Search, capacity_told, find_capacity, overload
+from llmtap.bench.run.loads import Load
+from llmtap.bench.run.session import Session
+from llmtap.bench.run.steady import steady_of
+from llmtap.bench.run.test import BenchTest, Chart, Found, Table
+from llmtap.bench.tests.prefix_figures import SHARES, STATES, Run, figures, hot_firsts, ttfts
+from llmtap.bench.tests.prefixes import Prefixes, prefixes_of
+from llmtap.errors import ConfigError
+
+__all__ = ["OFF", "ON", "TEST", "PrefixCacheParams"]
+
+OFF: Final = "cache_off"
+ON: Final = "cache_on"
+RUNS_MIN: Final = 3
+KEPT: Final = "texts.json"
+_APART: Final = 1_000
+"""Seeds of repeats are so far apart, so that no two loads of the test share one."""
+
+
+class PrefixCacheParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Setup (5.7.2). Which prefix is shared, how long it is and by how many is the workload's, unless
+    told."""
+
+    workload: Annotated[
+        str, Meta(description="code-completion, conversation, or a FILE.toml of written texts")
+    ] = "code-completion"
+    sharing: Annotated[
+        Annotated[float, Meta(ge=0, le=1)] | None,
+        Meta(description="share of the requests that share a prefix"),
+    ] = None
+    prefix_tokens: Annotated[
+        tuple[int, int] | None, Meta(description="tokens of a shared prefix, from and to")
+    ] = None
+    prefixes: Annotated[
+        Annotated[int, Meta(ge=1)] | None, Meta(description="how many different ones there are")
+    ] = None
+    output_tokens: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="of every answer; default: the workload's own lengths"),
+    ] = None
+    requests: Annotated[
+        int, Meta(ge=1, description="of each run; all repeats together make the percentiles")
+    ] = 400
+    repeats: Annotated[int, Meta(ge=1, description="independent runs of each configuration; 6.3 wants 3")] = 3
+    rate: Annotated[
+        Annotated[float, Meta(gt=0)] | None, Meta(description="requests/s; default: share of max_rate")
+    ] = None
+    max_rate: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(
+            description="requests/s at capacity, cache off; default: of the throughput test, or looked for",
+        ),
+    ] = None
+    share: Annotated[float, Meta(gt=0, le=1, description="of the capacity without the cache")] = 0.5
+    concurrency: Annotated[
+        int, Meta(ge=0, description="requests at a time, for throughput; 0: it is not measured")
+    ] = 16
+    throughput_requests: Annotated[int, Meta(ge=1, description="of each run for throughput")] = 200
+    slots_max: Annotated[int, Meta(ge=1, description="most requests at a time, looking for capacity")] = 128
+    texts: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(description="seed of the words, to send what another run sent; default: new ones each time"),
+    ] = None
+
+
+def check(session: Session, params: PrefixCacheParams) -> None:
+    """Raises ConfigError: without the two configurations there is nothing to compare (5.7.2)."""
+    for name, does in ((OFF, "disables"), (ON, "enables")):
+        if name not in session.arms:
+            raise ConfigError(
+                f"[arms.{name}]", "is missing: the test has to run with the cache off, and on (5.7.2)",
+                f"in the file of --config: headers, body, another url or an apply command that {does} prefix"
+                " caching",
+            )  # fmt: skip
+    off, on = (msgspec.structs.replace(session.arms[name], about="") for name in (OFF, ON))
+    if off == on:
+        raise ConfigError(f"[arms.{OFF}]", f"is what [arms.{ON}] is: nothing disables the cache")
+    if params.prefix_tokens is not None and not 1 <= params.prefix_tokens[0] <= params.prefix_tokens[1]:
+        raise ConfigError("prefix_tokens", f"is from {params.prefix_tokens[0]} to {params.prefix_tokens[1]}")
+    _prefixes(session, params)
+
+
+async def run(session: Session, params: PrefixCacheParams) -> Found:
+    """5.7.3, as many times as there are repeats."""
+    work = _prefixes(session, params)
+    texts = _Texts(session, params.texts)
+    warm_by = replace(work, output_tokens=WARM_TOKENS).closed(32, session.seed - 1, texts.new(), 8)
+    capacity = None if params.rate is not None else await _capacity(session, params, work, texts, warm_by)
+    rate = params.rate
+    if rate is None:
+        assert capacity is not None
+        rate = params.share * capacity.rps
+    order = Random(f"{session.seed}/arms")
+    cold_first = [not _apart(session) or order.random() < 0.5 for _ in range(params.repeats)]
+    runs: list[Run] = []
+    last: Load | None = None
+    for repeat in range(params.repeats):
+        session.watcher.left(f"{params.repeats - repeat} of {params.repeats} repeats")
+        seed = session.seed + _APART * repeat
+        shape = work.open(params.requests, seed, 0, rate)
+        cold, warm = (
+            work.open(params.requests, seed, texts.of(f"{repeat}/{state}", shape), rate)
+            for state in ("cold", "warm")
+        )
+        primer = work.primer(seed, texts.used[f"{repeat}/warm"])
+        one = Run(*work.shared(params.requests, seed))
+        for state in ("cold", "warm", "off") if cold_first[repeat] else ("off", "cold", "warm"):
+            one.states[state] = await session.measure(
+                f"{repeat}/{state}", warm if state == "warm" else cold, arm=OFF if state == "off" else ON,
+                warm_by=warm_by, prime=primer if state == "warm" else None,
+            )  # fmt: skip
+        runs.append(one)
+        last = cold
+    assert last is not None
+    rates = await _throughput(session, params, work, texts, warm_by, cold_first)
+    found = Found(configuration=load_lines(last, runs[-1].states["off"]))
+    found.measurements = figures(runs, rate, capacity, rates)
+    found.configuration |= _configuration(params, work, runs, found.measurements, texts)
+    found.tables = _tables(found.measurements)
+    found.charts = _charts(runs)
+    _remark(found, params, runs, capacity, cold_first)
+    return found
+
+
+def _prefixes(session: Session, params: PrefixCacheParams) -> Prefixes:
+    target = session.target
+    return prefixes_of(
+        params.workload, tokenizer=target.tokenizer, chat=target.endpoint == "chat.completions",
+        fraction=params.sharing, tokens=params.prefix_tokens, contexts=params.prefixes,
+        output_tokens=params.output_tokens,
+    )  # fmt: skip
+
+
+def _apart(session: Session) -> bool:
+    """Off and on are two servers, or one that is started anew: what one was asked the other does not know."""
+    off, on = session.arms[OFF], session.arms[ON]
+    return off.switches or on.switches or (off.url or session.target.url) != (on.url or session.target.url)
+
+
+class _Texts:
+    """Seeds of words: new ones for a load that is to be sent, those that it had for one that was measured."""
+
+    def __init__(self, session: Session, given: int | None) -> None:
+        self._session = session
+        self._given = given
+        self._kept: dict[str, int] = session.folder.read_json(KEPT) or {}
+        self.used: dict[str, int] = {}
+        """By step, for the report."""
+
+    def of(self, step: str, shape: Load) -> int:
+        """For the load of a step, which has this shape. A step that was broken off gets new ones: the server
+        knows some of the old."""
+        if step in self.used:
+            return self.used[step]
+        key = f"{step} {shape.fingerprint()}"
+        whole = (self._session.folder.path / "steps" / step / "step.json").is_file()
+        if self._given is not None:
+            self.used[step] = self._given + len(self.used)
+        elif whole and key in self._kept:
+            self.used[step] = self._kept[key]
+        else:
+            self.used[step] = self._kept[key] = self.new()
+            self._session.folder.write_json(KEPT, self._kept)
+        return self.used[step]
+
+    def new(self) -> int:
+        return secrets.randbits(48)
+
+
+async def _capacity(
+    session: Session, params: PrefixCacheParams, work: Prefixes, texts: _Texts, warm_by: Load
+) -> Capacity:
+    own = params.sharing is None and params.prefix_tokens is None and params.output_tokens is None
+    told = capacity_told(session, params.max_rate, params.workload if own else None)
+    if told is not None:
+        return told
+
+    def load_of(slots: int, requests: int) -> Load:
+        seed = session.seed + 7 * _APART + slots
+        words = texts.of(f"capacity/{slots:04d}-at-a-time", work.closed(requests, seed, 0, slots))
+        return work.closed(requests, seed, words, slots)
+
+    search = Search(slots_first=min(8, params.slots_max), slots_max=params.slots_max)
+    return await find_capacity(session, load_of, search, arm=OFF, warm_by=warm_by)
+
+
+async def _throughput(
+    session: Session,
+    params: PrefixCacheParams,
+    work: Prefixes,
+    texts: _Texts,
+    warm_by: Load,
+    cold_first: Sequence[bool],
+) -> dict[str, list[tuple[float, float | None]]] | None:
+    """Requests and output tokens per second of each repeat, off and on; None where it is not asked for.
+
+    In an open loop below saturation throughput is what is sent; so this is a closed loop, with the cache
+    warm.
+    """
+    if not params.concurrency:
+        return None
+    found: dict[str, list[tuple[float, float | None]]] = {"off": [], "on": []}
+    for repeat, first in enumerate(cold_first):
+        session.watcher.left(f"throughput: {len(cold_first) - repeat} of {len(cold_first)} repeats")
+        seed = session.seed + _APART * repeat + 1
+        name, count = f"{repeat}/throughput", params.throughput_requests
+        words = texts.of(f"{name}-on", work.closed(count, seed, 0, params.concurrency))
+        load = work.closed(count, seed, words, params.concurrency)
+        for state in ("on", "off") if first else ("off", "on"):
+            measured = await session.measure(
+                f"{name}-{state}", load, arm=OFF if state == "off" else ON,
+                warm_by=warm_by, prime=work.primer(seed, words) if state == "on" else None,
+            )  # fmt: skip
+            steady = steady_of(measured)
+            found[state].append((steady.completed_rps, steady.output_tps))
+    return found
+
+
+def _configuration(
+    params: PrefixCacheParams, work: Prefixes, runs: Sequence[Run], told: Mapping[str, Any], texts: _Texts
+) -> dict[str, str]:
+    rows = [one.prefix(row) for one in runs for row in range(len(one.contexts))]
+    shared = [tokens for tokens in rows if tokens]
+    asked = work.sharing.fraction
+    lengths = f"{min(shared):,}-{max(shared):,} tokens" if shared else "none"
+    seconds = sum(one.seconds for run in runs for one in run.states.values())
+    return {
+        "Request count": f"{params.requests:,} in each of {3 * len(runs)} runs",
+        "Test duration": f"{seconds:.0f} s in all",
+        "Shared prefix": f"{work.sharing.contexts} different ones, {lengths}",
+        "Sharing fraction": f"{len(shared) / len(rows):.1%} of the requests ({asked:.0%} asked for)",
+        "Load level": f"{told['rate_rps']:.3g} requests/s",
+        "Seeds of the words": ", ".join(f"{step} {seed}" for step, seed in texts.used.items()),
+    }
+
+
+def _tables(told: Mapping[str, Any]) -> list[Table]:
+    heads = ["Configuration", "TTFT P50", "TTFT P95", "TTFT P99"]
+    rows = [[says, *(ms_of(told["ttft"][state], name) for name in SHARES)] for state, says in STATES.items()]
+    effect = [
+        [
+            f"TTFT reduction, {state}",
+            *(_share(told["reduction"][state][name]) for name in (*SHARES, "by_repeats")),
+        ]
+        for state in ("cold", "warm")
+    ]
+    more = []
+    for state in ("cold", "warm"):
+        hits = told["hit_rate"][state]
+        more.append(
+            [f"Cache hit rate, {state}", "not measurable" if hits is None else f"{hits['value']:.1%}"]
+        )
+    rates = told["throughput"]
+    if rates is None:
+        more.append(["Throughput improvement", "not measured"])
+    else:
+        more += [
+            [f"Throughput, cache {state}", f"{rates[state]['mean']:.4g} {rates['unit']}"]
+            for state in ("off", "on")
+        ]
+        more.append(["Throughput improvement", _share(rates["improvement"])])
+    return [
+        Table(caption="Table 10: Cache Effectiveness", heads=heads, rows=rows),
+        Table(
+            caption="TTFT reduction on identical rows, with 95 % intervals (5.7.4)",
+            heads=["", "at P50", "at P95", "at P99", "at P50, over repeats"], rows=effect,
+        ),
+        Table(caption="Hit rate and throughput (5.7.4)", heads=["Metric", "Value"], rows=more),
+    ]  # fmt: skip
+
+
+def _charts(runs: Sequence[Run]) -> list[Chart]:
+    series = [cdf_series(says, values) for state, says in STATES.items() if (values := ttfts(runs, state))]
+    if not series:
+        return []
+    return [
+        Chart(
+            title="TTFT without the cache, with an empty one, and with the prefixes in it", kind="cdf",
+            x_title="TTFT (ms)", y_title="share of requests", series=series, log_x=True,
+        )
+    ]  # fmt: skip
+
+
+def _remark(
+    found: Found,
+    params: PrefixCacheParams,
+    runs: Sequence[Run],
+    capacity: Capacity | None,
+    cold_first: Sequence[bool],
+) -> None:
+    told = found.measurements
+    found.notes += [
+        (
+            "off and cold were sent the same requests; warm has the same lengths, arrivals and sharing in"
+            " other words, and only its prefixes were sent before: a cold run leaves whole prompts behind"
+        ),
+        (
+            "a reduction is of the percentile, off to on, over all repeats, its interval by pairs; over"
+            " repeats, it is the mean of what each of them found, with Student's interval"
+        ),
+        f"cold ran before off in {sum(cold_first)} of {len(cold_first)} repeats",
+        SPANS,
+    ]
+    if any(row["marks"] for row in told["ttft"].values()):
+        found.notes.append(DOUBT)
+    if told["hit_rate"]["warm"] is None and told["hit_rate"]["cold"] is None:
+        found.notes.append("the server does not tell how many tokens came from its cache: no hit rate")
+    if told["throughput"] is not None:
+        found.notes.append(
+            f"throughput is of closed loops of {params.concurrency} at a time, the prefixes in the cache"
+        )
+    if capacity is not None:
+        found.notes.append(f"capacity without the cache: {capacity.rps:.4g} requests/s ({capacity.how})")
+    off = told["hit_rate"]["off"]
+    if off is not None and off["cached_tokens"]:
+        found.deviations.append(
+            f"5.7.2: with the cache disabled, {off['value']:.1%} of prefix tokens came from it: it is on"
+        )
+    warmed = hot_firsts(runs)
+    if warmed:
+        found.deviations.append(
+            f"5.7.3: {warmed} prefixes were in the cache before the cold run sent them: it was not cold"
+        )
+    if len(runs) < RUNS_MIN:
+        found.deviations.append(f"6.3: {len(runs)} independent runs of each configuration, {RUNS_MIN} wanted")
+    for one in runs:
+        for measured in one.states.values():
+            kept = overload(measured)
+            if kept is not None:
+                found.deviations.append(
+                    f"{measured.name} was above saturation: answers came at {kept:.0%} of the rate of"
+                    " requests, and the reduction is that of a queue"
+                )
+
+
+def _share(figure: Mapping[str, Any] | None) -> str:
+    if figure is None or figure["value"] is None:
+        return "-"
+    span = "" if figure["low"] is None else f" ({figure['low']:.1%} to {figure['high']:.1%})"
+    return f"{figure['value']:.1%}{span}"
+
+
+TEST: Final = BenchTest(
+    name="prefix-cache",
+    section="5.7",
+    title="Prefix Cache Effectiveness",
+    params=PrefixCacheParams,
+    run=run,
+    quick={
+        "requests": 24, "repeats": 1, "output_tokens": 16, "concurrency": 8, "throughput_requests": 32,
+        "slots_max": 8,
+    },
+    check=check,
+    arms=(OFF, ON),
+)  # fmt: skip

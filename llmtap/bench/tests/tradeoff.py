@@ -1,0 +1,350 @@
+"""Throughput-Latency Tradeoff (seed 000, 5.3): latency and throughput from a tenth of capacity to beyond it.
+
+Open loop alone: a closed one sends less when the system is slow, and never shows what lies beyond capacity.
+
+The draft gives saturation two readings. By its rule it is the first level that achieves less than the one
+before it (5.3.4); its own example (5.3.5) names the level of the highest throughput, at which no rule of the
+draft fires. Both are reported, each by its name.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta
+
+from llmtap.bench.run.figures import DOUBT, SPANS, line_series, ms_of
+from llmtap.bench.run.levels import (
+    Bounds,
+    Tried,
+    lasts,
+    latency_rows,
+    level_json,
+    number,
+    open_level,
+    saturation_level,
+    share,
+)
+from llmtap.bench.run.load_level import Capacity, capacity_told
+from llmtap.bench.run.session import Session
+from llmtap.bench.run.steady import steady_of
+from llmtap.bench.run.test import BenchTest, Chart, Found, Mark, Series, Table
+from llmtap.bench.tests.throughput import DURATION_MIN, ThroughputParams, seek
+from llmtap.errors import ConfigError
+from llmtap.metrics.saturation import knee, operating_point, peak, saturation_point
+from llmtap.units import NS_PER_S, Duration, to_seconds
+from llmtap.workload.arrivals.arrivals import parse_arrivals
+
+__all__ = ["TEST", "TradeoffParams"]
+
+LEVELS_MIN: Final = 10
+RATE_MAX: Final = 1_024.0
+"""Requests per second, beyond which nobody looks for capacity without saying so."""
+STEPS: Final = 12
+"""Increments into which a preliminary search divides what is to be found."""
+_ANY: Final = 1 << 62
+"""Of a resolution: none is needed."""
+_MARKED: Final = ("p50", "p95", "p99")
+
+
+class TradeoffParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Setup (5.3.2)."""
+
+    workload: Annotated[str, Meta(description="a reference workload (4.3.2), or FILE.toml of your own")] = (
+        "synthetic-uniform"
+    )
+    duration: Annotated[Duration, Meta(description="of each level: 60s at least (5.3.2)")] = DURATION_MIN
+    levels: Annotated[
+        tuple[float, ...],
+        Meta(description="percent of capacity: 10 levels at least, from 10 to saturation (5.3.2)"),
+    ] = (10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 110, 120)
+    max_rate: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(
+            description="estimated capacity, requests/s; default: the throughput test's, or looked for",
+        ),
+    ] = None
+    search_duration: Annotated[
+        Duration, Meta(description="of each level of that search, where capacity is not known")
+    ] = Duration(20 * NS_PER_S)
+    search_from: Annotated[float, Meta(gt=0, description="rate at which that search begins, requests/s")] = (
+        1.0
+    )
+    arrivals: Annotated[
+        str, Meta(description="poisson, uniform, gamma:cv=2 (bursty) or another arrival process")
+    ] = "poisson"
+    ttft_p99: Annotated[Duration | None, Meta(description="SLO: largest P99 of TTFT")] = None
+    tpot_p99: Annotated[Duration | None, Meta(description="SLO: largest P99 of TPOT")] = None
+
+    @property
+    def bounds(self) -> Bounds:
+        return Bounds(self.ttft_p99, self.tpot_p99)
+
+
+def check(session: Session, params: TradeoffParams) -> None:
+    """Raises ConfigError: too few levels, too short, or not rising."""
+    if params.duration < DURATION_MIN and not session.quick:
+        raise ConfigError(
+            "duration", f"is {to_seconds(params.duration):g} s, and 5.3.2 asks for 60 s at least",
+            "--quick gives that up, and the report says so",
+        )  # fmt: skip
+    if min(params.duration, params.search_duration) <= 0:
+        raise ConfigError("duration", "is nothing")
+    levels = params.levels
+    if len(levels) < LEVELS_MIN and not session.quick:
+        raise ConfigError("levels", f"are {len(levels)}, and 5.3.2 asks for {LEVELS_MIN} at least")
+    if len(levels) < 2 or levels[0] <= 0 or any(low >= high for low, high in pairwise(levels)):
+        raise ConfigError("levels", "are percents above 0, each above the one before", "such as 10,20,30")
+    if not session.quick and (levels[0] > 10 or levels[-1] < 100):
+        raise ConfigError("levels", "have to begin at 10 % of capacity and to reach 100 % (5.3.2)")
+    parse_arrivals(params.arrivals, rate_rps=1.0, seed=0, place="arrivals")
+
+
+async def run(session: Session, params: TradeoffParams) -> Found:
+    """5.3.3: estimate capacity, and measure each level in ascending order."""
+    capacity = await _capacity(session, params)
+    tried = []
+    for done, percent in enumerate(params.levels):
+        session.watcher.left(lasts(len(params.levels) - done, to_seconds(params.duration)))
+        name = f"levels/{percent:05.1f}"
+        rate_rps = capacity.rps * percent / 100
+        load = open_level(session, name, params.workload, rate_rps, params.duration, arrivals=params.arrivals)
+        measured = await session.measure(name, load, slo=params.bounds.slo)
+        steady = steady_of(measured, to_seconds(params.duration))
+        broken = params.bounds.broken(steady)
+        tried.append(Tried(rate_rps, measured, steady, not broken, "; ".join(broken)))
+    found = Found(configuration=_configuration(params, capacity))
+    found.measurements = _measurements(params, capacity, tried)
+    found.tables = _tables(params, found.measurements, tried)
+    found.charts = _charts(found.measurements, tried)
+    _remark(found, params, tried)
+    return found
+
+
+async def _capacity(session: Session, params: TradeoffParams) -> Capacity:
+    """5.3.3, 1: as somebody says, as the throughput test found, or by a short one of our own."""
+    told = capacity_told(session, params.max_rate, params.workload)
+    if told is not None:
+        return told
+    # Doubled until it breaks, and from there in steps of its own size.
+    rough = await _search(session, params, params.search_from, "capacity/rough", resolution=_ANY)
+    fine = await _search(session, params, rough / STEPS, "capacity/fine", low=rough / 2, high=rough * 2)
+    seconds = to_seconds(params.search_duration)
+    return Capacity(
+        rps=fine, tps=None, how=f"a search, {seconds:g} s a level, in steps of {rough / STEPS:.3g}"
+    )
+
+
+async def _search(
+    session: Session,
+    params: TradeoffParams,
+    step: float,
+    prefix: str,
+    *,
+    low: float | None = None,
+    high: float = RATE_MAX,
+    resolution: int = 1,
+) -> float:
+    """The highest rate that is sustained, to the step. Raises ConfigError where none is."""
+    sought = await seek(
+        session,
+        ThroughputParams(
+            workload=params.workload, duration=params.search_duration, arrivals=params.arrivals,
+            rate_step=step, rate_min=low or step, rate_max=high,
+        ),
+        prefix,
+        resolution=resolution,
+    )  # fmt: skip
+    best = sought.best
+    if best is None:
+        raise ConfigError(
+            "max_rate", f"is not known, and not even {low or step:g} requests/s is sustained",
+            "a search_from below it, or max_rate where it is known",
+        )  # fmt: skip
+    return best.level
+
+
+def _configuration(params: TradeoffParams, capacity: Capacity) -> dict[str, str]:
+    return {
+        "Workload": params.workload,
+        "Load model": f"open loop, arrivals {params.arrivals}",
+        "Estimated capacity": f"{capacity.rps:.4g} requests/s: {capacity.how}",
+        "Load levels": ", ".join(f"{percent:g} %" for percent in params.levels) + " of it",
+        "Test duration": f"{to_seconds(params.duration):g} s per level, the first 10 % dropped",
+        "Objectives": params.bounds.says or "none",
+    }
+
+
+def _measurements(params: TradeoffParams, capacity: Capacity, tried: Sequence[Tried]) -> dict[str, Any]:
+    levels = [saturation_level(t) for t in tried]
+    by_rate = {t.level: t for t in tried}
+    best = operating_point(levels, lambda level: by_rate[level.offered_rps].holds) if params.bounds else None
+    return {
+        "capacity_rps": capacity.rps,
+        "capacity_source": capacity.how,
+        "objectives": params.bounds.to_dict(),
+        "knee_rps": knee(levels),
+        "knee_by_e2e_rps": knee([saturation_level(t, "e2e_ns") for t in tried]),
+        "saturation_rps": saturation_point(levels),
+        "peak_rps": peak(levels),
+        "queue_grows_from_rps": next((t.level for t in tried if t.steady.queue_grows), None),
+        "operating_point_rps": best,
+        "operating_point_output_tps": None if best is None else by_rate[best].steady.output_tps,
+        "levels": [
+            {
+                "percent": percent,
+                "offered_rps": t.level,
+                **level_json(t),
+                "holds": t.holds if params.bounds else None,
+            }
+            for percent, t in zip(params.levels, tried, strict=True)
+        ],
+    }
+
+
+def _tables(params: TradeoffParams, told: Mapping[str, Any], tried: Sequence[Tried]) -> list[Table]:
+    rows: list[list[str]] = []
+    more: list[list[str]] = []
+    for percent, t in zip(params.levels, tried, strict=True):
+        latency = latency_rows(t.steady.sent)
+
+        def text(name: str, p: str, of: Mapping[str, Any] = latency) -> str:
+            return ms_of(of[name], p)
+
+        offered, queue = number(t.level), "growing" if t.steady.queue_grows else "stable"
+        rows.append(
+            [
+                offered, number(t.steady.output_tps), text("ttft", "p50"), text("ttft", "p99"),
+                text("tpot", "p50"), text("tpot", "p99"), share(t.steady.success), queue,
+            ]
+        )  # fmt: skip
+        more.append(
+            [
+                f"{percent:g}%", offered, number(t.steady.completed_rps), text("ttft", "p95"),
+                text("tpot", "p95"), *(text("e2e", p) for p in _MARKED),
+            ]
+        )  # fmt: skip
+    return [
+        Table(
+            caption="Table 5: Throughput-Latency Table",
+            heads=[
+                "Offered (r/s)", "Achieved (tok/s)", "TTFT P50", "TTFT P99", "TPOT P50", "TPOT P99",
+                "Success", "Queue",
+            ],
+            rows=rows,
+        ),
+        Table(
+            caption="What else 5.3.4 has recorded at each level",
+            heads=[
+                "Of capacity", "Offered (r/s)", "Completed (r/s)", "TTFT P95", "TPOT P95", "E2E P50",
+                "E2E P95", "E2E P99",
+            ],
+            rows=more,
+        ),
+        Table(
+            caption="Points of the curve (5.3.4)", heads=["Point", "Load", "By which rule"],
+            rows=_points(params, told),
+        ),
+    ]  # fmt: skip
+
+
+def _points(params: TradeoffParams, told: Mapping[str, Any]) -> list[list[str]]:
+    def at(name: str) -> str:
+        return "none of these levels" if told[name] is None else number(told[name], "req/s")
+
+    points = [
+        ["Knee point", at("knee_rps"), "TTFT P99 exceeds 2 x the smallest of all levels"],
+        ["Saturation point (rule)", at("saturation_rps"), "throughput falls below that of the level before"],
+        [
+            "Saturation point (peak)",
+            at("peak_rps"),
+            "throughput is highest, as the draft's Table 5 prints it",
+        ],
+        ["Queue grows", at("queue_grows_from_rps"), "what is in flight grows through the whole level"],
+    ]
+    if params.bounds:
+        rule = f"highest throughput of the levels with {params.bounds.says}"
+        points.append(["Optimal operating point", at("operating_point_rps"), rule])
+    return points
+
+
+def _charts(told: Mapping[str, Any], tried: Sequence[Tried]) -> list[Chart]:
+    rates: list[float | str] = [t.level for t in tried]
+    rows = [latency_rows(t.steady.sent) for t in tried]
+    output: list[float | str] = [t.steady.output_tps or 0.0 for t in tried]
+    marks = [
+        Mark(x=told[name], says=says)
+        for name, says in (
+            ("knee_rps", "knee"),
+            ("saturation_rps", "saturation (throughput falls)"),
+            ("peak_rps", "highest throughput"),
+            ("operating_point_rps", "operating point"),
+        )
+        if told[name] is not None
+    ]
+
+    def lines(name: str, xs: list[float | str]) -> list[Series]:
+        return [line_series(p.upper(), xs, [row[name][p] for row in rows]) for p in _MARKED]
+
+    titles = (("ttft", "TTFT"), ("tpot", "TPOT"), ("e2e", "End-to-end latency"))
+    charts = [
+        Chart(
+            title=f"{title} by throughput", kind="line", x_title="achieved output tokens/s",
+            y_title=f"{title} (ms)", series=lines(name, output), log_y=True,
+        )
+        for name, title in titles
+    ]  # fmt: skip
+    charts += [
+        Chart(
+            title=f"{title} by offered load", kind="line", x_title="offered load (requests/s)",
+            y_title=f"{title} (ms)", series=lines(name, rates), marks=marks, log_y=True,
+        )
+        for name, title in titles
+    ]  # fmt: skip
+    charts.append(
+        Chart(
+            title="Achieved throughput by offered load", kind="line", x_title="offered load (requests/s)",
+            y_title="output tokens/s", marks=marks,
+            series=[Series(name="achieved", x=rates, y=[t.steady.output_tps for t in tried])],
+        )
+    )  # fmt: skip
+    return charts
+
+
+def _remark(found: Found, params: TradeoffParams, tried: Sequence[Tried]) -> None:
+    told, notes = found.measurements, found.notes
+    notes.append(
+        "the knee is of TTFT P99, as in the draft's example; throughput is of tokens made in the last 90 % of"
+        " a level's time"
+    )
+    if told["saturation_rps"] is None:
+        notes.append(
+            "throughput falls at none of these levels, so the rule of 5.3.4 finds no saturation; the draft's"
+            " own example calls the level of the highest throughput by that name"
+        )
+    if not params.bounds:
+        notes.append("no SLO is given (ttft_p99, tpot_p99): no optimal operating point")
+    if not any(t.steady.queue_grows or t.steady.falls_short for t in tried):
+        notes.append("no level saturates: capacity was estimated too low, and the curve ends before it")
+    if tried[0].steady.queue_grows or tried[0].steady.falls_short:
+        notes.append("even the lowest level saturates: capacity was estimated too high")
+    if any(latency_rows(t.steady.sent)["ttft"]["marks"] for t in tried):
+        notes.append(DOUBT)
+    notes.append(SPANS)
+
+
+TEST: Final = BenchTest(
+    name="tradeoff",
+    section="5.3",
+    title="Throughput-Latency Tradeoff",
+    params=TradeoffParams,
+    run=run,
+    quick={
+        "duration": Duration(5 * NS_PER_S),
+        "search_duration": Duration(3 * NS_PER_S),
+        "levels": (10, 40, 70, 90, 100, 120),
+    },
+    forfeits=("5.3.2-p1", "5.3.2-p2", "5.3.3-p1"),
+    check=check,
+)

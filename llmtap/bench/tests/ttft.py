@@ -1,0 +1,254 @@
+"""Time to First Token (seed 000, 5.1): how long until the first content token, at a load.
+
+TTFT is from the last byte of the request to the first content token that is not empty or white space
+(5.1.3.1, B.1.1). Where tokens of another kind come before it, the time to any token is told beside it.
+"""
+
+from typing import Annotated, Any, Final
+
+import msgspec
+import pyarrow.compute as pc
+from msgspec import Meta
+
+from llmtap.bench.compliance.evidence import several
+from llmtap.bench.run.figures import DOUBT, cdf_series, histogram_series, latency_row, load_lines, ms, ms_of
+from llmtap.bench.run.load_level import Capacity, capacity_told
+from llmtap.bench.run.loads import Load, closed_load, open_load
+from llmtap.bench.run.measurement import Measurement
+from llmtap.bench.run.session import Session
+from llmtap.bench.run.test import BenchTest, Chart, Found, Series, Table
+from llmtap.errors import ConfigError
+from llmtap.metrics.statistics import percentile
+
+__all__ = ["TEST", "TtftParams"]
+
+EDGES: Final = (0, 256, 512, 1_024, 2_048, 4_096)
+"""Lower edges of the input lengths that 5.1.4.2 recommends; the last range has no end."""
+_ROWS: Final = {"p50": "P50", "p90": "P90", "p95": "P95", "p99": "P99", "p999": "P99.9"}
+_BUCKET_SHARES: Final = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
+_HISTOGRAM_TO: Final = 0.995
+SHARE: Final = 0.5
+"""Of the sustainable rate, where no load is given."""
+
+
+class TtftParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Setup (5.1.2). `rate` or `concurrency` is the load model; with neither it is half of what the
+    throughput test found sustainable."""
+
+    workload: Annotated[str, Meta(description="a reference workload (4.3.2), or FILE.toml of your own")] = (
+        "synthetic-uniform"
+    )
+    requests: Annotated[int, Meta(ge=1, description="how many: P99 needs 1,000, P99.9 needs 10,000")] = 10_000
+    rate: Annotated[Annotated[float, Meta(gt=0)] | None, Meta(description="open loop: requests/s")] = None
+    arrivals: Annotated[
+        str, Meta(description="open loop: poisson, uniform, gamma:cv=2 (bursty) or another arrival process")
+    ] = "poisson"
+    concurrency: Annotated[
+        Annotated[int, Meta(ge=1)] | None, Meta(description="closed loop: requests at a time")
+    ] = None
+
+
+def check(session: Session, params: TtftParams) -> None:
+    """Raises ConfigError: one load model is to be chosen (5.1.2.2)."""
+    if params.rate is None and params.concurrency is None and _capacity(session, params) is None:
+        raise ConfigError(
+            "rate", "is not given, and neither is concurrency: TTFT is measured at a load",
+            "rate = 10.0 sends in an open loop, concurrency = 8 in a closed one; after the throughput test in"
+            " the same results folder, half of what it found sustainable is taken",
+        )  # fmt: skip
+    if params.rate is not None and params.concurrency is not None:
+        raise ConfigError("concurrency", "is of a closed loop, and rate is given too", "one of the two")
+
+
+async def run(session: Session, params: TtftParams) -> Found:
+    """5.1.3: warm up, send, and sum up."""
+    load = _load(session, params)
+    measured = await session.measure("load", load)
+    found = Found(configuration=load_lines(load, measured))
+    ttft = measured.values("ttft_ns")
+    row = latency_row(ttft)
+    found.measurements = {
+        "requests": measured.n,
+        "answered": len(measured.ended_well()),
+        "ttft": row,
+        "ttft_by_input": _by_input(measured, load),
+        "ttft_any": _any_token(measured),
+        "server_queue": _told(measured, "server_queue_ns"),
+        "server_prefill": _told(measured, "server_prefill_ns"),
+        "tpot": latency_row(measured.values("tpot_ns")),
+        "e2e": latency_row(measured.values("e2e_ns")),
+        "uncertainty_max": max(measured.values("uncertainty_ns"), default=None),
+    }
+    found.tables = _tables(found.measurements)
+    found.charts = _charts(ttft, measured, found.measurements["ttft_any"] is not None)
+    _remark(found)
+    return found
+
+
+def _capacity(session: Session, params: TtftParams) -> Capacity | None:
+    return capacity_told(session, None, params.workload)
+
+
+def _load(session: Session, params: TtftParams) -> Load:
+    target = session.target
+    chat = target.endpoint == "chat.completions"
+    rate = params.rate
+    if rate is None and params.concurrency is None:
+        found = _capacity(session, params)
+        assert found is not None  # `check` has seen it
+        rate = SHARE * found.rps
+    if rate is not None:
+        return open_load(
+            params.workload, rate_rps=rate, seed=session.seed, requests=params.requests,
+            arrivals=params.arrivals, tokenizer=target.tokenizer, chat=chat,
+        )  # fmt: skip
+    assert params.concurrency is not None
+    return closed_load(
+        params.workload, slots=params.concurrency, seed=session.seed, requests=params.requests,
+        tokenizer=target.tokenizer, chat=chat,
+    )  # fmt: skip
+
+
+def _by_input(measured: Measurement, load: Load) -> list[dict[str, Any]] | None:
+    """TTFT of each range of input lengths that has any, where lengths vary (5.1.4.2); else None.
+
+    A length is what the server counted, or else what the plan says.
+    """
+    planned = load.plan.requests.input
+    samples: dict[int, list[float]] = {}
+    lengths = set()
+    table = measured.ended_well().select(["row", "input_tokens", "ttft_ns"])
+    for row, told, ttft_ns in zip(*(column.to_pylist() for column in table.columns), strict=True):
+        length = planned[row] if told is None else told
+        lengths.add(length)
+        if ttft_ns is not None:
+            bucket = max(i for i, edge in enumerate(EDGES) if length >= edge)
+            samples.setdefault(bucket, []).append(ttft_ns / 1e9)
+    if len(lengths) < 2:
+        return None
+    return [
+        {
+            "from": EDGES[bucket], "below": EDGES[bucket + 1] if bucket + 1 < len(EDGES) else None,
+            **latency_row(samples[bucket], _BUCKET_SHARES),
+        }
+        for bucket in sorted(samples)
+    ]  # fmt: skip
+
+
+def _any_token(measured: Measurement) -> dict[str, Any] | None:
+    """Time to the first token of any kind, where some answer had one before its first content (5.1.3.1)."""
+    table = measured.ended_well()
+    earlier = pc.less(table["ttft_any_ns"], table["ttft_ns"])  # null where either is
+    only_other = pc.and_(pc.is_valid(table["ttft_any_ns"]), pc.is_null(table["ttft_ns"]))
+    if not pc.any(earlier).as_py() and not pc.any(only_other).as_py():
+        return None
+    sooner = int(pc.sum(earlier).as_py() or 0) + int(pc.sum(only_other).as_py() or 0)
+    return {**latency_row(measured.values("ttft_any_ns")), "answers_with_others_first": sooner}
+
+
+def _told(measured: Measurement, column: str) -> dict[str, Any] | None:
+    """A part of TTFT by the server's own instruments; None where it tells none."""
+    values = measured.values(column)
+    return latency_row(values) if values else None
+
+
+def _tables(found: dict[str, Any]) -> list[Table]:
+    tables = [Table(caption="Table 1: TTFT Results", heads=["Metric", "Value"], rows=_results(found))]
+    if found["ttft_by_input"] is not None:
+        tables.append(
+            Table(
+                caption="Table 2: TTFT by Input Length",
+                heads=["Input Tokens", "P50 (ms)", "P95 (ms)", "P99 (ms)"],
+                rows=[
+                    [_range(row), *(ms_of(row, name, unit=False) for name in _BUCKET_SHARES)]
+                    for row in found["ttft_by_input"]
+                ],
+            )
+        )
+    parts = {
+        "Time to any token": found["ttft_any"],
+        "Queue wait (server)": found["server_queue"],
+        "Prefill (server)": found["server_prefill"],
+    }
+    rows = [
+        [name, f"{row['n']}", *(ms_of(row, share) for share in ("mean", *_ROWS))]
+        for name, row in parts.items()
+        if row is not None
+    ]
+    if rows:
+        heads = ["Component", "Samples", "Mean", *_ROWS.values()]
+        tables.append(Table(caption="Components of TTFT (5.1.4.2)", heads=heads, rows=rows))
+    return tables
+
+
+def _results(found: dict[str, Any]) -> list[list[str]]:
+    row = found["ttft"]
+    rows = [["Requests", f"{found['requests']}"]]
+    rows += [[f"TTFT {name}", ms_of(row, key)] for key, name in _ROWS.items()]
+    return [*rows, *([f"TTFT {name.title()}", ms_of(row, name)] for name in ("mean", "min", "max"))]
+
+
+def _range(row: dict[str, Any]) -> str:
+    return f"{row['from']}+" if row["below"] is None else f"{row['from']}-{row['below']}"
+
+
+def _charts(ttft: list[float], measured: Measurement, others: bool) -> list[Chart]:
+    if not ttft:
+        return []
+    curves: list[Series] = [cdf_series("TTFT (first content token)", ttft)]
+    if others:
+        curves.append(cdf_series("time to any token", measured.values("ttft_any_ns")))
+    most = percentile(ttft, _HISTOGRAM_TO)
+    assert most is not None
+    return [
+        Chart(
+            title="TTFT: share of requests that had their first token by then", kind="cdf",
+            x_title="TTFT (ms)", y_title="share of requests", series=curves,
+        ),
+        Chart(
+            title="TTFT: how often which (without the slowest 0.5 %)", kind="histogram",
+            x_title="TTFT (ms)", y_title="share of requests",
+            series=[histogram_series("TTFT", ttft, span=(ttft[0], most))],
+        ),
+    ]  # fmt: skip
+
+
+def _remark(found: Found) -> None:
+    figures = found.measurements
+    row = figures["ttft"]
+    found.notes.append(
+        f"TTFT of {several(row['n'], 'answer')}; intervals, in brackets, are of 95 %, by order statistics"
+    )
+    if row["marks"]:
+        found.notes.append(DOUBT)
+    if figures["ttft_any"] is None:
+        found.notes.append("TTFT is to the first content token; no answer had a token of another kind before")
+    else:
+        share = figures["ttft_any"]["answers_with_others_first"] / max(1, figures["answered"])
+        found.notes.append(
+            f"TTFT is to the first content token; {share:.0%} of answers had tokens of another kind before it"
+            f" (reasoning, tool calls), the first after {ms_of(figures['ttft_any'], 'mean')} on average"
+        )
+    buckets = figures["ttft_by_input"]
+    if buckets is not None:
+        counts = ", ".join(f"{_range(bucket)}: {bucket['n']:,}" for bucket in buckets)
+        found.notes.append(f"requests by input tokens: {counts}")
+    if figures["server_queue"] is None and figures["server_prefill"] is None:
+        found.notes.append("the server tells neither queue wait nor prefill: TTFT is not taken apart")
+    if figures["answered"] < figures["requests"]:
+        failed = figures["requests"] - figures["answered"]
+        found.notes.append(f"{failed:,} of {figures['requests']:,} answers did not come whole: not in TTFT")
+    if figures["uncertainty_max"] is not None:
+        found.notes.append(f"a stamp may be late by {ms(figures['uncertainty_max'])} at the worst")
+
+
+TEST: Final = BenchTest(
+    name="ttft",
+    section="5.1",
+    title="Time to First Token",
+    params=TtftParams,
+    run=run,
+    quick={"requests": 200},
+    forfeits=("5.1.2.1-1a", "5.1.2.1-1b"),
+    check=check,
+)

@@ -1,0 +1,1 @@
+"""What a capture keeps of prompts: block hashes, sessions, redaction."""

@@ -1,0 +1,358 @@
+"""Takes out of text what an operator does not want kept: e-mail addresses, cards, phone numbers, keys, and
+what patterns of their own find. Only the level `full` has text, and none of it is written before this.
+
+Found:
+
+- `email`: name@host.tld. Not: hosts without a dot, addresses spelled out ("ann at example dot com").
+- `card`: 13 to 19 digits, in groups or not, that satisfy Luhn's check and begin like a card (not with 0, 1 or
+  7). Not: cards with a digit missing or with dots between, expiry dates and security codes.
+- `phone`: +49 30 123456 and other international forms; (415) 555-2671, 415-555-2671, 415.555.2671; national
+  numbers in groups behind a 0; others behind a word such as "call" or "tel". Not: numbers in one piece, or in
+  groups by spaces, without a leading 0 or such a word: they are as likely quantities.
+- `key`: the forms that issuers publish (record/paths.py), private keys in PEM, Authorization and Cookie
+  fields, credentials in URLs, what is assigned to a name such as password or api_key, and members of a JSON
+  body with such a name. Not: a secret without form and without name; a plain word behind "password: ", which
+  is prose as often.
+
+Media in base64 becomes `[media]`, because nothing can be found in it.
+
+Each pattern is bounded or possessive where it repeats: time is linear in the text, whatever it is. A pattern
+of the operator's own (`re:PATTERN`) is run as it is.
+
+Source: ITU-T E.164 (at most 15 digits), ISO/IEC 7812-1 (card numbers, Luhn), RFC 7468 (PEM), RFC 2397 (data
+URLs).
+"""
+
+import re
+from collections.abc import Callable
+from itertools import accumulate
+from typing import Any, Final
+
+import msgspec
+
+from llmtap.capture.options import OWN_RULE
+from llmtap.exchange.paths import KEY_PATTERN
+
+__all__ = ["BODY_BYTES_MAX", "BUILT_IN", "Redactor"]
+
+BODY_BYTES_MAX: Final = 8 << 20
+"""As much of a request as the observer keeps."""
+_MEDIA_CHARS_MIN: Final = 4096
+"""Below it is an icon, or a short text in base64; above it a file."""
+
+_Rule = Callable[[str], tuple[str, int]]
+
+
+class Redactor:
+    """Applies rules: names of BUILT_IN, or `re:` and a regular expression."""
+
+    __slots__ = ("_keys", "_rules")
+
+    def __init__(self, rules: tuple[str, ...]) -> None:
+        own = [_own(re.compile(rule.removeprefix(OWN_RULE))) for rule in rules if rule not in BUILT_IN]
+        # The operator's first: what they name they know best. Keys next, which may hold digits.
+        self._rules = [*own, *(rule for name, rule in BUILT_IN.items() if name in rules)]
+        self._keys = "key" in rules
+
+    def text(self, text: str) -> tuple[str, int]:
+        """The text with a mark in place of each hit, and how many there were."""
+        text, hits = _media(text)
+        for rule in self._rules:
+            text, more = rule(text)
+            hits += more
+        return text, hits
+
+    def body(self, body: bytes) -> tuple[str | None, int]:
+        """A JSON body, redacted in every string and every name at any depth; None for what is no JSON."""
+        if len(body) > BODY_BYTES_MAX:
+            return None, 0
+        walk = _Walk(self.text, names=self._keys)
+        try:
+            return msgspec.json.encode(walk.value(msgspec.json.decode(body))).decode(), walk.hits
+        except (ValueError, OverflowError, RecursionError):
+            return None, 0
+
+
+class _Walk:
+    """Once through a JSON value."""
+
+    __slots__ = ("_names", "_text", "hits")
+
+    def __init__(self, text: _Rule, *, names: bool) -> None:
+        self._text = text
+        self._names = names
+        self.hits = 0
+
+    def value(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self._str(value)
+        if isinstance(value, dict):
+            return self._object(value)
+        if isinstance(value, list):
+            return [self.value(one) for one in value]
+        if isinstance(value, int) and value > 10**11:  # a card, or a phone, as a number
+            shown = self._str(str(value))
+            return value if shown == str(value) else shown
+        return value
+
+    def _object(self, value: dict[str, Any], *, schema: bool = False) -> dict[str, Any]:
+        out: dict[str, Any] = {}
+        # {"name": "Authorization", "value": "..."}, as in lists of header fields.
+        told = self._names and any(_is_secret(value.get(key)) for key in ("name", "key"))
+        for name, inner in value.items():
+            shown = self._str(name)
+            if shown in out:  # two addresses as names of members
+                shown = f"{shown}#{len(out)}"
+            if self._names and (_is_secret(name) or (told and name == "value")):
+                out[shown] = self._secret(inner, schema=schema)
+            elif name == "properties" and isinstance(inner, dict):
+                out[shown] = self._object(inner, schema=True)
+            else:
+                out[shown] = self.value(inner)
+        return out
+
+    def _secret(self, value: Any, *, schema: bool) -> Any:
+        """What stands for a value whose name says that it is secret."""
+        if value is None or isinstance(value, bool) or value in ("", [], {}, "[key]"):
+            return value
+        if schema and isinstance(value, dict):  # a tool has a parameter of this name: it is no value
+            return {
+                self._str(name): self.value(inner)
+                if name in _SCHEMA_WORDS
+                else self._secret(inner, schema=False)
+                for name, inner in value.items()
+            }
+        self.hits += 1
+        return "[key]"
+
+    def _str(self, text: str) -> str:
+        text, hits = self._text(text)
+        self.hits += hits
+        return text
+
+
+_SECRET_NAMES: Final = frozenset({
+    "apikey", "authorization", "proxyauthorization", "auth", "password", "passwd", "pwd", "passphrase",
+    "token", "secret", "credential", "credentials", "cookie", "cookies", "setcookie", "bearer", "jwt",
+})  # fmt: skip
+_SECRET_ENDS: Final = (
+    "apikey", "accesskey", "secretkey", "privatekey", "password", "passphrase", "secret", "credentials",
+    "accesstoken", "refreshtoken", "idtoken", "authtoken", "sessiontoken", "bearertoken", "securitytoken",
+    "secretaccesskey", "authorization", "subscriptionkey", "signingkey", "encryptionkey",
+)  # fmt: skip
+_SCHEMA_WORDS: Final = frozenset({"type", "description", "title", "format", "minLength", "maxLength", "$ref"})
+
+
+def _is_secret(name: Any) -> bool:
+    if not isinstance(name, str) or len(name) > 64:
+        return False
+    bare = name.lower().replace("-", "").replace("_", "").replace(".", "").replace(" ", "")
+    return bare in _SECRET_NAMES or bare.endswith(_SECRET_ENDS)
+
+
+# Media.
+
+_data_url = re.compile(
+    r"data:[\w.+-]{1,64}/[\w.+-]{1,64}(?:;[\w.+=-]{1,64}){0,4};base64,"
+    rf"[A-Za-z0-9+/=_%-]{{{_MEDIA_CHARS_MIN},}}+"
+).subn
+_base64 = re.compile(r"(?=[a-z0-9+/_-]*+[A-Z])(?=[A-Z0-9+/_-]*+[a-z])[A-Za-z0-9+/_-]++={0,2}").fullmatch
+
+
+def _media(text: str) -> tuple[str, int]:
+    if len(text) < _MEDIA_CHARS_MIN:
+        return text, 0
+    # "aaaa..." is how load generators fill a prompt, and no file.
+    return ("[media]", 1) if _base64(text) else _data_url("[media]", text)
+
+
+# Keys.
+
+_quote = r"""\\{0,3}["']"""
+_bare = r"""[^\s"'\\,;&<>(){}]"""
+_marks = r"(?!\[(?:key|email|card|phone|redacted|media)\])"
+# To the end of the key, or of what is left of it.
+_pem = (
+    r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----[^-]*+(?:-(?!----)[^-]*+)*+"
+    r"(?:-----END [A-Z0-9 ]{0,60}-----)?"
+)
+_authorization = (
+    rf"(?i)(authorization(?:{_quote})?\s{{0,3}}[:=]\s{{0,3}}(?:{_quote})?"
+    r"(?:(?:bearer|basic|token|apikey|digest|negotiate|aws4-hmac-sha256)\s{1,3})?)"
+    rf"{_marks}(?!(?:bearer|basic)\b){_bare}{{4,}}+"
+)
+_bearer = rf"(?i)(\bbearer\s{{1,3}}){_marks}(?=[\w.~+/=-]{{0,64}}[0-9])[\w.~+/=-]{{12,}}+"
+_cookie = (
+    rf"(?i)(\b(?:set-)?cookie(?:{_quote})?\s{{0,3}}[:=]\s{{0,3}}(?:{_quote})?)"
+    r"""(?!\[key\])[^\s=;,"']{1,128}=[^\s;"'\\]++(?:;\s{0,3}[^\s;"'\\]++)*+"""
+)
+_in_url = r"(?<=://)[^\s/?#@:\[\]]{0,128}:[^\s/?#@]{1,256}(?=@)"
+_in_query = (
+    r"(?i)([?&](?:[a-z]{0,12}[_-]?(?:key|token|secret|password)|sig|signature|auth)=)"
+    rf"{_marks}[^\s&#\"'<>]{{4,}}+"
+)
+_KEYS: Final = tuple(
+    (needle, re.compile(pattern).subn, mark)
+    for needle, pattern, mark in (
+        ("private key", _pem, "[key]"), ("authorization", _authorization, r"\1[key]"),
+        ("bearer", _bearer, r"\1[key]"), ("cookie", _cookie, r"\1[key]"), ("://", _in_url, "[key]"),
+        ("=", _in_query, r"\1[key]"), ("", rf"(?<![A-Za-z0-9]){KEY_PATTERN}", "[key]"),
+    )
+)  # fmt: skip
+"""Each with what a text must have in it, in lower case, for the pattern to be worth a try."""
+_assigned = re.compile(
+    r"(?i)(pass(?:word|wd|phrase|code)|pwd|secret|(?:api|access|secret|private|auth|account)[_-]?key"
+    rf"|token|credentials?)((?:{_quote})?)(\s{{0,3}}(?:=>|:=|[:=]|\bis\b)\s{{0,3}})"
+    rf"(?:({_quote})([^\"'\\\n]{{3,1024}}+)|({_bare}{{4,}}+))"
+)
+_ASSIGNED_NEEDLES: Final = ("pass", "pwd", "secret", "key", "token", "credential")
+_of_a_model = re.compile(
+    r"(?i)(?:max|min|num|eos|bos|pad|unk|sep|cls|mask|stop|next|new|special|image|first|last|per)[_ -]?$"
+).search
+"""Before "token": these tokens are what models read."""
+_no_value = re.compile(
+    r"(?i)(?:none|null|true|false|undefined|\[(?:key|email|card|phone|redacted|media)\])\W*"
+)
+_odd = re.compile(r"[0-9!@#$%^*+/]").search
+
+
+def _key(text: str) -> tuple[str, int]:
+    hits = 0
+    lower = text.lower()
+    for needle, sub, mark in _KEYS:
+        if needle in lower:
+            text, more = sub(mark, text)
+            hits += more
+    if not any(name in lower for name in _ASSIGNED_NEEDLES):
+        return text, hits
+    spans = [m.span(5 if m[5] else 6) for m in _assigned.finditer(text) if _is_assignment(m)]
+    text, more = _cut(text, "[key]", spans)
+    return text, hits + more
+
+
+def _is_assignment(m: "re.Match[str]") -> bool:
+    """Whether a secret stands there, and not prose or a program's text."""
+    name, _, sign, _, quoted, bare = m.groups()
+    if _no_value.fullmatch(quoted or bare):
+        return False
+    if name.lower() == "token" and _of_a_model(m.string, max(0, m.start() - 9), m.start()):
+        return False
+    if quoted:
+        return True
+    if m.string[m.end() : m.end() + 1] == "(" or bare.endswith("[") or bare.startswith(("http", "$")):
+        return False  # a call, an item of a mapping, a link, a variable
+    if sign in ("=", ":"):
+        return True
+    bare = bare.rstrip(".!?:*`")
+    return len(bare) >= 6 and bool(_odd(bare))
+
+
+# Addresses.
+
+# From the beginning of a name on, so that none is read twice.
+_email_sub = re.compile(r"(?<![\w.%+-])[\w.%+-]++@(?:[\w-]{1,63}\.){1,8}[^\W\d_]{2,24}").subn
+
+
+def _email(text: str) -> tuple[str, int]:
+    return _email_sub("[email]", text) if "@" in text else (text, 0)
+
+
+# Cards.
+
+_digit_runs = re.compile(r"(?<!\d)\d{1,19}(?!\d)(?:[ \u00a0-]{1,3}\d{1,19}(?!\d))*+").finditer
+_digit_groups = re.compile(r"\d+").finditer
+_CARD_DIGITS: Final = range(13, 20)
+
+
+def _card(text: str) -> tuple[str, int]:
+    return _cut(text, "[card]", [span for run in _digit_runs(text) for span in _cards_in(run)])
+
+
+def _cards_in(run: "re.Match[str]") -> list[tuple[int, int]]:
+    """Where groups of these digits make a card: `2024-01-15 4111 1111 1111 1111` has one behind a date."""
+    if run.end() - run.start() < _CARD_DIGITS.start:
+        return []
+    groups = list(_digit_groups(run[0]))
+    digits = [int(c) for group in groups for c in group[0]]
+    # Luhn's sum of any stretch in two look-ups: with the digits of even places doubled, and of odd ones.
+    doubled = [sum(divmod(2 * d, 10)) for d in digits]
+    even = [0, *accumulate(doubled[i] if i % 2 == 0 else d for i, d in enumerate(digits))]
+    odd = [0, *accumulate(doubled[i] if i % 2 == 1 else d for i, d in enumerate(digits))]
+    ends = [0, *accumulate(len(group[0]) for group in groups)]
+    spans = []
+    for first, group in enumerate(groups):
+        begin, found = ends[first], None
+        if digits[begin] in (0, 1, 7) or len(group[0]) < 3:
+            continue
+        for last in range(first + 1, len(ends)):
+            end = ends[last]
+            if end - begin >= _CARD_DIGITS.stop:
+                break
+            sums = even if end % 2 == 0 else odd  # the last digit but one is doubled
+            if end - begin in _CARD_DIGITS and (sums[end] - sums[begin]) % 10 == 0:
+                found = last
+        if found is not None:
+            spans.append((run.start() + group.start(), run.start() + groups[found - 1].end()))
+    return spans
+
+
+# Phones.
+
+_PHONES: Final = (
+    (r"(?<![\w+.])\+[1-9](?:[ ./()\u00a0-]{0,3}\d){6,14}(?![\w])", 8),
+    (r"(?<![\w.-])00[1-9]\d{0,2}(?:[ ./-]{1,3}\d{2,8}){2,5}(?![\w])", 9),
+    # North America.
+    (r"(?<![\w.-])(?:1[ .-])?(?:\([2-9]\d{2}\)[ -]?|[2-9]\d{2}[.-])[2-9]\d{2}[ .-]\d{4}(?![\w]|[.-]\d)", 10),
+    # An area code in brackets; four digits there are a year.
+    (r"(?<![\w.-])\((?:0\d{1,4}|[1-9]\d{1,2})\)[ ]?\d{2,5}[ .-]?\d{2,5}(?:[ .-]\d{2,4})?(?![\w]|[.-]\d)", 9),
+    # Behind a 0: 020 7946 0958, 030/1234567, 01 23 45 67 89, 090-1234-5678.
+    (r"(?<![\w./:-])0[1-9](?:[ .-]\d{2}){4}(?![\w]|[.-]\d)", 10),
+    (r"(?<![\w./:-])0[1-9]\d{1,4}(?: ?/ ?| )\d{3,8}(?:[ -]\d{2,5}){0,3}(?![\w]|[./:-]\d)", 9),
+    (r"(?<![\w./:-])0[1-9]\d{0,3}-\d{2,4}-\d{4}(?![\w]|[./:-]\d)", 10),
+    # China.
+    (r"(?<![\w./:-])1[3-9]\d-\d{4}-\d{4}(?![\w]|[./:-]\d)", 11),
+)  # fmt: skip
+"""Patterns, and how many digits a hit must have at least."""
+_PHONE_FINDS: Final = tuple((re.compile(pattern).finditer, digits) for pattern, digits in _PHONES)
+_called = re.compile(
+    r"(?i)\b(?:phone|tel|telephone|mobile|cell|fax|whatsapp|sms|dial|call(?: (?:me|us|him|her|them))?)\b"
+    r"(?:[ .:#-]|\b(?:at|on|is|number|no|nr)\b){0,8}(\(?\d(?:[ ./()-]{0,2}\d){6,14})(?![\w]|[.,]\d)"
+).finditer
+_seven_digits = re.compile(r"\d(?:[ ./()\u00a0-]{0,3}\d){6}").search
+_DIGITS_MAX: Final = 15
+
+
+def _phone(text: str) -> tuple[str, int]:
+    if not _seven_digits(text):
+        return text, 0
+    # In one piece it is a number of something, unless it is long.
+    spans = [m.span(1) for m in _called(text) if len(m[1]) >= 9 or not m[1].isdigit()]
+    for find, least in _PHONE_FINDS:
+        spans += [m.span() for m in find(text) if least <= sum(map(str.isdigit, m[0])) <= _DIGITS_MAX]
+    return _cut(text, "[phone]", spans)
+
+
+def _cut(text: str, mark: str, spans: list[tuple[int, int]]) -> tuple[str, int]:
+    """The text with a mark in place of each span, those that overlap as one."""
+    if not spans:
+        return text, 0
+    pieces, at, hits = [], 0, 0
+    for begin, end in sorted(spans):
+        if begin >= at:
+            pieces += [text[at:begin], mark]
+            hits += 1
+        at = max(at, end)
+    pieces.append(text[at:])
+    return "".join(pieces), hits
+
+
+def _own(pattern: "re.Pattern[str]") -> _Rule:
+    def rule(text: str) -> tuple[str, int]:
+        # A pattern that can be empty finds nothing everywhere.
+        return _cut(text, "[redacted]", [m.span() for m in pattern.finditer(text) if m[0]])
+
+    return rule
+
+
+BUILT_IN: Final[dict[str, _Rule]] = {"key": _key, "email": _email, "card": _card, "phone": _phone}
+"""By the names that an operator gives."""

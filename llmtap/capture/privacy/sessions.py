@@ -1,0 +1,268 @@
+"""Whose turn it is: requests of one conversation are linked, with the time that passed between them.
+
+A conversation is told in two ways. `explicit`: the request names it, in a header or a field of its body.
+`prefix`: chat clients send the whole conversation each time, so a request whose first k messages are all the
+messages of an earlier one, for the longest such k, is the next turn of that. Tenants never meet. A request
+without messages that names nothing has no session: none is invented.
+
+What was decided where there is a choice:
+
+- Every exchange with messages opens a session, its turn 0, whether or not anything follows.
+- A branch stays in its session. To send the same request again, or with another last message, is what the
+  same person does in the same conversation, and it meets the same cached prefix. It has the parent, and so
+  the number, of what it branches from: a number is the depth in the conversation, not a count, and exchanges
+  of one number are told apart by their arrival. A first message that is sent again opens another session,
+  because nobody can tell it from another person with the same first words.
+- Several earlier exchanges may have the same messages (many begin with "Hello"). First come those that
+  nothing has followed and whose answer was there before the request arrived; then one that was followed,
+  after the same answer; of equals the latest. Conversations can so be swapped while they are word for word
+  the same, and not once they differ.
+- With an explicit id the parent is found in the same way among the session's own exchanges, and where that
+  fails (the server keeps the history) it is the latest that had ended.
+- A conversation whose beginning a client cuts off or rewrites, to fit a context, begins anew.
+- Think time runs from the end of the parent's answer to the arrival. It is None where that end is not known,
+  or came later. Two stamps of one relay are compared by its monotonic clock, others by the wall clock.
+- A fast agent has the answer, and has sent its next request, before our last write has returned, or before
+  the server's last words, which carry no token, have come. Of an answer that came to its end, a request
+  between the last token and that end took no time to think: 0.
+
+Memory holds digests, ids and times of at most `exchanges_max` exchanges, 0.6 KB each, for at most `idle_ns`:
+no text. The oldest go first.
+
+Source: shared/traces/formats.md, rule 6 of the capture record ("never invented"); Bailian's trace numbers
+turns by depth under a parent, too.
+"""
+
+import secrets
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, Final
+
+from llmtap.capture.privacy.blocks import CHAIN_BYTES, chain
+from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.prompt import Message, Prompt
+from llmtap.exchange.request_shape import Turn
+from llmtap.protocol.http1 import Headers, header_value
+
+__all__ = ["Keys", "Sessions"]
+
+_IDLE_NS: Final = 3_600_000_000_000
+"""An hour: who comes back later finds no cache, and begins a session."""
+_EXCHANGES_MAX: Final = 100_000
+"""An hour of 28 requests a second, in some 60 MB."""
+_SAME_MAX: Final = 256
+"""Exchanges remembered for one key, searched in 0.1 ms: a probe may ask the same all day."""
+_TAG_BYTES: Final = 8
+_NAME_BYTES: Final = 8
+
+
+@dataclass(slots=True)
+class Keys:
+    """What a request says of its conversation, as digests."""
+
+    named: bytes | None = None
+    """Of the id that it names."""
+    chain: list[bytes] = field(default_factory=list)
+    """Of its messages, as in `blocks.chain`; empty where it has no conversation."""
+    by: str | None = None
+    """`tool` where all that follows the last answer are results of tools, else `human`."""
+
+
+@dataclass(slots=True, eq=False)
+class _Seen:
+    """An exchange that may be followed."""
+
+    keys: tuple[bytes, ...]
+    session: str
+    number: int
+    id: str
+    relay: str
+    ended_ns: int | None
+    """By the relay's monotonic clock."""
+    ended_wall_ns: int
+    """Of the end, or of the arrival where the end is not known."""
+    closing_ns: int
+    """Before the end, for so long, the client may have had the whole answer."""
+    answered: bool
+    followed: bytes | None = None
+    """The conversation with this one's answer, as the first turn after it had it."""
+
+
+class Sessions:
+    """Finds the session of each exchange.
+
+    Args:
+        salt: keys all digests.
+        named: explicit sessions are called by a keyed hash of what the client named them, always the same
+            for the same salt; without it by a random name: nothing derived from the client's word is told.
+        headers: header fields that name a conversation, the first found decides.
+        fields: fields of the body that do, as dotted paths, after the headers.
+    """
+
+    __slots__ = ("_by_key", "_exchanges_max", "_fields", "_headers", "_idle_ns", "_named", "_order", "_salt")
+
+    def __init__(
+        self, salt: bytes, *, named: bool, headers: Sequence[str] = (), fields: Sequence[str] = (),
+        exchanges_max: int = _EXCHANGES_MAX, idle_ns: int = _IDLE_NS,
+    ) -> None:  # fmt: skip
+        self._salt = salt
+        self._named = named
+        self._headers = [name.lower().encode() for name in headers]
+        self._fields = [path.split(".") for path in fields]
+        self._exchanges_max = exchanges_max
+        self._idle_ns = idle_ns
+        self._by_key: dict[bytes, list[_Seen]] = {}
+        self._order: deque[_Seen] = deque()
+        """All that is remembered, in the order in which it ended."""
+
+    def __len__(self) -> int:
+        """Exchanges remembered."""
+        return len(self._order)
+
+    def keys(self, headers: Headers, prompt: Prompt | None) -> Keys:
+        """At the end of a request, while its text is at hand."""
+        keys = Keys(named=self._name_in(headers, prompt))
+        if prompt is not None and prompt.chat:
+            keys.chain = chain(prompt, self._salt)
+            keys.by = _by(prompt.messages)
+        return keys
+
+    def turn(self, x: Exchange, keys: Keys) -> Turn | None:
+        """At the end of the exchange: its place; from now on it may be followed. None: it has no session."""
+        if keys.named is None and not keys.chain:
+            return None
+        tag = self._digest(x.tenant.encode("utf-8", "surrogatepass"), _TAG_BYTES)
+        own = None if keys.named is None else tag + keys.named
+        ended_ns = _end_ns(x)
+        ended_wall_ns = x.arrival_wall_ns + ((ended_ns or x.timeline.arrival_ns) - x.timeline.arrival_ns)
+        self._forget(ended_wall_ns - self._idle_ns)
+        siblings = None if own is None else self._by_key.get(own, [])
+        parent = self._parent(x, keys.chain, tag, siblings)
+        known = parent or (siblings[0] if siblings else None)
+        if known is not None:
+            session = known.session
+        elif own is not None and self._named:
+            session = self._digest(own, _NAME_BYTES).hex()
+        else:
+            session = secrets.token_hex(_NAME_BYTES)
+        number = 0 if parent is None else parent.number + 1
+        seen = _Seen(
+            (*([own] if own else []), *([tag + keys.chain[-1]] if keys.chain else [])),
+            session, number, x.id, x.relay, ended_ns, ended_wall_ns, _closing_ns(x, ended_ns),
+            answered=x.status is not None and x.status < 400,
+        )  # fmt: skip
+        self._remember(seen)
+        return Turn(
+            session=session,
+            source="prefix" if own is None else "explicit",
+            number=number,
+            parent=None if parent is None else parent.id,
+            think_ns=None if parent is None else _think_ns(parent, x),
+            by=keys.by,
+        )
+
+    def _parent(self, x: Exchange, links: list[bytes], tag: bytes, own: list[_Seen] | None) -> _Seen | None:
+        """The exchange that this one goes on from. `own`: those of the session it names, if it names one."""
+        for k in range(len(links) - 2, -1, -1):
+            found = self._by_key.get(tag + links[k])
+            if found and own is not None:
+                found = [seen for seen in found if own and seen.session == own[0].session]
+            if found:
+                answer = links[k + 1]  # behind a parent's messages stands its answer
+                parent = max(found, key=lambda seen: _preference(seen, answer, x))
+                parent.followed = parent.followed or answer
+                return parent
+        ended = [seen for seen in own or () if _think_ns(seen, x) is not None]
+        return max(ended, key=lambda seen: seen.ended_wall_ns, default=None)
+
+    def _remember(self, seen: _Seen) -> None:
+        for key in seen.keys:
+            same = self._by_key.setdefault(key, [])
+            if len(same) == _SAME_MAX:
+                del same[0]
+            same.append(seen)
+        self._order.append(seen)
+
+    def _forget(self, until_wall_ns: int) -> None:
+        """Those that ended before then, and one if there are as many as there may be."""
+        while self._order:
+            seen = self._order[0]
+            if len(self._order) < self._exchanges_max and seen.ended_wall_ns >= until_wall_ns:
+                return
+            self._order.popleft()
+            for key in seen.keys:
+                same = self._by_key.get(key, [])
+                if seen in same:
+                    same.remove(seen)
+                if not same:
+                    self._by_key.pop(key, None)
+
+    def _name_in(self, headers: Headers, prompt: Prompt | None) -> bytes | None:
+        for name in self._headers:
+            value = header_value(headers, name)
+            if value:
+                return self._digest(value, CHAIN_BYTES)
+        for steps in self._fields if prompt is not None else ():
+            found: Any = prompt.value if prompt is not None else None
+            for step in steps:
+                found = found.get(step) if isinstance(found, dict) else None
+            if isinstance(found, int) and not isinstance(found, bool):
+                found = str(found)
+            if isinstance(found, str) and found:
+                return self._digest(found.encode("utf-8", "surrogatepass"), CHAIN_BYTES)
+        return None
+
+    def _digest(self, data: bytes, size: int) -> bytes:
+        return blake2b(data, digest_size=size, key=self._salt, person=b"llmtap session").digest()
+
+
+def _preference(seen: _Seen, answer: bytes, x: Exchange) -> tuple[int, int]:
+    if seen.followed is None:
+        rank = 3 if seen.answered and _think_ns(seen, x) is not None else 1
+    else:
+        rank = 2 if seen.followed == answer else 0
+    return rank, seen.ended_wall_ns
+
+
+def _end_ns(x: Exchange) -> int | None:
+    """When the client had the answer: all of it, or what it had when it left."""
+    t = x.timeline
+    for end_ns in (t.delivered_ns, t.response_end_ns, t.last_token_ns):
+        if end_ns is not None:
+            return end_ns
+    return None
+
+
+def _closing_ns(x: Exchange, ended_ns: int | None) -> int:
+    """From the last token (or byte, where there was none) to the end of an answer that was all there."""
+    t = x.timeline
+    if ended_ns is None or t.response_end_ns is None:
+        return 0
+    had_ns = t.response_end_ns if t.last_token_ns is None else t.last_token_ns
+    return max(0, ended_ns - had_ns)
+
+
+def _think_ns(parent: _Seen, x: Exchange) -> int | None:
+    if parent.ended_ns is None:
+        return None
+    if parent.relay == x.relay:  # right even where the wall clock was set in between
+        passed_ns = x.timeline.arrival_ns - parent.ended_ns
+    else:
+        passed_ns = x.arrival_wall_ns - parent.ended_wall_ns
+    return max(0, passed_ns) if passed_ns >= -parent.closing_ns else None
+
+
+def _by(messages: list[Message]) -> str | None:
+    """Who had the last word before the model. What an operator's program put in between is nobody's."""
+    last = None
+    for message in reversed(messages):
+        if message.role == "assistant":
+            break
+        if message.role in ("system", "developer"):
+            continue
+        if not message.result:
+            return "human"
+        last = "tool"
+    return last or ("human" if messages else None)

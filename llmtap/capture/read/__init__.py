@@ -1,0 +1,1 @@
+"""Read captures: rows, streams, integrity, workload."""

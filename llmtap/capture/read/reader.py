@@ -1,0 +1,466 @@
+"""Captures as they are read: files, folders, patterns and URLs as one table, one stream of rows or Exchanges.
+
+- Rows come in the order of the files' names and, in a file, in the order in which the exchanges ended. Our
+  names sort by time.
+- Of a folder, files named `llmtap-*.parquet` are read, and where there is none, all named `*.parquet`; what
+  is hidden (begins with `.` or `_`, folders too) is not.
+- Of a local folder, what is still in the spool (`.spool`) is read, too: a running capture's last minutes. A
+  spool becomes a Parquet file of the same name, at any moment: whichever is there is read, and never both.
+- Files of an older schema are brought up to today's; a newer one is an error that says so.
+- Nothing is held in memory but the batch that is read, unless a table is asked for.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from glob import has_magic
+from itertools import chain
+from pathlib import Path, PurePosixPath
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from llmtap.capture.options import LEVELS
+from llmtap.capture.read import integrity
+from llmtap.capture.schema import SCHEMA, VERSION, CaptureInfo, info_of, with_info
+from llmtap.capture.store.migrations import CaptureVersionError, migrate
+from llmtap.capture.store.places import redacted
+from llmtap.capture.store.rows import exchanges_of
+from llmtap.capture.store.spool import SpoolContents, SpoolError, read_spool
+from llmtap.errors import ConfigError
+from llmtap.exchange.exchange import Exchange
+from llmtap.units import format_bytes
+
+__all__ = ["Capture", "CaptureError", "CaptureFile", "read"]
+
+_BATCH_BYTES: Final = 16 << 20
+"""Of rows read at once, about: those with bodies are fewer."""
+_VALUE_BYTES: Final = 8
+_ROWS_MAX: Final = 10_000
+_ROWS_MIN: Final = 64
+_URL: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
+_OURS: Final = "llmtap-*.parquet"
+_SPOOLS: Final = "llmtap-*.spool"
+_SPOOL_FOLDER: Final = ".spool"
+
+Where = str | os.PathLike[str]
+
+
+class CaptureError(ConfigError):
+    """What was to be read is not there, is no capture, or is damaged. `place` names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureFile:
+    """One file of a capture."""
+
+    name: str
+    """As it can be opened again: a path, or a URL."""
+    rows: int
+    bytes: int
+    info: CaptureInfo
+    path: str
+    """In its file system."""
+    store: Any
+    """The file system (`pyarrow.fs`)."""
+    contents: SpoolContents | None = field(default=None, repr=False)
+    """Of a spool: what was whole in it when it was read."""
+
+    @property
+    def spool(self) -> bool:
+        """Not Parquet yet, and perhaps still written to: rows that come later are not read."""
+        return self.contents is not None
+
+
+class _Found(NamedTuple):
+    """A file that is there, not yet opened."""
+
+    name: str
+    path: str
+    store: Any
+    size: int
+
+    @property
+    def spool(self) -> bool:
+        return self.path.endswith(".spool")
+
+    @property
+    def stem(self) -> str:
+        """A spool and the Parquet file that it becomes have the same."""
+        return PurePosixPath(self.path).stem
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """As if a spool were the file already."""
+        folder = PurePosixPath(self.path).parent
+        return str(folder.parent if folder.name == _SPOOL_FOLDER else folder), self.stem, self.path
+
+
+class Capture:
+    """What was read: made by `read`. Iterate as often as you like; each time the files are opened anew."""
+
+    def __init__(
+        self, files: Sequence[CaptureFile], broken: Sequence[tuple[str, str]], places: Sequence[str], *,
+        skip_broken: bool,
+    ) -> None:  # fmt: skip
+        self.files = tuple(files)
+        """Those that were there when it was read; `file.spool` tells which are not Parquet yet."""
+        self.broken = list(broken)
+        """Files that were passed over, or from which on a point nothing could be read, and why."""
+        self._places = places
+        self._skip_broken = skip_broken
+
+    def __len__(self) -> int:
+        """Rows, as the files say."""
+        return sum(file.rows for file in self.files)
+
+    def __repr__(self) -> str:
+        info = self.info
+        size = format_bytes(sum(file.bytes for file in self.files))
+        spools = sum(file.spool for file in self.files)
+        files = f"{len(self.files):,} files" + (f" ({spools:,} in the spool)" if spools else "")
+        said = [f"{len(self):,} exchanges", files, size]
+        said += [f"level {info.level}"] if info.level else []
+        said += [f"from {info.source}"] if info.source else []
+        said += [f"{len(self.broken):,} broken"] if self.broken else []
+        return f"<Capture {', '.join(said)}>"
+
+    @property
+    def info(self) -> CaptureInfo:
+        """What the files say together: the highest level, the first beginning, sums of damage, the last words
+        of all relays; of the rest what they agree on, and nothing where they do not.
+        """
+        return _merged([file.info for file in self.files])
+
+    def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """All rows, some thousands at a time, with the columns asked for, in their order, or with all.
+
+        Raises CaptureError for a name that is no column, and for a damaged file (unless those are skipped).
+        """
+        wanted = SCHEMA if columns is None else _schema_of(columns)
+        for file in self.files:
+            try:
+                yield from self._spooled(file, wanted) if file.spool else _batches(file, wanted)
+            except FileNotFoundError:
+                self._break(file.name, "is gone: somebody has moved or deleted it since it was found")
+            except (pa.ArrowException, OSError, SpoolError, msgspec.MsgspecError) as exc:
+                self._break(file.name, f"is damaged: {_first_line(exc)}")
+
+    def table(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """All rows in memory, as an Arrow table that carries what the files say of themselves."""
+        wanted = SCHEMA if columns is None else _schema_of(columns)
+        table = pa.Table.from_batches(self.batches(columns), wanted)
+        return table.cast(with_info(wanted, self.info))
+
+    def exchanges(self) -> Iterator[Exchange]:
+        """All rows as Exchanges (`rows.exchanges_of`)."""
+        return chain.from_iterable(map(exchanges_of, self.batches()))
+
+    def integrity(self) -> integrity.Integrity:
+        """What is missing, by the numbers of the rows and the relays' own counts."""
+        batches = self.batches(integrity.COLUMNS)
+        # The list is handed over last: reading may add to it.
+        return integrity.check([file.info for file in self.files], batches, self.broken)
+
+    def _spooled(self, file: CaptureFile, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """A spool's rows, also where it has become a Parquet file: then as many as it had when it was read.
+
+        Raises FileNotFoundError where neither is there.
+        """
+        assert file.contents is not None
+        batches = file.contents.batches()
+        try:
+            first = next(batches, None)  # opens it: from here on it may go
+        except SpoolError:
+            if os.path.exists(file.path):
+                raise
+            later = _finished(Path(file.path).stem, self._places)
+            if later is None:
+                raise FileNotFoundError(file.path) from None
+            first, batches = None, _batches(_opened(later), SCHEMA)  # all rows, in the same order
+        left = file.rows
+        for batch in chain([] if first is None else [first], batches):
+            yield batch.select(wanted.names).cast(wanted).slice(0, left)
+            left -= min(left, batch.num_rows)
+            if not left:
+                return
+
+    def _break(self, name: str, problem: str) -> None:
+        if not self._skip_broken:
+            raise CaptureError(name, problem, _SKIP) from None
+        if (name, problem) not in self.broken:
+            self.broken.append((name, problem))
+
+
+_SKIP: Final = "skip_broken=True reads the rest; so does `llmtap report --skip-broken`"
+_CONVERT: Final = "`llmtap convert` reads traces of other tools"
+
+
+def read(where: Where | Sequence[Where], *, skip_broken: bool = False) -> Capture:
+    """The capture at a path or URL: a file, a folder, a pattern (`day-*/llmtap-*.parquet`), or several.
+
+    Args:
+        where: local paths, or URLs of any file system that `pyarrow.fs` knows (`s3://bucket/prefix`).
+        skip_broken: pass over files that cannot be read, and name them in `Capture.broken`.
+
+    Raises:
+        CaptureError: nothing is there, or a file is no capture, or damaged.
+        CaptureVersionError: a file is of a later version of the schema.
+    """
+    places = [os.fspath(where)] if isinstance(where, str | os.PathLike) else [os.fspath(w) for w in where]
+    if not places:
+        raise CaptureError("capture", "nothing to read was named")
+    if not all(place.strip() for place in places):
+        raise CaptureError("capture", "the place to read is an empty name", "a variable that is not set?")
+    found: dict[str, CaptureFile] = {}
+    broken: list[tuple[str, str]] = []
+    for file in _found(places):
+        try:
+            opened = _opened_or_later(file, places)
+        except CaptureError as exc:
+            if not skip_broken:
+                raise
+            broken.append((file.name, exc.problem))
+        else:
+            if opened is not None:
+                found[opened.name] = opened
+    if not found and not broken:
+        raise CaptureError(redacted(places[0]), "no Parquet file is there any more", "they went a moment ago")
+    return Capture(list(found.values()), broken, places, skip_broken=skip_broken)
+
+
+def _opened_or_later(file: _Found, places: Sequence[str]) -> CaptureFile | None:
+    """The file, or what its spool has become since it was found; None where it was deleted."""
+    with suppress(FileNotFoundError):
+        return _opened(file)
+    later = _finished(file.stem, places) if file.spool else None
+    if later is not None:
+        with suppress(FileNotFoundError):
+            return _opened(later)
+    return None
+
+
+# ---------------------------------------------------------------- finding files
+
+
+def _found(places: Sequence[str]) -> list[_Found]:
+    """The files of all places, each once, and of a spool that is a file already the file alone."""
+    # First the spools of all: one that becomes a file meanwhile is then found twice, and not never.
+    spools = [_listed(place, spools=True) for place in places]
+    files: dict[str, _Found] = {}
+    for place, waiting in zip(places, spools, strict=True):
+        here = waiting + _listed(place, spools=False)
+        if not here:
+            raise CaptureError(redacted(place), *_nothing_at(place))
+        files |= {file.name: file for file in sorted(here, key=lambda f: f.order) if file.name not in files}
+    finished = {file.stem for file in files.values() if not file.spool}
+    return [file for file in files.values() if not (file.spool and file.stem in finished)]
+
+
+def _finished(stem: str, places: Sequence[str]) -> _Found | None:
+    """The Parquet file that a spool has become."""
+    for place in places:
+        with suppress(CaptureError):  # a place may have been the spool alone
+            for file in _listed(place, spools=False):
+                if file.stem == stem:
+                    return file
+    return None
+
+
+def _nothing_at(place: str) -> tuple[str, str]:
+    if not _URL.match(place) and (Path(place).expanduser() / _SPOOL_FOLDER).is_dir():
+        return "no Parquet file is there, and its spool is empty", "nothing has been captured there yet"
+    if _URL.match(place):
+        return "no Parquet file is there", f"{_CONVERT}; a capture that runs has its last minutes in a spool"
+    return "no Parquet file is there", _CONVERT
+
+
+def _listed(place: str, *, spools: bool) -> list[_Found]:
+    """The spools, or the other files, that a place stands for."""
+    shown = redacted(place)  # URLs may carry keys
+    if spools and _URL.match(place) and not place.startswith("file:"):
+        return []  # they are always local
+    try:
+        store, path, prefix = _store_of(place)
+        if has_magic(path):
+            found = _matching(store, path)
+        else:
+            there = store.get_file_info(path)
+            if there.type == fs.FileType.NotFound:
+                raise CaptureError(shown, "does not exist")
+            found = [there] if there.type == fs.FileType.File else _in_folder(store, path)
+    except (pa.ArrowException, OSError) as exc:
+        raise CaptureError(shown, f"cannot be read: {_first_line(exc)}") from None
+    listed = [_Found(prefix + f.path, f.path, store, f.size or 0) for f in found]
+    return [file for file in listed if file.spool == spools]
+
+
+def _store_of(place: str) -> tuple[Any, str, str]:
+    """The file system, the path in it, and what stands before that path in a URL."""
+    if not _URL.match(place):
+        return fs.LocalFileSystem(), os.path.abspath(os.path.expanduser(place)), ""
+    # A question mark begins a URL's options, so that only * and [ make patterns of URLs.
+    base, mark, options = place.partition("?")
+    stem = re.split(r"[*\[]", base)[0].rsplit("/", 1)[0] if has_magic(base) else base
+    try:
+        store, path = fs.FileSystem.from_uri(stem + mark + options)
+    except (pa.ArrowException, ValueError) as exc:
+        # Arrow repeats the URL in its errors, with all that it carries.
+        why = f": {_first_line(exc)}" if redacted(place) == place else ""
+        raise CaptureError(redacted(place), f"is no URL that can be read{why}") from None
+    return store, path + base[len(stem) :], base[: base.index("://") + 3]
+
+
+def _in_folder(store: Any, folder: str) -> list[Any]:
+    files = _below(store, folder)
+    return [f for f in files if fnmatchcase(f.base_name, _OURS) or f.extension == "spool"] or files
+
+
+def _below(store: Any, folder: str) -> list[Any]:
+    """The Parquet files and spools below a folder, hidden ones and those in hidden folders left out."""
+    found = []
+    for f in store.get_file_info(fs.FileSelector(folder, recursive=True)):
+        if f.type != fs.FileType.File:
+            continue
+        *folders, name = [part for part in f.path[len(folder) :].split("/") if part]
+        if fnmatchcase(name, _SPOOLS) and store.type_name == "local":
+            folders = folders[:-1] if folders[-1:] == [_SPOOL_FOLDER] else folders
+        elif not name.endswith(".parquet"):
+            continue
+        if not any(part[0] in "._" for part in (*folders, name)):
+            found.append(f)
+    return found
+
+
+def _matching(store: Any, pattern: str) -> list[Any]:
+    parts = pattern.split("/")
+    fixed = next(i for i, part in enumerate(parts) if has_magic(part))
+    folder = "/".join(parts[:fixed]) or "/"
+    if store.get_file_info(folder).type != fs.FileType.Directory:
+        return []
+    found = []
+    for f in store.get_file_info(fs.FileSelector(folder, recursive=len(parts) - fixed > 1)):
+        mine = f.path.split("/")
+        if len(mine) != len(parts) or any(part[:1] in "._" for part in mine[fixed:]):
+            continue
+        if not all(map(fnmatchcase, mine[fixed:], parts[fixed:])):
+            continue
+        found += [f] if f.type == fs.FileType.File else _in_folder(store, f.path)
+    return found
+
+
+# ---------------------------------------------------------------- reading them
+
+
+def _opened(found: _Found) -> CaptureFile:
+    """Raises FileNotFoundError where it is there no more."""
+    name, path, store, size = found
+    if found.spool:
+        return _opened_spool(found)
+    try:
+        with store.open_input_file(path) as source, pq.ParquetFile(source) as file:
+            info = info_of(file.schema_arrow)
+            rows = file.metadata.num_rows
+    except FileNotFoundError:
+        raise
+    except (pa.ArrowException, OSError) as exc:
+        raise CaptureError(name, f"cannot be read as Parquet: {_first_line(exc)}", _CONVERT) from None
+    except msgspec.MsgspecError as exc:
+        raise CaptureError(name, f"what it says of itself is not as it should be: {exc}") from None
+    if info is None:
+        raise CaptureError(name, "is Parquet, but no capture of llmtap's", _CONVERT)
+    if info.schema_version > VERSION:
+        raise CaptureVersionError(name, info.schema_version)
+    return CaptureFile(name, rows, size, info, path, store)
+
+
+def _opened_spool(found: _Found) -> CaptureFile:
+    """Raises FileNotFoundError where it is there no more."""
+    path = Path(found.path)
+    try:
+        contents = read_spool(path)
+        # An end that is torn now is whole a moment later, where the spool is still written to.
+        while contents.damaged and (again := read_spool(path)).damaged != contents.damaged:
+            contents = again
+    except SpoolError as exc:
+        if not path.exists():
+            raise FileNotFoundError(found.path) from None
+        raise CaptureError(found.name, f"cannot be read as a spool: {exc}") from None
+    except (pa.ArrowException, msgspec.MsgspecError) as exc:
+        raise CaptureError(found.name, f"cannot be read as a spool: {_first_line(exc)}") from None
+    # As the file will say that is made of it.
+    info = msgspec.structs.replace(
+        contents.info, schema_version=VERSION, ledger=contents.ledger, damaged=contents.damaged
+    )
+    return CaptureFile(found.name, contents.rows, found.size, info, found.path, found.store, contents)
+
+
+def _batches(file: CaptureFile, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
+    # Without read-ahead: a row group may be larger than what we want to hold.
+    with (
+        file.store.open_input_file(file.path) as source,
+        pq.ParquetFile(
+            source, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True
+        ) as parquet,
+    ):
+        version = file.info.schema_version
+        names = None  # a step of migration may need any column
+        if version == VERSION:
+            names = [name for name in wanted.names if name in parquet.schema_arrow.names]
+        for batch in parquet.iter_batches(batch_size=_rows_at_once(parquet.metadata), columns=names):
+            if names is None:
+                batch = migrate(batch, version, where=file.name).select(wanted.names)
+            yield migrate(batch, VERSION, schema=wanted, where=file.name).cast(wanted)
+
+
+def _rows_at_once(metadata: Any) -> int:
+    """So many that they take _BATCH_BYTES, about. Dictionaries make a file small, not what is in memory."""
+    size = 0
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        values = sum(group.column(i).num_values for i in range(group.num_columns))
+        size += max(group.total_byte_size, values * _VALUE_BYTES)
+    rows = _BATCH_BYTES * max(1, metadata.num_rows) // max(1, size)
+    return int(max(_ROWS_MIN, min(_ROWS_MAX, rows)))
+
+
+def _schema_of(columns: Sequence[str]) -> pa.Schema:
+    for name in columns:
+        if name not in SCHEMA.names:
+            raise CaptureError(f"column {name}", "is none of a capture's", "capture/FORMAT.md lists them")
+    return pa.schema([SCHEMA.field(name) for name in columns])
+
+
+def _merged(infos: Sequence[CaptureInfo]) -> CaptureInfo:
+    if len(infos) < 2:
+        return infos[0] if infos else CaptureInfo()
+    first = infos[0]
+    same = {
+        name: getattr(first, name)
+        for name in CaptureInfo.__struct_fields__
+        if all(getattr(info, name) == getattr(first, name) for info in infos)
+    }
+    for name in ("arrivals", "blocks"):  # they have a default that says something
+        same.setdefault(name, "")
+    damaged: dict[str, int] = {}
+    for info in infos:
+        for what, n in info.damaged.items():
+            damaged[what] = damaged.get(what, 0) + n
+    same |= {
+        "level": max((info.level for info in infos), key=lambda level: (*LEVELS, level).index(level)),
+        "began_ns": min(info.began_ns for info in infos),
+        "ledger": integrity.latest_ledger(infos),
+        "damaged": damaged,
+    }
+    return CaptureInfo(**same)
+
+
+def _first_line(exc: BaseException) -> str:
+    if isinstance(exc, OSError) and exc.strerror:
+        return exc.strerror
+    return (str(exc).splitlines() or [type(exc).__name__])[0]

@@ -1,0 +1,1 @@
+"""Write exchanges: spool, Parquet files, object stores."""

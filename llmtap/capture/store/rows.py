@@ -1,0 +1,464 @@
+"""Exchanges to rows of a capture, and back.
+
+This runs in the meter's encoder thread for every exchange, so values are gathered by C functions and worked
+on by Arrow's: the event logs of a whole batch are joined as bytes, never walked.
+
+- Offsets are whole microseconds from `arrival`, rounded down; durations, too. `uncertainty_us` is rounded
+  up, because it is a bound.
+- Nothing that came from outside can stop a row: text that is no Unicode is written with replacements, a
+  number that does not fit its column as null.
+- What level writes what stands in FORMAT.md; it is decided here and nowhere else.
+"""
+
+import json
+import re
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import accumulate, chain
+from operator import attrgetter
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from llmtap.capture.schema import EVENT_CLASS_NAMES, SCHEMA
+from llmtap.exchange.exchange import Added, EventLog, Exchange, Timeline, Tokens
+from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
+from llmtap.exchange.paths import clean_path
+from llmtap.exchange.request_shape import Asked, Said, Turn
+
+__all__ = ["exchanges_of", "to_batch"]
+
+_PLAIN: Final = {
+    **{name: name for name in (
+        "relay", "seq", "anchor", "tenant", "model", "response_model", "route", "arm", "unit", "excluded",
+        "endpoint", "dialect", "method", "request_id", "trace_parent", "stream", "request_bytes", "clock",
+        "uncertain", "reads", "response_bytes", "unparsed_events", "unlogged_events", "status", "outcome",
+        "finish_reason", "error", "retries", "resent", "no_token_reason",
+    )},
+    "output_tokens": "tokens.output", "reasoning_tokens": "tokens.reasoning",
+    "cached_tokens": "tokens.cached",
+}  # fmt: skip
+"""Columns that hold an attribute as it is."""
+_STAMPS: Final = {
+    "scheduled_us": "scheduled_ns",
+    **{f"{name}_us": f"timeline.{name}_ns" for name in (
+        "request_end", "submit", "head", "first_byte", "first_any", "first_token", "first_reasoning",
+        "first_tool_call", "first_refusal", "first_content", "last_token", "response_end", "delivered",
+    )},
+}  # fmt: skip
+_DURATIONS: Final = {
+    "paused_us": "timeline.paused_ns", "dispatch_late_us": "dispatch_late_ns",
+    "added_request_us": "added.request_ns", "connect_us": "added.connect_ns",
+    "added_first_chunk_us": "added.first_chunk_ns", "added_chunk_max_us": "added.chunk_max_ns",
+    "slo_ttft_us": "slo_ttft_ns", "slo_tpot_us": "slo_tpot_ns",
+}  # fmt: skip
+_POINTS: Final = tuple(path.removeprefix("timeline.") for path in _STAMPS.values())[1:]
+_ASKED: Final = ("max_tokens", "temperature", "top_p", "n", "tools", "images", "response_format")
+_BLOCKS: Final = ("block_size", "block_unit")
+_REFUSAL: Final = ("kind", "source", "confidence")
+_EVENTS: Final = ("event_us", "event_class", "event_bytes", "event_tokens", "event_flags")
+
+_plain_of: Final = attrgetter(*_PLAIN.values())
+_times_of: Final = attrgetter("timeline.arrival_ns", *_STAMPS.values(), *_DURATIONS.values())
+_asked_of: Final = attrgetter(*_ASKED, *_BLOCKS, "tokens")
+
+_NO_ASKED: Final = Asked()
+_NO_TURN: Final = Turn("", "", -1)
+_NO_REFUSAL: Final[dict[str, object]] = {}
+_LONG: Final = pa.int64() if array("l").itemsize == 8 else pa.int32()
+_NAMES: Final = pa.array(EVENT_CLASS_NAMES, pa.string())
+_SOURCES: Final = {source: None if source is TokenSource.NONE else source.value for source in TokenSource}
+
+_JSON_BYTES_MAX: Final = 64 << 10
+"""A provider's usage is some hundred bytes; longer than this is no usage."""
+_WORD_CHARS_MAX: Final = 64
+_SUSPECT: Final = re.compile(rb'[^!-~]|\\|[^"]{%d}' % (_WORD_CHARS_MAX + 1))
+"""Of compact JSON: there may be a text in it. Numbers and short words have no blank and no escape."""
+_WORD: Final = re.compile(rf"[!-~]{{1,{_WORD_CHARS_MAX}}}")
+_DEPTH_MAX: Final = 8
+_ROLE: Final = re.compile(r"[A-Za-z_-]{1,24}")
+
+_to_json: Final = msgspec.json.Encoder().encode
+_from_json: Final = msgspec.json.Decoder().decode
+_clean: Final = lru_cache(4_096)(clean_path)
+"""The observer has done it; rows made of other exchanges are held to the same. Paths are few."""
+
+
+def to_batch(
+    exchanges: Sequence[Exchange], *, capture: str, level: str
+) -> tuple[pa.RecordBatch, list[Exception]]:
+    """The exchanges as rows in SCHEMA, and of each that could not be made a row what went wrong.
+
+    Args:
+        capture: id of the capture.
+        level: the most that a row may tell: none, shape or full.
+    """
+    try:
+        return _encode(exchanges, capture, level), []
+    except Exception:  # one of them must not cost the others
+        good: list[Exchange] = []
+        failed: list[Exception] = []
+        for x in exchanges:
+            try:
+                _encode([x], capture, level)
+                good.append(x)
+            except Exception as error:
+                failed.append(error)
+        return _encode(good, capture, level), failed
+
+
+def _encode(xs: Sequence[Exchange], capture: str, level: str) -> pa.RecordBatch:
+    n = len(xs)
+    if not n:
+        return _empty()
+    columns: dict[str, Any] = dict(zip(_PLAIN, zip(*map(_plain_of, xs), strict=True), strict=True))
+    arrivals = _times(xs, columns)
+    _event_lists(xs, arrivals, columns, sizes=level != "none")
+    _request(xs, columns, shape=level != "none")
+    _turns(xs, columns, shape=level != "none")
+    _answer(xs, columns)
+    saids = [x.said for x in xs] if level == "full" else [None] * n
+    columns["level"] = [level if level != "full" or said is not None else "shape" for said in saids]
+    if level == "full":
+        columns["request_body"] = [None if said is None else said.request_body for said in saids]
+        columns["response_text"] = [None if said is None else said.response_text for said in saids]
+        columns["redactions"] = [None if said is None else said.redactions for said in saids]
+    columns["capture"] = [capture] * n
+    columns["id"] = [f"{x.relay}-{x.seq}" for x in xs]
+    columns["path"] = [_clean(x.path) for x in xs]
+    arrays = [_column(columns.get(field.name), n, field.type) for field in SCHEMA]
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+def _empty() -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in SCHEMA], schema=SCHEMA)
+
+
+def _times(xs: Sequence[Exchange], columns: dict[str, Any]) -> pa.Array:
+    """All points and durations, worked out as one long column. Returns the arrivals, monotonic."""
+    n = len(xs)
+    arrived, *rest = zip(*map(_times_of, xs), strict=True)
+    arrivals, zeros = pa.array(arrived, pa.int64()), pa.array(bytes(n), pa.int64())
+    origins = pa.concat_arrays([arrivals] * len(_STAMPS) + [zeros] * (len(_DURATIONS) + 1))
+    wall = [x.arrival_wall_ns for x in xs]
+    us = _floor_us(pc.subtract(_column([*chain(*rest, wall)], len(origins), pa.int64()), origins))
+    for i, name in enumerate((*_STAMPS, *_DURATIONS, "arrival")):
+        columns[name] = us.slice(i * n, n)
+    columns["arrival"] = columns["arrival"].cast(pa.timestamp("us", "UTC"))
+    columns["arrival_ns"] = wall
+    columns["uncertainty_us"] = [-(-x.uncertainty_ns // 1_000) for x in xs]
+    return arrivals
+
+
+def _event_lists(xs: Sequence[Exchange], arrivals: pa.Array, columns: dict[str, Any], *, sizes: bool) -> None:
+    """The event logs; `sizes`: also how many bytes each event had."""
+    logs = [x.timeline.events for x in xs]
+    lengths = list(map(len, logs))
+    offsets = _offsets(lengths)
+    t_ns = _joined((log.t_ns for log in logs), pa.int64())
+    rows = pc.list_parent_indices(pa.ListArray.from_arrays(offsets, t_ns))
+    since_ns = pc.subtract(t_ns, arrivals.take(rows))
+    tokens = _joined((log.tokens for log in logs), _LONG).cast(pa.int64())
+    values = {
+        "event_us": _floor_us(since_ns),
+        "event_class": _NAMES.take(_joined((log.classes for log in logs), pa.uint8())),
+        "event_tokens": pc.if_else(pc.less(tokens, 0), pa.scalar(None, pa.int64()), tokens),
+        "event_flags": _joined((log.flags for log in logs), pa.uint8()),
+    }
+    if sizes:
+        values["event_bytes"] = _joined((log.sizes for log in logs), _LONG).cast(pa.int64())
+    for name, flat in values.items():
+        assert len(flat) == len(t_ns), f"{name} is not as long as the other columns of the log"
+        columns[name] = pa.ListArray.from_arrays(offsets, flat)
+    gaps = [x.server_gaps_ns for x in xs]
+    if any(gap is not None for gap in gaps):
+        columns["server_gap_us"] = _lists(
+            _floor_us(_joined((gap for gap in gaps if gap is not None), pa.int64())), gaps
+        )
+
+
+def _request(xs: Sequence[Exchange], columns: dict[str, Any], *, shape: bool) -> None:
+    asked = [x.asked or _NO_ASKED for x in xs]
+    names = (*_ASKED, *_BLOCKS, "counted")
+    columns.update(zip(names, zip(*map(_asked_of, asked), strict=True), strict=True))
+    counted = columns.pop("counted")
+    columns["prompt_bytes"] = [sum(a.sizes) if a.sizes else None for a in asked]
+    columns["input_tokens"] = [
+        count if x.tokens.input is None else x.tokens.input for x, count in zip(xs, counted, strict=True)
+    ]
+    columns["input_token_source"] = [
+        "usage" if x.tokens.input is not None else None if count is None else "tokenizer"
+        for x, count in zip(xs, counted, strict=True)
+    ]
+    if not shape:
+        for name in _BLOCKS:
+            del columns[name]
+        return
+    roles = [None if x.asked is None else x.asked.roles for x in xs]
+    said = list(chain.from_iterable(filter(None, roles)))
+    words = {role: role if _ROLE.fullmatch(role) else "other" for role in set(said)}
+    columns["message_roles"] = _lists(_column([words[role] for role in said], len(said), pa.string()), roles)
+    columns["message_bytes"] = _lists_of_ints([None if x.asked is None else x.asked.sizes for x in xs])
+    columns["blocks"] = _lists_of_ints([None if a.block_size is None else a.blocks for a in asked])
+
+
+def _turns(xs: Sequence[Exchange], columns: dict[str, Any], *, shape: bool) -> None:
+    """Whose turn it was. What was told from the messages alone is part of the shape."""
+    turns = [x.turn or _NO_TURN for x in xs]
+    if not shape:
+        turns = [turn if turn.source == "explicit" else _NO_TURN for turn in turns]
+    columns["session"] = [turn.session or None for turn in turns]
+    columns["session_source"] = [turn.source or None for turn in turns]
+    columns["turn"] = [None if turn.number < 0 else turn.number for turn in turns]
+    columns["parent"] = [turn.parent for turn in turns]
+    columns["think_us"] = [None if turn.think_ns is None else turn.think_ns // 1_000 for turn in turns]
+    columns["turn_by"] = [turn.by for turn in turns]
+
+
+def _answer(xs: Sequence[Exchange], columns: dict[str, Any]) -> None:
+    refusals = [x.refusal or _NO_REFUSAL for x in xs]
+    if any(refusals):
+        for name in _REFUSAL:
+            columns[f"refusal_{name}"] = [refusal.get(name) for refusal in refusals]
+        columns["refusal_detail"] = [_json(refusal.get("detail")) for refusal in refusals]
+    columns["token_source"] = [_SOURCES[x.tokens.source] for x in xs]
+    columns["usage"] = [_json(x.usage, words=True) for x in xs]
+    columns["server_timing"] = [_json(x.server_timing, words=True) for x in xs]
+    columns["guardrail"] = [_json(x.guardrail) for x in xs]
+
+
+# ---------------------------------------------------------------- values
+
+
+def _column(values: Any, n: int, kind: pa.DataType) -> pa.Array:
+    if values is None:
+        return pa.nulls(n, kind)
+    if isinstance(values, pa.Array):
+        return values
+    try:
+        return pa.array(values, kind)
+    except (pa.ArrowException, ArithmeticError, TypeError, ValueError):
+        return pa.array([_fitting(value, kind) for value in values], kind)
+
+
+def _fitting(value: Any, kind: pa.DataType) -> Any:
+    """The value, or the nearest thing that the column can hold, or None."""
+    if value is None:
+        return None
+    if pa.types.is_string(kind):
+        return str(value).encode("utf-8", "replace").decode()
+    try:
+        if pa.types.is_boolean(kind):
+            return bool(value)
+        if pa.types.is_floating(kind):
+            return float(value)
+        number = int(value)
+    except (TypeError, ValueError, ArithmeticError):
+        return None
+    most = 1 << kind.bit_width - 1
+    return number if -most <= number < most else None
+
+
+def _floor_us(ns: pa.Array) -> pa.Array:
+    us = pc.divide(ns, 1_000)
+    least = pc.min(ns).as_py()
+    if least is not None and least < 0:  # Arrow rounds towards 0
+        us = pc.if_else(pc.less(ns, 0), pc.divide(pc.subtract(ns, 999), 1_000), us)
+    return us
+
+
+def _joined(parts: Iterable[Any], kind: pa.DataType) -> pa.Array:
+    """Arrays and bytearrays as one column without nulls."""
+    data = b"".join(parts)
+    return pa.Array.from_buffers(kind, len(data) * 8 // kind.bit_width, [None, pa.py_buffer(data)])
+
+
+def _offsets(lengths: Iterable[int]) -> pa.Array:
+    offsets = array("i", accumulate(lengths, initial=0))
+    return pa.Array.from_buffers(pa.int32(), len(offsets), [None, pa.py_buffer(offsets)])
+
+
+def _lists(flat: pa.Array, parts: Sequence[Sequence[Any] | None]) -> pa.Array:
+    """`flat` cut into lists as long as `parts`, null where there is none."""
+    offsets = _offsets(0 if part is None else len(part) for part in parts)
+    return pa.ListArray.from_arrays(
+        offsets, flat, mask=pa.array([part is None for part in parts], pa.bool_())
+    )
+
+
+def _lists_of_ints(parts: "Sequence[array[int] | None]") -> pa.Array:
+    return _lists(_joined((part for part in parts if part is not None), pa.int64()), parts)
+
+
+def _json(value: object, *, words: bool = False) -> str | None:
+    """As JSON; None for what cannot be written. `words`: without anything that may be a text."""
+    if value is None:
+        return None
+    try:
+        try:
+            data = _to_json(value)
+        except UnicodeError:
+            data = json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
+        if words and _SUSPECT.search(data):
+            data = _to_json(_wordy(_from_json(data), _DEPTH_MAX))
+        return data.decode() if len(data) <= _JSON_BYTES_MAX else None
+    except Exception:  # whatever a provider sent: too deep, too large, of no JSON type
+        return None
+
+
+def _wordy(value: Any, depth: int) -> Any:
+    """Numbers and single words of it; null in place of the rest."""
+    if isinstance(value, str):
+        return value if _WORD.fullmatch(value) else None
+    if not isinstance(value, dict | list):
+        return value
+    if not depth:
+        return None
+    if isinstance(value, list):
+        return [_wordy(one, depth - 1) for one in value]
+    return {name: _wordy(one, depth - 1) for name, one in value.items() if _WORD.fullmatch(name)}
+
+
+# ---------------------------------------------------------------- and back
+
+
+def exchanges_of(batch: pa.RecordBatch) -> Iterator[Exchange]:
+    """The rows of a batch in SCHEMA as Exchanges, in their order.
+
+    Their stamps lie on the axis of the wall clock, because the monotonic clock of the host that took them
+    says nothing elsewhere: a timeline's `arrival_ns` is the exchange's `arrival_wall_ns`. A turn whose place
+    in its conversation is not known has the number -1.
+    """
+    n = batch.num_rows
+    skipped = {*_STAMPS, *_EVENTS, "server_gap_us", "blocks", "message_bytes", "arrival", "capture", "id"}
+    rows = {name: batch.column(name).to_pylist() for name in SCHEMA.names if name not in skipped}
+    arrivals = pc.fill_null(batch.column("arrival_ns"), 0)
+    us = pa.concat_arrays([batch.column(name) for name in _STAMPS])
+    stamps = pc.add(pc.multiply(us, 1_000), pa.concat_arrays([arrivals] * len(_STAMPS))).to_pylist()
+    points = [stamps[i * n : (i + 1) * n] for i in range(len(_STAMPS))]
+    logs = _logs(batch, arrivals)
+    gaps = _cut(batch.column("server_gap_us"), "q", lambda flat: pc.multiply(flat, 1_000))
+    blocks, sizes = (_cut(batch.column(name), "q") for name in ("blocks", "message_bytes"))
+    for i in range(n):
+        row = {name: values[i] for name, values in rows.items()}
+        arrival_ns = row["arrival_ns"] or 0
+        t = Timeline(arrival_ns, paused_ns=(row["paused_us"] or 0) * 1_000, events=next(logs))
+        x = Exchange(row["relay"] or "", row["seq"] or 0, arrival_ns, t)
+        x.scheduled_ns, x.server_gaps_ns = points[0][i], gaps[i]
+        for point, column in zip(_POINTS, points[1:], strict=True):
+            setattr(t, point, column[i])
+        _fill(x, row)
+        x.asked = _asked(row, blocks[i], sizes[i])
+        yield x
+
+
+def _fill(x: Exchange, row: dict[str, Any]) -> None:
+    """All that stands in one column each."""
+    for name, attribute in _PLAIN.items():
+        if "." not in attribute and row[name] is not None:
+            setattr(x, attribute, row[name])
+    x.path = row["path"] or ""
+    x.outcome = Outcome(x.outcome)
+    x.uncertainty_ns = (row["uncertainty_us"] or 0) * 1_000
+    x.dispatch_late_ns = _ns(row["dispatch_late_us"])
+    x.slo_ttft_ns, x.slo_tpot_ns = _ns(row["slo_ttft_us"]), _ns(row["slo_tpot_us"])
+    x.added = Added(
+        _ns(row["added_request_us"]), _ns(row["added_first_chunk_us"]), _ns(row["added_chunk_max_us"]),
+        connect_ns=_ns(row["connect_us"]),
+    )  # fmt: skip
+    x.tokens = Tokens(
+        None if row["input_token_source"] == "tokenizer" else row["input_tokens"],
+        row["output_tokens"], row["reasoning_tokens"], row["cached_tokens"],
+        TokenSource(row["token_source"] or "none"),
+    )  # fmt: skip
+    x.usage, x.server_timing, x.guardrail = (
+        _read_json(row[name]) for name in ("usage", "server_timing", "guardrail")
+    )
+    if row["refusal_kind"] is not None or row["refusal_source"] is not None:
+        x.refusal = {
+            "kind": row["refusal_kind"], "source": row["refusal_source"],
+            "detail": _read_json(row["refusal_detail"]), "confidence": row["refusal_confidence"],
+        }  # fmt: skip
+    if row["session"] is not None:
+        number = -1 if row["turn"] is None else row["turn"]
+        x.turn = Turn(
+            row["session"], row["session_source"] or "", number, row["parent"], _ns(row["think_us"]),
+            row["turn_by"],
+        )  # fmt: skip
+    if row["request_body"] is not None or row["response_text"] is not None or row["level"] == "full":
+        x.said = Said(row["request_body"], row["response_text"], row["redactions"] or 0)
+
+
+def _asked(row: dict[str, Any], blocks: "array[int] | None", sizes: "array[int] | None") -> Asked | None:
+    asked = Asked(
+        block_size=row["block_size"], block_unit=row["block_unit"], roles=row["message_roles"] or []
+    )
+    for name in _ASKED:
+        setattr(asked, name, row[name])
+    if row["input_token_source"] == "tokenizer":
+        asked.tokens = row["input_tokens"]
+    asked.sizes = asked.sizes if sizes is None else sizes
+    asked.blocks = asked.blocks if blocks is None else blocks
+    # At the shape, a request that was understood has its messages, if only none of them.
+    return None if asked == _NO_ASKED and row["message_roles"] is None else asked
+
+
+def _logs(batch: pa.RecordBatch, arrivals: pa.Array) -> Iterator[EventLog]:
+    column = batch.column("event_us")
+    rows = pc.list_parent_indices(column)
+    t_ns = _cut(column, "q", lambda flat: pc.add(pc.multiply(flat, 1_000), arrivals.take(rows)))
+    classes = _cut(batch.column("event_class"), "B", _codes)
+    sizes = _cut(batch.column("event_bytes"), "l", lambda flat: pc.fill_null(flat, 0).cast(_LONG))
+    tokens = _cut(batch.column("event_tokens"), "l", lambda flat: pc.fill_null(flat, -1).cast(_LONG))
+    flags = _cut(batch.column("event_flags"), "B", lambda flat: pc.fill_null(flat, 0))
+    for times, kinds, size, counted, flag in zip(t_ns, classes, sizes, tokens, flags, strict=True):
+        if times is None:
+            yield EventLog()
+            continue
+        n = len(times)
+        yield EventLog(
+            times,
+            bytearray([EventClass.METADATA] * n if kinds is None else kinds),
+            array("l", [0]) * n if size is None else size,
+            array("l", [-1]) * n if counted is None else counted,
+            bytearray(n if flag is None else flag),
+        )
+
+
+def _codes(names: pa.Array) -> pa.Array:
+    """Of the classes; a name that we do not know is metadata."""
+    return pc.fill_null(pc.index_in(names, value_set=_NAMES), int(EventClass.METADATA)).cast(pa.uint8())
+
+
+def _cut(column: pa.Array, code: str, work: Any = None) -> "list[array[int] | None]":
+    """The lists of a column as arrays of the type `code`; `work` is done once, on all their values."""
+    flat = column.flatten()
+    if work is not None:
+        flat = work(flat)
+    width = flat.type.bit_width // 8
+    data = memoryview(flat.buffers()[1] or b"")[flat.offset * width :]
+    found: list[array[int] | None] = []
+    begin = 0
+    for length in column.value_lengths().to_pylist():
+        if length is None:
+            found.append(None)
+            continue
+        values = array(code)
+        values.frombytes(data[begin * width : (begin + length) * width])
+        found.append(values)
+        begin += length
+    return found
+
+
+def _read_json(text: str | None) -> Any:
+    try:
+        return None if text is None else _from_json(text)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+def _ns(us: int | None) -> int | None:
+    return None if us is None else us * 1_000

@@ -1,0 +1,348 @@
+"""The spool: where rows are safe before they are Parquet.
+
+A file of frames, only ever appended to:
+
+    magic "LTSP" | kind u8, 0 | version u16 | batches before u32 | rows u32
+    length u32 | unpacked length u32 | crc32 u32 | payload of `length` bytes
+
+little-endian; the checksum covers the header before it and the payload, so that garbage never becomes a row.
+The first frame is the head: the CaptureInfo as JSON and the Arrow schema, by which a newer tap reads the
+spool of an older one. A batch frame holds one Arrow IPC message, packed by zstd as a whole: with Arrow's own
+packing, one buffer at a time, a batch of one row took 2.6 ms and 12 KB instead of 0.33 ms and 3 KB, one of
+100 rows twice the time. A note frame holds a Ledger as JSON.
+
+A reader that meets a broken frame looks for the next whole one: what is damaged costs itself only. Frames
+are read with `pread` and not mapped into memory, because a bad disk would then kill the process (SIGBUS)
+instead of raising an error, and again at each start.
+"""
+
+import io
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from llmtap.capture.schema import SCHEMA, VERSION, CaptureInfo, Ledger
+from llmtap.capture.store.migrations import STEPS, CaptureVersionError, Steps, migrate
+from llmtap.errors import LlmtapError
+
+__all__ = ["SpoolContents", "SpoolError", "SpoolWriter", "read_spool"]
+
+_MAGIC: Final = b"LTSP"
+_HEADER: Final = struct.Struct("<4sBxHIIIII")
+_CRC_AT: Final = _HEADER.size - 4
+_PAYLOAD_BYTES_MAX: Final = 1 << 30
+"""Of a frame, packed or not: a batch is a few MB; a longer one is damage."""
+_SCAN_BYTES: Final = 1 << 20
+"""Read at once while looking for the next whole frame."""
+_CODEC: Final = pa.Codec("zstd", compression_level=1)
+
+
+class _Kind(IntEnum):
+    HEAD = 1
+    BATCH = 2
+    NOTE = 3
+
+
+_KINDS: Final = frozenset(int(k) for k in _Kind)
+
+
+class SpoolError(LlmtapError):
+    """A spool cannot be read at all: the disk's fault, or ours."""
+
+
+class SpoolWriter:
+    """One spool being written. What raises OSError left nothing half written behind it."""
+
+    def __init__(self, path: Path, info: CaptureInfo, *, schema: pa.Schema = SCHEMA) -> None:
+        """Makes the file, which must not be there yet."""
+        self.path = path
+        self.rows = 0
+        self.batches = 0
+        self.notes = 0
+        self.bytes = 0
+        """End of the last whole frame: what a failed write left behind it is cut off."""
+        self._version = info.schema_version
+        self._ipc = io.BytesIO()
+        self._stream = pa.ipc.new_stream(self._ipc, schema, options=pa.ipc.IpcWriteOptions(use_threads=False))
+        # The schema's message goes before the first batch's; ours lies in the head.
+        self._stream.write_batch(pa.RecordBatch.from_pylist([], schema=schema))
+        self._fd = _create(path)
+        head = msgspec.json.encode(info)
+        head = struct.pack("<I", len(head)) + head + schema.serialize().to_pybytes()
+        try:
+            self._write(self._frame(_Kind.HEAD, head), sync=False)
+        except OSError:
+            self.close()
+            path.unlink(missing_ok=True)
+            raise
+
+    def append(self, batch: pa.RecordBatch, ledger: Ledger | None = None, *, sync: bool = False) -> None:
+        """Add a batch, and what is known of the rest; with `sync`, the disk has it when this returns.
+
+        Raises OSError when it could not: then the file is as it was, and the same batch may be tried again.
+        """
+        self._ipc.seek(0)
+        self._ipc.truncate(0)
+        self._stream.write_batch(batch)
+        message = self._ipc.getbuffer()
+        try:
+            data = self._frame(
+                _Kind.BATCH, _CODEC.compress(message, asbytes=True), batch.num_rows, len(message)
+            )
+        finally:
+            message.release()
+        if ledger is not None:
+            data += self._frame(_Kind.NOTE, msgspec.json.encode(ledger), before=self.batches + 1)
+        self._write(data, sync=sync)
+        self.batches += 1
+        self.rows += batch.num_rows
+        self.notes += ledger is not None
+
+    def note(self, ledger: Ledger, *, sync: bool = False) -> None:
+        """Add what is known of what is not here. Raises OSError as `append` does."""
+        self._write(self._frame(_Kind.NOTE, msgspec.json.encode(ledger)), sync=sync)
+        self.notes += 1
+
+    def sync(self) -> None:
+        """Returns when the disk has everything."""
+        os.fdatasync(self._fd)
+
+    @property
+    def present(self) -> bool:
+        """The file is where it was made: nobody has removed it, or its folder."""
+        try:
+            there, ours = os.stat(self.path), os.fstat(self._fd)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
+
+    def restore(self) -> None:
+        """Write the file anew where somebody removed it: as long as it is open, nothing of it is lost."""
+        fd = _create(self.path)
+        try:
+            at = 0
+            while at < self.bytes:
+                part = os.pread(self._fd, min(_SCAN_BYTES, self.bytes - at), at)
+                if not part:
+                    raise OSError(f"{self.path.name}: ends at {at} of {self.bytes} bytes")
+                _write_all(fd, part, at)
+                at += len(part)
+            os.fdatasync(fd)
+        except OSError:
+            os.close(fd)
+            self.path.unlink(missing_ok=True)
+            raise
+        os.close(self._fd)
+        self._fd = fd
+
+    def close(self) -> None:
+        """Let go of the file; more than once is fine."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _frame(
+        self, kind: _Kind, payload: bytes, rows: int = 0, unpacked: int = 0, before: int | None = None
+    ) -> bytes:
+        assert max(len(payload), unpacked) <= _PAYLOAD_BYTES_MAX, "batches are bounded by the caller's memory"
+        before = self.batches if before is None else before
+        header = _HEADER.pack(_MAGIC, kind, self._version, before, rows, len(payload), unpacked, 0)[:_CRC_AT]
+        return header + struct.pack("<I", zlib.crc32(payload, zlib.crc32(header))) + payload
+
+    def _write(self, data: bytes, *, sync: bool) -> None:
+        try:
+            _write_all(self._fd, data, self.bytes)
+            if sync:
+                os.fdatasync(self._fd)
+        except OSError:
+            try:
+                os.ftruncate(self._fd, self.bytes)
+            except OSError:
+                pass  # The next write starts at the same place; a reader steps over what is left.
+            raise
+        self.bytes += len(data)
+
+
+@dataclass(slots=True)
+class SpoolContents:
+    """What is whole in a spool."""
+
+    path: Path
+    info: CaptureInfo
+    """Of the spool, at its own version; with the level `full`, which covers all, where the head is lost."""
+    ledger: Ledger
+    """The last one noted."""
+    rows: int = 0
+    notes: int = 0
+    damaged: dict[str, int] = field(default_factory=dict)
+    """`batches` lost (a broken end counts as one) and `bytes` that are no frame; empty when all is whole."""
+    _schema: pa.Schema = SCHEMA
+    _frames: list[int] = field(default_factory=list)
+    _steps: Steps = field(default_factory=dict)
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The rows in today's columns, one batch in memory at a time.
+
+        Raises SpoolError where the file changed, or the disk fails, since it was looked through.
+        """
+        with _File(self.path) as file:
+            for at in self._frames:
+                frame = _frame_at(file, at, file.size)
+                if frame is None:
+                    raise SpoolError(f"{self.path.name}: the frame at byte {at} is not whole any more")
+                unpacked = _CODEC.decompress(frame.payload, decompressed_size=frame.unpacked)
+                batch = pa.ipc.read_record_batch(pa.ipc.read_message(unpacked), self._schema)
+                yield migrate(batch, self.info.schema_version, steps=self._steps, where=self.path.name)
+
+
+def read_spool(path: Path, *, steps: Steps = STEPS) -> SpoolContents:
+    """Look through a spool, whatever happened to it.
+
+    Raises CaptureVersionError when a newer tap wrote it, SpoolError when it cannot be read.
+    """
+    frames: list[int] = []
+    head: tuple[CaptureInfo, pa.Schema] | None = None
+    contents = SpoolContents(path, CaptureInfo(level="full"), Ledger(), _steps=steps)
+    lost_bytes = lost_batches = seen = version = 0
+    with _File(path) as file:
+        at = 0
+        while at < file.size:
+            frame = _frame_at(file, at, file.size)
+            if frame is None:
+                after = _next_frame_at(file, at + 1)
+                if after == file.size:
+                    lost_batches += _kind_at(file, at) not in (_Kind.HEAD, _Kind.NOTE)
+                lost_bytes += after - at
+                at = after
+                continue
+            if frame.version > VERSION:
+                raise CaptureVersionError(path.name, frame.version)
+            lost_batches += max(0, frame.before - seen)
+            seen = frame.before
+            match frame.kind:
+                case _Kind.HEAD:
+                    head = _read_head(frame.payload)
+                case _Kind.NOTE:
+                    contents.ledger = msgspec.json.decode(frame.payload, type=Ledger)
+                    contents.notes += 1
+                case _:
+                    seen += 1
+                    frames.append(at)
+                    contents.rows += frame.rows
+            version = frame.version
+            at += _HEADER.size + len(frame.payload)
+    if head is not None:
+        contents.info, contents._schema = head
+    elif frames and version != VERSION:
+        # Without its head nobody knows the columns of an older version.
+        lost_batches += len(frames)
+        frames, contents.rows = [], 0
+    contents._frames = frames
+    if lost_bytes or lost_batches:
+        contents.damaged = {"batches": lost_batches, "bytes": lost_bytes}
+    return contents
+
+
+class _Frame(NamedTuple):
+    kind: int
+    version: int
+    before: int
+    """Batches written before it: by a gap one knows how many are lost."""
+    rows: int
+    unpacked: int
+    payload: bytes
+
+
+class _File:
+    """A file for reading at any place. Raises SpoolError where the disk fails."""
+
+    def __init__(self, path: Path) -> None:
+        self._name = path.name
+        try:
+            self._fd = os.open(path, os.O_RDONLY)
+            self.size = os.fstat(self._fd).st_size
+        except OSError as exc:
+            raise SpoolError(f"{path.name}: {exc.strerror}") from None
+
+    def at(self, at: int, length: int) -> bytes:
+        """Up to `length` bytes: fewer only at the end."""
+        parts = []
+        while length:
+            try:
+                part = os.pread(self._fd, length, at)
+            except OSError as exc:
+                raise SpoolError(f"{self._name}: byte {at}: {exc.strerror}") from None
+            if not part:
+                break
+            parts.append(part)
+            at += len(part)
+            length -= len(part)
+        return b"".join(parts)
+
+    def __enter__(self) -> "_File":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+
+def _frame_at(file: _File, at: int, end: int) -> _Frame | None:
+    """The frame that begins there, or None where none does, or not a whole one."""
+    header = file.at(at, _HEADER.size)
+    if len(header) < _HEADER.size or not header.startswith(_MAGIC):
+        return None
+    _, kind, version, before, rows, length, unpacked, crc = _HEADER.unpack(header)
+    fits = at + _HEADER.size + length <= end and max(length, unpacked) <= _PAYLOAD_BYTES_MAX
+    if kind not in _KINDS or not fits:
+        return None
+    payload = file.at(at + _HEADER.size, length)
+    if zlib.crc32(payload, zlib.crc32(header[:_CRC_AT])) != crc:
+        return None
+    return _Frame(kind, version, before, rows, unpacked, payload)
+
+
+def _next_frame_at(file: _File, start: int) -> int:
+    """Where the next whole frame begins, or the end of the file."""
+    at = start
+    while at < file.size:
+        part = file.at(at, _SCAN_BYTES)
+        found = part.find(_MAGIC)
+        while found >= 0:
+            if _frame_at(file, at + found, file.size) is not None:
+                return at + found
+            found = part.find(_MAGIC, found + 1)
+        # A magic may lie across the border of two parts.
+        at += max(1, len(part) - len(_MAGIC) + 1)
+    return file.size
+
+
+def _kind_at(file: _File, at: int) -> int:
+    """What a broken frame seems to have been; 0 where nothing tells."""
+    begin = file.at(at, len(_MAGIC) + 1)
+    return begin[-1] if begin.startswith(_MAGIC) and len(begin) > len(_MAGIC) else 0
+
+
+def _read_head(payload: bytes) -> tuple[CaptureInfo, pa.Schema]:
+    (length,) = struct.unpack_from("<I", payload)
+    info = msgspec.json.decode(payload[4 : 4 + length], type=CaptureInfo)
+    return info, pa.ipc.read_schema(pa.py_buffer(payload[4 + length :]))
+
+
+def _create(path: Path) -> int:
+    # Also for reading: `restore` needs it. Nobody else may read what people's traffic looks like.
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+
+
+def _write_all(fd: int, data: bytes, at: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(fd, view, at)
+        view, at = view[written:], at + written

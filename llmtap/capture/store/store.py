@@ -1,0 +1,487 @@
+"""Where a capture is kept: the spool that takes rows now, and the files that spools become.
+
+Rows are safe once `append` says so. Whatever keeps it from that (a full disk, a folder that is gone or
+read-only, the bound on the total) is a `problem` with a name: the caller holds the batch and tries again, and
+it works as soon as the cause is gone. Traffic never knows.
+
+In the spool's folder lie `llmtap-*.spool` and a lock: two taps in one folder would recover each other's live
+spools. A file has the name of its spool: `llmtap-<UTC time>-<capture>-<n>-<random>.parquet`, in the order of
+time, and never used twice, also when a meter starts again within the same capture.
+
+A disk is not filled to the brim by us: as much stays free as the largest spool takes, or no spool could
+become a file any more, which would be smaller. When it gets narrow, spools become files early.
+
+The bound on the total is for all that lies here, spools and local files. What a batch will take is estimated
+before it is taken, by how well those before it could be packed. So the total stays below its bound, but for
+the temporary file of the one spool that is becoming a file, which is about as large as the file will be; for
+a batch that alone takes more than half of the bound; and for one that packs so much worse than others that
+NOTES_BYTES do not make up for it.
+
+What is known of exchanges that are not kept (the ledger) has room of its own: neither the bound nor what is
+left free on the disk keeps a ledger without rows away, or a paused capture could not tell what it lost. A
+spool of nothing but ledgers is begun anew when it has grown: a long pause does not fill the disk with them.
+"""
+
+import errno
+import fcntl
+import hashlib
+import logging
+import os
+import re
+import secrets
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import pyarrow as pa
+
+from llmtap.capture.options import CaptureOptions
+from llmtap.capture.schema import CaptureInfo, Ledger
+from llmtap.capture.store.aside import LOCK, take_back
+from llmtap.capture.store.files import LocalFiles
+from llmtap.capture.store.finisher import ClosedSpool, Finisher, make_folder
+from llmtap.capture.store.places import Place, open_place, redacted, sync_folder
+from llmtap.capture.store.spool import SpoolWriter
+from llmtap.clock import Clock
+from llmtap.errors import ConfigError
+
+__all__ = ["Store", "StoreState", "check", "spool_folder"]
+
+log = logging.getLogger(__name__)
+
+FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+LOOK_AGAIN_NS: Final = 1_000_000_000
+"""At the bound of the total: how often to see whether somebody has made room."""
+MARGIN_BYTES: Final = 128 << 10
+"""Left free beside a spool's worth: a Parquet file of 100 columns takes 15 KB whatever is in them, and here
+ledgers are written, too."""
+NOTES_BYTES: Final = 32 << 10
+"""Of the bound on the total, for ledgers without rows: the head of a spool takes 6 KB, a ledger some hundred
+bytes, the file of such a spool 3 KB."""
+NOTES_SPOOL_BYTES: Final = 16 << 10
+"""At this size a spool of ledgers alone is begun anew."""
+LOOK_NOW_AND_THEN_NS: Final = 10_000_000_000
+"""How often to see whether somebody has taken files away."""
+_HEAD_BYTES: Final = 6 << 10
+_FRAME_BYTES: Final = 1 << 10
+"""Of a batch, whatever is in it: what Arrow says of 100 columns, packed, and the ledger behind it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreState:
+    """What a store has done, since it was made, and what it holds."""
+
+    rows_written: int
+    """Rows in the spool, ever."""
+    bytes_written: int
+    files: int
+    files_waiting: int
+    """Closed spools that are not files yet: the one being written is not among them."""
+    files_deleted: int
+    """At the bound of the total, oldest first."""
+    rows_deleted: int
+    """With them, as far as they were of this capture."""
+    spool_bytes: int
+    local_bytes: int
+    """All that lies here, spools and our files in a local folder: what `total_bytes` is the bound of."""
+    failures: int
+    """Tries to finish a file that did not succeed."""
+    recovered: int
+    """Rows from spools that an earlier process left."""
+    damaged: int
+    """Batches of a spool that were not readable any more."""
+    lost_rows: int
+    """In spools that somebody removed before they were files."""
+    problem: str | None
+    """Why rows are not taken now: `disk_full`, `folder` or `total_bytes`."""
+    files_problem: str | None
+    """Why files do not get to their place now: one sentence."""
+
+
+def spool_folder(options: CaptureOptions) -> Path:
+    """Where spools lie: as set, or in the capture's own folder, or for a remote one in the user's state."""
+    assert options.to is not None
+    if options.spool is not None:
+        return Path(options.spool)
+    place = open_place(options.to)
+    if place.folder is not None:
+        return place.folder / ".spool"
+    state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    name = hashlib.sha256(redacted(options.to).encode()).hexdigest()[:12]
+    return Path(state) / "llmtap" / f"spool-{name}"
+
+
+def check(options: CaptureOptions, supervisor: int | None = None) -> None:
+    """What `open` would find wrong, told before anything starts; nothing is left behind.
+
+    A child of process `supervisor` (or of this one) that holds the lock is no fault: the settings are for a
+    proxy that runs.
+
+    Raises ConfigError.
+    """
+    assert options.to is not None
+    place, spool = open_place(options.to), spool_folder(options)
+    made = []
+    try:
+        for key, folder in _folders(options, place, spool):
+            made += _probe(key, folder)
+        if (spool / LOCK).exists():
+            holder = _lock(options, spool, os.getpid() if supervisor is None else supervisor)
+            if holder is not None:
+                os.close(holder)
+    finally:
+        for folder in reversed(made):
+            with suppress(OSError):
+                folder.rmdir()
+
+
+class Store:
+    """One capture's spool and files.
+
+    `append`, `tick` and `rotate` are for one thread; `state`, `told` and `problem` for any.
+    """
+
+    def __init__(self, options: CaptureOptions, info: CaptureInfo, clock: Clock) -> None:
+        """Touches nothing yet. Raises ConfigError for a place that cannot be."""
+        assert options.to is not None
+        self.problem: str | None = None
+        """Why rows are not taken now: `disk_full`, `folder` or `total_bytes`."""
+        self.info = info
+        """What files say of themselves that are begun from now on; to be set from any thread."""
+        self._options = options
+        self._clock = clock
+        self._place = open_place(options.to)
+        self._folder = spool_folder(options)
+        self._tag = re.sub(r"[^A-Za-z0-9_]", "_", info.capture) or "_"
+        self._files = LocalFiles(self._place.folder, self._tag)
+        self._finisher = Finisher(self._place, self._folder, self._files.add)
+        self._lock: int | None = None
+        self._writer: SpoolWriter | None = None
+        self._began_ns = 0
+        self._looked_ns = 0
+        self._noted: Ledger | None = None
+        self._number = 0
+        self._rows = self._bytes = 0
+        self._packing = 0.5
+
+    def open(self) -> None:
+        """Makes the folders, takes the lock, and finds what an earlier process left.
+
+        Raises ConfigError when that cannot be.
+        """
+        for key, folder in _folders(self._options, self._place, self._folder):
+            _probe(key, folder)
+        self._lock = _lock(self._options, self._folder)
+        with suppress(OSError):  # they wait for the next start then
+            take_back(self._folder)
+        self._look(self._clock.mono_ns())
+        for path in sorted(self._folder.glob("llmtap-*.spool")):
+            self._finisher.add(ClosedSpool(path, path.stat().st_size))
+        self._finisher.start()
+        options = self._options
+        log.info(
+            "event=capture_started to=%s spool=%s level=%s when_full=%s total_bytes=%d",
+            self._place.name, self._folder, options.level, options.when_full, options.total_bytes,
+        )  # fmt: skip
+        if options.level == "full" and not options.redact:
+            log.warning(
+                "event=capture_unredacted tenants=%r reason='capture.redact is empty: nothing is redacted'",
+                ",".join(options.full_tenants),
+            )  # fmt: skip
+
+    def append(self, batch: pa.RecordBatch, ledger: Ledger) -> bool:
+        """Keep the rows, and what is known of others; False when that cannot be now.
+
+        A batch without rows keeps the ledger alone, where it says something new. The ledger that is written
+        counts what has been deleted so far, this call's deletions too.
+        """
+        assert self._lock is not None, "not open"
+        deleted = self._files.deleted_rows
+        if batch.num_rows and not self._has_room(batch):
+            self._pause("total_bytes", f"{self._options.total_bytes} bytes are the bound of the total")
+            kept = False
+        else:
+            kept = self._keep(batch, ledger)
+        if not kept and self._files.deleted_rows > deleted:
+            # What went for the batch is gone, whether the batch is taken or not.
+            self._keep(batch.slice(0, 0), ledger)
+        return kept
+
+    def tick(self) -> None:
+        """Time passes: a spool that is old enough becomes a file, and others may have moved files away."""
+        now_ns = self._clock.mono_ns()
+        writer = self._writer
+        # While there is no room for rows, a spool of ledgers alone would only become one more file.
+        due = writer is not None and (writer.rows > 0 or self.problem is None)
+        if due and now_ns - self._began_ns >= self._options.rotate_every:
+            self.rotate()
+        if now_ns - self._looked_ns >= LOOK_NOW_AND_THEN_NS:
+            self._look(now_ns)
+
+    def rotate(self) -> None:
+        """The spool that is written to becomes a file; the next batch begins another."""
+        writer, self._writer = self._writer, None
+        if writer is None:
+            return
+        if self._options.fsync != "never":
+            try:
+                writer.sync()
+            except OSError as exc:
+                log.warning("event=capture_not_synced spool=%s error=%r", writer.path.name, exc.strerror)
+        writer.close()
+        if writer.rows or writer.notes:
+            self._finisher.add(ClosedSpool(writer.path, writer.bytes, writer.rows))
+        else:
+            _discard(writer)
+
+    def told(self) -> Ledger:
+        """What the newest file that was made here tells of exchanges that are not kept. For any thread."""
+        return self._finisher.told
+
+    def close(self, timeout_s: float) -> None:
+        """Makes files of all spools if the time allows; the next start finds the others."""
+        self.rotate()
+        ended = self._finisher.close(timeout_s)
+        if left := self._finisher.waiting[0]:
+            log.warning(
+                "event=capture_files_left spools=%d spool=%s reason=%r hint='the next start tries again'",
+                left, self._folder, self._finisher.problem or "no time",
+            )  # fmt: skip
+        # A thread that hangs in an upload still reads its spool: the lock goes with the process then.
+        if ended and self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def state(self) -> StoreState:
+        """Counts and sizes of now. Waits for no disk."""
+        counts = self._finisher.counts
+        waiting, waiting_bytes = self._finisher.waiting
+        spool_bytes = waiting_bytes + self._open_bytes
+        return StoreState(
+            rows_written=self._rows, bytes_written=self._bytes,
+            files=counts.files, files_waiting=waiting, files_deleted=self._files.deleted,
+            rows_deleted=self._files.deleted_rows,
+            spool_bytes=spool_bytes, local_bytes=spool_bytes + self._files.bytes,
+            failures=counts.failures, recovered=counts.recovered_rows, damaged=counts.damaged_batches,
+            lost_rows=counts.lost_rows,
+            problem=self.problem, files_problem=self._finisher.problem,
+        )  # fmt: skip
+
+    # ---------------------------------------------------------------- writing
+
+    def _keep(self, batch: pa.RecordBatch, ledger: Ledger) -> bool:
+        """`append`, once the bound on the total allows it."""
+        if self._files.deleted_rows:
+            dropped = {**ledger.dropped, "deleted": self._files.deleted_rows}
+            ledger = msgspec.structs.replace(ledger, dropped=dropped)
+        if batch.num_rows == 0 and ledger == self._noted:
+            return True
+        try:
+            self._write(batch, ledger)
+        except OSError as exc:
+            full = exc.errno in FULL
+            if batch.num_rows or not full:
+                self._pause("disk_full" if full else "folder", exc.strerror or str(exc))
+            return False
+        self._rows += batch.num_rows
+        # That a ledger has room does not say that rows have.
+        if self.problem is not None and (batch.num_rows or self.problem == "folder"):
+            log.info("event=capture_resumed after=%s", self.problem)
+            self.problem = None
+            self._finisher.kick()
+        if self._writer is not None and self._writer.bytes >= self._options.rotate_bytes:
+            self.rotate()
+        return True
+
+    def _write(self, batch: pa.RecordBatch, ledger: Ledger) -> None:
+        """Raises OSError."""
+        if self._writer is not None and not self._writer.present:
+            self._make_again()
+            self._writer.restore()
+            log.warning(
+                "event=capture_spool_restored spool=%s rows=%d", self._writer.path, self._writer.rows
+            )  # fmt: skip
+        elif not (self._folder / LOCK).exists():
+            self._make_again()
+        if batch.num_rows:
+            self._leave_room(batch)
+        old = self._writer
+        grown = old is not None and not (old.rows or batch.num_rows) and old.bytes >= NOTES_SPOOL_BYTES
+        writer = self._begin() if old is None or grown else old
+        before = writer.bytes
+        # Each spool says it anew, so that each file tells of itself what it lacks.
+        news = ledger if ledger != self._noted or not writer.notes else None
+        sync = self._options.fsync == "batch"
+        try:
+            if batch.num_rows:
+                writer.append(batch, news, sync=sync)
+            elif news is not None:
+                writer.note(news, sync=sync)
+        except OSError:
+            if writer is not old:
+                _discard(writer)
+            raise
+        self._writer, self._noted = writer, ledger
+        self._bytes += writer.bytes - before
+        if batch.num_rows:
+            # Of late, the worst.
+            self._packing = min(1.0, max((writer.bytes - before) / batch.nbytes, 0.9 * self._packing))
+        if old is not None and old is not writer:
+            _discard(old)  # only the last ledger counts, and it is in the new one
+
+    def _cost(self, batch: pa.RecordBatch) -> int:
+        """What the batch will take in the spool, about."""
+        return _FRAME_BYTES + int(self._packing * batch.nbytes)
+
+    def _begin(self) -> SpoolWriter:
+        """A new spool. Raises OSError."""
+        self._number += 1
+        now_ns = self._clock.wall_ns()
+        at = datetime.fromtimestamp(now_ns // 1_000_000_000, UTC)
+        when = f"{at:%Y%m%dT%H%M%S}{now_ns // 1_000_000 % 1_000:03d}Z"
+        name = f"llmtap-{when}-{self._tag}-{self._number:04d}-{secrets.token_hex(4)}.spool"
+        writer = SpoolWriter(self._folder / name, msgspec.structs.replace(self.info, began_ns=now_ns))
+        if self._options.fsync == "batch":
+            try:
+                sync_folder(self._folder)
+            except OSError:
+                _discard(writer)
+                raise
+        self._began_ns = self._clock.mono_ns()
+        self._bytes += writer.bytes
+        return writer
+
+    def _make_again(self) -> None:
+        """Somebody has removed the folder, and our lock with it. Raises OSError."""
+        make_folder(self._folder)
+        old, self._lock = self._lock, None
+        try:
+            self._lock = _lock(self._options, self._folder)
+        except ConfigError as exc:
+            self._lock = old
+            raise OSError(errno.EBUSY, exc.problem) from None
+        if old is not None:
+            os.close(old)
+
+    def _leave_room(self, batch: pa.RecordBatch) -> None:
+        """Raises OSError where the batch would take the room that spools need to become files."""
+        disk = os.statvfs(self._folder)
+        if not disk.f_blocks:
+            return  # It does not say.
+        largest = max(self._finisher.largest, 0 if self._writer is None else self._writer.bytes)
+        # The batch takes its bytes in the spool, and at most as many in the file.
+        needed = MARGIN_BYTES + largest + 2 * self._cost(batch)
+        if disk.f_bavail * disk.f_frsize < needed:
+            self._rotate_rows()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _has_room(self, batch: pa.RecordBatch) -> bool:
+        """Whether the batch fits below the bound, after what the bound allows us to delete is deleted."""
+        bound = self._options.total_bytes - NOTES_BYTES
+        if self._writer is None:
+            bound -= _HEAD_BYTES
+        # Also a batch that could never fit must not stand in the way of all that follow.
+        bound -= min(self._cost(batch), self._options.total_bytes // 2 - NOTES_BYTES)
+        if self._taken() <= bound:
+            return True
+        now_ns = self._clock.mono_ns()
+        if self.problem != "total_bytes" or now_ns - self._looked_ns >= LOOK_AGAIN_NS:
+            self._look(now_ns)
+        if self._options.when_full == "oldest":
+            while self._taken() > bound and self._files.delete_oldest():
+                pass
+        if self._taken() <= bound:
+            return True
+        # As a file it is smaller, and may be deleted.
+        self._rotate_rows()
+        return False
+
+    def _taken(self) -> int:
+        return self._finisher.waiting[1] + self._files.bytes + self._open_bytes
+
+    @property
+    def _open_bytes(self) -> int:
+        writer = self._writer
+        return 0 if writer is None else writer.bytes
+
+    def _rotate_rows(self) -> None:
+        """What is written so far becomes a file; a spool of ledgers alone stays, for those to come."""
+        if self._writer is not None and self._writer.rows:
+            self.rotate()
+
+    def _look(self, now_ns: int) -> None:
+        """See what others have moved away."""
+        self._looked_ns = now_ns
+        self._files.look()
+        self._finisher.look()
+
+    def _pause(self, problem: str, reason: str) -> None:
+        if problem != self.problem:
+            log.warning(
+                "event=capture_paused problem=%s spool=%s reason=%r", problem, self._folder, reason
+            )  # fmt: skip
+        self.problem = problem
+
+
+def _discard(writer: SpoolWriter) -> None:
+    """Nothing of it is needed."""
+    writer.close()
+    with suppress(OSError):
+        writer.path.unlink(missing_ok=True)
+
+
+def _folders(options: CaptureOptions, place: Place, spool: Path) -> list[tuple[str, Path]]:
+    """What must be there, by the key that names it."""
+    own = "capture.spool" if options.spool is not None or place.folder is None else "capture.to"
+    folders = [(own, spool)]
+    return folders if place.folder is None else [("capture.to", place.folder), *folders]
+
+
+def _probe(key: str, folder: Path) -> list[Path]:
+    """Makes the folder and writes to it; which folders that made. A full disk passes: it may have room later.
+
+    Raises ConfigError.
+    """
+    made: list[Path] = []
+    try:
+        made = make_folder(folder)
+        probe = folder / f".llmtap-probe-{secrets.token_hex(4)}"
+        try:
+            os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        finally:
+            probe.unlink(missing_ok=True)
+    except OSError as exc:
+        if exc.errno not in FULL:
+            raise ConfigError(
+                key, f"{folder} cannot be written: {exc.strerror}", "a folder that this user may write to"
+            ) from None
+    return made
+
+
+def _lock(options: CaptureOptions, folder: Path, supervisor: int | None = None) -> int | None:
+    """The lock on the folder, held until it is closed; None where a child of process `supervisor` holds it.
+
+    Raises ConfigError where another tap does.
+    """
+    key = "capture.to" if options.spool is None else "capture.spool"
+    path = folder / LOCK
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as exc:
+        raise ConfigError(key, f"{path}: {exc.strerror}") from None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        holder = os.read(fd, 64).split()
+        os.close(fd)
+        if supervisor is not None and holder[1:] == [b"%d" % supervisor]:
+            return None
+        raise ConfigError(
+            key, f"another llmtap captures in {folder}", "give each its own capture.to, or capture.spool"
+        ) from None
+    with suppress(OSError):  # On a full disk the name of the holder is missing, and nothing else.
+        path.write_bytes(b"%d %d\n" % (os.getpid(), os.getppid()))
+    return fd

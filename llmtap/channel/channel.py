@@ -1,0 +1,283 @@
+"""The relay's end of the tap: a bounded, never blocking channel to the meter.
+
+The relay appends; a timer or a size packs what has gathered into one batch and hands it to a local
+socket. When the meter is slow, stopped or dead the channel fills to its bound; from then on exchanges
+that want to add are dropped whole, and counted, and traffic goes on untouched.
+"""
+
+import asyncio
+import logging
+import socket
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from llmtap.channel.frames import ACK, CONTROL, Closing, Frame, FrameKind, Hello, RelayStatus, make_frame_rows
+from llmtap.channel.ledger import Ledger
+
+__all__ = ["SOCKET_PATH_BYTES_MAX", "Tap"]
+
+
+FLUSH_S: Final = 0.01
+"""Frames wait this long for company: longer batches hold the loop longer, shorter ones cost more CPU."""
+FLUSH_BYTES: Final = 128 << 10
+RECONNECT_S: Final = 0.1
+SOCKET_PATH_BYTES_MAX: Final = 107
+"""unix(7): sun_path has 108 bytes, one of them for the end."""
+
+# By name: an enum's member costs a look-up in its class, and its value another, for every frame.
+OPEN: Final = int(FrameKind.OPEN)
+CLOSE: Final = int(FrameKind.CLOSE)
+ARM: Final = int(FrameKind.ARM)
+DROP: Final = int(FrameKind.DROP)
+HELLO: Final = int(FrameKind.HELLO)
+
+log = logging.getLogger(__name__)
+_json = msgspec.json.Encoder()
+
+
+class Tap:
+    """Frames of one relay, on their way to the meter."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        path: str,
+        bytes_max: int,
+        hello: Callable[[], Hello],
+        on_word: Callable[[int], None] | None = None,
+        news: Callable[[], Frame | None] | None = None,
+    ) -> None:
+        """`on_word` is told the words that the meter sends among its acknowledgements.
+
+        `news` is asked before every batch for a frame that all others of the batch come after.
+        """
+        self._loop = loop
+        self._path = path
+        self._bytes_max = bytes_max
+        self._hello = hello
+        self._on_word = on_word
+        self._news = news
+        self.ledger = Ledger()
+        self._sock: socket.socket | None = None
+        self.rows = make_frame_rows()
+        """Frames for the next batch. While there are any, the timer runs."""
+        self._batch_no = 0
+        self._unsent: deque[memoryview] = deque()
+        self._in_flight: deque[tuple[int, int]] = deque()  # (batch number, bytes) not yet acknowledged
+        self._outstanding = 0  # bytes of batches unsent or unacknowledged
+        self._acks = b""
+        self._timer: asyncio.TimerHandle | None = None
+        self._writing = False
+        self._closed = False
+        self._settled = asyncio.Event()
+
+    # What the relay calls.
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes gathered, unsent, or sent and not yet acknowledged."""
+        return self.rows.size + self._outstanding
+
+    @property
+    def connected(self) -> bool:
+        return self._sock is not None
+
+    def open(
+        self, t_ns: int, data: bytes, extra_ns: int = 0, kind: int = OPEN, arm: bytes | None = None
+    ) -> tuple[int, bool]:
+        """Number a new exchange; True when it will be measured. `kind` is OPEN or SENT; `arm`: Assigned."""
+        ledger = self.ledger
+        seq = ledger.open()
+        if self._sock is None:
+            ledger.drop(seq, "no_meter")
+            return seq, False
+        # Half the bound is kept for those already running: better none of an exchange than a part.
+        if self.rows.size + self._outstanding > self._bytes_max // 2:
+            ledger.drop(seq, "overflow")
+            return seq, False
+        ledger.begin(seq)
+        self._append(kind, seq, t_ns, extra_ns, data)
+        if arm is not None:
+            self._append(ARM, seq, t_ns, 0, arm)
+        return seq, True
+
+    def offer(self, kind: int, seq: int, t_ns: int, extra_ns: int, data: bytes = b"") -> bool:
+        """Add a frame; False when the exchange is no longer measured and should stop offering."""
+        if seq not in self.ledger.live:
+            return False
+        rows = self.rows
+        if rows.add(kind, seq, t_ns, extra_ns, data):
+            return True
+        if rows.size + self._outstanding > self._bytes_max:
+            self.drop(seq, t_ns, "overflow")
+            return False
+        self._append(kind, seq, t_ns, extra_ns, data)
+        if rows.size > FLUSH_BYTES:
+            self._flush()
+        return True
+
+    def close_exchange(self, seq: int, t_ns: int, closing: Closing) -> None:
+        """The exchange's last frame."""
+        offered = self.offer(CLOSE, seq, t_ns, 0, _json.encode(closing))
+        # The offer may have flushed, and so have found that the meter is gone: ask the ledger again.
+        if offered and seq in self.ledger.live:
+            self.ledger.close(seq, self._batch_no + 1 if self.rows else self._batch_no)
+
+    def drop(self, seq: int, t_ns: int, reason: str) -> None:
+        """Takes an exchange back; nothing where it is over, or went with a meter that is gone."""
+        if seq in self.ledger.live:
+            self.ledger.drop(seq, reason)
+            self.rows.epoch += 1
+            # Beyond the bound, too: by it the meter lets go of what it has. It is small, and the last one.
+            self._append(DROP, seq, t_ns, 0, b"")
+
+    def status(self, status: RelayStatus) -> None:
+        """The relay about itself."""
+        if self._sock is not None and self.pending_bytes < self._bytes_max:
+            self._append(int(FrameKind.STATUS), 0, status.t_ns, 0, _json.encode(status))
+
+    def close(self) -> None:
+        """Send what can be sent at once, then hang up."""
+        self._flush()
+        self._closed = True
+        if self._timer:
+            self._timer.cancel()
+        self._disconnect()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Wait until the meter has acknowledged everything, or the time is up."""
+        self._flush()
+        if self._outstanding:
+            self._settled.clear()
+            try:
+                await asyncio.wait_for(self._settled.wait(), timeout_s)
+            except TimeoutError:
+                pass
+
+    # Inside.
+
+    def _append(self, kind: int, seq: int, t_ns: int, extra_ns: int, data: bytes) -> None:
+        self.rows.put(kind, seq, t_ns, extra_ns, data)
+        if self._timer is None:
+            self._timer = self._loop.call_later(FLUSH_S, self._flush)
+
+    def _bound(self) -> None:
+        """Set up to where frames are added without a look at the limits."""
+        self.rows.bound = min(FLUSH_BYTES, self._bytes_max - self._outstanding)
+
+    def _flush(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if not self.rows:
+            return
+        if self._sock is None:
+            self.rows.clear()
+            return
+        self._batch_no += 1
+        batch = self.rows.pack(self._batch_no, None if self._news is None else self._news())
+        self._in_flight.append((self._batch_no, len(batch)))
+        self._outstanding += len(batch)
+        self._bound()
+        self._unsent.append(memoryview(batch))
+        if not self._writing:
+            self._send()
+
+    def _send(self) -> None:
+        sock = self._sock
+        assert sock is not None
+        try:
+            while self._unsent:
+                sent = sock.send(self._unsent[0])
+                if sent < len(self._unsent[0]):
+                    self._unsent[0] = self._unsent[0][sent:]
+                else:
+                    self._unsent.popleft()
+        except (BlockingIOError, InterruptedError):
+            if not self._writing:
+                self._writing = True
+                self._loop.add_writer(sock, self._send)
+            return
+        except OSError:
+            self._lost()
+            return
+        if self._writing:
+            self._writing = False
+            self._loop.remove_writer(sock)
+
+    def _readable(self) -> None:
+        assert self._sock is not None
+        try:
+            data = self._sock.recv(4_096)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._lost()
+            return
+        data = self._acks + data
+        whole = len(data) // ACK.size * ACK.size
+        self._acks = data[whole:]
+        batch_no = 0
+        for (word,) in ACK.iter_unpack(data[:whole]):
+            if word < CONTROL:
+                batch_no = word
+            elif self._on_word is not None:
+                self._on_word(word)
+        if batch_no:
+            while self._in_flight and self._in_flight[0][0] <= batch_no:
+                self._outstanding -= self._in_flight.popleft()[1]
+            self._bound()
+            self.ledger.acknowledge(batch_no)
+            if not self._outstanding:
+                self._settled.set()
+
+    def _lost(self) -> None:
+        """The meter is gone: whatever it had not acknowledged is not measured."""
+        before = self.ledger.unsettled
+        self._disconnect()
+        log.warning("event=meter_lost unmeasured=%d", before)
+        if not self._closed:
+            self._loop.call_later(RECONNECT_S, self.connect)
+
+    def _disconnect(self) -> None:
+        if self._sock is not None:
+            self._loop.remove_reader(self._sock)
+            if self._writing:
+                self._loop.remove_writer(self._sock)
+                self._writing = False
+            self._sock.close()
+            self._sock = None
+        self.rows.clear()
+        self.rows.epoch += 1
+        self._unsent.clear()
+        self._in_flight.clear()
+        self._outstanding = 0
+        self._bound()
+        self._acks = b""
+        self._settled.set()
+        self.ledger.lose_meter()
+
+    def connect(self) -> None:
+        """Look for the meter now, and again until it is there."""
+        if self._closed or self._sock is not None:
+            return
+        sock = None
+        try:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            sock.setblocking(False)
+            sock.connect(self._path)
+        except OSError:  # nobody is there, or no file descriptor is left
+            if sock is not None:
+                sock.close()
+            self._loop.call_later(RECONNECT_S, self.connect)
+            return
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        self._sock = sock
+        self._loop.add_reader(sock, self._readable)
+        self._append(HELLO, 0, 0, 0, _json.encode(self._hello()))
+        self._flush()

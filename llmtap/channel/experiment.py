@@ -1,0 +1,287 @@
+"""An experiment: what can be set about it, and what relays and meter agree on while it runs.
+
+The `[experiment]` table of the config file names arms with weights, of which each changes one thing (the
+upstream, some request headers, or some top-level fields of the JSON body) or nothing: then it is a control.
+`resolve` turns the options into the Experiment that every process is given. A switch word, sent on the
+tap's socket among the acknowledgements, turns a running experiment on and off.
+"""
+
+import re
+from datetime import datetime
+from hashlib import blake2b
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from llmtap.channel.frames import CONTROL
+from llmtap.errors import ConfigError
+from llmtap.units import Bytes, encode_special, parse_duration_ns
+
+__all__ = ["NO_ROOM", "Arm", "Experiment", "ExperimentOptions", "read_switch", "resolve", "switch_word"]
+
+ARMS_MAX: Final = 8
+"""Each has histograms of its own in the meter, and every comparison costs certainty."""
+ALPHA_MAX: Final = 0.5
+NO_ROOM: Final = "no_room"
+"""Reason of an exclusion: `held_bytes` was used up. The request went the control arm's way, so it is in no
+comparison."""
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_FIELD: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_VALUE: Final = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
+_FRAMING: Final = frozenset({
+    "connection", "content-encoding", "content-length", "expect", "host", "http2-settings", "keep-alive",
+    "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade",
+})  # fmt: skip
+"""Fields that say how the message is framed and to whom it goes: not an arm's to change."""
+_ON: Final = 1 << 62
+
+
+class Arm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One side of an experiment. At most one of `upstream`, `headers` and `body` is set; none: a control."""
+
+    name: str
+    weight: float = 1.0
+    """Its share of the units, beside the other arms' weights."""
+    upstream: str | None = None
+    """URL of another gateway for this arm."""
+    headers: dict[str, str] = {}
+    """Request header fields, set: any of the same name are replaced."""
+    body: dict[str, Any] = {}
+    """Top-level fields of the JSON request body, set; the other fields' values keep their bytes."""
+
+    @property
+    def changes(self) -> dict[str, object]:
+        """What it changes, without the values of headers and fields: they may be secrets."""
+        if self.upstream is not None:
+            return {"upstream": self.upstream}
+        if self.headers:
+            return {"headers": sorted(self.headers)}
+        return {"body": sorted(self.body)} if self.body else {}
+
+    @property
+    def route(self) -> str | None:
+        """The same in a word, for the Exchange; None when it changes nothing."""
+        if self.upstream is not None:
+            return f"upstream {self.upstream}"
+        for what, fields in (("headers", self.headers), ("body", self.body)):
+            if fields:
+                return f"{what} {','.join(sorted(fields))}"
+        return None
+
+
+class ExperimentOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The `[experiment]` table. Raises ConfigError, naming the key, for what cannot be."""
+
+    enabled: Annotated[bool, Meta(description="Assign arms from the start; the admin API can switch it.")] = (
+        False
+    )
+    name: Annotated[str, Meta(description="Name of the experiment; a new one deals units anew.")] = (
+        "experiment"
+    )
+    until: Annotated[
+        str | None,
+        Meta(description="It switches itself off: RFC 3339 date, or a duration from the start (`24h`)."),
+    ] = None
+    unit: Annotated[
+        Literal["request", "conversation", "tenant"],
+        Meta(description="What is dealt to an arm as a whole, and stays there."),
+    ] = "request"
+    key: Annotated[
+        str | None,
+        Meta(description="Salt of the keyed hash; without one it is random, and arms change on a restart."),
+    ] = None
+    aa: Annotated[bool, Meta(description="A/A mode: arms are dealt and compared, and change nothing.")] = (
+        False
+    )
+    control: Annotated[
+        str | None, Meta(description="Arm the others are compared with; default: the first without a change.")
+    ] = None
+    arms: Annotated[
+        list[Arm], Meta(description="Tables of name, weight and one of upstream, headers or body.")
+    ] = []
+    conversation_headers: Annotated[
+        tuple[str, ...], Meta(description="Request headers that name a conversation, first found wins.")
+    ] = ("x-session-id", "x-conversation-id", "x-litellm-session-id", "x-openwebui-chat-id")
+    tenant_headers: Annotated[
+        tuple[str, ...], Meta(description="Request headers that tell tenants apart; only their hash is kept.")
+    ] = ("authorization", "x-api-key", "api-key")
+    body_bytes: Annotated[
+        Bytes, Meta(description="Longest request body that is held to be read or changed; longer ones pass.")
+    ] = Bytes(1 << 20)
+    held_bytes: Annotated[
+        Bytes,
+        Meta(
+            description="Memory of each relay for all held request bodies; requests beyond it go the "
+            "control arm's way and are excluded."
+        ),
+    ] = Bytes(64 << 20)
+    alpha: Annotated[
+        float, Meta(description="Risk of a false alarm, over all looks; intervals are at 1 - alpha.")
+    ] = 0.05
+    disclosure: Annotated[
+        dict[str, Any],
+        Meta(description="Copied into the result: guardrails in use, as IETF 4.8.1 asks reports to tell."),
+    ] = {}
+
+    def __post_init__(self) -> None:
+        if _NAME.fullmatch(self.name) is None:
+            raise ConfigError(
+                "experiment.name", f"{self.name!r} is no name", "letters, digits and _ . - only"
+            )
+        if not 0 < self.alpha <= ALPHA_MAX:
+            raise ConfigError("experiment.alpha", f"{self.alpha:g} is no risk", "0.05 is usual")
+        if self.key is not None and not self.key:
+            raise ConfigError("experiment.key", "is empty", "try: openssl rand -hex 16, or leave it out")
+        for key in ("conversation_headers", "tenant_headers"):
+            for name in getattr(self, key):
+                if _FIELD.fullmatch(name) is None:
+                    raise ConfigError(f"experiment.{key}", f"{name!r} is no header name")
+        if self.until is not None:
+            _ends_ns(self.until, 0)
+        if self.arms:
+            self._check_arms()
+
+    def _check_arms(self) -> None:
+        if not 2 <= len(self.arms) <= ARMS_MAX:
+            raise ConfigError("experiment.arms", f"{len(self.arms)} arms; there can be 2 to {ARMS_MAX}")
+        names = [arm.name for arm in self.arms]
+        for i, arm in enumerate(self.arms):
+            _check_arm(arm, f"experiment.arms[{i}]")
+            if names.index(arm.name) < i:
+                raise ConfigError(f"experiment.arms[{i}].name", f"{arm.name!r} is there already")
+        changing = [arm.name for arm in self.arms if arm.changes]
+        if not self.aa:
+            if not changing:
+                raise ConfigError(
+                    "experiment.arms", "no arm changes anything", "set aa = true to try out the split itself"
+                )
+            if len(changing) == len(self.arms):
+                raise ConfigError("experiment.arms", "one arm must be a control that changes nothing")
+        if self.control is not None and self.control not in names:
+            raise ConfigError("experiment.control", f"there is no arm {self.control!r}")
+        if self.control in changing and not self.aa:
+            raise ConfigError("experiment.control", f"{self.control!r} changes something")
+
+
+def _check_arm(arm: Arm, place: str) -> None:
+    if _NAME.fullmatch(arm.name) is None:
+        raise ConfigError(f"{place}.name", f"{arm.name!r} is no name", "letters, digits and _ . - only")
+    if not 0 < arm.weight < float("inf"):
+        raise ConfigError(f"{place}.weight", f"{arm.weight:g} is not above 0", "leave the arm out instead")
+    said = [what for what in ("upstream", "headers", "body") if getattr(arm, what) not in (None, {})]
+    if len(said) > 1:
+        raise ConfigError(
+            place, f"changes {' and '.join(said)}", "one at a time, or nobody knows which one it was"
+        )
+    for name, value in arm.headers.items():
+        if _FIELD.fullmatch(name) is None or name.lower() in _FRAMING:
+            raise ConfigError(f"{place}.headers", f"{name!r} cannot be set")
+        if _VALUE.fullmatch(value) is None or value != value.strip():
+            raise ConfigError(f"{place}.headers", f"the value of {name!r} cannot stand in a header")
+    try:
+        # What the encoder would turn into null (nan, inf) or cannot write is found here.
+        if msgspec.json.decode(msgspec.json.encode(arm.body)) != msgspec.to_builtins(arm.body):
+            raise ValueError("a number that JSON does not know")
+    except (ValueError, TypeError) as exc:
+        raise ConfigError(f"{place}.body", f"cannot be written as JSON: {exc}") from None
+
+
+class Experiment(Struct, frozen=True, kw_only=True):
+    """What every process is told about the experiment: nothing in it depends on who reads it."""
+
+    id: int
+    """32 bits that tell one configuration of an experiment from another."""
+    name: str
+    enabled: bool
+    until_wall_ns: int | None
+    unit: str
+    key: str
+    """Empty where it is not needed: the meter assigns nobody."""
+    key_fingerprint: str
+    aa: bool
+    control: str
+    arms: list[Arm]
+    conversation_headers: list[str]
+    tenant_headers: list[str]
+    body_bytes: int
+    held_bytes: int
+    alpha: float
+    disclosure: dict[str, Any]
+
+    def over(self, wall_ns: int) -> bool:
+        """Its end has come."""
+        return self.until_wall_ns is not None and wall_ns >= self.until_wall_ns
+
+    def without_key(self) -> "Experiment":
+        """For whoever need not know who is in which arm."""
+        return msgspec.structs.replace(self, key="")
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """By arm: the part of all units that it should get."""
+        total = sum(arm.weight for arm in self.arms)
+        return {arm.name: arm.weight / total for arm in self.arms}
+
+
+def resolve(options: ExperimentOptions, spare_key: str, start_wall_ns: int) -> Experiment | None:
+    """The experiment that the options describe, or None where they name no arms.
+
+    `spare_key` is used where no key is set; a duration in `until` counts from `start_wall_ns`.
+    """
+    if not options.arms:
+        return None
+    key = spare_key if options.key is None else options.key
+    control = options.control
+    if control is None:
+        control = next(arm.name for arm in options.arms if options.aa or not arm.changes)
+    until_ns = None if options.until is None else _ends_ns(options.until, start_wall_ns)
+    told = msgspec.json.encode([options, key, until_ns], enc_hook=encode_special, order="sorted")
+    return Experiment(
+        id=int.from_bytes(blake2b(told, digest_size=4).digest()),
+        name=options.name,
+        enabled=options.enabled,
+        until_wall_ns=until_ns,
+        unit=options.unit,
+        key=key,
+        key_fingerprint=blake2b(key.encode(), digest_size=6, person=b"fingerprint").hexdigest(),
+        aa=options.aa,
+        control=control,
+        arms=options.arms,
+        conversation_headers=[name.lower() for name in options.conversation_headers],
+        tenant_headers=[name.lower() for name in options.tenant_headers],
+        body_bytes=int(options.body_bytes),
+        held_bytes=int(options.held_bytes),
+        alpha=options.alpha,
+        disclosure=options.disclosure,
+    )
+
+
+def _ends_ns(until: str, start_wall_ns: int) -> int:
+    """Wall time of the end, in ns since the epoch. Raises ConfigError."""
+    try:
+        return start_wall_ns + parse_duration_ns(until)
+    except ValueError:
+        pass
+    try:
+        date = datetime.fromisoformat(until)
+    except ValueError:
+        date = None
+    if date is None or date.tzinfo is None:
+        raise ConfigError(
+            "experiment.until",
+            f"{until!r} is neither a duration nor a date with its time zone",
+            "write 24h, or 2026-03-01T12:00:00Z",
+        )
+    return round(date.timestamp() * 1e9)
+
+
+def switch_word(experiment_id: int, on: bool) -> int:
+    """The u64 that turns the experiment of this id on or off in a relay."""
+    return CONTROL | (_ON if on else 0) | experiment_id
+
+
+def read_switch(word: int) -> tuple[int, bool]:
+    """Experiment id and state of a switch word."""
+    return word & 0xFFFF_FFFF, bool(word & _ON)

@@ -1,0 +1,290 @@
+"""The body of an answer, decoded: payload bytes to Deltas.
+
+Whether it is an event stream, lines of JSON or one JSON value is told by the content type and by the first
+bytes, never by what the request asked for: errors come as JSON where a stream was wanted, and the other way
+round. A body that is none of these is timed by its reads. What comes down a tunnel is read as messages of a
+WebSocket, and timed by its reads where it is none.
+
+Source: shared/dialects/dialects.md sections 1 (units) and 8 (HTTP layer); RFC 6455.
+"""
+
+from enum import Enum
+from typing import Final
+
+from llmtap.exchange.budget import Share
+from llmtap.protocol.delta import Delta, EventClass
+from llmtap.protocol.dialects.openai_shapes import read_json
+from llmtap.protocol.dialects.registry import Undecided
+from llmtap.protocol.ndjson import LineParser
+from llmtap.protocol.repetition import BLOCK_BYTES_MAX, Repetition, find_repetition
+from llmtap.protocol.sse import EVENT_BYTES_MAX, SseEvent, SseParser
+from llmtap.protocol.websocket import Message, MessageParser, Opcode
+
+__all__ = ["AnswerReader", "BodyKind"]
+
+BODY_BYTES_MAX: Final = EVENT_BYTES_MAX
+"""A JSON body is one event; a longer one is counted and not understood."""
+_TYPE_BYTES_MAX: Final = 256
+"""Of a content type without its parameters; RFC 6838 allows 127 in each of its two names."""
+_PREFIX_BYTES: Final = 6
+"""Enough to know an SSE field name at the start of a body of no telling type."""
+_HELD_BYTES_MAX: Final = 4_096
+"""White space before anything else; a body with more of it in one line is nothing we know."""
+_FIRST_LINE_BYTES_MAX: Final = 65_536
+"""Of a JSON body, where a line may tell that more of them follow."""
+_WORTH_EVENTS: Final = 16
+"""Finding out what repeats takes as long as it saves over about five events."""
+_PATIENCE: Final = 8
+"""How often that may be found out in vain."""
+_LINES: Final = (b"ndjson", b"jsonl", b"jsonlines", b"json-lines")
+"""Ends of the types of bodies that are JSON by the line."""
+
+
+class BodyKind(Enum):
+    """What a body turned out to be."""
+
+    UNDECIDED = 0
+    SSE = 1
+    JSON = 2
+    OPAQUE = 3
+    NDJSON = 4
+    MESSAGES = 5
+
+
+class AnswerReader:
+    """Reads one body.
+
+    Args:
+        content_type: of the response, or None.
+        path: of the request, for the choice of dialect.
+        share: where room for a JSON body is taken; without it there is always some.
+    """
+
+    __slots__ = (
+        "_body", "_found_at", "_held", "_keeps", "_last_found", "_lines", "_messages", "_one_value",
+        "_parser", "_patience", "_repetition", "_share", "_size", "_type", "dialect", "kind",
+    )  # fmt: skip
+
+    def __init__(self, content_type: bytes | None, path: str, share: Share | None = None) -> None:
+        self.kind = BodyKind.UNDECIDED
+        self.dialect = Undecided(path)
+        self._type = (content_type or b"").partition(b";")[0][:_TYPE_BYTES_MAX].strip().lower()
+        self._parser = SseParser()
+        self._repetition: Repetition | None = None
+        self._last_found: Repetition | None = None  # it may hold no more, and tells what is loose
+        self._found_at = 0  # where in the body it was looked for last
+        self._patience = _PATIENCE
+        self._lines: LineParser | None = None
+        self._messages: MessageParser | None = None
+        self._held = b""  # while undecided
+        self._share = Share() if share is None else share
+        self._body = bytearray()  # of JSON
+        self._keeps = True  # there is room for it
+        self._size = 0
+        self._one_value = False  # its first line told that no more of them follow
+
+    @classmethod
+    def of_tunnel(cls, path: str) -> "AnswerReader":
+        """Reads what comes down a tunnel in place of a body."""
+        reader = cls(None, path)
+        reader.kind = BodyKind.MESSAGES
+        reader._messages = MessageParser("upstream", masked=False)
+        return reader
+
+    @property
+    def skipped(self) -> int:
+        """Events that were too long to be kept."""
+        return self._parser.skipped + (self._lines.skipped if self._lines is not None else 0)
+
+    @property
+    def streamed(self) -> bool:
+        """It is a stream of events or lines, or was to be one when its reader gave up or before its first
+        byte came. A tunnel is none: what comes down it need not answer the request that opened it."""
+        announced = self.kind in (BodyKind.OPAQUE, BodyKind.UNDECIDED) and (
+            self._type == b"text/event-stream" or self._type.endswith(_LINES)
+        )
+        return announced or self.kind in (BodyKind.SSE, BodyKind.NDJSON)
+
+    def feed(self, payload: bytes) -> list[Delta]:
+        """What these bytes, at least one, complete. Never raises."""
+        if self.kind is BodyKind.SSE:
+            out = []
+            read_event = self.dialect.read_event
+            for event in self._parser.feed(payload):
+                delta = read_event(event)
+                delta.size = event.end - event.start
+                out.append(delta)
+                if not delta.repeatable:
+                    self._repetition = None  # its reader may have changed its mind
+            if len(out) == 1 and delta.repeatable:
+                self._look_for_repetition(payload, delta)
+            return out
+        if self.kind is BodyKind.JSON:
+            return self._keep(payload)
+        if self.kind is BodyKind.OPAQUE:
+            return [Delta(EventClass.METADATA, len(payload), parsed=False)]
+        if self._lines is not None:
+            return [self._read_line(line) for line in self._lines.feed(payload)]
+        if self._messages is not None:
+            return self._read_messages(self._messages, payload)
+        return self._decide(payload)
+
+    @property
+    def repetition(self) -> Repetition | None:
+        """The event that may come again, or None. While nothing else comes it need not be fed: the parser is
+        between two events and would stay there, and the dialect would remember nothing of it."""
+        return self._repetition if self._parser.idle else None
+
+    def passed(self, payload_bytes: int) -> None:
+        """So many bytes were such events, and not fed."""
+        self._parser.offset += payload_bytes
+
+    def _look_for_repetition(self, payload: bytes, delta: Delta) -> None:
+        """Once these bytes were one event, of a kind that may come again."""
+        parser = self._parser
+        if (
+            not self._patience
+            or not parser.idle
+            or delta.size != len(payload)
+            or delta.size > BLOCK_BYTES_MAX
+            or not delta.text
+            or delta.blank
+        ):
+            return
+        if parser.offset - self._found_at < _WORTH_EVENTS * len(payload):
+            self._patience -= 1
+        self._found_at = parser.offset
+        dialect = self.dialect
+        found = find_repetition(payload, delta, dialect.read_event, dialect.names_read, self._last_found)
+        self._repetition = found
+        self._last_found = found or self._last_found
+
+    def close(self, *, whole: bool) -> list[Delta]:
+        """What the end of the body completes; `whole` says whether HTTP calls it complete."""
+        if self.kind is BodyKind.UNDECIDED:
+            held, self._held = self._held, b""
+            if not held.strip():
+                return []
+            self.kind = BodyKind.SSE if self._type == b"text/event-stream" else BodyKind.OPAQUE
+            return self.feed(held) + self.close(whole=whole)
+        if self.kind is BodyKind.SSE:
+            out = []
+            for event in self._parser.close():
+                delta = self.dialect.read_event(event)
+                delta.size = event.end - event.start
+                out.append(delta)
+            return out
+        if self.kind is BodyKind.NDJSON and self._lines is not None:
+            lines = self._lines.close()
+            # The part of a line that was cut off says nothing.
+            return [self._read_line(line) for line in lines if read_json(line.data or b"") is not None]
+        if self.kind is not BodyKind.JSON or not self._size:
+            return []
+        if not self._keeps:
+            delta = Delta(EventClass.METADATA, parsed=False)
+        else:
+            delta = self.dialect.read_body(bytes(self._body))
+            if not (whole or delta.parsed):
+                return []  # the part of a value that was cut off says nothing
+        delta.size = self._size
+        self._let_go()
+        self._size = 0
+        return [delta]
+
+    def give_up(self) -> None:
+        """Understand nothing more of this body: from here on, time its reads."""
+        self.kind = BodyKind.OPAQUE
+        self._repetition = None
+        self._held = b""
+        self._lines = self._messages = None
+        self._let_go()
+
+    def _keep(self, payload: bytes) -> list[Delta]:
+        """The next bytes of a JSON body, which may turn out to be the first of several lines."""
+        self._size += len(payload)
+        if not self._keeps:
+            return []
+        if self._size > BODY_BYTES_MAX or not self._share.take(len(payload)):
+            self._keeps = False
+            self._let_go()
+            return []
+        self._body += payload
+        if self._one_value:
+            return []
+        newline = self._body.find(b"\n", max(0, self._size - len(payload)))
+        if newline < 0:
+            self._one_value = self._size > _FIRST_LINE_BYTES_MAX
+            return []
+        # Ollama behind a gateway that names another type: its lines say themselves that they go on.
+        value = read_json(bytes(self._body[:newline]))
+        if not (isinstance(value, dict) and value.get("done") is False):
+            self._one_value = True
+            return []
+        body = bytes(self._body)
+        self._let_go()
+        self._size = 0
+        return self._begin_lines(body)
+
+    def _let_go(self) -> None:
+        self._share.give(len(self._body))
+        self._body.clear()
+
+    def _begin_lines(self, payload: bytes) -> list[Delta]:
+        self.kind = BodyKind.NDJSON
+        self._lines = LineParser()
+        return self.feed(payload)
+
+    def _read_line(self, line: SseEvent) -> Delta:
+        delta = self.dialect.read_event(line)
+        delta.size = line.end - line.start
+        return delta
+
+    def _read_messages(self, parser: MessageParser, payload: bytes) -> list[Delta]:
+        out = [self._read_message(message) for message in parser.feed(payload)]
+        if parser.broken is not None:
+            self.give_up()
+            if not out:
+                return self.feed(payload)
+        return out
+
+    def _read_message(self, message: Message) -> Delta:
+        payload = message.payload
+        if message.opcode in (Opcode.PING, Opcode.PONG):
+            delta = Delta(EventClass.KEEPALIVE)
+        elif message.opcode is Opcode.CLOSE:
+            delta = Delta(EventClass.METADATA)
+        elif payload is None or message.opcode is Opcode.BINARY:
+            delta = Delta(EventClass.METADATA, parsed=False)
+        else:
+            delta = self.dialect.read_event(SseEvent(0, len(payload), payload))
+        delta.size = message.size
+        return delta
+
+    def _decide(self, payload: bytes) -> list[Delta]:
+        """As `feed`, as long as the kind of the body is open."""
+        is_json = self._type == b"application/json" or self._type.endswith(b"+json")
+        out: list[Delta] = []
+        held = self._held + payload
+        text = held.lstrip()
+        if is_json:
+            # DeepSeek sends blank lines before the JSON while it waits: each is a keep-alive.
+            blank = held[: len(held) - len(text)]
+            lines = blank.splitlines(keepends=True)
+            rest = b"" if not lines or lines[-1].endswith(b"\n") else lines.pop()
+            out += [Delta(EventClass.KEEPALIVE, len(line)) for line in lines]
+            held = rest + text
+        is_sse = self._type == b"text/event-stream"
+        if text.startswith((b"{", b"[")):
+            if self._type.endswith(_LINES):
+                self._held = b""
+                return out + self._begin_lines(held)
+            self.kind = BodyKind.JSON
+        elif (text and is_sse) or text.startswith((b"data:", b"event:", b"id:", b"retry:", b":")):
+            self.kind = BodyKind.SSE
+        elif len(text) < _PREFIX_BYTES and len(held) <= _HELD_BYTES_MAX:
+            self._held = held
+            return out
+        else:
+            self.kind = BodyKind.SSE if is_sse else BodyKind.OPAQUE
+        self._held = b""
+        return out + self.feed(held)

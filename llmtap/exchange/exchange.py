@@ -1,0 +1,290 @@
+"""The noun of the project: one request and its answer, with the timeline of what passed.
+
+Live traffic makes Exchanges; windows, exporters, the admin API and (later) captures and reports take
+them. All stamps are integer nanoseconds of the host's monotonic clock; None where a point was never
+reached. Seconds appear only in `to_dict`, the public form (design: "Public contract").
+"""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Final
+
+from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
+from llmtap.exchange.request_shape import Asked, Said, Turn
+
+__all__ = ["BLANK", "OUTPUT", "Added", "EventLog", "Exchange", "Timeline", "Tokens"]
+
+EVENT_CLASSES = tuple(EventClass)
+"""By code, as kept in EventLog.classes."""
+BLANK: Final = 1
+"""Flag of an event whose content was only white space."""
+OUTPUT: Final = 2
+"""Flag of an event that carries generated output of any kind."""
+
+
+@dataclass(slots=True)
+class EventLog:
+    """What passed, event by event, as parallel columns (40 bytes an event instead of an object)."""
+
+    t_ns: "array[int]" = field(default_factory=lambda: array("q"))
+    """The stamp of the read in which the event became complete."""
+    classes: bytearray = field(default_factory=bytearray)
+    """EventClass codes."""
+    sizes: "array[int]" = field(default_factory=lambda: array("l"))
+    """Bytes of the event in the decoded body."""
+    tokens: "array[int]" = field(default_factory=lambda: array("l"))
+    """Tokens the event itself declares (ids, logprobs, running usage), or that a configured tokenizer counts
+    in its text; -1 where neither says."""
+    flags: bytearray = field(default_factory=bytearray)
+    """BLANK and OUTPUT, of each event: a guardrail's or an error's event may carry output, too."""
+
+    def add(self, t_ns: int, event_class: EventClass, size: int, tokens: int, flags: int) -> None:
+        self.t_ns.append(t_ns)
+        self.classes.append(event_class)
+        self.sizes.append(size)
+        self.tokens.append(tokens)
+        self.flags.append(flags)
+
+    def add_many(
+        self, t_ns: Sequence[int], classes: bytes, sizes: Sequence[int], tokens: Sequence[int], flags: bytes
+    ) -> None:
+        """As `add` for each; all of a length."""
+        self.t_ns.extend(t_ns)
+        self.classes += classes
+        self.sizes.extend(sizes)
+        self.tokens.extend(tokens)
+        self.flags += flags
+
+    def __len__(self) -> int:
+        return len(self.t_ns)
+
+
+@dataclass(slots=True)
+class Timeline:
+    """The points of one exchange, in ns of the monotonic clock."""
+
+    arrival_ns: int
+    """First byte of the request read."""
+    request_end_ns: int | None = None
+    """Last byte of the request read."""
+    submit_ns: int | None = None
+    """Last byte of the request handed to the upstream's socket (IETF seed 000, B.1.1: T_submit)."""
+    head_ns: int | None = None
+    """Response head complete."""
+    first_byte_ns: int | None = None
+    """First byte of the response's body."""
+    first_any_ns: int | None = None
+    """First event of any class, a keep-alive too."""
+    first_token_ns: int | None = None
+    """First event with generated output: content (blank too), reasoning, tool call, refusal."""
+    first_reasoning_ns: int | None = None
+    first_tool_call_ns: int | None = None
+    first_refusal_ns: int | None = None
+    first_content_ns: int | None = None
+    """First content that is not only white space (IETF seed 000, 5.1.3.1: T_first)."""
+    last_token_ns: int | None = None
+    response_end_ns: int | None = None
+    """Last byte read from the upstream."""
+    delivered_ns: int | None = None
+    """Last byte accepted by the client's socket."""
+    paused_ns: int = 0
+    """How long the client's back-pressure held the stream."""
+    events: EventLog = field(default_factory=EventLog)
+
+
+@dataclass(slots=True)
+class Tokens:
+    """Token counts; None where nobody said and nothing was counted."""
+
+    input: int | None = None
+    output: int | None = None
+    reasoning: int | None = None
+    cached: int | None = None
+    source: TokenSource = TokenSource.NONE
+    """Where `output` came from."""
+
+
+@dataclass(slots=True)
+class Added:
+    """What the tap itself added: from a read to the moment the kernel took the bytes, in ns."""
+
+    request_ns: int | None = None
+    """From the request's last byte read to its last byte written, connecting included."""
+    first_chunk_ns: int | None = None
+    chunk_max_ns: int | None = None
+    chunks_ns: "array[int]" = field(default_factory=lambda: array("q"))
+    """One per read of the response body, in order."""
+    connect_ns: int | None = None
+    """To connect to the upstream, look-up of its name and TLS included; None where a kept connection was
+    used. Part of `request_ns` where the request came in one read."""
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One request and its answer."""
+
+    relay: str
+    """Which relay process saw it."""
+    seq: int
+    """Its number in that relay, from 1, without gaps: what is missing was dropped and counted."""
+    arrival_wall_ns: int
+    timeline: Timeline
+    outcome: Outcome = Outcome.COMPLETE
+    method: str = ""
+    path: str = ""
+    """Without the query."""
+    endpoint: str | None = None
+    """`chat.completions`, `completions`, ... or None for a path we do not know."""
+    dialect: str | None = None
+    model: str | None = None
+    response_model: str | None = None
+    """The model that the answer names, which may be a more exact name."""
+    tenant: str = "default"
+    route: str | None = None
+    arm: str | None = None
+    """Of the experiment that was running; None when it took part in none."""
+    unit: str | None = None
+    """Public id of the unit of randomisation it is part of: a keyed hash."""
+    excluded: str | None = None
+    """Why the arm's change was not made to this request."""
+    trace_parent: str | None = None
+    """The request's `traceparent`, as sent (W3C Trace Context)."""
+    slo_ttft_ns: int | None = None
+    """What the request asks for itself, by `x-llm-d-slo-ttft-ms`; below by `x-llm-d-slo-tpot-ms`."""
+    slo_tpot_ns: int | None = None
+    request_id: str | None = None
+    """The X-Request-Id of the request, or else of the response."""
+    status: int | None = None
+    stream: bool = False
+    """The response was an event stream."""
+    finish_reason: str | None = None
+    refusal: dict[str, object] | None = None
+    """Who refused (`kind`), by which sign (`source`), `detail` and `confidence`; see `record/refusal.py`."""
+    guardrail: dict[str, object] | None = None
+    """What a filter, rail or hook did: `phase`, `action`, `signal`, `event`, `category`; `late` and
+    `tokens_before` where tokens had gone out before it acted."""
+    retries: int = 0
+    """Times that a gateway began the answer again; `usage` is then that of the last attempt."""
+    resent: int = 0
+    """Times that the relay sent the request again on a fresh connection: the upstream had closed the kept one
+    as it came, without an answer."""
+    no_token_reason: str | None = None
+    """Why a stream never brought a token: `guardrail`, `refusal`, `error`, `cancelled`, `rejected`, `empty`
+    (keep-alives and an end marker at most) or `only_metadata`. None where one came, and for an answer in one
+    piece."""
+    tokens: Tokens = field(default_factory=Tokens)
+    usage: dict[str, object] | None = None
+    """As the provider sent it."""
+    server_timing: list[dict[str, object]] | None = None
+    """Durations the server told of its own work: `name`, `ms`, `where`, and what else is known. Those that
+    cannot be true are removed."""
+    server_gaps_ns: "array[int] | None" = None
+    """ITL option C: gaps between tokens by the server's own clock, where it tells one for each event."""
+    invalid_values: dict[str, int] | None = None
+    """Values from the server that could not be true and are in no figure, by reason
+    (`record/plausibility.py`)."""
+    error: str | None = None
+    """What went wrong, in one sentence that names the side; never text of a body."""
+    added: Added = field(default_factory=Added)
+    uncertainty_ns: int = 0
+    """Worst time a byte may have waited unread in this exchange: the width of every stamp."""
+    uncertain: bool = False
+    """That is more than the operator's limit."""
+    clock: str = "mono"
+    """`mono`: stamped on read; `kernel`: stamped by the kernel on arrival; `virtual`: simulated."""
+    anchor: int = 0
+    """How often this host's wall clock had been set, since its relay started, when the request arrived."""
+    asked: Asked | None = None
+    """The request's shape; this and the next two only while a capture runs."""
+    turn: Turn | None = None
+    said: Said | None = None
+    keeping: object | None = None
+    """What a capture works with until the exchange has ended; nobody else's business."""
+    scheduled_ns: int | None = None
+    """When a plan wanted it sent (mono); None for other people's traffic."""
+    dispatch_late_ns: int | None = None
+    """First byte out - scheduled: the sender's own lateness."""
+    reads: int = 0
+    """Reads that carried body bytes."""
+    request_bytes: int = 0
+    response_bytes: int = 0
+    unparsed_events: int = 0
+    """Events whose shape the dialect did not know: counted, timed as chunks, never guessed."""
+    unlogged_events: int = 0
+    """Events beyond the length an event log may have: they moved the points, but are not in `events`."""
+
+    @property
+    def id(self) -> str:
+        return f"{self.relay}-{self.seq}"
+
+    def since_arrival(self, t_ns: int | None) -> float | None:
+        """Seconds from arrival, or None."""
+        return None if t_ns is None else (t_ns - self.timeline.arrival_ns) / 1e9
+
+    def to_dict(
+        self, metrics: dict[str, float | None], chunking: dict[str, object], *, events: bool = False
+    ) -> dict[str, object]:
+        """The exchange as public JSON: stable names, seconds, null where a thing is absent.
+
+        `metrics` and `chunking` are handed in because a record knows no formulas.
+        """
+        t, s = self.timeline, self.since_arrival
+        out: dict[str, object] = {
+            "id": self.id, "relay": self.relay, "seq": self.seq,
+            "arrival": _rfc3339(self.arrival_wall_ns),
+            "tenant": self.tenant, "model": self.model, "route": self.route, "arm": self.arm,
+            "unit": self.unit, "excluded": self.excluded,
+            "endpoint": self.endpoint, "dialect": self.dialect, "method": self.method, "path": self.path,
+            "request_id": self.request_id, "status": self.status, "stream": self.stream,
+            "outcome": self.outcome.value,
+            "timeline": {
+                "request_end": s(t.request_end_ns), "submit": s(t.submit_ns), "head": s(t.head_ns),
+                "first_byte": s(t.first_byte_ns), "first_any": s(t.first_any_ns),
+                "first_token": s(t.first_token_ns), "first_reasoning": s(t.first_reasoning_ns),
+                "first_tool_call": s(t.first_tool_call_ns), "first_refusal": s(t.first_refusal_ns),
+                "first_content": s(t.first_content_ns), "last_token": s(t.last_token_ns),
+                "response_end": s(t.response_end_ns), "delivered": s(t.delivered_ns),
+            },
+            "metrics": metrics,
+            "tokens": {
+                "input": self.tokens.input, "output": self.tokens.output, "reasoning": self.tokens.reasoning,
+                "cached": self.tokens.cached, "source": self.tokens.source.value,
+            },
+            "chunking": chunking,
+            "finish_reason": self.finish_reason, "refusal": self.refusal, "guardrail": self.guardrail,
+            "retries": self.retries, "resent": self.resent, "no_token_reason": self.no_token_reason,
+            "usage": self.usage, "server_timing": self.server_timing, "error": self.error,
+            "clock": self.clock, "uncertainty": self.uncertainty_ns / 1e9, "uncertain": self.uncertain,
+            "paused": t.paused_ns / 1e9,
+            "added": {
+                "request": None if self.added.request_ns is None else self.added.request_ns / 1e9,
+                "connect": None if self.added.connect_ns is None else self.added.connect_ns / 1e9,
+                "first_chunk": None if self.added.first_chunk_ns is None else self.added.first_chunk_ns / 1e9,
+                "chunk_max": None if self.added.chunk_max_ns is None else self.added.chunk_max_ns / 1e9,
+            },
+            "request_bytes": self.request_bytes, "response_bytes": self.response_bytes,
+        }  # fmt: skip
+        if events:
+            out["events"] = self.events_to_dicts()
+        return out
+
+    def events_to_dicts(self, start: int = 0, stop: int | None = None) -> list[dict[str, object]]:
+        """Events `start` to `stop` (exclusive) as public JSON."""
+        log, s, part = self.timeline.events, self.since_arrival, slice(start, stop)
+        return [
+            {
+                "t": s(t_ns),
+                "class": EVENT_CLASSES[code].name.lower(),
+                "bytes": size,
+                "tokens": None if tokens < 0 else tokens,
+            }
+            for t_ns, code, size, tokens in zip(
+                log.t_ns[part], log.classes[part], log.sizes[part], log.tokens[part], strict=True
+            )
+        ]
+
+
+def _rfc3339(wall_ns: int) -> str:
+    return datetime.fromtimestamp(wall_ns / 1e9, UTC).isoformat().replace("+00:00", "Z")

@@ -1,0 +1,591 @@
+"""Builds one Exchange from stamped bytes: sans-IO, so that a live relay and a saved file play it alike.
+
+The relay says what it saw and when; here the heads are read, HTTP framing and content-encoding are
+undone, events are classified, and the points of the timeline set. Every event has the stamp of the read
+that completed it. Bad bytes never raise: what cannot be understood degrades to the timing of reads, and
+is counted in `Exchange.unparsed_events`.
+
+Source: design.md sections 2 and 5; shared/dialects/dialects.md sections 1, 5 and 8.
+"""
+
+import re
+from array import array
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from llmtap.errors import PeerProtocolError
+from llmtap.exchange.answer import AnswerReader
+from llmtap.exchange.bounds import BOUNDS, bound, bounded
+from llmtap.exchange.budget import Budget, Share
+from llmtap.exchange.exchange import BLANK, OUTPUT, Exchange, Timeline, Tokens
+from llmtap.exchange.outcome import Outcome, TokenSource
+from llmtap.exchange.plausibility import TOKEN_COUNT, remove_implausible
+from llmtap.exchange.refusal import APPLIED_GUARDRAILS, TEXT_PATTERNS, Interventions
+from llmtap.exchange.request import Hear, Identify, RequestReader
+from llmtap.exchange.request_shape import Said
+from llmtap.exchange.server_timing import ServerTiming
+from llmtap.exchange.token_run import TokenRun, make_token_run
+from llmtap.exchange.verdict import WORD_CHARS_MAX, figures_of, is_word, judge, no_token_reason
+from llmtap.protocol.delta import Delta, EventClass, UsageCounts
+from llmtap.protocol.encoding import Decoder
+from llmtap.protocol.http1 import (
+    ChunkedDecoder,
+    Framing,
+    header_value,
+    parse_response_head,
+)
+from llmtap.protocol.repetition import Repetition
+
+__all__ = ["EVENTS_MAX", "UNSEEN_NS", "Observer", "UnderWay"]
+
+EVENTS_MAX: Final = 1 << 18
+"""Events logged one by one: 40 bytes each, 10 MB an exchange. Later ones still move the points."""
+UNSEEN_NS: Final = 11_100_000
+"""A loop that stalls for less is not noticed: its timers are probed every 10 ms, with a grain of 1.1 ms. A
+kernel's stamp is right however long the read waited, but it is that of the read's last piece; so of events
+that share a read all but the last may have waited so long unseen. Or the server sent them together: nobody
+can tell."""
+TOKENS_MAX: Final = 1 << 20
+"""Tokens that the events of one exchange may declare: no answer is as long, and what is counted from them
+takes memory."""
+_TOKENIZED_CHARS_MAX: Final = 1 << 16
+"""Of one event; a tokenizer is given up at a longer one, which would hold up all other exchanges."""
+_TEXT_CHARS_MAX: Final = BOUNDS["said.response_text"].chars
+_USAGE_BYTES_MAX: Final = 1 << 16
+"""Of an event whose usage object is kept as sent until the end; of a longer event its figures are."""
+LINES_PER_BYTE: Final = 2
+"""Lines in a decoded body for each coded byte, beyond LINES_FREE. A line takes up to 3 us: without a bound,
+1 MB of gzip that holds 250 MB of line feeds would take minutes. Streams of equal events reach 0.6."""
+LINES_FREE: Final = 1 << 16
+_UNTOLD: Final = array("l", (-1,))
+"""Tokens of an event that nobody counted."""
+_HEADER_BYTES_MAX: Final = 1_024
+"""Of a header field of the response that is kept until the end."""
+_CONTENT: Final = EventClass.CONTENT
+_FLAGS: Final = bytes((OUTPUT, OUTPUT | BLANK)) + bytes(254)
+"""By whether an event's text is blank."""
+
+
+class UnderWay(NamedTuple):
+    """An exchange that has not ended, as far as it is known."""
+
+    exchange: Exchange
+    """It goes on changing: what is read of it must be read at once."""
+    dialect: str | None
+    stream: bool
+    events: int
+    tokens: int
+    """By the best that the events tell until now; a chunk counts as one where they tell nothing."""
+
+
+class Observer:
+    """One exchange in the making. Stamps are ns of the monotonic clock, in the order of the calls.
+
+    Args:
+        relay, seq: which exchange this is.
+        arrival_ns: the read that held the request's first byte; arrival_wall_ns: the same as a date.
+        head: the request head as received.
+        clock: how the stamps were taken, `mono` or `kernel`.
+        identify: tells the tenant of a request; without it all are `default`.
+        patterns: words of a refusal, for `record/refusal.py`.
+        count_tokens: counts the tokens in a text, for streams that declare nothing themselves.
+        hear: is shown the whole request, and may ask for the answer's text (`Exchange.said`).
+        bodies: what bodies under way may take, of all exchanges together; without it there is always room.
+    """
+
+    def __init__(
+        self,
+        relay: str,
+        seq: int,
+        arrival_ns: int,
+        arrival_wall_ns: int,
+        head: bytes,
+        clock: str = "mono",
+        identify: Identify | None = None,
+        patterns: tuple[re.Pattern[str], ...] = TEXT_PATTERNS,
+        count_tokens: Callable[[str], int] | None = None,
+        hear: Hear | None = None,
+        bodies: Budget | None = None,
+    ) -> None:
+        self._t = Timeline(arrival_ns)
+        self._x = Exchange(
+            bounded("relay", relay), seq, arrival_wall_ns, self._t, clock=bounded("clock", clock)
+        )
+        self._share = Share(bodies)
+        self._request = RequestReader(self._x, head, identify, hear, self._share)
+        self._repetition: Repetition | None = None
+        """The event that may come again."""
+        self._run: TokenRun | None = None
+        self.token_run: TokenRun | None = None
+        """`_run` while the next read may be such an event: `FrameBatch` adds events to it, too."""
+        # The response's body, from the wire inwards.
+        self._dechunk: ChunkedDecoder | None = None
+        self._decoder: Decoder | None = None
+        self._answer: AnswerReader | None = None
+        self._lines_left = LINES_FREE
+        self._lost: str | None = None
+        self._closed = False
+        self._shared = False
+        """Some read brought more than one event with output."""
+        self._last_read_ns = arrival_ns
+        # What the events said.
+        self._model: str | None = None
+        self._counts: UsageCounts | None = None
+        self._counts_total = False
+        self._declared = {TokenSource.TOKEN_IDS: 0, TokenSource.LOGPROBS: 0, TokenSource.RUNNING_USAGE: 0}
+        self._declared_sum = 0
+        self._chunks = 0
+        self._count_tokens = count_tokens
+        self._counted = 0
+        self._interventions = Interventions(patterns)
+        self._server = ServerTiming()
+        self._error_type: str | None = None
+        self._done = False
+        self._texts: list[str] | None = None
+        """What the first choice says, where it is to be kept."""
+        self._text_chars = 0
+
+    # The request.
+
+    def request_data(self, data: bytes, t_ns: int) -> None:
+        """Body bytes of the request, HTTP framing included, read at `t_ns`."""
+        self._request.feed(data)
+
+    def request_end(self, t_ns: int) -> None:
+        """The request's last byte was read at `t_ns`."""
+        self._t.request_end_ns = t_ns
+        self._end_request()
+
+    def submitted(self, t_ns: int, added_ns: int) -> None:
+        """The upstream's socket took the request's last byte at `t_ns`, `added_ns` after its read."""
+        self._t.submit_ns = t_ns
+        self._x.added.request_ns = added_ns
+
+    # The response.
+
+    def response_head(self, raw_head: bytes, t_ns: int, added_ns: int) -> None:
+        """The response's head, complete at `t_ns`; interim (1xx) heads are passed over."""
+        self._expect_nothing()
+        x = self._x
+        try:
+            head = parse_response_head(raw_head, self._request.method)
+        except PeerProtocolError as exc:
+            self._t.head_ns = t_ns
+            self._lose(exc)
+            return
+        if 100 <= head.status < 200 and head.status != 101:
+            return
+        self._t.head_ns = t_ns
+        x.status = head.status
+        if x.request_id is None:
+            request_id = header_value(head.headers, b"x-request-id")
+            x.request_id = None if request_id is None else bounded("request_id", request_id.decode("latin-1"))
+        applied = header_value(head.headers, APPLIED_GUARDRAILS)
+        self._interventions.applied = None if applied is None else applied[:_HEADER_BYTES_MAX]
+        self._server.read_head(head.headers)
+        content_type = header_value(head.headers, b"content-type")
+        self._answer = AnswerReader(content_type, x.path.rstrip("/"), self._share)
+        if head.framing is Framing.CHUNKED:
+            self._dechunk = ChunkedDecoder()
+        # RFC 9110 5.3: several lines of one field are one list.
+        codings = [value for name, value in head.headers if name.lower() == b"content-encoding"]
+        try:
+            decoder = Decoder(b",".join(codings))
+            self._decoder = None if decoder.identity else decoder
+        except PeerProtocolError as exc:
+            self._lose(exc)
+
+    def response_data(self, data: bytes, t_ns: int, added_ns: int) -> None:
+        """Body bytes of the response, HTTP framing included, read at `t_ns`, passed on `added_ns` later."""
+        run = self.token_run
+        if run is not None:
+            if run.add(data, t_ns, added_ns):
+                if run.full:
+                    self._log_run()
+                return
+            self._expect_nothing()
+        if self._dechunk is not None:
+            try:
+                data = self._dechunk.feed(data)
+            except PeerProtocolError as exc:
+                self._lose(exc)
+        if not data:
+            return  # framing only
+        self._count_read(t_ns, added_ns)
+        if self._decoder is not None:
+            self._lines_left += LINES_PER_BYTE * len(data)
+            try:
+                data = self._decoder.feed(data)
+                self._lines_left -= data.count(b"\n") + data.count(b"\r")
+                if self._lines_left < 0:
+                    raise PeerProtocolError(f"it decodes to more than {LINES_PER_BYTE} lines per byte")
+            except PeerProtocolError as exc:
+                self._lose(exc)
+            if not data:
+                return
+        answer = self._answer
+        if answer is None:
+            answer = self._answer = AnswerReader(None, "", self._share)
+        outputs = 0
+        for delta in answer.feed(data):
+            self._add(delta, t_ns)
+            outputs += delta.output
+        if outputs > 1:
+            self._shared = True
+        repetition = answer.repetition
+        if repetition is not None and self._decoder is None:
+            self._expect(repetition)
+
+    def response_end(self, t_ns: int) -> None:
+        """The response's last byte was read at `t_ns`, and HTTP calls the response complete."""
+        self._t.response_end_ns = t_ns
+        self._close(whole=True)
+
+    def upgraded(self, t_ns: int) -> None:
+        """The connection is a tunnel from `t_ns` on (the 101 went before, by `response_head`)."""
+        self._expect_nothing()
+        if self._t.head_ns is None:
+            self._t.head_ns = t_ns
+        self._dechunk = self._decoder = None
+        self._answer = AnswerReader.of_tunnel(self._x.path.rstrip("/"))
+
+    def tunnel(self, data_up: bytes | None, data_down: bytes | None, t_ns: int, added_ns: int) -> None:
+        """Bytes that passed a tunnel, up or down, read at `t_ns`.
+
+        Those from the upstream are timed, as messages of a WebSocket if that is what they are. All responses
+        of a session (OpenAI Realtime) are timed on this one exchange, whose submission is that of the request
+        that opened the tunnel: when each was asked for is not told apart, so the points are no latencies.
+        """
+        if data_down:
+            self._count_read(t_ns, added_ns)
+            if self._answer is not None:
+                outputs = 0
+                for delta in self._answer.feed(data_down):
+                    self._add(delta, t_ns)
+                    outputs += delta.output
+                if outputs > 1:
+                    self._shared = True
+
+    def finish(
+        self,
+        delivered_ns: int | None,
+        outcome: str,
+        status: int | None,
+        error: str | None,
+        paused_ns: int,
+        lag_ns: int,
+        request_bytes: int,
+        response_bytes: int,
+    ) -> Exchange:
+        """The Exchange; call it once, last.
+
+        Args:
+            delivered_ns: the client's socket took the last byte.
+            outcome: how the relay saw it end, a value of `Outcome`; what the events said refines it.
+            status: that the client got, by the relay's word; None: none, or the head that was seen tells.
+            error: the relay's sentence about it, if any.
+            paused_ns: how long back-pressure held the stream.
+            lag_ns: worst time a byte may have waited unread, as far as it was seen (`UNSEEN_NS`).
+            request_bytes, response_bytes: as read, heads included.
+        """
+        x, t = self._x, self._t
+        self._end_request()
+        self._close(whole=False)
+        self._share.close()
+        t.delivered_ns = delivered_ns
+        t.paused_ns = paused_ns
+        x.uncertainty_ns = max(lag_ns, UNSEEN_NS) if self._shared and x.clock == "kernel" else lag_ns
+        x.request_bytes = request_bytes
+        x.response_bytes = response_bytes
+        if status is not None:
+            x.status = status
+        x.response_model = self._model
+        if x.model is None:
+            x.model = x.response_model
+        x.tokens = self._tokens()
+        if self._counts is not None and self._counts.refused:
+            x.invalid_values = {TOKEN_COUNT: self._counts.refused}
+        if self._texts is not None:
+            x.said = Said(response_text="".join(self._texts)[:_TEXT_CHARS_MAX])
+            self._texts = None
+        if x.usage is not None:
+            x.usage = figures_of(x.usage)
+        x.server_timing, x.server_gaps_ns = self._server.entries(), self._server.gaps_ns()
+        self._interventions.judge(x)
+        said = ended = Outcome(outcome)
+        if said is Outcome.CLIENT_CANCELLED and (self._done or x.finish_reason is not None):
+            # Many clients hang up at the end marker, before the last bytes of the framing: they have it all.
+            t.response_end_ns = t.response_end_ns or self._last_read_ns
+            ended = Outcome.COMPLETE
+        remove_implausible(x)
+        x.outcome, reason = judge(x, ended, done=self._done, lost=self._lost, error_type=self._error_type)
+        x.error = (error if x.outcome is said else None) or reason
+        if x.stream and t.first_token_ns is None:
+            x.no_token_reason = no_token_reason(x)
+        bound(x)
+        return x
+
+    def give_up(self, reason: str) -> bool:
+        """Stop parsing the response: from here on its reads are timed and nothing else.
+
+        Returns False if no parsing goes on: before the response, after its end, or where it was given up.
+        """
+        if self._answer is None or self._closed or self._lost is not None:
+            return False
+        self._expect_nothing()
+        self._lose(PeerProtocolError(reason))
+        return True
+
+    def abandon(self) -> None:
+        """In place of `finish`: nobody wants to know of it any more."""
+        self._share.close()
+
+    # While it runs.
+
+    @property
+    def exchange(self) -> Exchange:
+        """The exchange in the making: who asks, and what for, once the request has ended."""
+        return self._x
+
+    def under_way(self) -> UnderWay:
+        """What is known by now. Not for every event: it logs what was set aside."""
+        self._log_run()
+        answer = self._answer
+        if answer is None:
+            return UnderWay(self._x, None, self._request.wants_stream, 0, 0)
+        return UnderWay(
+            self._x, answer.dialect.name, answer.streamed, self._events_seen, self._tokens_so_far()
+        )
+
+    # What was seen.
+
+    def _end_request(self) -> None:
+        self._request.end()
+        if self._request.wants_text and self._texts is None:
+            self._log_run()
+            self._texts = []
+            self._set_keeps_texts()
+
+    def _lose(self, reason: PeerProtocolError) -> None:
+        """The body cannot be followed any more: from here on its reads are timed and nothing else."""
+        self._lost = str(reason)
+        self._dechunk = self._decoder = None
+        if self._answer is None:
+            self._answer = AnswerReader(None, "")
+        self._answer.give_up()
+
+    def _count_read(self, t_ns: int, added_ns: int) -> None:
+        """A read with bytes of the body in it."""
+        x = self._x
+        x.reads += 1
+        self._last_read_ns = t_ns
+        added = x.added
+        if added.chunk_max_ns is None:
+            self._t.first_byte_ns = t_ns
+            added.first_chunk_ns = added.chunk_max_ns = added_ns
+        elif added_ns > added.chunk_max_ns:
+            added.chunk_max_ns = added_ns
+        if x.reads <= EVENTS_MAX:
+            added.chunks_ns.append(added_ns)
+
+    def _add(self, delta: Delta, t_ns: int) -> None:
+        """An event that the read at `t_ns` completed."""
+        t = self._t
+        log = t.events
+        tokens = delta.tokens
+        if delta.verdict is not None:
+            self._interventions.add(delta.verdict, self._events_seen, self._tokens_so_far())
+        if tokens > 0:
+            self._declared_sum += tokens
+            if self._declared_sum <= TOKENS_MAX:
+                self._declared[delta.token_source] += tokens
+            else:
+                tokens = -1
+        elif self._count_tokens is not None and delta.text:
+            tokens = self._tokenize(delta.text)
+        if len(log.classes) < EVENTS_MAX:
+            flags = (OUTPUT if delta.output else 0) | (BLANK if delta.blank else 0)
+            log.add(t_ns, delta.event_class, delta.size, tokens, flags)
+        else:
+            self._x.unlogged_events += 1
+        if t.first_any_ns is None:
+            t.first_any_ns = t_ns
+        if delta.output:
+            t.last_token_ns = t_ns
+            if t.first_token_ns is None:
+                t.first_token_ns = t_ns
+            if t.first_content_ns is None and delta.content:
+                t.first_content_ns = t_ns
+            if t.first_reasoning_ns is None and delta.reasoning:
+                t.first_reasoning_ns = t_ns
+            if t.first_tool_call_ns is None and delta.tool_call:
+                t.first_tool_call_ns = t_ns
+            if t.first_refusal_ns is None and delta.refusal:
+                t.first_refusal_ns = t_ns
+            if delta.text:
+                self._chunks += len(delta.choices)
+                # Of several choices the first one's words are read: mixed up they would be nobody's.
+                if delta.event_class is _CONTENT and delta.choices[0] == 0:
+                    if self._interventions.reading:
+                        self._interventions.read(delta.text)
+                    if self._texts is not None:
+                        self._keep_text(delta.text)
+        elif delta.choices:
+            self._chunks += len(delta.choices)  # a marker: no text, and yet generated
+        if delta.finish_reason is not None:
+            # The last one counts (dialects.md section 1).
+            reason = delta.finish_reason
+            self._x.finish_reason = reason if is_word(reason) else "other"
+        if delta.server_times or delta.server_clock_ns >= 0:
+            self._server.read_event(self._events_seen - 1, delta)
+        if delta.counts is not None:
+            self._counts, self._x.usage = delta.counts, delta.usage
+            if delta.usage is not None and delta.size > _USAGE_BYTES_MAX:
+                self._x.usage = figures_of(delta.usage)
+            self._counts_total = not delta.usage_running
+        if delta.model is not None and self._model is None:
+            self._model = bounded("response_model", delta.model)
+        if delta.error_type is not None:
+            self._error_type = delta.error_type[: WORD_CHARS_MAX + 1]  # a longer one is no word
+        if delta.done:
+            self._done = True
+        if delta.retry:
+            self._x.retries += 1
+        if not delta.parsed and self._is_expected():
+            self._x.unparsed_events += 1
+
+    def _keep_text(self, text: str) -> None:
+        assert self._texts is not None
+        if self._text_chars < _TEXT_CHARS_MAX:
+            self._text_chars += len(text)
+            self._texts.append(text)
+
+    def _expect(self, repetition: Repetition) -> None:
+        """An event was added that may come again with another text, alone in its read.
+
+        As long as nothing else comes, `token_run` keeps the reads that are to be logged. Nothing is pending
+        in the layers that are passed by, nor would they remember anything.
+        """
+        chunked = self._dechunk is not None
+        if repetition is not self._repetition or self._run is None:
+            self._repetition = repetition
+            self._run = make_token_run(repetition, chunked=chunked, keeps_texts=False)
+            self._set_keeps_texts()
+        if self._dechunk is None or self._dechunk.between:
+            self.token_run = self._run
+
+    def _expect_nothing(self) -> None:
+        """Something else comes: what was set aside is logged first."""
+        self._log_run()
+        self.token_run = None
+
+    def _set_keeps_texts(self) -> None:
+        """Keep texts in the run only as long as somebody reads them. The run is empty."""
+        if self._run is not None and self._repetition is not None:
+            read = self._interventions.reading or self._texts is not None
+            self._run.keeps_texts = self._count_tokens is not None or (
+                read and _is_first_content(self._repetition.delta)
+            )
+
+    def _log_run(self) -> None:
+        """Does for all reads in the run at once what `_count_read` and `_add` would have done for each.
+
+        There is nothing but a text in them, and the first of their kind is known: they are left to be logged.
+        """
+        run, repetition, answer = self._run, self._repetition, self._answer
+        if not run or repetition is None or answer is None:
+            return
+        times, added_ns, sizes, blanks, texts = run.take()
+        x, t, added, delta, n = self._x, self._t, self._x.added, repetition.delta, len(times)
+        longest_ns = max(added_ns)
+        if added.chunk_max_ns is None or longest_ns > added.chunk_max_ns:
+            added.chunk_max_ns = longest_ns
+        added.chunks_ns.extend(added_ns[: max(0, EVENTS_MAX - x.reads)])
+        x.reads += n
+        self._last_read_ns = t.last_token_ns = times[-1]
+        self._chunks += n
+        answer.passed(sum(sizes))
+        flags = blanks.translate(_FLAGS) if delta.event_class is _CONTENT else bytes((OUTPUT,)) * n
+        tokens = _UNTOLD * n if self._count_tokens is None else array("l", map(self._tokenize, texts))
+        room = max(0, EVENTS_MAX - len(t.events))
+        classes = bytes((delta.event_class,)) * n
+        t.events.add_many(times[:room], classes[:room], sizes[:room], tokens[:room], flags[:room])
+        x.unlogged_events += max(0, n - room)
+        if texts and _is_first_content(delta):
+            for text in texts:
+                if not self._interventions.reading:
+                    break
+                self._interventions.read(text)
+            if self._texts is not None:
+                for text in texts:
+                    self._keep_text(text)
+        self._set_keeps_texts()
+
+    @property
+    def _events_seen(self) -> int:
+        return len(self._t.events.classes) + self._x.unlogged_events
+
+    def _tokenize(self, text: str) -> int:
+        """Tokens in the text of an event; -1 from the first text on that cannot be counted."""
+        count = self._count_tokens
+        try:
+            if count is None or len(text) > _TOKENIZED_CHARS_MAX:
+                raise ValueError
+            n = count(text)
+        except Exception:  # whatever a tokenizer minds in a text, the exchange is measured without it
+            self._count_tokens = None
+            self._counted = 0
+            return -1
+        self._counted += n
+        return n
+
+    def _tokens_so_far(self) -> int:
+        """Tokens of the events until now, by the best that they tell."""
+        return next((n for n in self._declared.values() if n), 0) or self._counted or self._chunks
+
+    def _is_expected(self) -> bool:
+        """Whether this answer ought to be understood: other people's files need not be."""
+        streamed = self._answer is not None and self._answer.streamed
+        return streamed or self._lost is not None or self._x.endpoint is not None
+
+    def _close(self, *, whole: bool) -> None:
+        """The body is over. What its end completes, its last read brought."""
+        self._expect_nothing()
+        if self._closed:
+            return
+        self._closed = True
+        if self._dechunk is not None and self._dechunk.trailers:
+            self._server.read_trailers(self._dechunk.trailers)
+        answer = self._answer
+        if answer is None:
+            self._x.stream = self._request.wants_stream and self._x.status is None
+            return
+        for delta in answer.close(whole=whole):
+            self._add(delta, self._last_read_ns)
+        self._x.unparsed_events += answer.skipped
+        self._x.stream = answer.streamed
+        self._x.dialect = answer.dialect.name
+
+    # What it comes to.
+
+    def _tokens(self) -> Tokens:
+        """Counts by the ladder of IETF seed 000, 4.4: the best source that said anything."""
+        counts = self._counts or UsageCounts()
+        tokens = Tokens(counts.input, None, counts.reasoning, counts.cached)
+        if self._counts_total and counts.output is not None:
+            tokens.output, tokens.source = counts.output, TokenSource.USAGE
+            return tokens
+        for source, n in self._declared.items():
+            if n:
+                tokens.output, tokens.source = n, source
+                return tokens
+        if self._counted and self._x.stream:
+            tokens.output, tokens.source = self._counted, TokenSource.TOKENIZER
+        elif self._chunks and self._x.stream:
+            tokens.output, tokens.source = self._chunks, TokenSource.CHUNKS
+        return tokens
+
+
+def _is_first_content(delta: Delta) -> bool:
+    """Whether it is content of the first choice, whose words are read."""
+    return delta.event_class is _CONTENT and delta.choices[0] == 0

@@ -1,0 +1,200 @@
+"""Who refused, and how it is known: the verdicts of an exchange's events, its status and headers, and the
+words its answer began with, put together.
+
+What acts goes before what only flags, the first before the later, and signs before words. A flag alone is no
+refusal. An intervention behind tokens that the client already has is marked `late`: the answer was cut off,
+or taken back, where nothing can be.
+
+Source: shared/dialects/dialects.md section 7.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from llmtap.exchange.exchange import Exchange
+from llmtap.protocol.delta import Verdict
+from llmtap.protocol.verdicts import INPUT, MODEL_REFUSAL, OUTPUT
+
+__all__ = ["APPLIED_GUARDRAILS", "TEXT_PATTERNS", "Interventions"]
+
+APPLIED_GUARDRAILS: Final = b"x-litellm-applied-guardrails"
+"""LiteLLM's header that names the guardrails that ran."""
+
+_CANNOT: Final = (
+    r"I (?:can(?:no|['\u2019])t|won['\u2019]t) (?:help|assist|answer|provide|comply|respond|discuss)\b"
+)
+TEXT_PATTERNS: Final = tuple(
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (
+        r"(?P<said>Sorry, the model cannot answer this question)",  # Bedrock's default
+        r"(?P<said>I['\u2019]?m sorry, I can['\u2019]t respond to that)",  # NeMo's default
+        rf"^(?P<said>(?:I['\u2019]?m|I am) (?:sorry|unable)(?:(?:,? but|,|\.) {_CANNOT})?)",
+        r"^(?P<said>Sorry,)",
+        rf"(?P<said>{_CANNOT})",
+        r"(?P<said>Content blocked)",
+        r"violates [^\n]{0,80}\b(?:policy|guidelines)\b",
+    )
+)
+"""Words of a refusal. What the group `said` matched is reported, so it may only match closed phrases; a
+pattern without one is reported by its own text."""
+_OPENING_CHARS: Final = 200
+_PATTERN_CHARS_MAX: Final = 64
+_STOPS: Final = frozenset({"stop", "end_turn", "stop_sequence", "eos", "eos_token", "complete", "completed"})
+"""Reasons of an answer that ended by itself."""
+_HOOKS_FAILED: Final = 446
+"""Status of Portkey and WSO2: denied by a hook, by a policy."""
+_HOOKS_FLAGGED: Final = 246
+"""Portkey's: a hook failed and did not deny."""
+_BEFORE: Final = re.compile(rb"\bpre[-_]|[-_]pre\b|input|request", re.IGNORECASE)
+_AFTER: Final = re.compile(rb"\bpost[-_]|[-_]post\b|output|response", re.IGNORECASE)
+
+
+@dataclass(slots=True, frozen=True)
+class _Said:
+    verdict: Verdict
+    event: int
+    tokens_before: int
+    """Tokens that the client had been sent by then."""
+
+
+class Interventions:
+    """What the events of one answer say of refusals; its first words are kept only until they are judged."""
+
+    __slots__ = ("_acted", "_flagged", "_opening", "_patterns", "_refused", "_words", "applied", "reading")
+
+    def __init__(self, patterns: tuple[re.Pattern[str], ...] = TEXT_PATTERNS) -> None:
+        self.applied: bytes | None = None
+        """Value of APPLIED_GUARDRAILS in the head of the response."""
+        self.reading = bool(patterns)
+        """The answer's first words are still wanted."""
+        self._patterns = patterns
+        self._opening = ""
+        self._words: str | None = None
+        self._refused: _Said | None = None  # by the model
+        self._acted: _Said | None = None
+        self._flagged: _Said | None = None
+
+    def add(self, verdict: Verdict, event: int, tokens_before: int) -> None:
+        """What the event with this index says, which came behind so many tokens."""
+        if verdict.kind == MODEL_REFUSAL:
+            self._refused = self._refused or _Said(verdict, event, tokens_before)
+        elif verdict.action == "flagged":
+            self._flagged = self._flagged or _Said(verdict, event, tokens_before)
+        else:
+            self._acted = self._acted or _Said(verdict, event, tokens_before)
+
+    def read(self, text: str) -> None:
+        """The next piece of the answer's content, while `reading`."""
+        self._opening = (self._opening + text[:_OPENING_CHARS]).lstrip()
+        if len(self._opening) >= _OPENING_CHARS:
+            self._judge_words()
+
+    def _judge_words(self) -> None:
+        opening, self._opening = self._opening[:_OPENING_CHARS], ""
+        self.reading = False
+        for pattern in self._patterns:
+            m = pattern.search(opening)
+            if m is not None:
+                said = m["said"] if "said" in pattern.groupindex else None
+                self._words = said or pattern.pattern[:_PATTERN_CHARS_MAX]
+                return
+
+    def judge(self, x: Exchange) -> None:
+        """Writes `refusal` and `guardrail` of the exchange, whose events, tokens and status are known."""
+        if self.reading:
+            self._judge_words()
+        status = x.status or 0
+        acted, flagged = self._acted, self._flagged
+        if acted is None and status == _HOOKS_FAILED:
+            acted = _Said(Verdict("error.type", None, "blocked"), 0, 0)
+        if status == _HOOKS_FLAGGED:
+            found = Verdict("http_status", None, "flagged", "input") if flagged is None else flagged.verdict
+            found.signal = "http_status"
+            flagged = _Said(found, 0 if flagged is None else flagged.event, 0)
+        if acted is not None:
+            self._settle(acted, x)
+            x.guardrail = _guardrail(acted)
+        refused = self._refused
+        if acted is not None and (refused is None or acted.event < refused.event):
+            refused = acted
+        if refused is not None:
+            x.refusal = self._refusal(refused, x)
+        elif self._words is not None and (x.finish_reason or "").lower() in _STOPS:
+            x.refusal = _public(MODEL_REFUSAL, "text_pattern", {"value": self._words}, "low")
+        if x.guardrail is None and flagged is not None:
+            flagged.verdict.phase = flagged.verdict.phase or "output"
+            x.guardrail = _guardrail(flagged)
+
+    def _settle(self, said: _Said, x: Exchange) -> None:
+        """Fills in what the event alone could not tell."""
+        verdict, status = said.verdict, x.status or 0
+        nothing_came = x.timeline.first_token_ns is None
+        if verdict.signal == "finish_reason" and nothing_came and not verdict.substituted:
+            verdict.confidence = "medium"
+            if x.tokens.output == 0 and (verdict.value or "").lower() == "content_filter":
+                verdict.kind, verdict.phase = INPUT, "input"
+                verdict.detail = {"why": "no text and completion_tokens 0"}
+        if verdict.phase is None:
+            verdict.phase = self._phase_of_header() or (
+                "output" if x.stream or said.tokens_before else "input"
+            )
+        if verdict.kind is None:
+            verdict.kind = INPUT if verdict.phase == "input" else OUTPUT
+        if verdict.signal.startswith("error."):
+            self._name_error(verdict, status, streamed=x.stream)
+
+    def _phase_of_header(self) -> str | None:
+        """Guardrails are often named after when they run."""
+        if self.applied is None:
+            return None
+        before, after = _BEFORE.search(self.applied), _AFTER.search(self.applied)
+        if (before is None) == (after is None):
+            return None
+        return "output" if before is None else "input"
+
+    def _name_error(self, verdict: Verdict, status: int, *, streamed: bool) -> None:
+        """The signal of an error: an HTTP status with it is part of the sign."""
+        part = verdict.signal.removeprefix("error.")
+        if status < 400:
+            if streamed:
+                verdict.signal, verdict.path = f"stream_error.{part}", None
+        elif part == "type" and status == _HOOKS_FAILED:
+            verdict.signal = "http_status"
+        elif part != "message":
+            verdict.signal = f"http_status+{part}"
+        elif verdict.value is None and self.applied is not None:
+            verdict.signal, verdict.detail = "header+error.message", None
+        elif verdict.value is None:
+            verdict.signal = "http_status+message"
+
+    def _refusal(self, said: _Said, x: Exchange) -> dict[str, object]:
+        verdict = said.verdict
+        detail: dict[str, object] = {"event": said.event}
+        if x.status is not None and x.status >= 400:
+            detail["http_status"] = x.status
+        known = {"path": verdict.path, "value": verdict.value, "category": verdict.category}
+        detail |= {name: value for name, value in known.items() if value is not None}
+        if self.applied is not None and "error" in verdict.signal:
+            detail["header"] = APPLIED_GUARDRAILS.decode()
+        if verdict.substituted:
+            detail["substituted"] = True
+        detail |= verdict.detail or {}
+        return _public(verdict.kind, verdict.signal, detail, verdict.confidence)
+
+
+def _public(kind: str | None, source: str, detail: dict[str, object], confidence: str) -> dict[str, object]:
+    """A refusal as public JSON (design: "Public contract")."""
+    return {"kind": kind, "source": source, "detail": detail, "confidence": confidence}
+
+
+def _guardrail(said: _Said) -> dict[str, object]:
+    verdict = said.verdict
+    out: dict[str, object] = {
+        "phase": verdict.phase, "action": verdict.action, "signal": verdict.signal, "event": said.event,
+    }  # fmt: skip
+    if verdict.category is not None:
+        out["category"] = verdict.category
+    if said.tokens_before and verdict.action != "flagged" and not verdict.substituted:
+        out["late"], out["tokens_before"] = True, said.tokens_before
+    return out

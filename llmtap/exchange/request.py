@@ -1,0 +1,203 @@
+"""What a request says of itself: its head, and of its body as much as an exchange needs.
+
+A body is kept only until it was read once; who is asking (the tenant) is told by a function handed in,
+because the rules for it are an operator's.
+
+Source: shared/dialects/dialects.md section 8; W3C Trace Context; llm-d's request headers for objectives.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from llmtap.errors import PeerProtocolError
+from llmtap.exchange.bounds import bounded
+from llmtap.exchange.budget import Share
+from llmtap.exchange.exchange import Exchange
+from llmtap.protocol.encoding import Decoder
+from llmtap.protocol.http1 import ChunkedDecoder, Framing, RequestHead, parse_request_head
+
+__all__ = ["REQUEST_BYTES_MAX", "Hear", "Identify", "RequestReader"]
+
+REQUEST_BYTES_MAX: Final = 8 << 20
+"""A longer request body is not kept, and its model is then not known from it."""
+_PIECE_BYTES: Final = 64
+"""What a piece of a body takes in memory beside its bytes, about."""
+_SLO_MS_MAX: Final = 3_600_000
+
+_ENDPOINTS: Final = (
+    ("/chat/completions", "chat.completions"),
+    ("/completions", "completions"),
+    ("/responses", "responses"),
+    ("/messages", "messages"),
+    ("/realtime", "realtime"),
+    ("/embeddings", "embeddings"),
+    ("/api/chat", "ollama.chat"),
+    ("/api/generate", "ollama.generate"),
+    ("/generate_stream", "tgi.generate_stream"),
+    ("/generate", "generate"),
+    ("/completion", "llamacpp.completion"),
+    ("/v2/chat", "cohere.chat"),
+    ("/api/v1/chat", "lmstudio.chat"),
+)
+"""By the end of the path; the first that fits."""
+
+Identify = Callable[[RequestHead, str, Callable[[], Any]], str]
+"""`(head, path, body) -> tenant`; `body()` is the request's JSON value, or None if it has none."""
+
+Hear = Callable[[Exchange, RequestHead, bytes], bool]
+"""`(exchange, head, body)`, once the request is whole: whoever captures is shown it, and says whether the
+text of the answer is wanted too. The body has no codings; it is empty where it was not kept."""
+
+
+class _RequestBody(msgspec.Struct):
+    model: Any = None
+    stream: Any = None
+
+
+_decode_request = msgspec.json.Decoder(_RequestBody).decode
+
+
+class RequestReader:
+    """Reads one request into its Exchange.
+
+    Args:
+        x: where to write what is found.
+        raw: the request head as received.
+        identify: tells the tenant; without it the exchange keeps the default one.
+        hear: is shown the whole request.
+        share: where room for the body is taken; without it there is always some.
+    """
+
+    __slots__ = (
+        "_body", "_coding", "_head", "_hear", "_identify", "_keeps", "_path", "_share", "_size", "_taken",
+        "_x", "method", "wants_stream", "wants_text",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        x: Exchange,
+        raw: bytes,
+        identify: Identify | None = None,
+        hear: Hear | None = None,
+        share: Share | None = None,
+    ) -> None:
+        self._x = x
+        self._share = Share() if share is None else share
+        self._body: list[bytes] = []
+        self._keeps = False
+        """More of the body may come, and is kept."""
+        self._size = 0
+        self._taken = 0
+        """Of the share."""
+        self._identify = identify
+        self._hear = hear
+        self._head: RequestHead | None = None
+        self._path = ""  # as sent: rules may name tenants by it, and nobody else is told
+        self._coding: bytes | None = None
+        self.method = b""
+        self.wants_stream = False
+        self.wants_text = False
+        """The capture keeps what the answer says."""
+        try:
+            head = self._head = parse_request_head(raw)
+        except PeerProtocolError:
+            return  # the relay refused it as well, and says so at the end
+        self._keeps = True
+        self.method = head.method
+        x.method = bounded("method", head.method.decode("latin-1"))
+        self._path = _path(head.target)
+        x.path = bounded("path", self._path)
+        bare = self._path.rstrip("/")
+        x.endpoint = next((name for suffix, name in _ENDPOINTS if bare.endswith(suffix)), None)
+        for name, value in head.headers:
+            match name.lower():
+                case b"x-request-id":
+                    x.request_id = bounded("request_id", value.decode("latin-1"))
+                case b"traceparent":
+                    x.trace_parent = bounded("trace_parent", value.decode("latin-1"))
+                case b"x-llm-d-slo-ttft-ms":
+                    x.slo_ttft_ns = _ms(value)
+                case b"x-llm-d-slo-tpot-ms":
+                    x.slo_tpot_ns = _ms(value)
+                case b"content-encoding":
+                    self._coding = value
+
+    def feed(self, data: bytes) -> None:
+        """Body bytes, HTTP framing included."""
+        if not self._keeps:
+            return
+        self._size += len(data)
+        taken = len(data) + _PIECE_BYTES
+        if self._size > REQUEST_BYTES_MAX or not self._share.take(taken):
+            self._let_go()
+            return
+        self._taken += taken
+        self._body.append(data)
+
+    def end(self) -> None:
+        """The request is over, or nobody will send more of it. A second call does nothing."""
+        head, self._head = self._head, None
+        if head is None:
+            return
+        path, self._path = self._path, ""
+        body = self._payload(chunked=head.framing is Framing.CHUNKED)
+        self._let_go()
+        request = _RequestBody()
+        if body.lstrip().startswith(b"{"):
+            try:
+                request = _decode_request(body)
+            except (ValueError, RecursionError):
+                pass
+        if isinstance(request.model, str) and request.model:
+            self._x.model = bounded("model", request.model)
+        self.wants_stream = request.stream is True
+        if self._identify is not None:
+            self._x.tenant = bounded("tenant", self._identify(head, path, lambda: _json(body)))
+        if self._hear is not None:
+            self.wants_text = self._hear(self._x, head, body)
+
+    def _let_go(self) -> None:
+        """Nothing of the body is kept any more."""
+        self._keeps = False
+        self._body.clear()
+        self._share.give(self._taken)
+        self._taken = 0
+
+    def _payload(self, *, chunked: bool) -> bytes:
+        """The body without its codings; empty when it cannot be undone."""
+        body = b"".join(self._body)
+        try:
+            if chunked:
+                body = ChunkedDecoder().feed(body)
+            return Decoder(self._coding, decoded_bytes_max=REQUEST_BYTES_MAX).feed(body) if body else b""
+        except PeerProtocolError:
+            return b""
+
+
+def _json(body: bytes) -> Any:
+    try:
+        return msgspec.json.decode(body)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _ms(value: bytes) -> int | None:
+    """Nanoseconds of a header in whole or decimal milliseconds; None for what is no positive number."""
+    try:
+        ms = float(value)
+    except ValueError:
+        return None
+    # Below half a nanosecond it would be a bound of 0, which nothing can meet.
+    return round(ms * 1e6) or None if 0 < ms <= _SLO_MS_MAX else None
+
+
+def _path(target: bytes) -> str:
+    """The path of a request target in origin or absolute form, without the query."""
+    path = target.partition(b"?")[0]
+    if not path.startswith(b"/"):
+        _, found, rest = path.partition(b"://")
+        if found:
+            path = b"/" + rest.partition(b"/")[2]
+    return path.decode("latin-1")

@@ -1,0 +1,391 @@
+"""A saved answer back into an Exchange, with every event and where in the body it lies.
+
+Taken are a whole HTTP response (head and body, as `curl -i` or a packet tool writes it), a HAR file or one
+entry of it, and a bare body: an event stream, NDJSON or JSON. Bytes only: nobody noted when they came, so
+the stamps of such an Exchange are all 0 and say nothing.
+
+Source: RFC 9112 (messages), HAR 1.2, shared/dialects/dialects.md sections 1 and 8.
+"""
+
+import base64
+import binascii
+import re
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from llmtap.errors import LlmtapError, PeerProtocolError
+from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.observer import Observer
+from llmtap.exchange.outcome import Outcome
+from llmtap.protocol.delta import Delta
+from llmtap.protocol.encoding import Decoder
+from llmtap.protocol.http1 import ChunkedDecoder, Framing, ResponseHead, parse_response_head
+from llmtap.protocol.sse import SseParser
+
+__all__ = ["Explained", "Saved", "SavedError", "SavedEvent", "explain", "read_saved"]
+
+_ENTRIES_LISTED: Final = 20
+_INTERIM_MAX: Final = 64
+"""Interim responses in front of the final one; servers send one or two."""
+_HAR_TIMES: Final = ("blocked", "dns", "connect", "ssl", "send", "wait", "receive")
+_SSE_LINE: Final = re.compile(rb"(?:^|[\r\n])(?:data|event|id|retry|error)?:")
+_STATUS_LINE: Final = re.compile(rb"HTTP/[0-9.]+ ([0-9]{3})([^\r\n]*)\r?\n")
+_DECODED_BY_OTHERS: Final = frozenset({b"content-encoding", b"transfer-encoding", b"content-length"})
+
+
+class SavedError(LlmtapError):
+    """The bytes are no answer that can be explained."""
+
+    def __init__(self, problem: str, hint: str | None = None) -> None:
+        super().__init__(problem)
+        self.hint = hint
+
+
+@dataclass(slots=True)
+class Saved:
+    """An answer as found, and what is known around it."""
+
+    what: str
+    """`HTTP response`, `HAR entry 3`, `event stream`, `NDJSON`, `JSON`."""
+    head: bytes
+    """Of the answer; made up for a bare body, to carry its type."""
+    wire: bytes
+    """What follows the head."""
+    body: bytes
+    """`wire` without framing and content-encoding."""
+    request_head: bytes
+    request_body: bytes = b""
+    whole: bool = True
+    """Nothing of it is missing, as far as its framing tells."""
+    status_known: bool = True
+    arrival_wall_ns: int | None = None
+    totals: dict[str, float] = field(default_factory=dict)
+    """Seconds, as a HAR has them: `total`, `send`, `wait`, `receive`, ..."""
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class SavedEvent:
+    """One event: bytes `start` to `end` of the decoded body, and what they say."""
+
+    start: int
+    end: int
+    delta: Delta
+
+
+@dataclass(slots=True)
+class Explained:
+    """The Exchange (its times mean nothing) and its events."""
+
+    exchange: Exchange
+    events: list[SavedEvent]
+
+
+class _Noting(Observer):
+    """An Observer that also keeps what it was told."""
+
+    def __init__(self, *about: Any) -> None:
+        super().__init__(*about)
+        self.deltas: list[Delta] = []
+
+    def _add(self, delta: Delta, t_ns: int) -> None:
+        self.deltas.append(delta)
+        super()._add(delta, t_ns)
+
+
+def explain(saved: Saved) -> Explained:
+    """Plays a saved answer through the same observer as live traffic."""
+    observer = _Noting("saved", 1, 0, saved.arrival_wall_ns or 0, saved.request_head)
+    if saved.request_body:
+        observer.request_data(saved.request_body, 0)
+    observer.request_end(0)
+    observer.submitted(0, 0)
+    observer.response_head(saved.head, 0, 0)
+    if saved.wire:
+        observer.response_data(saved.wire, 0, 0)
+    if saved.whole:
+        observer.response_end(0)
+    outcome = Outcome.COMPLETE if saved.whole else Outcome.TRUNCATED
+    x = observer.finish(None, outcome.value, None, None, 0, 0, len(saved.request_body), len(saved.wire))
+    if not saved.status_known:
+        x.status = None
+    spans = _spans(saved.body, [delta.size for delta in observer.deltas])
+    events = [SavedEvent(*span, delta) for span, delta in zip(spans, observer.deltas, strict=True)]
+    return Explained(x, events)
+
+
+def read_saved(data: bytes, *, path: str = "/", request_body: bytes = b"", entry: int | None = None) -> Saved:
+    """What is in `data`. `path` and `request_body` are of the request, where the file does not hold it;
+    `entry` picks one of a HAR's, counted from 0.
+
+    Raises SavedError, saying what is wrong with it.
+    """
+    if not data.strip():
+        raise SavedError("the file is empty")
+    if data.startswith(b"HTTP/"):
+        saved = _read_http(data, _request_head("POST", path, len(request_body)))
+        saved.request_body = request_body
+        return saved
+    har = _read_json(data)
+    if isinstance(har, dict):
+        log = har.get("log")
+        if isinstance(log, dict) and isinstance(log.get("entries"), list):
+            return _read_entry(*_pick_entry(log["entries"], entry))
+        if isinstance(har.get("request"), dict) and isinstance(har.get("response"), dict):
+            return _read_entry(har, 0)
+    if entry is not None:
+        raise SavedError("this is no HAR file, so it has no entries")
+    body, notes = (data, []) if har is not None else _uncompressed(data)
+    what, content_type = _kind_of(body)
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\n\r\n" % content_type
+    return Saved(
+        what, head, body, body, _request_head("POST", path, len(request_body)), request_body,
+        status_known=False, notes=notes,
+    )  # fmt: skip
+
+
+def _request_head(method: str, target: str, length: int) -> bytes:
+    target = target if target.startswith("/") else "/" + target
+    head = f"{method} {target} HTTP/1.1\r\nhost: saved\r\ncontent-length: {length}\r\n\r\n"
+    return head.encode("ascii", "replace")
+
+
+def _uncompressed(data: bytes) -> tuple[bytes, list[str]]:
+    """The body as it is, or as it was before somebody compressed it without leaving a head to say so."""
+    for coding in ("gzip", "zstd", "br"):
+        try:
+            body = Decoder(coding.encode()).feed(data)
+        except PeerProtocolError:
+            continue
+        if _SSE_LINE.search(body) or _read_json(body) is not None:
+            return body, [f"no head says so, but the body is {coding}"]
+    return data, []
+
+
+def _kind_of(body: bytes) -> tuple[str, bytes]:
+    """What a bare body is, and the content type that says so."""
+    if _read_json(body) is not None:
+        return "JSON", b"application/json"
+    if _SSE_LINE.search(body):
+        return "event stream", b"text/event-stream"
+    lines = [line for line in body.splitlines() if line.strip()]
+    # The last one may have been cut off.
+    if all(_read_json(line) is not None for line in lines[:-1]):
+        if len(lines) > 1:
+            return "NDJSON", b"application/x-ndjson"
+        if body.lstrip().startswith((b"{", b"[")):
+            raise SavedError("the JSON in it is not valid, or was cut off")
+    raise SavedError(
+        "neither an event stream, nor NDJSON, nor JSON, nor an HTTP response, nor a HAR file",
+        "save the head with it: `curl -si --raw`",
+    )
+
+
+def _read_json(data: bytes) -> Any:
+    """A JSON value, or None."""
+    try:
+        return msgspec.json.decode(data)
+    except (ValueError, RecursionError):
+        return None
+
+
+# ---------------------------------------------------------------- HTTP responses
+
+
+def _read_http(data: bytes, request_head: bytes) -> Saved:
+    notes: list[str] = []
+    for _ in range(_INTERIM_MAX + 1):
+        head, rest = _cut_head(data)
+        status = _STATUS_LINE.match(head)
+        assert status is not None
+        if not (status[1].startswith(b"1") and status[1] != b"101" and rest.startswith(b"HTTP/")):
+            break
+        data = rest  # an interim response
+    else:
+        raise SavedError(f"more than {_INTERIM_MAX} interim responses (1xx)")
+    if not head.startswith((b"HTTP/1.1 ", b"HTTP/1.0 ")):
+        # What was saved of HTTP/2 or 3 has no framing any more.
+        head = b"HTTP/1.1 " + status[1] + (status[2] or b" ") + b"\r\n" + head.split(b"\r\n", 1)[1]
+        head = _without(head, {b"transfer-encoding"})
+    try:
+        parsed = parse_response_head(head, b"POST")
+    except PeerProtocolError as exc:
+        raise SavedError(str(exc)) from None
+    payload, whole = _unframe(parsed, rest)
+    if payload is None:
+        notes.append("the head says chunked, but the body is not: its framing was taken off before")
+        head, payload, whole = _without(head, {b"transfer-encoding"}), rest, True
+        rest = payload
+    codings = b",".join(value for name, value in parsed.headers if name.lower() == b"content-encoding")
+    try:
+        body = Decoder(codings).feed(payload) if payload else b""
+    except PeerProtocolError as exc:
+        if not _SSE_LINE.search(payload[:4096]) and _read_json(payload) is None:
+            raise SavedError(str(exc)) from None
+        notes.append(f"the head says {codings.decode('latin-1')}, but the body was decoded before")
+        head, rest, body = _without(head, set(_DECODED_BY_OTHERS)), payload, payload
+    if not whole:
+        notes.append("the body ends before its framing does: it was cut off")
+    return Saved("HTTP response", head, rest, body, request_head, whole=whole, notes=notes)
+
+
+def _cut_head(data: bytes) -> tuple[bytes, bytes]:
+    """Head (its lines ending in CR LF) and what follows it."""
+    crlf = data.find(b"\r\n\r\n")
+    lf = data.find(b"\n\n", 0, crlf if crlf >= 0 else None)
+    if crlf >= 0 and lf < 0:
+        head, rest = data[: crlf + 4], data[crlf + 4 :]
+    elif lf >= 0:  # an editor's work
+        head, rest = data[: lf + 2].replace(b"\r\n", b"\n").replace(b"\n", b"\r\n"), data[lf + 2 :]
+    else:
+        raise SavedError("an HTTP response whose head does not end")
+    if _STATUS_LINE.match(head) is None:
+        raise SavedError("an HTTP response without a valid status line")
+    return head, rest
+
+
+def _without(head: bytes, names: set[bytes] | frozenset[bytes]) -> bytes:
+    lines = head.split(b"\r\n")
+    return b"\r\n".join(line for line in lines if line.partition(b":")[0].strip().lower() not in names)
+
+
+def _unframe(head: ResponseHead, wire: bytes) -> tuple[bytes | None, bool]:
+    """The payload, and whether all of it is there; None where it is not framed as the head says."""
+    if head.framing is Framing.CHUNKED:
+        dechunk = ChunkedDecoder()
+        try:
+            payload = dechunk.feed(wire)
+        except PeerProtocolError:
+            return None, False
+        return payload, dechunk.done
+    if head.framing is Framing.LENGTH:
+        return wire[: head.length], len(wire) >= head.length
+    return wire, True
+
+
+# ---------------------------------------------------------------- HAR
+
+
+def _pick_entry(entries: list[Any], entry: int | None) -> tuple[dict[str, Any], int]:
+    usable = [
+        (i, e) for i, e in enumerate(entries) if isinstance(e, dict) and isinstance(e.get("response"), dict)
+    ]
+    if not usable:
+        raise SavedError("the HAR file has no entry with a response")
+    if entry is None:
+        if len(usable) > 1:
+            listed = [f"  {i}: {_entry_line(e)}" for i, e in usable[:_ENTRIES_LISTED]]
+            more = len(usable) - len(listed)
+            listed += [f"  and {more} more"] if more else []
+            raise SavedError(
+                f"the HAR file has {len(usable)} entries", "pick one by --entry N\n" + "\n".join(listed)
+            )
+        return usable[0][1], usable[0][0]
+    for i, e in usable:
+        if i == entry:
+            return e, i
+    raise SavedError(f"the HAR file has no entry {entry}", f"it has {len(entries)}, counted from 0")
+
+
+def _member(value: dict[str, Any], name: str) -> dict[str, Any]:
+    """An object's member that is an object; empty where it is not."""
+    found = value.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _path_of(request: dict[str, Any]) -> str:
+    try:
+        return urlsplit(str(request.get("url") or "/")).path or "/"
+    except ValueError:  # brackets that are no IPv6 address
+        return "/"
+
+
+def _entry_line(entry: dict[str, Any]) -> str:
+    request, response = _member(entry, "request"), entry["response"]
+    mime = _member(response, "content").get("mimeType")
+    return f"{request.get('method')} {_path_of(request)} {response.get('status')} {mime}"
+
+
+def _read_entry(entry: dict[str, Any], number: int) -> Saved:
+    request, response = _member(entry, "request"), entry["response"]
+    content = _member(response, "content")
+    text = content.get("text")
+    if not isinstance(text, str) or not text:
+        raise SavedError(
+            f"HAR entry {number} has no content text",
+            "browsers leave it out of event streams: export with content, or save by `curl -i -N`",
+        )
+    body = text.encode()
+    if content.get("encoding") == "base64":
+        try:
+            body = base64.b64decode(text, validate=True)
+        except binascii.Error:
+            raise SavedError(f"HAR entry {number}: the content is not valid base64") from None
+    asked = str(_member(request, "postData").get("text") or "").encode()
+    saved = Saved(
+        f"HAR entry {number}", _har_head(response, content), body, body,
+        _request_head(str(request.get("method") or "POST"), _path_of(request), len(asked)), asked,
+        arrival_wall_ns=_wall_ns(entry.get("startedDateTime")), totals=_totals(entry),
+    )  # fmt: skip
+    try:
+        parse_response_head(saved.head, b"POST")
+    except PeerProtocolError as exc:
+        raise SavedError(f"HAR entry {number}: {exc}") from None
+    return saved
+
+
+def _har_head(response: dict[str, Any], content: dict[str, Any]) -> bytes:
+    """The head as HTTP/1.1, without what the HAR's writer has undone already (HAR 1.2, "content")."""
+    status = response.get("status")
+    lines = [f"HTTP/1.1 {status if isinstance(status, int) and 200 <= status <= 999 else 200} saved"]
+    names = set()
+    headers = response.get("headers")
+    for f in headers if isinstance(headers, list) else ():
+        name = str(f.get("name") if isinstance(f, dict) else "")
+        if name and not name.startswith(":") and name.lower().encode() not in _DECODED_BY_OTHERS:
+            names.add(name.lower())
+            lines.append(f"{name}: {f.get('value') or ''}")
+    if "content-type" not in names and content.get("mimeType"):
+        lines.append(f"content-type: {content['mimeType']}")
+    return "\r\n".join([*lines, "", ""]).encode("latin-1", "replace")
+
+
+def _totals(entry: dict[str, Any]) -> dict[str, float]:
+    """Seconds; a HAR has milliseconds, and -1 for what does not apply."""
+    timings = _member(entry, "timings")
+    said = {"total": entry.get("time"), **{name: timings.get(name) for name in _HAR_TIMES}}
+    return {name: ms / 1e3 for name, ms in said.items() if isinstance(ms, int | float) and ms >= 0}
+
+
+def _wall_ns(date: object) -> int | None:
+    try:
+        return round(datetime.fromisoformat(str(date)).timestamp() * 1e9)
+    except (ValueError, OverflowError):
+        return None
+
+
+# ---------------------------------------------------------------- where events lie
+
+
+def _spans(body: bytes, sizes: list[int]) -> list[tuple[int, int]]:
+    """Start and end of the events of these sizes, in order."""
+    parser = SseParser()
+    blocks = [(event.start, event.end) for event in parser.feed(body) + parser.close()]
+    lines, at = [], 0
+    for line in body.splitlines(keepends=True):
+        if line.strip():
+            lines.append((at, at + len(line)))
+        at += len(line)
+    for spans in (blocks, lines):
+        if [end - start for start, end in spans] == sizes:
+            return spans
+    # JSON, after the blank lines of a server that kept the connection alive; and what nobody knows.
+    spans, at = [], 0
+    for size in sizes:
+        spans.append((at, min(at + size, len(body))))
+        at += size
+    return spans

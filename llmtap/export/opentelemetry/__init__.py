@@ -1,0 +1,1 @@
+"""Spans and metrics by OTLP."""

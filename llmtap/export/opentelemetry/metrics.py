@@ -1,0 +1,203 @@
+"""Histograms and counters for OpenTelemetry, counted here and sent as totals.
+
+The SDK's instruments take 10 us for each value, and a gap passes for each token. Here an exchange is
+counted in one go when it ends: single values by one binary search, all its gaps by one sort. Counting happens
+where exchanges end; totals are kept where they are sent, on another thread. Between the two stands a table
+of what is new, which the sender takes away whole: neither waits for the other longer than an exchange takes
+to be counted.
+
+Totals are cumulative, so a receiver that was away has lost nothing.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from operator import sub
+from threading import Lock
+from typing import Final
+
+from llmtap.exchange.exchange import Exchange
+from llmtap.export.opentelemetry.semconv import (
+    ARM,
+    ERROR_TYPE,
+    OUTCOME,
+    OVERFLOW,
+    SERVER_ADDRESS,
+    SERVER_PORT,
+    TENANT,
+    Measure,
+    Quantity,
+    Semconv,
+)
+from llmtap.export.opentelemetry.terms import TEXT_MAX, Terms
+from llmtap.metrics.latency import Measured
+
+__all__ = ["Cell", "Point", "Recorder", "Totals"]
+
+Key = tuple[str | None, ...]
+"""Values of the attributes, in the order of `Recorder.names`; empty: the series of what had no room."""
+
+
+class Cell:
+    """The count of one series: of a histogram by upper edges, or (no edges) a sum alone."""
+
+    __slots__ = ("counts", "total")
+
+    def __init__(self, edges: Sequence[int]) -> None:
+        self.counts = [0] * (len(edges) + 1) if edges else []
+        self.total = 0
+
+    def add(self, value: int, edges: Sequence[int]) -> None:
+        self.total += value
+        if edges:
+            self.counts[bisect_left(edges, value)] += 1
+
+    def add_many(self, values: Sequence[int], edges: Sequence[int]) -> None:
+        """All of `values`: in one sort, and one search for each edge."""
+        ordered, counts = sorted(values), self.counts
+        self.total += sum(ordered)
+        below = 0
+        for i, edge in enumerate(edges):
+            upto = bisect_right(ordered, edge, below)
+            counts[i] += upto - below
+            below = upto
+        counts[-1] += len(ordered) - below
+
+    def merge(self, other: "Cell") -> None:
+        self.total += other.total
+        self.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One series as it stands."""
+
+    measure: Measure
+    attributes: list[tuple[str, str | bool | int]]
+    cell: Cell
+
+
+class Recorder:
+    """Counts exchanges, on the thread where they end."""
+
+    def __init__(self, names: Semconv, series_max: int) -> None:
+        self.names: Final = (
+            names.operation, names.provider, names.request_model, names.response_model, TENANT, ARM,
+            ERROR_TYPE, OUTCOME,
+        )  # fmt: skip
+        self.measures: list[Measure] = []
+        self._of: dict[Quantity, tuple[int, ...]] = {}
+        for quantity, measures in names.measures.items():
+            first = len(self.measures)
+            self.measures += measures
+            self._of[quantity] = tuple(range(first, len(self.measures)))
+        self._known: list[set[Key]] = [set() for _ in self.measures]
+        self._series_max = series_max
+        self._lock = Lock()
+        self._fresh: dict[tuple[int, Key], Cell] = {}
+
+    def take(self) -> dict[tuple[int, Key], Cell]:
+        """What was counted since the last call; from any thread."""
+        with self._lock:
+            fresh, self._fresh = self._fresh, {}
+        return fresh
+
+    def record(self, x: Exchange, m: Measured, terms: Terms) -> None:
+        """Counts one exchange."""
+        with self._lock:
+            self._record(x, m, terms)
+
+    def _record(self, x: Exchange, m: Measured, terms: Terms) -> None:
+        add = self._add
+        base = (
+            terms.operation,
+            terms.provider,
+            terms.model,
+            terms.response_model,
+            x.tenant[:TEXT_MAX],
+            x.arm,
+        )
+        key = (*base, None, None)
+        add(Quantity.EXCHANGES, (*base, terms.error_type, x.outcome.value), 1)
+        if terms.operation is None:
+            return
+        # Only durations bear the error's type: the other terms are of answers.
+        of_error = key if terms.error_type is None else (*base, terms.error_type, None)
+        if terms.operation == "embeddings":
+            add(Quantity.EMBEDDINGS_DURATION, of_error, terms.duration_ns)
+            add(Quantity.EMBEDDINGS_TOKENS, key, x.tokens.input)
+        else:
+            add(Quantity.DURATION, of_error, terms.duration_ns)
+            add(Quantity.INPUT_TOKENS, key, x.tokens.input)
+            add(Quantity.OUTPUT_TOKENS, key, terms.output_tokens)
+            add(Quantity.CACHED_TOKENS, key, x.tokens.cached)
+            add(Quantity.REASONING_TOKENS, key, x.tokens.reasoning)
+        add(Quantity.SERVER_DURATION, of_error, terms.server_duration_ns)
+        if not x.stream:
+            return
+        times = terms.chunk_times_ns
+        add(Quantity.FIRST_CHUNK, key, terms.first_chunk_ns)
+        add(Quantity.SERVER_FIRST_TOKEN, key, terms.server_first_token_ns)
+        add(Quantity.SERVER_PER_TOKEN, key, terms.server_per_token_ns)
+        add(Quantity.FIRST_CONTENT, key, m.ttft_ns)
+        add(Quantity.USER_IDLE, key, m.user_idle_ns)
+        self._add_many(Quantity.CHUNK_GAP, key, list(map(sub, times[1:], times)))
+        self._add_many(Quantity.TBC, key, m.tbc_ns)
+
+    def _add(self, quantity: Quantity, key: Key, value: int | None) -> None:
+        if value is not None:
+            for i in self._of.get(quantity, ()):
+                self._cell(i, key).add(value, self.measures[i].instrument.edges)
+
+    def _add_many(self, quantity: Quantity, key: Key, values: Sequence[int]) -> None:
+        if values:
+            for i in self._of.get(quantity, ()):
+                self._cell(i, key).add_many(values, self.measures[i].instrument.edges)
+
+    def _cell(self, i: int, key: Key) -> Cell:
+        cell = self._fresh.get((i, key))
+        if cell is not None:
+            return cell
+        known = self._known[i]
+        if key not in known:
+            if len(known) < self._series_max:
+                known.add(key)
+            else:
+                key = ()
+        return self._fresh.setdefault((i, key), Cell(self.measures[i].instrument.edges))
+
+
+class Totals:
+    """Everything counted since the start, on the thread that sends."""
+
+    def __init__(self, recorder: Recorder, servers: Mapping[str, tuple[str, int]]) -> None:
+        """`servers` names the upstream's host and port by arm, under "" for all others."""
+        self._recorder = recorder
+        self._servers = servers
+        self._arm = recorder.names.index(ARM)
+        self._cells: dict[tuple[int, Key], Cell] = {}
+
+    def gather(self) -> Iterator[Point]:
+        """Every series, with what is new in it, those of one instrument together."""
+        for at, cell in self._recorder.take().items():
+            if at in self._cells:
+                self._cells[at].merge(cell)
+            else:
+                self._cells[at] = cell
+        measures = self._recorder.measures
+        for (i, key), cell in sorted(
+            self._cells.items(), key=lambda item: measures[item[0][0]].instrument.name
+        ):
+            yield Point(measures[i], self._attributes(measures[i], key), cell)
+
+    def _attributes(self, measure: Measure, key: Key) -> list[tuple[str, str | bool | int]]:
+        if not key:
+            return [*measure.attributes, (OVERFLOW, True)]
+        out: list[tuple[str, str | bool | int]] = list(measure.attributes)
+        for name, value in zip(self._recorder.names, key, strict=True):
+            if value is not None:
+                out.append((name, value))
+        server = self._servers.get(key[self._arm] or "", self._servers.get(""))
+        if server is not None:
+            out += ((SERVER_ADDRESS, server[0]), (SERVER_PORT, server[1]))
+        return out

@@ -1,0 +1,1 @@
+"""Exposition of metrics in the formats of Prometheus."""

@@ -1,0 +1,182 @@
+"""The meter's numbers as a Prometheus exposition.
+
+Recording happens once per exchange, at its end, into counters of our own (`series.py`); a scrape copies
+them in one go (`Exposition.freeze`, on the thread that records) and renders the copy wherever it likes
+(`Frozen.render`, in a worker thread), because rendering takes seconds and nothing may wait for it. Latencies
+in seconds; names as in design.md, "Public contract"; no `_created` series.
+"""
+
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import InfoMetricFamily, Metric
+
+from llmtap import native
+from llmtap.channel.frames import LAG_EDGES_NS
+from llmtap.exchange.exchange import Exchange
+from llmtap.export.prometheus.buckets import ADDED_EDGES_NS, Buckets
+from llmtap.export.prometheus.exemplars import Exemplars, Kept, by_series
+from llmtap.export.prometheus.families import HistogramFamily, counter
+from llmtap.export.prometheus.self_metrics import MeterState, RelayState, collect_meter, collect_relays
+from llmtap.export.prometheus.series import COUNTERS, FrozenSeries, Series, families_for
+from llmtap.export.prometheus.slo_metrics import SloState, collect_slos
+from llmtap.export.prometheus.text import Writer, escape
+from llmtap.export.trace_context import parse_trace_parent
+from llmtap.metrics.latency import Measured
+from llmtap.metrics.summary import ENDED_WELL
+
+__all__ = ["Exposition", "Frozen"]
+
+_ADDED: Final = HistogramFamily(
+    "llmtap_tap_added_seconds",
+    "What the tap itself added, from a read to the kernel's taking the bytes",
+    ADDED_EDGES_NS,
+    labels=("point",),
+)
+_LAG: Final = HistogramFamily(
+    "llmtap_tap_loop_lag_seconds", "How late the relay's event loop ran", LAG_EDGES_NS, labels=("relay",)
+)
+_Who = tuple[str, str, str]
+_Cell = tuple[tuple[str, ...], Sequence[int], int]
+
+
+class Exposition:
+    """Everything counted since the meter started; `bounds` (objective, ns) become edges of histograms."""
+
+    def __init__(self, version: str, bounds: Sequence[tuple[str, int]] = ()) -> None:
+        self._version = version
+        self._families = families_for(bounds)
+        self._series: dict[_Who, Series] = {}
+        self._added = {point: Buckets(ADDED_EDGES_NS) for point in ("request", "first_chunk", "chunk")}
+        self._unparsed = 0
+        self._exemplars = Exemplars()
+
+    def add(self, x: Exchange, m: Measured, tenant: str, model: str, arm: str = "") -> None:
+        """Counts one exchange under labels whose number the caller keeps bounded."""
+        who = (tenant, model, arm)
+        series = self._series.get(who)
+        if series is None:
+            series = self._series[who] = Series(self._families)
+        series.add(x, m)
+        if x.uncertain:
+            series.uncertain()
+        self._unparsed += x.unparsed_events
+        added = x.added
+        if added.request_ns is not None:
+            self._added["request"].record(added.request_ns)
+        if added.first_chunk_ns is not None:
+            self._added["first_chunk"].record(added.first_chunk_ns)
+        self._added["chunk"].record_many(added.chunks_ns)
+        if x.trace_parent is not None:
+            self._note_trace(x, m, who)
+
+    def _note_trace(self, x: Exchange, m: Measured, who: _Who) -> None:
+        """Exemplars, where the caller records its trace."""
+        parent = parse_trace_parent(x.trace_parent)
+        if parent is None or not parent.sampled or m.e2e_ns is None or x.timeline.response_end_ns is None:
+            return
+        wall_ns = x.arrival_wall_ns + x.timeline.response_end_ns - x.timeline.arrival_ns
+        ttft, duration = self._families["ttft"], self._families["duration"]
+        for family, labels, value in (
+            (ttft, (*who, "content"), m.ttft_ns if x.stream else None),
+            (ttft, (*who, "any"), m.ttft_any_ns if x.stream else None),
+            (duration, who, m.e2e_ns if x.outcome in ENDED_WELL else None),
+        ):
+            if value is not None:
+                shown = tuple(map(escape, labels))
+                self._exemplars.note(family.name, shown, family.edges, value, parent, wall_ns)
+
+    def freeze(
+        self,
+        relays: Sequence[RelayState] = (),
+        meter: MeterState | None = None,
+        slos: SloState | None = None,
+    ) -> "Frozen":
+        """A copy of all counts as they are now. Call it where `add` is called."""
+        # Sorting and formatting can wait for another thread: only copying has to be done here.
+        return Frozen(
+            self._version, self._families, [(who, s.freeze()) for who, s in self._series.items()],
+            {point: buckets.read() for point, buckets in self._added.items()}, self._unparsed, tuple(relays),
+            MeterState() if meter is None else meter, SloState() if slos is None else slos,
+            self._exemplars.freeze(),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Frozen:
+    """A copy of an Exposition's counts."""
+
+    version: str
+    families: Mapping[str, HistogramFamily]
+    series: Sequence[tuple[_Who, FrozenSeries]]
+    added: Mapping[str, tuple[Sequence[int], int]]
+    unparsed: int
+    relays: tuple[RelayState, ...]
+    meter: MeterState
+    slos: SloState = field(default_factory=SloState)
+    exemplars: Kept = field(default_factory=dict)
+
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """The exposition and its content type, in the format that the Accept header asks for."""
+        encode, content_type = choose_encoder(accept)
+        writer = Writer(openmetrics=content_type.startswith("application/openmetrics-text"))
+        exemplars = by_series(self.exemplars, 1e9)
+        for family, cells in self._histograms():
+            writer.histogram(family, cells, exemplars.get(family.name))
+        for name, rows in self._counters().items():
+            writer.counter(COUNTERS[name], rows)
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self)
+        return writer.bytes() + encode(registry), content_type
+
+    def collect(self) -> Iterator[Metric]:
+        """The few series that are not of a tenant: a prometheus_client collector."""
+        yield counter(
+            "llmtap_unparsed_events", "Events of a shape the dialect does not know", (), [((), self.unparsed)]
+        )
+        yield from collect_slos(self.slos)
+        yield from collect_relays(self.relays)
+        yield from collect_meter(self.meter)
+        yield InfoMetricFamily(
+            "llmtap_build",
+            "Version of the meter, its Python, and the implementation of its per-event path",
+            {
+                "version": self.version,
+                "python": platform.python_version(),
+                "implementation": native.NAME,
+            },
+        )
+
+    def _histograms(self) -> Iterator[tuple[HistogramFamily, list[_Cell]]]:
+        found: dict[str, list[_Cell]] = {}
+        for who, (keys, read, _) in self.series:
+            labels = tuple(map(escape, who))
+            for (name, more), counts, total in zip(keys, read[::2], read[1::2], strict=True):
+                found.setdefault(name, []).append(((*labels, *more), counts, total))
+        # Option A is the gap between chunks, counted once and shown by both names.
+        gaps = [((*labels, "A"), counts, total) for labels, counts, total in found.get("chunk_gap", ())]
+        if gaps:
+            found["token_gap"] = gaps + found.get("token_gap", [])
+        for name, rows in found.items():
+            yield self.families[name], rows
+        yield _ADDED, [((point,), counts, total) for point, (counts, total) in self.added.items()]
+        yield (
+            _LAG,
+            [
+                ((relay.name,), relay.status.lag_buckets, relay.status.lag_sum_ns)
+                for relay in self.relays
+                if relay.status is not None and len(relay.status.lag_buckets) == len(LAG_EDGES_NS) + 1
+            ],
+        )
+
+    def _counters(self) -> dict[str, list[tuple[tuple[str, ...], int]]]:
+        found: dict[str, list[tuple[tuple[str, ...], int]]] = {}
+        for who, (_, _, counts) in self.series:
+            labels = tuple(map(escape, who))
+            for (name, more), n in counts.items():
+                found.setdefault(name, []).append(((*labels, *map(escape, more)), n))
+        return found

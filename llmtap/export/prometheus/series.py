@@ -1,0 +1,251 @@
+"""What is counted for each tenant, model and arm: histograms and counters, and how an exchange feeds them.
+
+Recording happens once per exchange, when it ends. A histogram exists once it counted something.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any, Final
+
+from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.outcome import Outcome
+from llmtap.export.prometheus.buckets import (
+    DURATION_EDGES_NS,
+    GAP_EDGES_NS,
+    TOKEN_EDGES,
+    TTFT_EDGES_NS,
+    Buckets,
+)
+from llmtap.export.prometheus.families import WHO, CounterFamily, HistogramFamily
+from llmtap.metrics.endings import NO_TOKEN_REASONS, no_token_reason, tokens_after_cancel
+from llmtap.metrics.latency import Measured
+from llmtap.metrics.server import clock_disagreement
+from llmtap.metrics.summary import ENDED_WELL
+
+__all__ = ["COUNTERS", "HISTOGRAMS", "FrozenSeries", "Series", "families_for"]
+
+HISTOGRAMS: Final[Mapping[str, HistogramFamily]] = {
+    "ttft": HistogramFamily(
+        "llmtap_time_to_first_token_seconds",
+        "Submit to first token of a stream; kind=content: first content that is not blank, any: of any kind",
+        TTFT_EDGES_NS,
+        labels=(*WHO, "kind"),
+    ),
+    "ttfb": HistogramFamily(
+        "llmtap_time_to_first_byte_seconds", "Submit to first byte of the response's body", TTFT_EDGES_NS
+    ),
+    "headers": HistogramFamily(
+        "llmtap_time_to_headers_seconds", "Submit to the end of the response's head", TTFT_EDGES_NS
+    ),
+    "first_event": HistogramFamily(
+        "llmtap_time_to_first_event_seconds",
+        "Submit to the first event of a stream, a role or a keep-alive too",
+        TTFT_EDGES_NS,
+    ),
+    "chunk_gap": HistogramFamily(
+        "llmtap_inter_chunk_seconds", "Time between consecutive events that carry output", GAP_EDGES_NS
+    ),
+    "token_gap": HistogramFamily(
+        "llmtap_inter_token_seconds",
+        "Inter-token latency; option=A: gaps between chunks, B: all tokens of a chunk arrive with it,"
+        " B-even: a gap is spread over the tokens of its chunk (both where tokens per chunk are known),"
+        " C: by the server's own clock (where it tells)",
+        GAP_EDGES_NS,
+        labels=(*WHO, "option"),
+    ),
+    "tpot": HistogramFamily(
+        "llmtap_time_per_output_token_seconds",
+        "(last token - first token) / (output tokens - 1)",
+        GAP_EDGES_NS,
+    ),
+    "duration": HistogramFamily(
+        "llmtap_request_duration_seconds",
+        "Submit to last byte, of answers that ended well",
+        DURATION_EDGES_NS,
+    ),
+    "idle": HistogramFamily(
+        "llmtap_user_idle_seconds",
+        "User idle latency: how long a reader waits with nothing to read, from submit on",
+        TTFT_EDGES_NS,
+    ),
+    "idle_reading": HistogramFamily(
+        "llmtap_user_idle_after_first_token_seconds",
+        "The same from the first token on: TTFT is forgiven",
+        TTFT_EDGES_NS,
+    ),
+    "chunk_tokens": HistogramFamily(
+        "llmtap_chunk_tokens", "Tokens in each event that carries output, where known", TOKEN_EDGES, unit=1
+    ),
+    "clock": HistogramFamily(
+        "llmtap_server_clock_disagreement_seconds",
+        "Difference between what we saw of a duration and what the server tells of it;"
+        " longer=ours: network and queues between the two, longer=server: a clock is wrong",
+        TTFT_EDGES_NS,
+        labels=(*WHO, "duration", "longer"),
+    ),
+}
+COUNTERS: Final[Mapping[str, CounterFamily]] = {
+    "exchanges": CounterFamily("llmtap_exchanges", "Exchanges by outcome", (*WHO, "outcome")),
+    "output": CounterFamily(
+        "llmtap_output_tokens", "Output tokens by the source of the count", (*WHO, "source")
+    ),
+    "input": CounterFamily("llmtap_input_tokens", "Input tokens, where the provider tells them"),
+    "cached": CounterFamily("llmtap_cached_input_tokens", "Those of the input tokens that were cached"),
+    "reasoning": CounterFamily("llmtap_reasoning_tokens", "Those of the output tokens that were reasoning"),
+    "after_cancel": CounterFamily(
+        "llmtap_tokens_after_cancel", "Tokens that still came when the client had left"
+    ),
+    "no_token": CounterFamily(
+        "llmtap_no_token", "Exchanges that never produced a token, by reason", (*WHO, "reason")
+    ),
+    "guardrail": CounterFamily(
+        "llmtap_guardrail_events",
+        "Refusals and interventions; kind: whose, or flagged and redacted for what went on",
+        (*WHO, "kind", "source"),
+    ),
+    "events": CounterFamily("llmtap_stream_events", "Events of streams; over reads: events per read"),
+    "reads": CounterFamily("llmtap_stream_reads", "Reads that the events of streams came in"),
+    "bursts": CounterFamily("llmtap_bursts", "Bursts of events after a hold"),
+    "burst_events": CounterFamily("llmtap_burst_events", "Events that came in bursts"),
+    "uncertain": CounterFamily(
+        "llmtap_uncertain_exchanges", "Exchanges whose stamps are wider than meter.uncertainty_limit"
+    ),
+}
+_ALSO: Final = {
+    "ttft": ("ttft",), "ttft_any": ("ttft",), "ttfb": ("ttfb",), "tpot": ("tpot",), "e2e": ("duration",),
+    "user_idle": ("idle", "idle_reading"), "tbc_max": ("chunk_gap", "token_gap"),
+    "tbc_p99": ("chunk_gap", "token_gap"),
+}  # fmt: skip
+"""The histograms that show a bound."""
+GUARDRAILS_MAX: Final = 32
+"""Kinds and sources of a series; more are `other`."""
+_FROM_THE_START: Final = (
+    *((("exchanges", (outcome.value,))) for outcome in Outcome),
+    *((("no_token", (reason,))) for reason in NO_TOKEN_REASONS),
+)  # fmt: skip
+
+Key = tuple[str, tuple[str, ...]]
+"""Of HISTOGRAMS or COUNTERS, and the labels beside tenant, model and arm."""
+FrozenSeries = tuple[list[Key], list[Any], dict[Key, int]]
+"""What `Series.freeze` gives."""
+
+
+def families_for(bounds: Sequence[tuple[str, int]]) -> dict[str, HistogramFamily]:
+    """HISTOGRAMS, with an edge at each bound (name of an objective, ns) that operators set.
+
+    So that the share of exchanges within a bound can be read off exactly.
+    """
+    found = dict(HISTOGRAMS)
+    for name, bound_ns in bounds:
+        for key in _ALSO.get(name, ()):
+            found[key] = found[key].with_edges((bound_ns,))
+    return found
+
+
+class Series:
+    """The counts of one tenant, model and arm."""
+
+    __slots__ = ("_cells", "_families", "counts")
+
+    def __init__(self, families: Mapping[str, HistogramFamily]) -> None:
+        self._families = families
+        self._cells: dict[Key, Buckets] = {}
+        # A counter that appears with its first event hides that event from rate().
+        self.counts: dict[Key, int] = dict.fromkeys(_FROM_THE_START, 0)
+
+    def freeze(self) -> FrozenSeries:
+        """A copy: the keys of the histograms; of each the counts by bucket, then the sum; the counters."""
+        cells = self._cells.values()
+        # Few objects that the garbage collector has to look at: there are 30,000 cells.
+        read = chain.from_iterable(cell.read() for cell in cells)
+        return list(self._cells), list(read), self.counts.copy()
+
+    def add(self, x: Exchange, m: Measured) -> None:
+        """Counts one exchange."""
+        self._count("exchanges", 1, x.outcome.value)
+        tokens = x.tokens
+        if tokens.output is not None:
+            self._count("output", tokens.output, tokens.source.value)
+        if tokens.input is not None:
+            self._count("input", tokens.input)
+        if tokens.cached is not None:
+            self._count("cached", tokens.cached)
+        if tokens.reasoning is not None:
+            self._count("reasoning", tokens.reasoning)
+        if x.outcome is Outcome.CLIENT_CANCELLED and (after := tokens_after_cancel(x, m)):
+            self._count("after_cancel", after)
+        if not m.output_events and (reason := no_token_reason(x, m)) is not None:
+            self._count("no_token", 1, reason)
+        if x.refusal is not None or x.guardrail is not None:
+            self._count_guardrail(x)
+        t = x.timeline
+        if t.head_ns is not None and t.submit_ns is not None and t.head_ns >= t.submit_ns:
+            self._in("headers").record(t.head_ns - t.submit_ns)
+        if m.ttfb_ns is not None:
+            self._in("ttfb").record(m.ttfb_ns)
+        if m.e2e_ns is not None and x.outcome in ENDED_WELL:
+            self._in("duration").record(m.e2e_ns)
+        if x.server_timing:
+            for name, ns in clock_disagreement(x, m).items():
+                self._in("clock", name, "ours" if ns >= 0 else "server").record(abs(ns))
+        if x.stream:
+            self._add_stream(x, m)
+
+    def _add_stream(self, x: Exchange, m: Measured) -> None:
+        t = x.timeline
+        refusal_ns = None
+        if t.first_refusal_ns is not None and t.submit_ns is not None:
+            refusal_ns = max(0, t.first_refusal_ns - t.submit_ns)
+        for kind, ns in (
+            ("content", m.ttft_ns), ("any", m.ttft_any_ns), ("reasoning", m.ttft_reasoning_ns),
+            ("tool", m.ttft_tool_call_ns), ("refusal", refusal_ns),
+        ):  # fmt: skip
+            if ns is not None:
+                self._in("ttft", kind).record(ns)
+        for key, ns in (
+            ("first_event", m.first_event_ns), ("idle", m.user_idle_ns),
+            ("idle_reading", m.user_idle_from_first_token_ns),
+        ):  # fmt: skip
+            if ns is not None:
+                self._in(key).record(ns)
+        if m.tpot_ns is not None:
+            self._in("tpot").record(round(m.tpot_ns))
+        if m.tbc_ns:
+            self._in("chunk_gap").record_many(m.tbc_ns)
+        for option, gaps_ns in (("B", m.itl_b_ns), ("B-even", m.itl_even_ns), ("C", m.itl_c_ns)):
+            if gaps_ns:
+                self._in("token_gap", option).record_many(gaps_ns)
+        if m.tokens_per_chunk:
+            self._in("chunk_tokens").record_many(m.tokens_per_chunk)
+        self._count("events", len(t.events))
+        self._count("reads", x.reads)
+        self._count("bursts", m.bursts.count)
+        self._count("burst_events", m.bursts.events)
+
+    def _count_guardrail(self, x: Exchange) -> None:
+        if x.refusal is not None:
+            kind, source = x.refusal.get("kind"), x.refusal.get("source")
+        else:
+            assert x.guardrail is not None
+            kind, source = x.guardrail.get("action"), x.guardrail.get("signal")
+        labels = (str(kind or "unknown"), str(source or "unknown"))
+        if ("guardrail", labels) not in self.counts:
+            known = sum(key == "guardrail" for key, _ in self.counts)
+            if known >= GUARDRAILS_MAX:
+                labels = ("other", "other")
+        self._count("guardrail", 1, *labels)
+
+    def uncertain(self) -> None:
+        """An exchange with stamps that are too wide was counted."""
+        self._count("uncertain", 1)
+
+    def _count(self, name: str, n: int, *labels: str) -> None:
+        key = (name, labels)
+        self.counts[key] = self.counts.get(key, 0) + n
+
+    def _in(self, name: str, *labels: str) -> Buckets:
+        key = (name, labels)
+        cell = self._cells.get(key)
+        if cell is None:
+            cell = self._cells[key] = Buckets(self._families[name].edges)
+        return cell

@@ -1,0 +1,89 @@
+"""The text of many series, quickly.
+
+`prometheus_client` takes 8 us for each line, and 2,000 tenants and models have a million of them. Here a
+histogram is one format string, filled in once for each series: 0.2 us a line. Both formats are written, the
+classic text (0.0.4) and OpenMetrics 1.0, which has exemplars. A label without a value is left out, which to
+Prometheus means the same.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, chain, repeat
+
+from prometheus_client.samples import Exemplar
+
+from llmtap.export.prometheus.families import CounterFamily, HistogramFamily
+
+__all__ = ["Writer", "escape"]
+
+Labels = tuple[str, ...]
+
+
+def escape(value: str) -> str:
+    """A label's value as it stands between quotes."""
+    return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+
+
+class Writer:
+    """Collects lines. Label values are handed in as `escape` gives them."""
+
+    def __init__(self, *, openmetrics: bool) -> None:
+        self._openmetrics = openmetrics
+        self._out: list[str] = []
+
+    def bytes(self) -> bytes:
+        """All that was written."""
+        return "".join(self._out).encode()
+
+    def histogram(
+        self,
+        family: HistogramFamily,
+        cells: Iterable[tuple[Labels, Sequence[int], int]],
+        exemplars: Mapping[Labels, Mapping[int, Exemplar]] | None = None,
+    ) -> None:
+        """Cells are `(label values, counts by bucket with the one beyond, sum)`; exemplars go by both."""
+        name, order = family.name, _order(family.labels)
+        edges = [repr(edge / family.unit) for edge in family.edges] + ["+Inf"]
+        lines = [f'{name}_bucket{{%sle="{edge}"}} %d.0\n' for edge in edges]
+        template = "".join(lines) + f"{name}_count%s %d.0\n{name}_sum%s %r\n"
+        self._head(name, family.help, "histogram")
+        for values, counts, total in cells:
+            labels = _text(order, values)
+            prefix = f"{labels}," if labels else ""
+            braced = f"{{{labels}}}" if labels else ""
+            upto = list(accumulate(counts))
+            filled = template % (
+                *chain.from_iterable(zip(repeat(prefix), upto)), braced, upto[-1], braced, total / family.unit
+            )  # fmt: skip
+            found = exemplars.get(values) if exemplars and self._openmetrics else None
+            self._out.append(_with_exemplars(filled, found) if found else filled)
+
+    def counter(self, family: CounterFamily, rows: Iterable[tuple[Labels, float]]) -> None:
+        """Rows are `(label values, count)`."""
+        order = _order(family.labels)
+        self._head(family.name if self._openmetrics else f"{family.name}_total", family.help, "counter")
+        start = f"{family.name}_total"
+        for values, count in rows:
+            labels = _text(order, values)
+            self._out.append(
+                f"{start}{{{labels}}} {float(count)!r}\n" if labels else f"{start} {float(count)!r}\n"
+            )
+
+    def _head(self, name: str, text: str, kind: str) -> None:
+        self._out.append(f"# HELP {name} {text}\n# TYPE {name} {kind}\n")
+
+
+def _order(names: Sequence[str]) -> list[tuple[int, str]]:
+    """Label names in alphabetical order, as prometheus_client writes them, with where their values are."""
+    return sorted(enumerate(names), key=lambda pair: pair[1])
+
+
+def _text(order: Sequence[tuple[int, str]], values: Labels) -> str:
+    return ",".join([f'{name}="{value}"' for i, name in order if (value := values[i])])
+
+
+def _with_exemplars(lines: str, exemplars: Mapping[int, Exemplar]) -> str:
+    split = lines.split("\n")
+    for i, exemplar in exemplars.items():
+        labels = ",".join(f'{name}="{value}"' for name, value in exemplar.labels.items())
+        split[i] += f" # {{{labels}}} {exemplar.value!r} {exemplar.timestamp!r}"
+    return "\n".join(split)

@@ -1,0 +1,1 @@
+"""Send one HTTP request and read its response."""

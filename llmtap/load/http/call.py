@@ -1,0 +1,485 @@
+"""One request on its way: the waiter for a connection, then its handler, and at last an Exchange.
+
+What comes back is fed to the same Observer that the meter has, so that a request we send becomes the same
+Exchange as one that passes the tap. The order of things is the point: write first, understand later; give the
+connection back first, count later.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from llmtap.clock import SystemClock
+from llmtap.errors import PeerProtocolError
+from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.observer import Observer
+from llmtap.exchange.outcome import Outcome
+from llmtap.load.http.retries import STATUSES, retry_after_ns, wait_ns
+from llmtap.net.pool import Attempt
+from llmtap.net.stream import Stream
+from llmtap.protocol.http1 import (
+    BodyScanner,
+    CloseScanner,
+    Framing,
+    RequestHead,
+    ResponseHead,
+    header_value,
+    parse_response_head,
+    scanner_for,
+)
+
+if TYPE_CHECKING:
+    from llmtap.load.http.sender import Sender
+
+__all__ = ["HEAD_BYTES_MAX", "Call"]
+
+HEAD_BYTES_MAX: Final = 1 << 18
+"""Of an answer, interim ones included: servers and proxies send 8 to 64 KiB at most."""
+QUIET_NS: Final = 200_000_000
+"""After this long without a byte a stream is asked whether the loop has stopped watching it."""
+QUIET_NS_MAX: Final = 5_000_000_000
+"""Each further look waits twice as long, up to this: asking thousands of streams takes its time."""
+
+mono_ns = SystemClock.mono_ns
+
+
+class Call:
+    """One request. `done` is called once, with its Exchange; `on_answer` before, with the time, as soon as
+    all of an answer is there."""
+
+    __slots__ = (
+        "_accepted", "_again", "_answer_began", "_attempt", "_done", "_early", "_head_bytes", "_head_part",
+        "_held", "_keep", "_lag_ns", "_observer", "_on_answer", "_quiet_ns", "_request", "_rest",
+        "_scanner", "_sender", "_seq", "_stream", "_submit_ns", "_submit_width_ns", "_timer", "_unobserved",
+        "_verdict", "began_ns", "connect_ns", "first_ns", "last_ns", "over", "request_bytes",
+        "response_bytes", "retries", "row", "scheduled_ns",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        sender: "Sender",
+        seq: int,
+        row: int,
+        scheduled_ns: int | None,
+        done: "Callable[[Call, Exchange], None]",
+        on_answer: "Callable[[Call, int], None] | None" = None,
+    ) -> None:
+        self._sender = sender
+        self._on_answer = on_answer
+        self._seq = seq
+        self._done = done
+        self._request = b""
+        """All of it, where it may be sent again."""
+        self._held = b""
+        """The same, while there is no connection to write it to."""
+        self._rest = b""
+        """The last of the answer, until there is time to read it."""
+        self._lag_ns = 0
+        """The worst that a byte of the answer may have waited."""
+        self._verdict: tuple[Outcome, str | None] | None = None
+        """What the last attempt came to, while the next one is waited for."""
+        self._again: tuple[str, int] | None = None
+        """The answer says that it may be asked again: its status, and the ns to wait."""
+        self._timer: asyncio.TimerHandle | None = None
+        self.row = row
+        self.scheduled_ns = scheduled_ns
+        self.first_ns = 0
+        """Dispatch: we began to connect, or to write, for the first time."""
+        self.retries = 0
+        self.over = False
+        self._clear()
+
+    def _clear(self) -> None:
+        """As before the first attempt."""
+        self._again = self._verdict = None
+        self._observer: Observer | None = None
+        self._unobserved = b""
+        """The request, until there is an observer."""
+        self._early: list[tuple[bytes, int]] = []
+        """What was read and not yet understood, and when it came."""
+        self._stream: Stream | None = None
+        self._attempt: Attempt | None = None
+        self._scanner: BodyScanner | None = None
+        self._head_part = bytearray()
+        self._head_bytes = 0
+        self._accepted = self._answer_began = False
+        self._keep = False
+        self._submit_ns = self._submit_width_ns = 0
+        self._quiet_ns = QUIET_NS
+        self.began_ns = 0
+        """Dispatch of this attempt."""
+        self.connect_ns: int | None = None
+        """How long a fresh connection took."""
+        self.last_ns = 0
+        self.request_bytes = 0
+        self.response_bytes = 0
+
+    def start(self, request: bytes) -> None:
+        """Write the request, or connect first. The write comes before anything else that takes time."""
+        if self._sender.options.retries:
+            self._request = request
+        self._begin(request)
+
+    def _begin(self, request: bytes) -> None:
+        sender = self._sender
+        now_ns = mono_ns()
+        self.began_ns = self.last_ns = now_ns
+        self.first_ns = self.first_ns or now_ns
+        self.request_bytes = len(request)
+        while (stream := sender.pool.take(self)) is not None:
+            try:
+                before_ns = mono_ns()
+                if stream.write(request):
+                    self._submitted(before_ns)
+            except OSError:
+                stream.close()  # it was closed, and nothing of the request has left: that is no attempt yet
+                continue
+            self._stream = stream
+            self._observe_soon(request)
+            return
+        self._held = request
+        attempt = sender.pool.connect(self)
+        if self._held:
+            self._attempt = attempt
+        self._observe_soon(request)
+
+    def _observe_soon(self, request: bytes) -> None:
+        """Not now: the next request may be due, and this one's answer is not here yet."""
+        self._unobserved = request
+        self._sender.later.add(self._observe, urgent=True)
+
+    def _observe(self) -> None:
+        request, self._unobserved = self._unobserved, b""
+        if not request:
+            return
+        sender, now_ns = self._sender, self.began_ns
+        end = request.index(b"\r\n\r\n") + 4
+        observer = self._observer = Observer(
+            sender.options.name, self._seq, now_ns, sender.timebase.anchor.to_wall_ns(now_ns), request[:end],
+            sender.clock, hear=_wants_text if sender.options.texts else None,
+        )  # fmt: skip
+        observer.request_data(sender.told or request[end:], now_ns)
+        observer.request_end(now_ns)
+        if self._submit_ns:
+            observer.submitted(self._submit_ns, self._submit_ns - now_ns)
+        self._catch_up()
+
+    def _submitted(self, before_ns: int) -> None:
+        """The kernel took the last byte between `before_ns` and now.
+
+        The earlier end counts: a server on this host may answer before we have the CPU back. So a latency may
+        be too long, by no more than the exchange says that it is uncertain.
+        """
+        self.last_ns = mono_ns()
+        self._submit_ns = before_ns
+        self._submit_width_ns = self.last_ns - before_ns
+        if self._observer is not None:
+            self._observer.submitted(before_ns, before_ns - self.began_ns)
+
+    # The waiter.
+
+    def on_connected(self, stream: Stream, took_ns: int) -> None:
+        self._attempt = None
+        if self.over:
+            stream.close()
+            return
+        self._stream = stream
+        self.connect_ns = took_ns
+        request, self._held = self._held, b""
+        try:
+            before_ns = mono_ns()
+            if stream.write(request):
+                self._submitted(before_ns)
+        except OSError as exc:
+            stream.close()
+            self._stream = None
+            said = f"the connection broke as we wrote ({type(exc).__name__})"
+            self._later(Outcome.UPSTREAM_RESET, said, "closed")
+
+    def on_connect_failed(self, error: OSError) -> None:
+        self._attempt = None
+        self._held = b""
+        if isinstance(error, TimeoutError):
+            self._later(Outcome.UPSTREAM_TIMEOUT, "no connection in time", None)
+            return
+        reason = "refused" if isinstance(error, ConnectionError) else None
+        said = f"cannot connect ({error.strerror or type(error).__name__})"
+        self._later(Outcome.UPSTREAM_ERROR, said, reason)
+
+    # The handler.
+
+    def on_data(self, data: bytes, t_ns: int) -> None:
+        later = self._sender.later
+        if later.is_behind(t_ns) or self._observer is None or self._early:
+            # With many answers at once there is time to read what comes, and not yet to understand it.
+            if not self._early and self._observer is not None:
+                later.add(self._catch_up, urgent=True)
+            self._early.append((data, t_ns))
+        else:
+            self._take(data, t_ns)
+        later.after_read()
+
+    def _catch_up(self) -> None:
+        """Understand what was only read."""
+        early, self._early = self._early, []
+        for data, t_ns in early:
+            if not self.over:
+                self._take(data, t_ns)
+
+    def _take(self, data: bytes, t_ns: int) -> None:
+        self.last_ns = t_ns
+        self.response_bytes += len(data)
+        scanner = self._scanner
+        if scanner is None:
+            self._on_head_data(data, t_ns)
+            return
+        try:
+            end = scanner.feed(data)
+        except PeerProtocolError as exc:
+            self._broke(exc)
+            return
+        if end < 0:
+            self._observer.response_data(data, t_ns, 0)  # type: ignore[union-attr]
+            return
+        if end < len(data):
+            self._keep = False  # it said more than it announced
+        self._complete(data[:end], t_ns)
+
+    def _on_head_data(self, data: bytes, t_ns: int) -> None:
+        observer = self._observer
+        assert observer is not None
+        self._answer_began = True
+        self._head_bytes += len(data)
+        part = self._head_part
+        searched = max(0, len(part) - 3)
+        part += data
+        start = 0  # of the next head in `part`
+        while True:
+            end = part.find(b"\r\n\r\n", max(start, searched)) + 4
+            if end < 4:
+                begins_well = part.startswith(b"HTTP/1."[: len(part) - start], start)
+                if self._head_bytes > HEAD_BYTES_MAX or not begins_well:
+                    self._broke(PeerProtocolError("the answer's head is malformed or too long", 502))
+                else:
+                    del part[:start]
+                return
+            raw = bytes(part[start:end])
+            start = end
+            try:
+                head = parse_response_head(raw, b"POST")
+                if head.status == 101:
+                    raise PeerProtocolError("the server switched protocols unasked", 502)
+            except PeerProtocolError as exc:
+                self._broke(exc)
+                return
+            observer.response_head(raw, t_ns, 0)
+            if head.status >= 200:
+                break
+            if start == len(part):
+                part.clear()
+                self._answer_began = False  # that was an interim one
+                return
+        data = bytes(part[start:])
+        part.clear()
+        self._keep = head.keep_alive and not self._sender.options.fresh
+        self._accepted = head.status < 400
+        if head.status in STATUSES:
+            self._again = self._asks_again(head)
+        if head.framing is Framing.NONE:
+            if data:
+                self._keep = False
+            self._complete(b"", t_ns)
+            return
+        self._scanner = scanner_for(head.framing, head.length)
+        if not data:
+            return
+        try:
+            at = self._scanner.feed(data)
+        except PeerProtocolError as exc:
+            self._broke(exc)
+            return
+        if at < 0:
+            observer.response_data(data, t_ns, 0)
+            return
+        if at < len(data):
+            self._keep = False
+        self._complete(data[:at], t_ns)
+
+    def _complete(self, data: bytes, t_ns: int) -> None:
+        """The answer ends with `data`; the connection is free before anybody looks at numbers."""
+        stream, self._stream = self._stream, None
+        assert stream is not None and self._observer is not None
+        if self._keep and not stream.pending:
+            self._sender.pool.give_back(stream, t_ns)
+        else:
+            stream.close()
+        if self._accepted:
+            self._answered(data, t_ns)
+            return
+        if data:
+            self._observer.response_data(data, t_ns, 0)
+        self._observer.response_end(t_ns)
+        if self._again is None:
+            self._end(Outcome.COMPLETE, None)
+        else:
+            self._wait(*self._again, Outcome.COMPLETE, None)
+
+    def _answered(self, data: bytes, t_ns: int) -> None:
+        """All of it is there, and the server took the request; what it says is read when there is time."""
+        self.over = True
+        self.last_ns, self._rest = t_ns, data
+        sender = self._sender
+        self._lag_ns = sender.lateness.worst_since(self.began_ns)
+        sender.calls.pop(self, None)
+        if self._on_answer is not None:
+            self._on_answer(self, t_ns)
+        sender.later.add(self._finish_answer)
+
+    def _finish_answer(self) -> None:
+        observer, data = self._observer, self._rest
+        assert observer is not None
+        self._rest = b""
+        if data:
+            observer.response_data(data, self.last_ns, 0)
+        observer.response_end(self.last_ns)
+        self._finish(Outcome.COMPLETE, None)
+
+    def on_eof(self) -> None:
+        self._observe()
+        self._catch_up()
+        if self.over:
+            return
+        if isinstance(self._scanner, CloseScanner):
+            self._complete(b"", mono_ns())
+        else:
+            self.on_lost(None)
+
+    def on_lost(self, error: OSError | None) -> None:
+        self._observe()
+        self._catch_up()
+        if self.over:
+            return
+        how = "reset" if error is not None else "closed"
+        if self._answer_began:
+            outcome = Outcome.UPSTREAM_RESET if error is not None else Outcome.TRUNCATED
+            self._fail(outcome, f"the server {how} the connection within its answer", None)
+        else:
+            said = f"the server {how} the connection without an answer"
+            self._fail(Outcome.UPSTREAM_RESET, said, "closed")
+
+    def on_drained(self) -> None:
+        self._submitted(mono_ns())
+
+    # Retries: see load/retries.py.
+
+    @property
+    def waiting(self) -> bool:
+        """Nothing is under way: its next attempt is to come."""
+        return self._timer is not None
+
+    def _wait_ns(self, asked_ns: int | None) -> int | None:
+        """How long until one more attempt; None: there is none."""
+        sender = self._sender
+        if self.retries >= sender.options.retries or not sender.retrying:
+            return None
+        return wait_ns(self.retries, asked_ns, sender.options.retry_wait)
+
+    def _asks_again(self, head: ResponseHead) -> tuple[str, int] | None:
+        now_wall_ns = self._sender.timebase.anchor.to_wall_ns(mono_ns())
+        asked_ns = retry_after_ns(header_value(head.headers, b"retry-after"), now_wall_ns)
+        wait_ns = self._wait_ns(asked_ns)
+        return None if wait_ns is None else (str(head.status), wait_ns)
+
+    def _wait(self, reason: str, wait_ns: int, outcome: Outcome, error: str | None) -> None:
+        self._let_go()
+        self._verdict = outcome, error
+        self._timer = self._sender.loop.call_later(wait_ns / 1e9, self._retry, reason)
+
+    def _retry(self, reason: str) -> None:
+        self._timer = None
+        self.retries += 1
+        self._sender.retries[reason] += 1
+        self._clear()
+        self._begin(self._request)
+
+    # Ends.
+
+    def cancel(self, why: str) -> None:
+        """We want no more of it. One that waits for its next attempt ends as the last one did."""
+        if self._verdict is not None:
+            self._end(*self._verdict)
+        else:
+            self._end(Outcome.CLIENT_CANCELLED, why)
+
+    def time_out(self) -> None:
+        """It has taken too long."""
+        if self._stream is None:
+            self._end(Outcome.UPSTREAM_TIMEOUT, "no connection in time")
+        else:
+            self._end(Outcome.UPSTREAM_TIMEOUT, "no end of the answer in time")
+
+    def look_again(self, now_ns: int) -> None:
+        """The loop may have stopped watching a socket that was reset."""
+        if self._stream is not None and now_ns - self.last_ns > self._quiet_ns:
+            self.last_ns = now_ns
+            self._quiet_ns = min(2 * self._quiet_ns, QUIET_NS_MAX)
+            self._stream.look_again()
+
+    def _broke(self, exc: PeerProtocolError) -> None:
+        self._end(Outcome.UPSTREAM_ERROR, f"the server broke HTTP: {exc}")
+
+    def _later(self, outcome: Outcome, error: str, reason: str | None) -> None:
+        """As `_fail`, but not from within `send`: who sent does not expect the end yet."""
+        self._sender.loop.call_soon(self._fail, outcome, error, reason)
+
+    def _fail(self, outcome: Outcome, error: str, reason: str | None) -> None:
+        """It came to nothing; with a `reason` for which it may be sent again."""
+        if self.over:
+            return
+        wait_ns = None if reason is None else self._wait_ns(None)
+        if reason is None or wait_ns is None:
+            self._end(outcome, error)
+        else:
+            self._wait(reason, wait_ns, outcome, error)
+
+    def _let_go(self) -> None:
+        if self._attempt is not None:
+            self._attempt.cancel()
+            self._attempt = None
+        if self._stream is not None:
+            self._stream.abort()
+            self._stream = None
+
+    def _end(self, outcome: Outcome, error: str | None) -> None:
+        self._observe()
+        self._catch_up()
+        if self.over:
+            return
+        self.over = True
+        self._let_go()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._lag_ns = self._sender.lateness.worst_since(self.began_ns)
+        self._sender.calls.pop(self, None)
+        self._finish(outcome, error)
+
+    def _finish(self, outcome: Outcome, error: str | None) -> None:
+        sender, observer = self._sender, self._observer
+        assert observer is not None
+        x = observer.finish(
+            None, outcome.value, None, error, 0, self._lag_ns, self.request_bytes, self.response_bytes
+        )
+        x.uncertainty_ns = max(x.uncertainty_ns, self._submit_width_ns)
+        x.anchor = sender.timebase.steps
+        if self.scheduled_ns is not None:
+            x.scheduled_ns = self.scheduled_ns
+            x.dispatch_late_ns = self.first_ns - self.scheduled_ns
+        self._observer = None
+        self._request = self._held = b""
+        self._done(self, x)
+
+
+def _wants_text(x: Exchange, head: RequestHead, body: bytes) -> bool:
+    """As `record/request.py` `Hear`: of every answer."""
+    return True

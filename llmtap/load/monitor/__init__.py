@@ -1,0 +1,1 @@
+"""Watch the machine, the processes and the server during a run."""

@@ -1,0 +1,238 @@
+"""Samples of this host during a run: CPU and memory of sender and server, the host's own, and its GPUs.
+
+A thread of its own, since the driver of a GPU may take its time to answer, and no loop should wait for
+that. A sample is taken at each multiple of the period since the start; one that cannot be in time is left
+out and counted, not made up for. How long a sample took is kept with it, so it can be seen whether the
+watching disturbed the run.
+
+Series (`<side>` is `sender` or `server`, `<i>` counts GPUs from 0):
+
+- `<side>_cpu` (cpus: 1 is one CPU kept busy) and `<side>_memory` (bytes, RSS) of its processes and their
+  descendants;
+- `host_cpu`, `host_stolen` (share of all CPUs' time) and `host_memory` (bytes);
+- `gpu<i>_utilization`, `_temperature`, `_power`, `_memory`, `_energy`, as `llmtap/load/monitor/gpu.py` says.
+
+Source: seed 003, "System Metrics".
+"""
+
+import logging
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from llmtap.clock import Clock
+from llmtap.load.monitor.gpu import GpuReading, Gpus, open_gpus
+from llmtap.load.monitor.processes import Group, Host, groups_of, listeners, read_host, read_processes
+from llmtap.load.monitor.timeseries import Columns, Series
+from llmtap.net.failures import failure_said
+from llmtap.units import NS_PER_S, to_seconds
+
+__all__ = ["SENDER", "SERVER", "SystemSampler"]
+
+log = logging.getLogger(__name__)
+
+SENDER: Final = "sender"
+SERVER: Final = "server"
+_NAMED_MAX: Final = 64
+"""Processes named for each side."""
+_SEARCHES_MAX: Final = 60
+"""Looks for a server that does not listen yet: a minute at 1 Hz. Each costs the kernel some ms."""
+_CLOSE_S_MAX: Final = 2.0
+"""A driver that hangs does not hold the end of a run; its thread is left behind."""
+
+
+class SystemSampler:
+    """Samples from `start()` to `close()`. `columns` and `about()` may be read at any time."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        sender: Iterable[int],
+        server: Iterable[int] = (),
+        target: tuple[str, int] | None = None,
+        period_ns: int = NS_PER_S,
+        nvml: Any = None,
+    ) -> None:
+        """Opens NVML, which may take a second: before the run.
+
+        `sender` and `server` are pids, whose descendants count with them. Without pids of the server,
+        whoever listens at `target` (host, port) on loopback is taken for it, as soon as someone does.
+        `nvml` stands in for the package pynvml.
+        """
+        assert period_ns > 0
+        self._clock = clock
+        self._period_ns = period_ns
+        self._target = target
+        self._roots = {**dict.fromkeys(sender, SENDER), **dict.fromkeys(server, SERVER)}
+        self._searching = SERVER not in self._roots.values() and target is not None
+        self._searches = 0
+        self._why: dict[str, str] = {}
+        if not self._searching and SERVER not in self._roots.values():
+            self._why[SERVER] = "no process of it was given"
+        self._named: dict[str, dict[int, str]] = {SENDER: {}, SERVER: {}}
+        self._before: tuple[int, Host | None, dict[str, int]] | None = None
+        self._skipped = 0
+        self._gpus: Gpus | None
+        self._gpus, no_gpu = open_gpus(nvml)
+        if no_gpu is not None:
+            self._why["gpu"] = no_gpu
+        self.columns = Columns(_series(self._gpus))
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="llmtap-system", daemon=True)
+
+    def start(self) -> None:
+        """Take the first sample now, and then one each period."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Take a last sample, so that the end of the run is in it, and end; at once if the thread hangs."""
+        if self._stop.is_set():
+            return
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join(_CLOSE_S_MAX)
+        self.columns.close()
+        if self._gpus is not None and not self._thread.is_alive():
+            self._gpus.close()
+
+    def about(self) -> dict[str, Any]:
+        """What was watched and what was not, and why; for the JSON of a run."""
+        return {
+            "period": to_seconds(self._period_ns),
+            "skipped": self._skipped,
+            "processes": {
+                side: [{"pid": pid, "name": name} for pid, name in list(named.items())[:_NAMED_MAX]]
+                for side, named in self._named.items()
+            },
+            "gpu": None if self._gpus is None else {"devices": self._gpus.names, "unread": self._gpus.unread},
+            "why_not": dict(self._why),
+        }
+
+    def _run(self) -> None:
+        start_ns = self._clock.mono_ns()
+        number = 0
+        while True:
+            try:
+                self._sample()
+            except Exception as exc:  # a watcher never ends a run; what it lacks is told
+                if "sampling" not in self._why:
+                    self._why["sampling"] = f"{type(exc).__name__}: {exc}"
+                    log.warning("system_sample error=%s", type(exc).__name__)
+            if self._stop.is_set():
+                return
+            now_ns = self._clock.mono_ns()
+            # The next multiple that is not over: a sample late by more than a period costs those in between.
+            due = max(number + 1, -(-(now_ns - start_ns) // self._period_ns))
+            self._skipped += due - number - 1
+            number = due
+            self._stop.wait(to_seconds(start_ns + number * self._period_ns - now_ns))
+
+    def _sample(self) -> None:
+        began_ns = self._clock.mono_ns()
+        values: dict[str, float | None] = {}
+        host = self._read_host()
+        groups = self._read_groups()
+        # The figures of CPU time are as of now, not of when the last GPU has answered.
+        t_ns = (began_ns + self._clock.mono_ns()) // 2
+        cpu_ns = {side: group.cpu_ns for side, group in groups.items()}
+        for side, group in groups.items():
+            values[f"{side}_memory"] = group.rss_bytes
+        if host is not None:
+            values["host_memory"] = host.memory_used_bytes
+        if self._before is not None:
+            before_ns, host_before, cpu_before_ns = self._before
+            values |= _cpu_of_sides(t_ns - before_ns, cpu_before_ns, cpu_ns)
+            if host is not None and host_before is not None:
+                values |= _cpu_of_host(host_before, host)
+        self._before = (t_ns, host, cpu_ns)
+        if self._gpus is not None:
+            for index, reading in enumerate(self._gpus.read()):
+                values |= _of_gpu(index, reading)
+        self.columns.add(t_ns, self._clock.mono_ns() - began_ns, values)
+
+    def _read_host(self) -> Host | None:
+        try:
+            return read_host()
+        except (OSError, ValueError) as exc:
+            self._why.setdefault("host", failure_said(exc))
+            return None
+
+    def _read_groups(self) -> dict[str, Group]:
+        """The sides that have processes."""
+        if self._searching:
+            self._search()
+        told = groups_of(read_processes(), self._roots)
+        groups = {side: group for side, group in told.items() if group.processes}
+        for side, group in groups.items():
+            named = self._named[side]
+            if len(named) < _NAMED_MAX:
+                named.update((process.pid, process.name) for process in group.processes)
+        return groups
+
+    def _search(self) -> None:
+        """Look for the server by its port: again at the next samples while nobody listens there."""
+        assert self._target is not None
+        pids, why = listeners(*self._target)
+        ours = [pid for pid in pids if self._roots.get(pid) == SENDER]
+        if ours:
+            why = "it is served by a process of the sender"
+        self._roots.update((pid, SERVER) for pid in pids if pid not in ours)
+        self._searches += 1
+        if pids or why is None or not why.startswith("nobody") or self._searches >= _SEARCHES_MAX:
+            self._searching = False
+        if why is None:
+            self._why.pop(SERVER, None)
+        else:
+            self._why[SERVER] = why
+
+
+def _series(gpus: Gpus | None) -> Mapping[str, Series]:
+    series = {
+        **{f"{side}_cpu": Series("cpus", "interval") for side in (SENDER, SERVER)},
+        **{f"{side}_memory": Series("bytes") for side in (SENDER, SERVER)},
+        "host_cpu": Series("share", "interval"),
+        "host_stolen": Series("share", "interval"),
+        "host_memory": Series("bytes"),
+    }
+    for index in range(0 if gpus is None else len(gpus.names)):
+        series |= {
+            # An average, but over a period of the driver's, not since our last sample.
+            f"gpu{index}_utilization": Series("share"),
+            f"gpu{index}_temperature": Series("celsius"),
+            f"gpu{index}_power": Series("watts"),
+            f"gpu{index}_memory": Series("bytes"),
+            f"gpu{index}_energy": Series("joules", "counter"),
+        }
+    return series
+
+
+def _cpu_of_sides(
+    interval_ns: int, before_ns: Mapping[str, int], now_ns: Mapping[str, int]
+) -> dict[str, float | None]:
+    """CPUs kept busy by each side that was there before. One whose time fell has lost a process: unknown."""
+    return {
+        f"{side}_cpu": (now_ns[side] - was_ns) / interval_ns
+        for side, was_ns in before_ns.items()
+        if interval_ns > 0 and now_ns.get(side, -1) >= was_ns
+    }
+
+
+def _cpu_of_host(before: Host, now: Host) -> dict[str, float | None]:
+    total_ns = now.total_ns - before.total_ns
+    if total_ns <= 0:
+        return {}
+    return {
+        "host_cpu": (now.busy_ns - before.busy_ns) / total_ns,
+        "host_stolen": (now.stolen_ns - before.stolen_ns) / total_ns,
+    }
+
+
+def _of_gpu(index: int, reading: GpuReading) -> dict[str, float | None]:
+    return {
+        f"gpu{index}_utilization": reading.utilization,
+        f"gpu{index}_temperature": reading.temperature_c,
+        f"gpu{index}_power": reading.power_w,
+        f"gpu{index}_memory": reading.memory_used_bytes,
+        f"gpu{index}_energy": reading.energy_j,
+    }

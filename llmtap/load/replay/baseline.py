@@ -1,0 +1,325 @@
+"""What replayed rows were when they were captured, beside what they are now, row by row.
+
+- A source that tells when answers came is read a second time after the run, and of it the rows that were
+  sent. Where one comes again, only its first time is compared: the others are the same row once more.
+- A row is a pair in a figure that both sides have, where it ended well on both. TTFT, TPOT and the longest
+  pause are those of streamed answers, as in a Summary. A source that does not say how a row ended is taken to
+  mean well.
+- `elapsed` is from arrival to the last byte, on both sides, of rows whose source does not tell when they were
+  submitted: E2E counts from there. Our arrival is when the request was sent.
+- Answers of other lengths take other times: E2E is told of all pairs, and of those of the same length.
+- A difference is now - then. Its uncertainty is those of both exchanges, and the microsecond to which a
+  capture rounds.
+- Nothing is tested for significance: rows of one load are not independent. Figures say how many pairs they
+  rest on; `llmtap bench` tests.
+
+Held are 56 bytes of a row; what came of it goes into histograms (their error is 0.1 %).
+"""
+
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from glob import has_magic
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from llmtap.capture.store.rows import exchanges_of
+from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.outcome import TokenSource
+from llmtap.metrics.histogram import Histogram
+from llmtap.metrics.latency import e2e_ns, output_times_ns, tbc_max_ns, tbc_ns, tpot_ns, ttft_ns
+from llmtap.metrics.objectives import Objectives
+from llmtap.metrics.statistics import summarise_ns
+from llmtap.metrics.summary import ENDED_WELL, Summary
+from llmtap.units import NS_PER_S, to_seconds
+from llmtap.workload.requests import Requests
+from llmtap.workload.trace import Trace, opened_trace
+
+__all__ = ["FIGURES", "Baseline", "Recorded", "read_then", "recorded_of"]
+
+FIGURES: Final = ("ttft", "tpot", "tbc_max", "e2e", "e2e_same_length", "elapsed")
+SHARES: Final = {"p5": 0.05, "p50": 0.5, "p95": 0.95}
+LENGTHS_APART: Final = 0.05
+"""Answers whose lengths differ by a larger share of the longer one are not of about the same length."""
+PAIRS_APART: Final = 0.05
+"""Where more of the pairs are such, p5 or p95 of the differences of E2E may be theirs alone."""
+_KEPT: Final = ("ttft", "tpot", "tbc_max", "e2e", "elapsed", "output", "uncertainty")
+_NONE: Final = -1
+_SENT, _WELL = 1, 2
+_MICROSECOND: Final = 1_000
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """Where the rows of a plan stand, to be read again."""
+
+    place: str
+    format: str
+    places: "array[int]"
+    """Of each request its row in the source; requests behind the last one are rows that come again."""
+
+
+def recorded_of(trace: Trace, place: str, count: int) -> Recorded | None:
+    """Of the first `count` requests made of a trace; None where it does not tell when answers came.
+
+    None, too, where it cannot be read again: a pipe is empty then, and opening a named one would wait.
+    """
+    if not trace.answered or not _can_be_read_again(place):
+        return None
+    return Recorded(place, trace.format, trace.places[:count])
+
+
+def _can_be_read_again(place: str) -> bool:
+    """Whether that is files, and not a pipe."""
+    return "://" in place or Path(place).is_file() or Path(place).is_dir() or has_magic(place)
+
+
+class Baseline:
+    """Both sides of the requests of a plan: first all that were sent (`add_now`), then what they were."""
+
+    def __init__(
+        self, recorded: Recorded, quantiles: tuple[float, ...] = (), objectives: Objectives | None = None
+    ) -> None:
+        """`quantiles`: shares at which distributions are told. `objectives`: what rows are judged by."""
+        self.recorded = recorded
+        n = len(recorded.places)
+        self._quantiles = quantiles
+        self._now = {name: array("q", [_NONE]) * n for name in _KEPT}
+        self._state = bytearray(n)
+        self._again = 0
+        self._found = 0
+        self._told = False
+        self._ended = {"both": 0, "then": 0, "now": 0, "neither": 0}
+        self._then_ns, self._now_ns, self._more_ns = (
+            {name: Histogram() for name in FIGURES} for _ in range(3)
+        )
+        self._slower = dict.fromkeys(FIGURES, 0)
+        self._uncertainty = Histogram()
+        self._lengths = {"n": 0, "equal": 0, "near": 0, "then": 0, "now": 0}
+        self.summary = Summary(objectives)
+        """Of what the rows were, however they ended."""
+        self._first_ns: int | None = None
+        self._last_ns: int | None = None
+        self._scheduled = self._unknown = self._sure = self._ends = 0
+
+    def add_now(self, row: int, x: Exchange) -> None:
+        """A request that was sent, and its answer."""
+        if row >= len(self._state):
+            self._again += 1
+            return
+        self._state[row] = _SENT | (_WELL if x.outcome in ENDED_WELL else 0)
+        for name, value in _figures(x).items():
+            if value is not None:
+                self._now[name][row] = value
+
+    @property
+    def found(self) -> int:
+        """Rows that were sent, and of which is known what they were."""
+        return self._found
+
+    def was_sent(self, row: int) -> bool:
+        return bool(self._state[row])
+
+    def add_then(self, row: int, x: Exchange, *, outcome: bool = True, uncertainty: bool = True) -> None:
+        """What that row was. The source says how it ended (`outcome`), and how sure its stamps are."""
+        self._found += 1
+        self.summary.add(x)
+        self._place(x)
+        self._unknown += not outcome
+        self._sure += uncertainty
+        then = _figures(x)
+        now = {name: None if column[row] == _NONE else column[row] for name, column in self._now.items()}
+        if x.timeline.submit_ns is not None:
+            then["elapsed"] = None
+        self._told = self._told or any(then.get(name) is not None for name in FIGURES)
+        well_then, well_now = x.outcome in ENDED_WELL, bool(self._state[row] & _WELL)
+        if not (well_then and well_now):
+            self._ended["then" if well_then else "now" if well_now else "neither"] += 1
+            return
+        self._ended["both"] += 1
+        if uncertainty and then["uncertainty"] is not None and now["uncertainty"] is not None:
+            self._uncertainty.record(then["uncertainty"] + now["uncertainty"] + _MICROSECOND)
+        for name in FIGURES:
+            self._pair(name, then.get(name), now.get(name))
+        if then["output"] is not None and now["output"] is not None:
+            self._pair_lengths(then["output"], now["output"])
+            if then["output"] == now["output"]:
+                self._pair("e2e_same_length", then["e2e"], now["e2e"])
+
+    def to_dict(self, *, dated: bool = True) -> dict[str, object] | None:
+        """All of it as public JSON, in seconds; None where the source tells of no row when its answer came.
+
+        `dated`: its arrivals are moments in time, and not offsets from a trace's own zero.
+        """
+        if not self._told:
+            return None
+        sent = sum(map(bool, self._state))
+        pairs = {name: self._pair_figures(name) for name in FIGURES}
+        n, near = self._lengths["n"], self._lengths["near"]
+        comparable = n - near <= PAIRS_APART * n if n else None
+        return {
+            "requests": {
+                "compared": self._found, "not_found": sent - self._found, "repeated": self._again,
+            },
+            "ended_well": dict(self._ended),
+            "pairs": pairs,
+            "output_tokens": {**self._lengths, "comparable": comparable},
+            "uncertainty": summarise_ns(self._uncertainty) if self._uncertainty.n else None,
+            "quantiles": self._quantile_figures(),
+            "then": self._then(dated=dated),
+            "notes": self._notes(sent, comparable=comparable),
+        }  # fmt: skip
+
+    def _pair(self, name: str, then_ns: int | None, now_ns: int | None) -> None:
+        if then_ns is None or now_ns is None:
+            return
+        self._then_ns[name].record(then_ns)
+        self._now_ns[name].record(now_ns)
+        self._more_ns[name].record(now_ns - then_ns)
+        self._slower[name] += now_ns > then_ns
+
+    def _pair_lengths(self, then: int, now: int) -> None:
+        told = self._lengths
+        told["n"] += 1
+        told["equal"] += then == now
+        told["near"] += abs(now - then) <= LENGTHS_APART * max(then, now)
+        told["then"] += then
+        told["now"] += now
+
+    def _place(self, x: Exchange) -> None:
+        t = x.timeline
+        self._ends += t.response_end_ns is not None
+        self._scheduled += x.scheduled_ns is not None
+        end_ns = t.arrival_ns if t.response_end_ns is None else t.response_end_ns
+        self._first_ns = t.arrival_ns if self._first_ns is None else min(self._first_ns, t.arrival_ns)
+        self._last_ns = end_ns if self._last_ns is None else max(self._last_ns, end_ns)
+
+    def _pair_figures(self, name: str) -> dict[str, object]:
+        n = self._more_ns[name].n
+        sides = (("then", self._then_ns), ("now", self._now_ns), ("difference", self._more_ns))
+        return {
+            "n": n,
+            **{side: _shares(histograms[name]) for side, histograms in sides},
+            "slower": self._slower[name] / n if n else None,
+        }
+
+    def _quantile_figures(self) -> dict[str, object]:
+        def told(histogram: Histogram) -> list[float] | None:
+            return [to_seconds(v) for v in histogram.percentiles(self._quantiles) if v is not None] or None
+
+        return {
+            "shares": list(self._quantiles),
+            "then": {name: told(histogram) for name, histogram in self._then_ns.items()},
+            "now": {name: told(histogram) for name, histogram in self._now_ns.items()},
+        }
+
+    def _then(self, *, dated: bool) -> dict[str, Any]:
+        """The Summary, which says no more than the source did."""
+        first_ns, last_ns = self._first_ns or 0, self._last_ns or 0
+        seconds = (last_ns - first_ns) / NS_PER_S
+        start, end = (_date(ns) if dated else None for ns in (first_ns, last_ns))
+        window = {"name": "baseline", "seconds": seconds, "start": start, "end": end}
+        out: dict[str, Any] = self.summary.to_dict(
+            window, seconds, "open" if self._scheduled == self._found else "recorded"
+        )
+        if self._unknown:
+            outcomes = {"complete": 0, **out["outcomes"], "unknown": self._unknown}
+            outcomes["complete"] -= self._unknown
+            out["outcomes"] = {name: n for name, n in sorted(outcomes.items()) if n}
+        if not self._sure:
+            out["uncertainty"] = None
+        if not self._ends:
+            out["load"]["achieved_rps"] = None
+        return out
+
+    def _notes(self, sent: int, *, comparable: bool | None) -> list[str]:
+        notes = []
+        if sent > self._found:
+            notes.append(
+                f"{sent - self._found:,} rows were not found again: the source has changed meanwhile"
+            )
+        if self._again:
+            notes.append(f"{self._again:,} requests were rows that came again: they are compared once")
+        if self._unknown:
+            notes.append(f"of {self._unknown:,} rows the source does not say how they ended: taken for well")
+        if self._more_ns["elapsed"].n:
+            notes.append("the source does not say when requests were submitted: elapsed counts from arrival")
+        if comparable is False:
+            apart = self._lengths["n"] - self._lengths["near"]
+            notes.append(
+                f"{apart:,} of {self._lengths['n']:,} answers are longer or shorter than they were by more"
+                f" than {LENGTHS_APART:.0%}: E2E cannot be compared, but for those of the same length"
+            )
+        elif comparable is None and (self._more_ns["e2e"].n or self._more_ns["elapsed"].n):
+            notes.append("whether answers are as long as they were is not known: E2E may not be comparable")
+        return notes
+
+
+def read_then(
+    baseline: Baseline,
+    requests: Requests,
+    progress: Callable[[int, int | None], None] | None = None,
+) -> bool:
+    """Reads the rows that were sent, up to the last of them; whether the source has dates.
+
+    A row that has not the lengths it had is another one: it counts as not found. Raises ConfigError where the
+    source cannot be read any more, ValueError for a word in it that we do not know.
+    """
+    recorded = baseline.recorded
+    places = recorded.places
+    order = [row for row in sorted(range(len(places)), key=places.__getitem__) if baseline.was_sent(row)]
+    begin = done = 0
+    reading = opened_trace(recorded.place, source_format=recorded.format, progress=progress)
+    with reading as (source, _):
+        for batch in source.batches:
+            end, first = begin + batch.num_rows, done
+            while done < len(order) and places[order[done]] < end:
+                done += 1
+            if done > first:
+                rows = order[first:done]
+                part = batch.take(pa.array([places[row] - begin for row in rows], pa.int64()))
+                known = zip(*(
+                    part.column(name).is_valid().to_pylist() for name in ("outcome", "uncertainty_us")
+                ), strict=True)  # fmt: skip
+                lengths = zip(*(
+                    part.column(name).fill_null(0).to_pylist() for name in ("input_tokens", "output_tokens")
+                ), strict=True)  # fmt: skip
+                for row, x, (outcome, sure), length in zip(
+                    rows, exchanges_of(part), known, lengths, strict=True
+                ):
+                    if length == (requests.input[row], requests.output[row]):
+                        baseline.add_then(row, x, outcome=outcome, uncertainty=sure)
+            begin = end
+            if done == len(order):
+                break
+        return source.info.arrivals == "wall"
+
+
+def _figures(x: Exchange) -> dict[str, int | None]:
+    """What is kept of one side, by _KEPT; ns, but for `output`."""
+    t, tokens = x.timeline, x.tokens
+    # Chunks are as many as the server likes, and no length.
+    output = None if tokens.source is TokenSource.CHUNKS else tokens.output
+    elapsed_ns = None if t.response_end_ns is None else max(0, t.response_end_ns - t.arrival_ns)
+    ttft = tpot = pause = None
+    if x.stream:
+        ttft, tpot = ttft_ns(t), tpot_ns(t, tokens.output)
+        pause = tbc_max_ns(tbc_ns(output_times_ns(t.events)))
+    return {
+        "ttft": ttft, "tpot": None if tpot is None else round(tpot), "tbc_max": pause, "e2e": e2e_ns(t),
+        "elapsed": elapsed_ns, "output": output, "uncertainty": x.uncertainty_ns,
+    }  # fmt: skip
+
+
+def _shares(histogram: Histogram) -> dict[str, float | None]:
+    values = histogram.percentiles(tuple(SHARES.values()))
+    return {name: None if v is None else v / NS_PER_S for name, v in zip(SHARES, values, strict=True)}
+
+
+def _date(ns: int) -> str:
+    moment = _EPOCH + timedelta(microseconds=ns // 1_000)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,154 @@
+"""What a replay can be told, checked where it is told.
+
+What a replay asks a server beside its load (its models, its metrics) has USER_AGENT as `User-Agent`, so that
+who records traffic on the way can tell it from the load, which has none unless `--header` gives one.
+"""
+
+import os
+import ssl
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from llmtap import __version__
+from llmtap.errors import ConfigError
+from llmtap.load.error_limit import StopErrors
+from llmtap.load.target import check_fields
+from llmtap.net.tls import client_context
+from llmtap.units import Duration
+
+__all__ = ["USER_AGENT", "ReplayOptions", "read_headers"]
+
+KEY_NAME: Final = "OPENAI_API_KEY"
+USER_AGENT: Final = f"llmtap-replay/{__version__}"
+
+
+class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a plan is carried out; what is sent is the Plan's. Making one raises ConfigError that names the
+    option of `llmtap replay`."""
+
+    target: str
+    endpoint: str = "chat.completions"
+    """Or a path."""
+    model: str | None = None
+    """None: the one that the server offers, if it is one; a captured body keeps its own."""
+    headers: list[tuple[str, str]] = []
+    """May hold keys: never in a result."""
+    tenant_header: str | None = None
+    ca: str | None = None
+    insecure: bool = False
+    closed: int | None = None
+    """Slots of a closed loop; None: open loop."""
+    processes: int = 1
+    ray: str | None = None
+    """Of the cluster where they run; None: here."""
+    realtime: bool = False
+    fresh: bool = False
+    connections: int | None = None
+    """Opened before the start; None: what the plan is likely to need."""
+    clock: str = "kernel"
+    timeout: Duration
+    connect_timeout: Duration
+    duration: Duration | None = None
+    drain: Duration | None = None
+    retries: int = 0
+    retry_wait: Duration
+    limit_in_flight: int | None = None
+    """Open loop: what is due while so many are under way is skipped, and counted."""
+    stop_errors: StopErrors | None = None
+    request_ids: str = "llmtap"
+    """What the id of each request begins with."""
+    warmup: str = "none"
+    """`auto` (seed 000, 4.5), `none` (a cold start), or a number of requests."""
+    slo: str | None = None
+    capture: str | None = None
+    scrape: str | None = None
+    """`none`, a URL, or None: the target's /metrics, if there is one."""
+    texts: bool = False
+    """Keep what answers say in the exchanges that are handed on; a capture never has it."""
+
+    def __post_init__(self) -> None:
+        for option, ns in (
+            ("--timeout", self.timeout), ("--connect-timeout", self.connect_timeout),
+            ("--duration", self.duration),
+        ):  # fmt: skip
+            if ns is not None and ns <= 0:
+                raise ConfigError(option, "has to be above 0: in no time nothing can be sent and answered")
+        for option, ns in (("--drain", self.drain), ("--retry-wait", self.retry_wait)):
+            if ns is not None and ns < 0:
+                raise ConfigError(option, "cannot be below 0")
+        check_fields([(name.encode(), value.encode()) for name, value in self.headers])
+        if self.tenant_header is not None:
+            # RFC 9110 5.1: a field's name is a token.
+            check_fields([(self.tenant_header.encode(), b"")], "--tenant-header")
+        if self.ca is not None:
+            _check_ca(self.ca)
+        if self.scrape is not None and self.scrape != "none":
+            _check_metrics(self.scrape)
+
+    def check_tenants(self, tenants: Sequence[str]) -> None:
+        """Raises ConfigError where the name of one cannot be sent as the value of `tenant_header`."""
+        if self.tenant_header is not None:
+            name = self.tenant_header.encode()
+            check_fields([(name, tenant.encode()) for tenant in set(tenants)], "--tenant-header")
+
+    def tls(self) -> ssl.SSLContext | None:
+        """What verifies https where it is not the system's trust."""
+        plain = self.ca is None and not self.insecure
+        return None if plain else client_context(self.ca, not self.insecure)
+
+
+def read_headers(given: Sequence[str], file: Path | None, key_env: str | None) -> list[tuple[str, str]]:
+    """Fields of `--header`, `--header-file` and the key of the environment, as Authorization.
+
+    Raises ConfigError; its text never has a value in it.
+    """
+    lines = [("--header", line) for line in given]
+    if file is not None:
+        try:
+            text = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeError) as exc:
+            reason = getattr(exc, "strerror", None) or "is not UTF-8"
+            raise ConfigError("--header-file", f"{file} cannot be read: {reason}") from None
+        lines += [("--header-file", line) for line in text.splitlines() if line.strip()]
+    fields: list[tuple[str, str]] = []
+    for place, line in lines:
+        name, colon, value = line.partition(":")
+        if not colon or not name.strip():
+            raise ConfigError(place, "expected `Name: value`", "its value is not shown here: it may be a key")
+        fields.append((name.strip(), value.strip()))
+        check_fields([(name.strip().encode(), value.strip().encode())], place)
+    if not any(name.lower() == "authorization" for name, _ in fields):
+        key = os.environ.get(key_env or KEY_NAME, "").strip()  # `$(cat key)` is not how all set it
+        if key:
+            fields.append(("Authorization", f"Bearer {key}"))
+            check_fields([(b"Authorization", key.encode())], "--api-key-env")
+        elif key_env is not None:
+            raise ConfigError("--api-key-env", f"the environment has no {key_env}")
+    return fields
+
+
+def _check_ca(place: str) -> None:
+    """Also where the target is http://: a file that is not there was not meant."""
+    try:
+        Path(place).read_bytes()
+    except OSError as exc:
+        raise ConfigError("--ca", f"{place} cannot be read: {exc.strerror}") from None
+    try:
+        client_context(place, True)
+    except ConfigError:
+        raise ConfigError("--ca", f"{place} holds no certificate in PEM") from None
+
+
+def _check_metrics(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        known = False
+    if not known:
+        hint = "such as http://127.0.0.1:8000/metrics, or none"
+        raise ConfigError("--metrics", f"{url!r} is no URL of metrics", hint)

@@ -1,0 +1,408 @@
+"""A plan carried out: bodies made, the server warmed up, the load sent and watched, and all of it told.
+
+The order is that of seed 000, 4.5 and 5: nothing is made or read while requests are due, and what was sent to
+warm up is in no figure.
+"""
+
+import asyncio
+import secrets
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
+from typing import Any, Final, Protocol
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from llmtap.capture.schema import CaptureInfo
+from llmtap.capture.store.run_writer import RunWriter, check_place
+from llmtap.clock import SystemClock, WallAnchor
+from llmtap.errors import ConfigError, LlmtapError
+from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.request_shape import Asked, Turn
+from llmtap.load.bodies import BodyOptions, server_of
+from llmtap.load.http.sender import SenderOptions
+from llmtap.load.monitor.watch import Watch
+from llmtap.load.prepared import Prepared, prepare
+from llmtap.load.replay.baseline import Baseline, read_then
+from llmtap.load.replay.observations import Lengths, Seen
+from llmtap.load.replay.options import USER_AGENT, ReplayOptions
+from llmtap.load.replay.plan import Plan
+from llmtap.load.replay.protocols import AnyMaker, http_beside, maker_for, notes_of, reach
+from llmtap.load.replay.result import QUANTILES, result_of
+from llmtap.load.replay.warmup import other_words
+from llmtap.load.sessions.prompt_sender import check_target, protocol_of
+from llmtap.load.target import shown_url
+from llmtap.load.warmup import WarmUpOptions, warm_up
+from llmtap.load.workers.messages import Progress, Setup
+from llmtap.load.workers.worker_handle import LocalMember, Member
+from llmtap.load.workers.worker_pool import STOPPED, Crew, Outcome
+from llmtap.metrics.objectives import Objectives
+from llmtap.net.cluster import ray_cluster
+from llmtap.net.failures import failure_said
+from llmtap.units import NEVER
+from llmtap.workload.requests import Requests
+
+__all__ = ["Audience", "Replay", "Stage", "Stopped"]
+
+CONNECTIONS_MAX: Final = 1_000
+"""Opened beforehand; more are opened when they are needed."""
+HOLD_NS: Final = 2_000_000_000
+"""How long an answer is taken to last where nobody knows, for guessing how many connections there will be."""
+
+
+class Audience(Protocol):
+    """Who is shown how far it is."""
+
+    def preparing(self, done: int, of: int) -> None: ...
+
+    def warming(self, how: str) -> None: ...
+
+    def sending(self, progress: Progress, planned: int) -> None: ...
+
+    def writing(self, done: int, of: int) -> None: ...
+
+    def comparing(self, done: int, of: int | None) -> None: ...
+
+
+class Stopped(LlmtapError):
+    """Somebody stopped it before there was anything to tell."""
+
+
+class Stage(Enum):
+    """How far a replay is, and so what becomes of it when somebody wants it to end."""
+
+    PREPARING = "preparing"
+    """Nothing was sent: it may be broken off."""
+    SENDING = "sending"
+    """`stop` ends it, the warm-up too."""
+    TELLING = "telling"
+    """The load is over, and what came of it is read and written."""
+
+
+@dataclass(slots=True)
+class Replay:
+    """One replay. `stop` may be called from a signal handler at any time."""
+
+    plan: Plan
+    options: ReplayOptions
+    body: BodyOptions
+    audience: Audience
+    notes: list[str] = field(default_factory=list)
+    asking: Callable[[Prepared], None] | None = None
+    """Handed all bodies, row by row as they will be sent, before anything is."""
+    keeping: Callable[[Outcome], Callable[[int, Exchange], None]] | None = None
+    """Asked once the load is over; what it answers is handed each exchange with its row."""
+    stage: Stage = Stage.PREPARING
+    _crew: Crew | None = None
+    _warming: asyncio.Task[dict[str, object]] | None = None
+    _stopped: bool = False
+
+    def stop(self) -> None:
+        """Send no more and let answers end; the second time, don't wait for them."""
+        self._stopped = True
+        if self._warming is not None:
+            self._warming.cancel()  # which does nothing once it is over
+        if self._crew is not None:
+            self._crew.stop()
+
+    async def run(self) -> dict[str, Any]:
+        """The result, as public JSON. Raises ConfigError before anything is sent."""
+        options = self.options
+        writer_place = options.capture
+        check_target(self._setup(-1, self.body))
+        options.check_tenants(self.plan.requests.tenants)
+        if writer_place is not None:
+            try:
+                check_place(writer_place)
+            except ConfigError as exc:
+                raise ConfigError("--capture", f"{exc.place}: {exc.problem}", exc.hint) from None
+        body = await self._served(self.body)
+        maker = maker_for(options.target, body, self.plan.decode)
+        requests = self.plan.requests
+        with (
+            self._hiring() as hire,
+            prepare(requests, self.plan.prompts, maker, self.audience.preparing) as prepared,
+        ):
+            if self.asking is not None:
+                self.asking(prepared)
+            setup = self._setup(prepared.fd, body, exact_output=maker.output_exact)
+            warmed = await self._warmed(prepared, maker, body)
+            beside_http = http_beside(options.target)
+            scraped = options.scrape != "none" and (options.scrape or beside_http) is not None
+            watch = Watch(
+                SystemClock(), beside_http or options.target, metrics=options.scrape, scrape=scraped,
+                headers={"User-Agent": USER_AGENT}, tls=options.tls(),
+            )  # fmt: skip
+            watch.start()
+            anchor = WallAnchor.sample(SystemClock())
+            with Crew(
+                setup, requests, prepared.begins, prepared.ends,
+                processes=options.processes, keep=True, hire=hire,
+            ) as crew:  # fmt: skip
+                self._crew = crew
+                if self._stopped:
+                    crew.stop()
+                outcome = await crew.run(lambda p: self.audience.sending(p, len(requests)))
+                if self._stopped:
+                    # Also where nothing was left to send: whoever reads the result is to know of it.
+                    outcome.stopped = outcome.stopped or STOPPED
+                if options.realtime and not all(done.realtime for done in outcome.done):
+                    self.notes.append("sending processes got no real-time priority: --realtime takes root")
+                series = await watch.close(outcome.began_ns)
+                self.stage = Stage.TELLING
+                beside: dict[str, object] = {"warmup": warmed}
+                tokens = _tokens(outcome)
+                told = series.summary(tokens=tokens)
+                beside["system"] = {"summary": told, "series": series.to_dict()}
+                seen = Seen(requests, prepared.tokens, Lengths(output_wanted=maker.output_exact))
+                baseline = self._baseline()
+                keep = None if self.keeping is None else self.keeping(outcome)
+                read = 0
+                for row, x in crew.exchanges():
+                    read += 1
+                    seen.add(row, x)
+                    if keep is not None:
+                        keep(row, x)
+                    if baseline is not None:
+                        baseline.add_now(row, x)
+                beside["unread"] = outcome.tally.summary.n - read
+                if writer_place is not None:
+                    beside["capture"] = {"to": writer_place, "rows": self._write(crew, seen, writer_place)}
+        beside["baseline"] = None if baseline is None else self._compared(baseline)
+        plan = {
+            **self.plan.describe(), "body": maker.describe(), "prompts": prepared.lengths.describe(),
+            "target": shown_url(options.target), "connections": "fresh" if options.fresh else "kept",
+            "ray": options.ray,
+            "notes": [*self.plan.notes, *notes_of(options.target), *self.notes],
+        }  # fmt: skip
+        unstamped = urlsplit(options.target).scheme in ("https", "wss", "grpc")
+        return result_of(
+            outcome, seen, plan=plan, closed=options.closed is not None,
+            clock="mono" if unstamped else options.clock, anchor=anchor, beside=beside,
+        )  # fmt: skip
+
+    async def reach(self) -> None:
+        """Whether there is a server that can be asked. Raises as `run`."""
+        check_target(self._setup(-1, self.body))
+        await self._served(self.body)
+
+    async def warm(self) -> dict[str, object]:
+        """The warm-up alone: what it came to. Raises as `run`."""
+        check_target(self._setup(-1, self.body))
+        body = await self._served(self.body)
+        return await self._warmed(None, maker_for(self.options.target, body, self.plan.decode), body)
+
+    @contextmanager
+    def _hiring(self) -> Iterator[Callable[[], Member]]:
+        """Where sending processes run."""
+        address = self.options.ray
+        if address is None:
+            yield LocalMember
+            return
+        from llmtap.load.workers.ray_worker import RayMember
+
+        with ray_cluster(address, self.options.processes) as ray:
+            yield partial(RayMember, ray)
+
+    async def _served(self, body: BodyOptions) -> BodyOptions:
+        """The model, and whose fields the server knows, as it says itself."""
+        if body.model is not None and body.server != "auto":
+            return body
+        spoken = protocol_of(self.options.target)
+        if spoken != "http":
+            await reach(self.options.target)
+        beside = http_beside(self.options.target)
+        if beside is None:
+            return body
+        url = beside.rstrip("/")
+        url += "/models" if url.endswith("/v1") else "/v1/models"
+        given = {name: value for name, value in self.options.headers if name.lower() != "user-agent"}
+        headers = {**given, "User-Agent": USER_AGENT}
+        tls = self.options.tls() or True
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session,
+                session.get(url, headers=headers, ssl=tls) as response,
+            ):
+                status = response.status
+                raw = await response.read() if status == 200 else b""
+        except (aiohttp.ClientError, TimeoutError, OSError) as exc:
+            if spoken != "http":
+                return body  # nobody promised that HTTP is spoken there, too
+            said = failure_said(exc)
+            trust = "--ca FILE names whom to trust, --insecure trusts anybody"
+            hint = trust if said.startswith("TLS: certificate") else None
+            place = shown_url(self.options.target)
+            raise ConfigError("--target", f"{place} cannot be reached: {said}", hint) from None
+        found = server_of(raw)
+        models = model_ids(raw)
+        import msgspec
+
+        if body.server == "auto" and found != "auto":
+            body = msgspec.structs.replace(body, server=found)
+        if body.model is None and self.plan.needs_model:
+            if len(models) != 1 and spoken != "http":
+                return body  # the URL may name it
+            if len(models) != 1:
+                none = "lists none" if status == 200 else f"answered {status} when it was asked which it has"
+                offered = f"offers {', '.join(models[:8])}" if models else none
+                asked = f"{shown_url(url)} was asked: is the path of the URL right?"
+                raise ConfigError(
+                    "--model", f"is needed: the server {offered}", asked if status == 404 else None
+                )
+            body = msgspec.structs.replace(body, model=models[0])
+        return body
+
+    def _setup(self, bodies_fd: int, body: BodyOptions, *, exact_output: bool = False) -> Setup:
+        options = self.options
+        sender = SenderOptions(
+            clock=options.clock, fresh=options.fresh, timeout=options.timeout,
+            connect_timeout=options.connect_timeout, retries=options.retries, retry_wait=options.retry_wait,
+            model=body.model, stream=body.stream, texts=options.texts,
+        )  # fmt: skip
+        return Setup(
+            sender=sender, url=options.target, endpoint=options.endpoint, headers=options.headers,
+            tenant_header=options.tenant_header, exact_output=exact_output, ca=options.ca,
+            verify=not options.insecure, script_fd=-1, bodies_fd=bodies_fd, spill_fd=None,
+            slots=options.closed, open=self._connections(), duration_ns=_or_never(options.duration),
+            drain_ns=_or_never(options.drain), slo=options.slo, priority=options.realtime,
+            limit_in_flight=options.limit_in_flight, stop_errors=options.stop_errors,
+            request_ids=f"{options.request_ids}-{secrets.token_hex(4)}" if options.request_ids else "",
+        )  # fmt: skip
+
+    def _connections(self) -> int:
+        options, requests = self.options, self.plan.requests
+        if options.fresh:
+            return 0
+        if options.connections is not None:
+            return options.connections
+        if options.closed is not None:
+            return min(options.closed, CONNECTIONS_MAX)
+        # As many as there will be at once where each answer takes HOLD_NS: the first in each such time.
+        arrivals, most, first = requests.arrival_ns, 0, 0
+        for last, at_ns in enumerate(arrivals):
+            while at_ns - arrivals[first] > HOLD_NS:
+                first += 1
+            most = max(most, last - first + 1)
+        return min(most, CONNECTIONS_MAX)
+
+    async def _warmed(
+        self, prepared: Prepared | None, maker: AnyMaker, body: BodyOptions
+    ) -> dict[str, object]:
+        """What it came to. `prepared` is the plan, for one that has no words to be mixed."""
+        self.stage = Stage.SENDING
+        if self._stopped:
+            raise Stopped("stopped before anything was sent")
+        self._warming = asyncio.ensure_future(self._warm_up(prepared, maker, body))
+        try:
+            return await self._warming
+        except asyncio.CancelledError:
+            raise Stopped("stopped while the server was warmed up: nothing was measured") from None
+
+    async def _warm_up(
+        self, prepared: Prepared | None, maker: AnyMaker, body: BodyOptions
+    ) -> dict[str, object]:
+        kind = self.options.warmup
+        if kind == "none":
+            chosen = WarmUpOptions(cold=True)
+        elif kind == "auto":
+            chosen = WarmUpOptions()
+        else:
+            chosen = WarmUpOptions(requests=int(kind), requests_max=int(kind), tokens=0, probe=False)
+        self.audience.warming(kind)
+        plan = self.plan if chosen.cold else other_words(self.plan)
+        with ExitStack() as stack:
+            if prepared is None or plan is not self.plan:
+                prepared = stack.enter_context(
+                    prepare(plan.requests, plan.prompts, maker, self.audience.preparing)
+                )
+            setup = self._setup(prepared.fd, body, exact_output=maker.output_exact)
+            # By one process of this host: what is warmed up is the server.
+            found = await warm_up(setup, plan.requests, prepared.begins, prepared.ends, chosen)
+        return found.to_dict()
+
+    def _baseline(self) -> Baseline | None:
+        """Where the rows tell what they were."""
+        if self.plan.baseline is None:
+            return None
+        slo = self.options.slo
+        return Baseline(self.plan.baseline, QUANTILES, Objectives.parse(slo) if slo else None)
+
+    def _compared(self, baseline: Baseline) -> dict[str, object] | None:
+        """With what was captured; what can't be read any more costs the comparison, and not the result."""
+        try:
+            dated = read_then(baseline, self.plan.requests, self.audience.comparing)
+        except (LlmtapError, ValueError) as exc:
+            # Without the place: a URL may hold keys.
+            why = exc.problem if isinstance(exc, ConfigError) else exc
+            self.notes.append(f"no comparison with what was captured: {why}")
+            return None
+        told = baseline.to_dict(dated=dated)
+        if told is None:
+            why = "tells when its answer came" if baseline.found else "was found again"
+            self.notes.append(f"no comparison with what was captured: no row that was sent {why}")
+        return told
+
+    def _write(self, crew: Crew, seen: Seen, place: str) -> int:
+        """The capture; how many rows it has."""
+        requests = self.plan.requests
+        info = CaptureInfo(
+            level="shape", block_unit="tokens" if requests.blocks else "",
+            block_size=requests.block_tokens, blocks="trace" if requests.blocks else "salted",
+        )  # fmt: skip
+        writer = RunWriter(place, seen.opened, info, meter="load")
+        rows, of = 0, len(seen.sent_ns)
+        for row, x in crew.exchanges():
+            describe(x, row, requests)
+            writer.add(x)
+            rows += 1
+            if rows % 500 == 0:
+                self.audience.writing(rows, of)
+        writer.close()
+        return rows
+
+
+def describe(x: Exchange, row: int, requests: Requests) -> None:
+    """What the plan knows of an exchange: the shape of its prompt, and whose turn it was."""
+    blocks = requests.blocks[row] if requests.blocks else ()
+    asked = Asked(max_tokens=requests.output[row] or None, tokens=requests.input[row] or None)
+    if blocks:
+        asked.blocks = array("q", blocks)
+        asked.block_size, asked.block_unit = requests.block_tokens, "tokens"
+    x.asked = asked
+    if requests.after:
+        first, number = row, 0
+        while requests.after[first] >= 0:
+            first, number = requests.after[first], number + 1
+        think_ns = requests.think_ns[row] if number else None
+        x.turn = Turn(f"row-{first}", "explicit", number, think_ns=think_ns)
+
+
+def model_ids(raw: bytes) -> list[str]:
+    """The ids that `GET /v1/models` lists."""
+    import msgspec
+
+    class Model(msgspec.Struct):
+        id: str = ""
+
+    class Models(msgspec.Struct):
+        data: list[Model] = []
+
+    try:
+        return [model.id for model in msgspec.json.decode(raw, type=Models).data if model.id]
+    except (ValueError, RecursionError):
+        return []
+
+
+def _tokens(outcome: Outcome) -> int | None:
+    tokens: Any = outcome.tally.summary.to_dict({}, 0)["tokens"]
+    output: int | None = tokens["output"]
+    return output
+
+
+def _or_never(ns: int | None) -> int:
+    return NEVER if ns is None else ns

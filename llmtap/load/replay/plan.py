@@ -1,0 +1,254 @@
+"""What is to be sent: a trace, or a workload with arrivals, as requests with texts.
+
+A trace brings its own arrivals; a rate scales them, so bursts stay bursts, and `--arrivals` replaces them. A
+workload has lengths only, so somebody has to say how it arrives: at a rate, in an arrival process (Poisson
+unless it is told), or in a closed loop, where nobody needs to.
+"""
+
+from array import array
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+from llmtap.errors import ConfigError
+from llmtap.load.bodies import Decode
+from llmtap.load.replay.baseline import Recorded, recorded_of
+from llmtap.traces.format import FormatError
+from llmtap.traces.registry import by_name
+from llmtap.units import NS_PER_S
+from llmtap.workload.arrivals.arrivals import FORMS, OWN_RATES, parse_arrivals
+from llmtap.workload.lengths import lengths_told
+from llmtap.workload.prompts.counter import TokenCounter, load_counter
+from llmtap.workload.prompts.fitted_prompts import ElasticPrompts, RowPrompts
+from llmtap.workload.prompts.prompt import PromptSource
+from llmtap.workload.prompts.tokenizer import OWN
+from llmtap.workload.registry import is_workload, report_of, workload_named, workloads
+from llmtap.workload.requests import Requests
+from llmtap.workload.trace import load_trace
+from llmtap.workload.trace_rows import NO_TIMES
+
+__all__ = ["REQUESTS", "Asked", "Plan", "make_plan"]
+
+REQUESTS: Final = 1_000
+"""Of a workload, where nobody says how many: p99 needs as many (seed 000, 5.1.4.3)."""
+AT_ONCE: Final = "at-once"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What of it is wanted, as the options say."""
+
+    source: str
+    source_format: str | None = None
+    requests: int | None = None
+    rate_rps: float | None = None
+    speed: float | None = None
+    arrivals: str | None = None
+    window_from_ns: int = 0
+    window_for_ns: int | None = None
+    share: float | None = None
+    closed: bool = False
+    as_recorded: bool = False
+    """Later turns are sent at their recorded time, whatever became of the turn before."""
+    tokenizer: str | None = None
+    chat: bool = True
+    seed: int = 42
+
+
+@dataclass(slots=True)
+class Plan:
+    """Requests in the order of their arrivals, from time 0, and what they say."""
+
+    requests: Requests
+    prompts: PromptSource | None
+    about: Mapping[str, object]
+    notes: list[str] = field(default_factory=list)
+    decode: Decode | None = None
+    baseline: Recorded | None = None
+    """Where the requests' rows stand that tell when their answers came."""
+
+    @property
+    def needs_model(self) -> bool:
+        """Some body has to be made, and needs one."""
+        return not self.requests.bodies or not all(self.requests.bodies)
+
+    def describe(self) -> dict[str, object]:
+        """All that makes it again, as JSON."""
+        return dict(self.about)
+
+
+def make_plan(asked: Asked, progress: Callable[[int, int | None], None] | None = None) -> Plan:
+    """The plan. Raises ConfigError, whose place is the option or file at fault."""
+    if asked.speed is not None and asked.rate_rps is not None:
+        raise ConfigError("--speed", "a rate is given, too: each says how dense arrivals are")
+    place = asked.source
+    counter = load_counter(asked.tokenizer or OWN, chat=asked.chat, place="--tokenizer")
+    if is_workload(place):
+        return _of_workload(asked, counter)
+    return _of_trace(asked, counter, progress)
+
+
+def _of_workload(asked: Asked, counter: TokenCounter) -> Plan:
+    for option, value in (
+        ("--speed", asked.speed), ("--from", asked.source_format),
+        ("--window", asked.window_from_ns or asked.window_for_ns), ("--share", asked.share),
+        ("--as-recorded", asked.as_recorded),
+    ):  # fmt: skip
+        if value:
+            raise ConfigError(option, f"{asked.source} is a workload: it has no times of its own")
+    workload = workload_named(asked.source, "TRACE")
+    count = REQUESTS if asked.requests is None else asked.requests
+    requests = workload.requests(count, asked.seed)
+    if len(requests) == 0:
+        raise ConfigError("TRACE", f"{asked.source} has no requests")
+    told = report_of(workload, requests, asked.seed)
+    arrivals: dict[str, Any] | None = None
+    if asked.closed:
+        _refuse_arrivals(asked)
+    else:
+        process = asked.arrivals or str(told.get("arrivals") or "poisson")
+        arrivals = _arrange(requests, process, asked)
+    source = workload.prompts(requests, asked.seed)
+    prompts: PromptSource = source
+    if hasattr(source, "sized"):
+        prompts = ElasticPrompts(source, requests, counter)  # type: ignore[arg-type]
+    about = {
+        "workload": told, "arrivals": arrivals, "seed": asked.seed, "requests": len(requests),
+        "tokenizer": _named(asked, counter),
+    }  # fmt: skip
+    return Plan(requests, prompts, about, [], counter.tokenizer.decode)
+
+
+def _of_trace(
+    asked: Asked, counter: TokenCounter, progress: Callable[[int, int | None], None] | None
+) -> Plan:
+    place = asked.source
+    if asked.source_format is not None:
+        try:
+            by_name(asked.source_format)
+        except FormatError as exc:
+            raise ConfigError("--from", str(exc)) from None
+    own_times = asked.arrivals is None and not asked.closed
+    if asked.closed:
+        _refuse_arrivals(asked)
+    windowed = asked.window_from_ns or asked.window_for_ns is not None or asked.share is not None
+    try:
+        trace = load_trace(
+            place, count=None if windowed else asked.requests, source_format=asked.source_format,
+            progress=progress, conversations=not asked.as_recorded, names=True, bodies=True,
+            timed=own_times or bool(windowed), places=True,
+        )  # fmt: skip
+    except ConfigError as exc:
+        if exc.hint is None and not Path(place).exists() and "://" not in place:
+            raise ConfigError(place, exc.problem, f"or a workload: {', '.join(workloads())}") from None
+        if exc.problem == NO_TIMES and own_times:
+            hint = "say how they arrive: --arrivals poisson --rate R, or --closed N"
+            raise ConfigError(place, exc.problem, hint) from None
+        raise
+    try:
+        if asked.window_from_ns or asked.window_for_ns is not None:
+            trace = trace.window(asked.window_from_ns, asked.window_for_ns)
+    except ValueError as exc:
+        raise ConfigError("--window", str(exc)) from None
+    try:
+        if asked.share is not None:
+            trace = trace.thinned(asked.share, asked.seed)
+    except ValueError as exc:
+        raise ConfigError("--share", str(exc)) from None
+    count = len(trace) if asked.requests is None else asked.requests
+    scale = 1.0 if asked.speed is None else asked.speed
+    own_rate = trace.first(count).rate_rps
+    if own_times and asked.rate_rps is not None:
+        if own_rate is None:
+            raise ConfigError("--rate", "all rows arrive at once, so no scale gives a rate")
+        scale = asked.rate_rps / own_rate
+    try:
+        requests = trace.requests_at(count=count, scale=scale, think_scale=scale if asked.speed else 1.0)
+    except ValueError as exc:
+        raise ConfigError("--requests", str(exc)) from None
+    arrivals: dict[str, Any] | None = None
+    if own_times:
+        arrivals = {"arrivals": "recorded", "scale": scale, "rate_rps": own_rate and own_rate * scale}
+    elif asked.arrivals is not None:
+        arrivals = _arrange(requests, asked.arrivals, asked)
+    about = {
+        "trace": Path(place).name if "://" not in place else place.rpartition("/")[2], "format": trace.format,
+        "rows": len(trace), "requests": len(requests), "arrivals": arrivals, "seed": asked.seed,
+        "conversations": sum(row < 0 for row in requests.after) if requests.after else None,
+        "window_from": asked.window_from_ns / NS_PER_S,
+        "window_for": None if asked.window_for_ns is None else asked.window_for_ns / NS_PER_S,
+        "share": asked.share, "lengths": _lengths(requests), "tokenizer": _named(asked, counter),
+    }  # fmt: skip
+    prompts = RowPrompts(requests, counter, seed=asked.seed)
+    notes = list(trace.notes)
+    if silent := 0 if any(requests.bodies) else requests.output.count(0):
+        notes.append(
+            f"{silent:,} of {len(requests):,} rows tell of no answer, as where a request failed: they are"
+            " sent and ask for one token"
+        )
+    baseline = recorded_of(trace, place, count)
+    if trace.answered and baseline is None:
+        notes.append("the trace came through a pipe, which is read once: no comparison with what it tells")
+    return Plan(requests, prompts, about, notes, counter.tokenizer.decode, baseline)
+
+
+def _lengths(requests: Requests) -> dict[str, Any]:
+    """What the rows' lengths are, as a workload tells its own (seed 000, 4.3.1): of those that have any."""
+    given, made = (
+        lengths_told([tokens for tokens in column if tokens]) for column in (requests.input, requests.output)
+    )
+    return {"input": given, "output": {**made, "control": "max_tokens"} if made else {}}
+
+
+def _named(asked: Asked, counter: TokenCounter) -> str | None:
+    """The tokenizer that lengths are told in; None where nobody chose one."""
+    return None if asked.tokenizer is None else counter.tokenizer.name
+
+
+def _arrange(requests: Requests, process: str, asked: Asked) -> dict[str, Any]:
+    """Gives conversations' first requests their arrivals; later turns have that of their first, until they
+    are due."""
+    after = requests.after
+    if process == AT_ONCE:
+        if asked.rate_rps is not None:
+            raise ConfigError("--rate", "all are to arrive at once")
+        requests.arrival_ns = array("q", bytes(8 * len(requests)))
+        return {"arrivals": AT_ONCE, "given": asked.arrivals, "rate_rps": None, "seed": asked.seed}
+    _check_rate(process, asked)
+    arrivals = parse_arrivals(process, rate_rps=asked.rate_rps, seed=asked.seed)
+    firsts = sum(row < 0 for row in after) if after else len(requests)
+    offsets = islice(arrivals, firsts)
+    if not after:
+        requests.arrival_ns = array("q", offsets)
+    else:
+        column = array("q")
+        for row in after:
+            column.append(next(offsets) if row < 0 else column[row])
+        requests.arrival_ns = column
+    return {**arrivals.describe(), "given": asked.arrivals}
+
+
+def _check_rate(process: str, asked: Asked) -> None:
+    """Raises ConfigError of `--rate` where the process needs one and has none, or the other way round."""
+    name = process.partition(":")[0].strip()
+    if name in OWN_RATES and asked.rate_rps is not None:
+        raise ConfigError("--rate", f"{name} arrivals name their rates themselves", "leave it out")
+    if name in FORMS and name not in OWN_RATES and asked.rate_rps is None:
+        why = f"{asked.source} is a workload, which has no times of its own"
+        if asked.arrivals is not None:
+            why = f"{name} arrivals need a mean rate"
+        raise ConfigError("--rate", f"is missing: {why}", "such as --rate 4; or --closed 8, which needs none")
+
+
+def _refuse_arrivals(asked: Asked) -> None:
+    for option, value in (
+        ("--arrivals", asked.arrivals),
+        ("--rate", asked.rate_rps),
+        ("--speed", asked.speed),
+    ):
+        if value is not None:
+            raise ConfigError(
+                option, "in a closed loop nobody plans when requests are sent", "leave out --closed"
+            )

@@ -1,0 +1,1 @@
+"""Targets that are no plain HTTP: Realtime over WebSocket, gRPC."""

@@ -1,0 +1,319 @@
+"""A server of llmtap's own service over gRPC (`llmtap/protocol/inference.proto`), asked call by call.
+
+gRPC gives neither sockets nor their stamps, so a message has the stamp of when it reached us: behind gRPC's
+own threads, whose delay nobody measures. `uncertainty_ns` is the loop's alone. T_submit is when gRPC took the
+request message off our hands, on a connection that stands; T_first the first response message with a token
+(IETF seed 000, B.1.2).
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import grpc
+import grpc.aio
+
+from llmtap.clock import SystemClock
+from llmtap.errors import ConfigError
+from llmtap.exchange.bounds import bound
+from llmtap.exchange.exchange import BLANK, OUTPUT, Exchange, Timeline, Tokens
+from llmtap.exchange.observer import TOKENS_MAX
+from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
+from llmtap.exchange.plausibility import remove_implausible
+from llmtap.exchange.refusal import Interventions
+from llmtap.load.lateness import Lateness
+from llmtap.protocol.delta import Verdict
+from llmtap.protocol.inference import METHOD, REQUEST_ID, Chunk, Counts, Request, read_chunk, write_request
+from llmtap.protocol.verdicts import INPUT, of_finish_reason
+from llmtap.units import NS_PER_S
+from llmtap.workload.prompts.counter import as_text
+from llmtap.workload.prompts.prompt import Prompt
+
+__all__ = ["GrpcTarget", "metadata_of", "parse_grpc"]
+
+TIMEOUT_NS: Final = 600 * NS_PER_S
+"""From dispatch to the end of the answer, as for HTTP."""
+MESSAGE_BYTES_MAX: Final = 64 << 20
+
+mono_ns = SystemClock.mono_ns
+
+
+class GrpcTarget:
+    """Asks it; to be made and used within one running loop, and closed."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        model: str | None = None,
+        headers: Sequence[tuple[bytes, bytes]] = (),
+        tenant_header: str | None = None,
+        exact_output: bool = False,
+        timeout_ns: int = TIMEOUT_NS,
+        name: str = "load",
+        place: str = "--target",
+    ) -> None:
+        """The target of `grpc://host:port`. `headers` are sent as metadata and may be secret. `exact_output`:
+        answers are to have as many tokens as asked for, whatever the model would like.
+
+        Raises ConfigError that names `place`, or `--header`.
+        """
+        address = parse_grpc(url, place)
+        self._metadata = metadata_of(headers)
+        self.model = model
+        self._tenant_header = None if tenant_header is None else tenant_header.lower()
+        self._exact = exact_output
+        self._timeout_ns = timeout_ns
+        self._name = name
+        self._seq = 0
+        self.lateness = Lateness(asyncio.get_running_loop(), kernel=False)
+        self._channel = grpc.aio.insecure_channel(
+            address,
+            options=(
+                ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX), ("grpc.enable_retries", 0),
+                ("grpc.use_local_subchannel_pool", 1),
+            ),
+        )  # fmt: skip
+        # On the wire a call that sends one message is the same whether it might have sent more, and of one
+        # that might, gRPC says when it took the message.
+        self._call = self._channel.stream_stream(METHOD)
+        self._calls: dict[str, tuple[Any, _Answer]] = {}
+        self.connects = 0
+        """One, once it was asked for; how often gRPC had to connect again nobody hears."""
+        self.reuses = 0
+
+    async def ask(
+        self,
+        *,
+        scheduled_ns: int | None,
+        prompt: Prompt,
+        output_tokens: int,
+        tenant: str | None,
+        request_id: str | None = None,
+    ) -> Exchange:
+        """One request now, and its Exchange when it is over."""
+        self._seq += 1
+        self.reuses += self._seq > 1
+        self.connects = 1
+        request_id = request_id or f"{self._name}-{self._seq}"
+        output = max(1, output_tokens)
+        request = write_request(
+            Request(
+                model=self.model or "", text="" if prompt.ids else as_text(prompt), ids=prompt.ids,
+                max_tokens=output, min_tokens=output if self._exact else 0, ignore_eos=self._exact,
+            )
+        )  # fmt: skip
+        metadata = [*self._metadata, (REQUEST_ID, request_id)]
+        if self._tenant_header is not None and tenant is not None:
+            metadata.append((self._tenant_header, tenant))
+        began_ns = mono_ns()
+        answer = _Answer(
+            Exchange(
+                self._name, self._seq, self.lateness.timebase.anchor.to_wall_ns(began_ns),
+                Timeline(began_ns, request_end_ns=began_ns), method="POST", path=METHOD,
+                endpoint="inference.generate", dialect="grpc", model=self.model, tenant=tenant or "default",
+                request_id=request_id, stream=True, scheduled_ns=scheduled_ns, request_bytes=len(request),
+            )
+        )  # fmt: skip
+        call = self._call(metadata=metadata)
+        self._calls[request_id] = call, answer
+        try:
+            async with asyncio.timeout(self._timeout_ns / NS_PER_S):
+                await answer.hear(call, request)
+        except TimeoutError:
+            answer.outcome, answer.error = Outcome.UPSTREAM_TIMEOUT, "no end of the answer in time"
+        finally:
+            del self._calls[request_id]
+            call.cancel()  # does nothing to one that is over
+        x = answer.finished(self.lateness.worst_since(began_ns))
+        if scheduled_ns is not None:
+            x.dispatch_late_ns = began_ns - scheduled_ns
+        x.anchor = self.lateness.timebase.steps
+        return x
+
+    async def open(self, connections: int = 1) -> int:
+        """Connect beforehand: once, for all calls. Returns when it stands; a server that is not there is
+        waited for."""
+        await self._channel.channel_ready()
+        self.connects = 1
+        return 1
+
+    def cancel(self, request_id: str) -> None:
+        """It ends in a moment, as cancelled; nothing where it has ended."""
+        if request_id in self._calls:
+            call, answer = self._calls[request_id]
+            call.cancel()
+            answer.call_off()
+
+    async def close(self) -> None:
+        """Close the connection; what is under way ends as cancelled."""
+        for request_id in list(self._calls):
+            self.cancel(request_id)
+        await self._channel.close(None)
+        self.lateness.close()
+
+
+def parse_grpc(url: str, place: str = "--target") -> str:
+    """The address in `grpc://host:port`. Raises ConfigError that names `place`."""
+    parts = urlsplit(url)
+    try:
+        port = parts.port
+    except ValueError as exc:
+        raise ConfigError(place, f"{url!r} is no URL: {exc}") from None
+    if parts.scheme != "grpc" or not parts.hostname or port is None or parts.path.strip("/"):
+        raise ConfigError(place, f"{url!r} is no address of gRPC", "write it like grpc://127.0.0.1:8001")
+    return parts.netloc
+
+
+def metadata_of(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
+    """Fields as metadata. Raises ConfigError that names `--header`."""
+    try:
+        # RFC 9113 8.2: names are in lower case.
+        return [(key.decode("ascii").lower(), value.decode("ascii")) for key, value in headers]
+    except UnicodeDecodeError:
+        raise ConfigError("--header", "metadata of gRPC is ASCII") from None
+
+
+class _Answer:
+    """One call: its messages onto the timeline, and what they come to."""
+
+    def __init__(self, x: Exchange) -> None:
+        self._x = x
+        self.outcome = Outcome.COMPLETE
+        self.error: str | None = None
+        self._counts: Counts | None = None
+        self._declared = 0
+        self._writing: asyncio.Task[Any] | None = None
+        self._called_off = False
+        self._submit_width_ns = 0
+        """How much earlier than `submit` gRPC may have taken it."""
+        self._interventions = Interventions()
+
+    def call_off(self) -> None:
+        """Its call is cancelled. A write that waits for a connection would not hear of it."""
+        if self._writing is not None:
+            self._writing.cancel()
+            self._called_off = True
+
+    async def hear(self, call: Any, request: bytes) -> None:
+        """The whole call. Nothing that the world does to it is raised."""
+        t = self._x.timeline
+        try:
+            self._writing = asyncio.current_task()
+            before_ns = mono_ns()
+            await call.write(request)
+            t.submit_ns = mono_ns()
+            self._writing = None
+            self._submit_width_ns = t.submit_ns - before_ns
+            await call.done_writing()
+            while (message := await call.read()) is not grpc.aio.EOF:
+                t_ns = mono_ns()
+                self._add(read_chunk(message), len(message), t_ns)
+            t.response_end_ns = mono_ns()
+            code, details = await call.code(), await call.details()
+        except ValueError as exc:
+            self.outcome, self.error = Outcome.UPSTREAM_ERROR, f"upstream sent {exc}"
+            return
+        except grpc.aio.AioRpcError as exc:
+            t.response_end_ns = mono_ns()
+            code, details = exc.code(), exc.details()
+        except (asyncio.InvalidStateError, grpc.aio.UsageError):  # it was over before we had written
+            code, details = await call.code(), await call.details()
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._called_off and task is not None:
+                task.uncancel()
+            if task is None or task.cancelling():
+                raise  # we were, and not the call
+            code, details = grpc.StatusCode.CANCELLED, None
+        self._judge(code, details or "")
+
+    def _add(self, chunk: Chunk, size: int, t_ns: int) -> None:
+        """A message that came at `t_ns`."""
+        x = self._x
+        t, text = x.timeline, chunk.text
+        # What is counted from the tokens of each message takes memory.
+        tokens = chunk.tokens if self._declared + chunk.tokens <= TOKENS_MAX else 0
+        x.reads += 1
+        x.response_bytes += size
+        if t.first_byte_ns is None:
+            t.first_byte_ns = t.first_any_ns = t_ns
+        flags = 0
+        if text or chunk.tokens:
+            flags = OUTPUT | BLANK if text.isspace() or not text else OUTPUT
+            t.last_token_ns = t_ns
+            if t.first_token_ns is None:
+                t.first_token_ns = t_ns
+            if t.first_content_ns is None and flags == OUTPUT:
+                t.first_content_ns = t_ns
+            self._declared += tokens
+            event_class = EventClass.CONTENT
+            if text and self._interventions.reading:
+                self._interventions.read(text)
+        elif chunk.counts is not None:
+            event_class = EventClass.USAGE
+        else:
+            event_class = EventClass.METADATA
+        before = len(t.events)
+        t.events.add(t_ns, event_class, size, tokens or -1, flags)
+        if chunk.finish:
+            x.finish_reason = chunk.finish
+            verdict = of_finish_reason(chunk.finish)
+            if verdict is not None:
+                self._interventions.add(verdict, before, self._declared)
+        if chunk.counts is not None:
+            self._counts = chunk.counts
+
+    def _judge(self, code: grpc.StatusCode, details: str) -> None:
+        x = self._x
+        begun = x.timeline.first_byte_ns is not None
+        match code:
+            case grpc.StatusCode.OK:
+                x.status = 200
+                if x.finish_reason is None:
+                    self.outcome = Outcome.TRUNCATED
+                    self.error = "upstream ended the stream without a finish reason"
+                return
+            case grpc.StatusCode.CANCELLED:
+                self.outcome, self.error = Outcome.CLIENT_CANCELLED, "the run was over"
+                return
+            case grpc.StatusCode.DEADLINE_EXCEEDED:
+                self.outcome = Outcome.UPSTREAM_TIMEOUT
+            case grpc.StatusCode.UNAVAILABLE if begun:
+                self.outcome = Outcome.UPSTREAM_RESET
+            case grpc.StatusCode.PERMISSION_DENIED if details.startswith("content_filter"):
+                verdict = Verdict("grpc_status", INPUT, "blocked", "input", value="content_filter")
+                self._interventions.add(verdict, 0, 0)
+                return
+            case _:
+                self.outcome = Outcome.UPSTREAM_ERROR
+        where = "within its answer" if begun else "in place of an answer"
+        self.error = f"upstream sent the status {code.name} {where}"
+
+    def finished(self, lag_ns: int) -> Exchange:
+        """The Exchange, as an observer of HTTP would have it."""
+        x = self._x
+        x.uncertainty_ns = max(lag_ns, self._submit_width_ns)
+        counts = self._counts
+        if counts is not None:
+            x.tokens = Tokens(
+                counts.prompt_tokens, counts.output_tokens, None, counts.cached_tokens, TokenSource.USAGE
+            )
+            x.usage = {"prompt_tokens": counts.prompt_tokens, "output_tokens": counts.output_tokens}
+            if counts.cached_tokens is not None:
+                x.usage["cached_tokens"] = counts.cached_tokens
+        elif self._declared:
+            x.tokens = Tokens(output=self._declared, source=TokenSource.RUNNING_USAGE)
+        remove_implausible(x)
+        x.outcome, x.error = self.outcome, self.error
+        self._interventions.judge(x)
+        if x.outcome is Outcome.COMPLETE and x.refusal is not None and x.refusal["confidence"] != "low":
+            x.outcome = Outcome.REFUSED
+        if x.timeline.first_token_ns is None:
+            why = {Outcome.COMPLETE: "only_metadata", Outcome.REFUSED: "guardrail"}
+            x.no_token_reason = why.get(x.outcome, "error")
+            if x.outcome is Outcome.CLIENT_CANCELLED:
+                x.no_token_reason = "cancelled"
+        bound(x)
+        return x

@@ -1,0 +1,284 @@
+"""Rows to a target that is asked prompt by prompt: Realtime over WebSocket, llmtap's service over gRPC.
+
+A Sender's place in a run, for targets whose requests are no HTTP. What is prepared of a row is its prompt,
+and who makes a message of it is the target. Each request is a task; a target cancels it by its id, so that it
+ends as an Exchange, like all others.
+"""
+
+import asyncio
+import ssl
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal, Protocol
+from urllib.parse import urlsplit
+
+import msgspec
+
+from llmtap.errors import ConfigError
+from llmtap.exchange.exchange import Exchange
+from llmtap.load.bodies import Decode
+from llmtap.load.deferred import Later
+from llmtap.load.lateness import Lateness
+from llmtap.load.sending import Done, OnAnswer
+from llmtap.load.target import check_fields, parse_target
+from llmtap.load.workers.messages import Setup
+from llmtap.units import NS_PER_S
+from llmtap.workload.prompts.prompt import Prompt
+
+__all__ = [
+    "Asking", "PromptMaker", "PromptTarget", "Spoken", "check_target", "make_asking", "protocol_of",
+]  # fmt: skip
+
+Spoken = Literal["http", "realtime", "grpc"]
+_SCHEMES: Final[Mapping[str, Spoken]] = {"ws": "realtime", "wss": "realtime", "grpc": "grpc"}
+_ID: Final = b"X-Request-Id"
+
+
+def protocol_of(url: str) -> Spoken:
+    """What a target speaks, by its URL."""
+    return _SCHEMES.get(urlsplit(url).scheme.lower(), "http")
+
+
+class PromptTarget(Protocol):
+    """A server that is asked prompt by prompt."""
+
+    lateness: Lateness
+    connects: int
+    reuses: int
+
+    async def open(self, connections: int) -> int: ...
+
+    async def ask(
+        self,
+        *,
+        scheduled_ns: int | None,
+        prompt: Prompt,
+        output_tokens: int,
+        tenant: str | None,
+        request_id: str | None = None,
+    ) -> Exchange:
+        """One request now, and its Exchange when it is over. By its first wait `cancel` knows its id."""
+        ...
+
+    def cancel(self, request_id: str) -> None:
+        """It ends in a moment, as cancelled; nothing where it has ended."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class _Prepared(msgspec.Struct, array_like=True):
+    """What is prepared of a row."""
+
+    text: str
+    ids: tuple[int, ...]
+    system: str
+    history: tuple[tuple[str, str], ...]
+    output: int
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Prepared).decode
+
+
+class PromptMaker:
+    """A BodyMaker for these targets: its bodies are prompts, as `Asking.send` reads them."""
+
+    def __init__(
+        self, protocol: Spoken, *, model: str | None, exact_output: bool, decode: Decode | None = None
+    ) -> None:
+        """`decode` makes text of prompts that are token ids, where the target takes only text."""
+        self._protocol = protocol
+        self._model = model
+        self._decode = decode
+        self.output_exact = exact_output
+
+    def describe(self) -> dict[str, object]:
+        """As a BodyMaker's."""
+        return {
+            "endpoint": self._protocol, "model": self._model, "stream": True, "ignore_eos": self.output_exact,
+            "min_tokens": self.output_exact, "fields": [],
+        }  # fmt: skip
+
+    def body(self, prompt: Prompt, output: int) -> bytes:
+        """Of a request for `output` tokens, at least one. Raises ConfigError for ids that cannot be sent."""
+        text, ids = prompt.text, tuple(prompt.ids)
+        if ids and self._protocol == "realtime":
+            said = None if self._decode is None else self._decode(ids)
+            if said is None:
+                raise ConfigError(
+                    "--target", "the prompts are token ids, which Realtime does not take",
+                    "give the --tokenizer whose ids they are",
+                )  # fmt: skip
+            text, ids = said, ()
+        return _encode(_Prepared(text, ids, prompt.system, prompt.history, max(1, output)))
+
+    def captured(self, body: bytes) -> bytes:
+        """Raises ConfigError: a request's own body is of the protocol that it was captured from."""
+        raise ConfigError(
+            "--target", "the trace has bodies of its own, and they are HTTP's", "send it to http://"
+        )
+
+
+class _Request:
+    """One on its way."""
+
+    __slots__ = ("_cancel", "row")
+
+    def __init__(self, row: int, cancel: Callable[[], None]) -> None:
+        self.row = row
+        self._cancel = cancel
+
+    def cancel(self, why: str) -> None:
+        self._cancel()
+
+
+class Asking:
+    """Sends to one target from one loop; `aclose` when done."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        target: PromptTarget,
+        *,
+        name: str,
+        tenant_header: str | None = None,
+        connect_timeout_ns: int = 10 * NS_PER_S,
+    ) -> None:
+        self.loop = loop
+        self.lateness = target.lateness
+        self.later = Later(loop)
+        self._target = target
+        self._name = name
+        self._tenant_header = None if tenant_header is None else tenant_header.encode()
+        self._connect_s = connect_timeout_ns / NS_PER_S
+        self.calls: dict[_Request, asyncio.Task[None]] = {}
+        self.sent = 0
+        self.retries: Counter[str] = Counter()
+        """None: what came to nothing is not asked again."""
+
+    @property
+    def connects(self) -> int:
+        return self._target.connects
+
+    @property
+    def reuses(self) -> int:
+        return self._target.reuses
+
+    def send(
+        self,
+        body: bytes,
+        done: Done,
+        *,
+        row: int = 0,
+        scheduled_ns: int | None = None,
+        headers: Sequence[tuple[bytes, bytes]] = (),
+        on_answer: OnAnswer | None = None,
+    ) -> _Request:
+        """As a Sender's; of `headers` those that say the request's id, and whose it is. `on_answer` is not
+        called: who asks like this reads as it goes."""
+        self.sent += 1
+        fields = dict(headers)
+        given = fields.get(_ID)
+        request_id = f"{self._name}-{self.sent}" if given is None else given.decode()
+        whose = None if self._tenant_header is None else fields.get(self._tenant_header)
+        # Behind its first step, with which the target knows it.
+        request = _Request(row, lambda: self._later(request_id))
+        asked = self._ask(
+            request, body, done, scheduled_ns, None if whose is None else whose.decode(), request_id
+        )
+        task = self.loop.create_task(asked)
+        task.add_done_callback(self._check)
+        self.calls[request] = task
+        return request
+
+    async def open(self, connections: int) -> int:
+        """Sessions of tenants are not: whose are needed is not known."""
+        if self._tenant_header is not None or not connections:
+            return 0
+        try:
+            return await asyncio.wait_for(self._target.open(connections), self._connect_s)
+        except TimeoutError:
+            return 0  # each request will find out for itself, and say so
+
+    def stop_retrying(self) -> None:
+        """Nothing ever is sent again."""
+
+    async def aclose(self) -> None:
+        """Cut what is under way, each with its Exchange, and leave."""
+        for request in list(self.calls):
+            request.cancel("")
+        await asyncio.gather(*self.calls.values(), return_exceptions=True)
+        await self._target.close()
+
+    def _later(self, request_id: str) -> None:
+        self.loop.call_soon(self._target.cancel, request_id)
+
+    async def _ask(
+        self,
+        request: _Request,
+        body: bytes,
+        done: Done,
+        scheduled_ns: int | None,
+        tenant: str | None,
+        request_id: str,
+    ) -> None:
+        p = _decode(body)
+        x = await self._target.ask(
+            scheduled_ns=scheduled_ns, prompt=Prompt(p.text, p.ids, p.system, p.history),
+            output_tokens=p.output, tenant=tenant, request_id=request_id,
+        )  # fmt: skip
+        del self.calls[request]
+        done(request, x)
+
+    def _check(self, task: "asyncio.Task[None]") -> None:
+        """A mistake of ours ends the process: nobody would ever hear of that request."""
+        if not task.cancelled() and (exc := task.exception()) is not None:
+            self.loop.call_exception_handler({"message": "a request could not be asked", "exception": exc})
+            raise SystemExit(1)
+
+
+def check_target(setup: Setup) -> bool:
+    """Whether it is reached by TLS. Raises ConfigError that names `--target` or `--header`."""
+    headers = [(name.encode(), value.encode()) for name, value in setup.headers]
+    match protocol_of(setup.url):
+        case "http":
+            return parse_target(setup.url, setup.endpoint, headers).origin.tls
+        case "realtime":
+            from llmtap.load.sessions.realtime_target import parse_realtime
+
+            check_fields(headers)
+            return parse_realtime(setup.url)[0].tls
+        case "grpc":
+            from llmtap.load.sessions.grpc_target import metadata_of, parse_grpc
+
+            check_fields(headers)
+            metadata_of(headers)
+            parse_grpc(setup.url)
+            return False
+
+
+def make_asking(loop: asyncio.AbstractEventLoop, setup: Setup, tls: ssl.SSLContext | None) -> Asking:
+    """What sends for a process with this setup, whose target is none of HTTP's."""
+    options = setup.sender
+    common: dict[str, Any] = {
+        "model": options.model, "headers": [(name.encode(), value.encode()) for name, value in setup.headers],
+        "tenant_header": setup.tenant_header, "exact_output": setup.exact_output,
+        "timeout_ns": options.timeout, "name": options.name,
+    }  # fmt: skip
+    target: PromptTarget
+    if protocol_of(setup.url) == "realtime":
+        from llmtap.load.sessions.realtime_target import RealtimeTarget
+
+        target = RealtimeTarget(
+            setup.url, clock=options.clock, tls=tls, connect_timeout_ns=options.connect_timeout, **common
+        )
+    else:
+        # Imported only here: 33 ms and 14 MB.
+        from llmtap.load.sessions.grpc_target import GrpcTarget
+
+        target = GrpcTarget(setup.url, **common)
+    return Asking(
+        loop, target, name=options.name, tenant_header=setup.tenant_header,
+        connect_timeout_ns=options.connect_timeout,
+    )  # fmt: skip

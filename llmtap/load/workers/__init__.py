@@ -1,0 +1,1 @@
+"""Sending processes, on this machine and on a Ray cluster."""

@@ -1,0 +1,268 @@
+"""A sending process on a node of a Ray cluster.
+
+An actor runs there what runs here, `python -m llmtap.load`: it gives it the files that a process of ours
+inherits, passes our lines down and its frames up, and is no nearer to a request than we are. Bodies go
+through Ray's object store, to each node those of its own rows; so do the exchanges, after the run. What Ray
+carries it does not encrypt unless it is told to (RAY_USE_TLS), and there are prompts and keys in it.
+
+An actor that is lost takes its process with it, whose stdin ends: it cuts what is under way. Nothing is
+started a second time, since nobody knows what the first one had sent.
+"""
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import msgspec
+
+import llmtap
+from llmtap.clock import Clock, SystemClock, WallAnchor
+from llmtap.errors import ConfigError, LlmtapError
+from llmtap.load.workers.host_clock import Compared, HostClock, Reading, Trip, compared, read_clocks
+from llmtap.load.workers.messages import Script, Setup
+from llmtap.load.workers.worker_handle import wired
+from llmtap.units import decode_special, encode_special
+
+__all__ = ["RayMember", "RemoteProcess"]
+
+LEAD_NS: Final = 1_000_000_000
+"""From the word to the start: a call takes about 1 ms, and 20 where a node is busy."""
+STARTED_WITHIN_S: Final = 120
+"""A node has to have a free CPU, and perhaps llmtap's pages to read."""
+CLOSED_WITHIN_S: Final = 5
+TRIPS: Final = 30
+"""Round trips by which clocks are compared: the quickest took 0.9 ms where most took 1 to 2."""
+PIECE_BYTES: Final = 8 << 20
+_READ_BYTES: Final = 1 << 18
+_CALLS: Final = 4
+"""Of an actor at a time: one reads, one tells, one kills."""
+
+
+class RemoteProcess:
+    """What runs on the node: an actor, whose methods run in threads."""
+
+    def __init__(self) -> None:
+        self._bodies = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (it ends with the actor)
+        self._spill = tempfile.TemporaryFile()  # noqa: SIM115
+        self._proc: subprocess.Popen[bytes] | None = None
+        self._telling = threading.Lock()
+        self._told = 0
+
+    def about(self) -> tuple[str, Reading]:
+        """The version of llmtap there, and the host's clocks."""
+        return llmtap.__version__, read_clocks()
+
+    def clocks(self) -> Reading:
+        return read_clocks()
+
+    def take(self, piece: bytes) -> None:
+        """More of the bodies."""
+        self._bodies.write(piece)
+
+    def start(self, setup: bytes, script: bytes, ca: bytes | None, keep: bool) -> int:
+        """Its process; the pid."""
+        own = msgspec.json.decode(setup, type=Setup, dec_hook=decode_special)
+        with contextlib.ExitStack() as files:
+            if ca is not None:
+                own.ca = self._certificates(ca)
+            file = files.enter_context(tempfile.TemporaryFile())
+            file.write(script)
+            file.flush()
+            spill_fd = self._spill.fileno() if keep else None
+            line = wired(own, file.fileno(), self._bodies.fileno(), spill_fd)
+            fds = [file.fileno(), self._bodies.fileno(), *([] if spill_fd is None else [spill_fd])]
+            self._proc = subprocess.Popen(
+                [sys.executable, "-m", "llmtap.load"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                pass_fds=fds, bufsize=0,
+            )  # fmt: skip
+        self._say(line)
+        return self._proc.pid
+
+    def tell(self, said: list[str]) -> None:
+        """All that was said until now, from the first line: calls may overtake each other."""
+        with self._telling:
+            for words in said[self._told :]:
+                self._say(words.encode())
+            self._told = max(self._told, len(said))
+
+    def read(self) -> bytes:
+        """What the process says next; b"" when it says no more."""
+        assert self._proc is not None and self._proc.stdout is not None
+        return os.read(self._proc.stdout.fileno(), _READ_BYTES)
+
+    def ended(self) -> int:
+        assert self._proc is not None
+        return self._proc.wait()
+
+    def put_aside(self, begin: int) -> bytes:
+        """A piece of what it put aside; b"" behind the end."""
+        return os.pread(self._spill.fileno(), PIECE_BYTES, begin)
+
+    def kill(self) -> None:
+        if self._proc is not None:
+            self._proc.kill()
+            self._proc.wait()
+
+    def _say(self, line: bytes) -> None:
+        assert self._proc is not None and self._proc.stdin is not None
+        # It has ended where that is broken: who reads will hear so.
+        with contextlib.suppress(BrokenPipeError):
+            self._proc.stdin.write(line + b"\n")
+
+    def _certificates(self, ca: bytes) -> str:
+        self._ca = tempfile.NamedTemporaryFile(suffix=".pem")  # noqa: SIM115 (it ends with the actor)
+        self._ca.write(ca)
+        self._ca.flush()
+        return self._ca.name
+
+
+class RayMember:
+    """A sending process of the cluster that `ray` is connected to."""
+
+    lead_ns = LEAD_NS
+
+    def __init__(self, ray: Any, clock: Clock | None = None) -> None:
+        self._ray = ray
+        self._clock = SystemClock() if clock is None else clock
+        self._actor: Any = None
+        self._said: list[str] = []
+        self._spill: BinaryIO | None = None
+        self.clock = HostClock.of_this_host()
+        self.pid: int | None = None
+        self.spill_error: str | None = None
+
+    async def start(self, setup: Setup, script: Script, spill: BinaryIO | None) -> None:
+        """As every member; ConfigError where the cluster has no place for it, or another llmtap."""
+        ca = _read(setup.ca)
+        self._spill = spill
+        # SPREAD: on as many nodes as there are. One CPU each: what shares it is late.
+        self._actor = (
+            self._ray.remote(RemoteProcess)
+            .options(num_cpus=1, max_concurrency=_CALLS, max_restarts=0, scheduling_strategy="SPREAD")
+            .remote()
+        )
+        try:
+            version, theirs = await asyncio.wait_for(self._ask("about"), STARTED_WITHIN_S)
+            if version != llmtap.__version__:
+                raise ConfigError(
+                    "--ray", f"the node {theirs.host} has llmtap {version}, and this is {llmtap.__version__}"
+                )
+            self.clock = HostClock.met(read_clocks(self._clock), theirs, await self._compare())
+            own, pieces = _own_bodies(script, setup.bodies_fd)
+            for piece in pieces:
+                await self._ask("take", piece)
+            line = msgspec.json.encode(setup, enc_hook=encode_special)
+            packed = msgspec.msgpack.encode(own)
+            self.pid = await self._ask("start", line, packed, ca, spill is not None)
+        except TimeoutError:
+            raise ConfigError(
+                "--ray", f"no node had a CPU for a sending process within {STARTED_WITHIN_S} s",
+                "ask for fewer --processes",
+            ) from None  # fmt: skip
+        except self._ray.exceptions.RayError as exc:
+            raise LlmtapError(f"a node of --ray cannot run a sending process: {_last_line(exc)}") from None
+
+    def tell(self, words: str) -> None:
+        self._said.append(words)
+        self._actor.tell.remote(list(self._said))
+
+    async def read(self) -> bytes:
+        try:
+            data: bytes = await self._ask("read")
+        except self._ray.exceptions.RayError:
+            return b""
+        return data
+
+    async def ended(self) -> int | None:
+        try:
+            status: int = await self._ask("ended")
+            self.clock.after = await self._compare()
+            await self._fetch()
+        except self._ray.exceptions.RayError as exc:
+            self.spill_error = f"its node was lost: {_last_line(exc)}"
+            return None
+        return status
+
+    async def kill(self) -> None:
+        if self._actor is None:
+            return
+        actor, self._actor = self._actor, None
+        with contextlib.suppress(self._ray.exceptions.RayError, TimeoutError):
+            if self.pid is not None:
+                await asyncio.wait_for(_result(actor.kill.remote()), CLOSED_WITHIN_S)
+        self._ray.kill(actor)
+
+    async def _ask(self, name: str, *args: Any) -> Any:
+        return await _result(getattr(self._actor, name).remote(*args))
+
+    async def _compare(self) -> Compared:
+        # In a thread, which waits for nothing else: our loop's turns would be part of the trip.
+        return await asyncio.get_running_loop().run_in_executor(None, self._make_trips)
+
+    def _make_trips(self) -> Compared:
+        trips: list[Trip] = []
+        for _ in range(TRIPS):
+            asked_ns = self._clock.mono_ns()
+            reading = self._ray.get(self._actor.clocks.remote())
+            trips.append(Trip(asked_ns, self._clock.mono_ns(), reading))
+        return compared(trips, WallAnchor.sample(self._clock))
+
+    async def _fetch(self) -> None:
+        if self._spill is None:
+            return
+        try:
+            while piece := await self._ask("put_aside", self._spill.tell()):
+                self._spill.write(piece)
+        except OSError as exc:
+            self.spill_error = exc.strerror
+
+
+async def _result(ref: Any) -> Any:
+    return await asyncio.wrap_future(ref.future())
+
+
+def _read(file: str | None) -> bytes | None:
+    return None if file is None else Path(file).read_bytes()
+
+
+def _last_line(exc: BaseException) -> str:
+    return str(exc).strip().splitlines()[-1].strip()
+
+
+def _own_bodies(script: Script, fd: int) -> tuple[Script, Iterator[bytes]]:
+    """The script with the places of its own rows' bodies in a file of them alone, and that file in pieces."""
+    begins, ends = array("q", script.body_begins), array("q", script.body_ends)
+    own_begins, own_ends = (
+        array("q", bytes(len(script.body_begins))),
+        array("q", bytes(len(script.body_ends))),
+    )
+    places: dict[tuple[int, int], int] = {}
+    at = 0
+    for row in array("q", script.rows):
+        place = (begins[row], ends[row])
+        if place not in places:
+            places[place] = at
+            at += place[1] - place[0]
+        own_begins[row] = places[place]
+        own_ends[row] = own_begins[row] + place[1] - place[0]
+    own = msgspec.structs.replace(script, body_begins=own_begins.tobytes(), body_ends=own_ends.tobytes())
+    return own, _pieces(fd, list(places))
+
+
+def _pieces(fd: int, places: list[tuple[int, int]]) -> Iterator[bytes]:
+    piece = bytearray()
+    for begin, end in places:
+        piece += os.pread(fd, end - begin, begin)
+        if len(piece) >= PIECE_BYTES:
+            yield bytes(piece)
+            piece.clear()
+    if piece:
+        yield bytes(piece)

@@ -1,0 +1,326 @@
+"""A sending process: `python -m llmtap.load`, told what to do on stdin, ends when that pipe does.
+
+It does nothing but send, read and count. Tables, progress and files are the parent's, in another process: a
+terminal being painted may delay no request. Exchanges go to a file that the parent reads after the run.
+"""
+
+import asyncio
+import gc
+import os
+import pickle
+import resource
+import signal
+import sys
+from array import array
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+import msgspec
+import uvloop
+
+from llmtap.clock import SystemClock
+from llmtap.exchange.exchange import Exchange
+from llmtap.load.deferred import Later
+from llmtap.load.http.sender import Sender
+from llmtap.load.run import Run
+from llmtap.load.schedule import ClosedSchedule, OpenSchedule, Schedule
+from llmtap.load.sending import Sending
+from llmtap.load.sessions.prompt_sender import Asking, check_target, make_asking, protocol_of
+from llmtap.load.tally import Tally
+from llmtap.load.target import parse_target
+from llmtap.load.workers.messages import Done, Progress, Ready, Script, Setup, frame
+from llmtap.metrics.objectives import Objectives
+from llmtap.metrics.statistics import percentile
+from llmtap.metrics.summary import ENDED_WELL
+from llmtap.net.tls import client_context
+from llmtap.units import decode_special
+from llmtap.workload.requests import Requests
+
+__all__ = ["main", "work"]
+
+TELL_S: Final = 0.25
+COLLECT_EACH: Final = 240
+"""Of these: each minute."""
+SPILL_BYTES: Final = 1 << 20
+"""Exchanges held back for one write."""
+LATEST: Final = 512
+"""Values that progress tells of. Percentiles of all would take 2 ms, with nothing sent; these take 0.1 ms."""
+CUT_NS: Final = 0
+PRIORITY: Final = 10
+"""Of real time, where it was asked for; the kernel's own threads have more."""
+
+mono_ns = SystemClock.mono_ns
+
+
+def main() -> int:
+    """Run one load."""
+    # A terminal's Ctrl-C reaches the whole group; the parent decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    line, rest = _first_line(sys.stdin.fileno())
+    if not line:
+        return 0
+    setup = msgspec.json.decode(line, type=Setup, dec_hook=decode_special)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    gc.collect()
+    gc.freeze()
+    gc.disable()  # see _keep_telling
+    uvloop.run(work(setup, sys.stdin.fileno(), sys.stdout.fileno(), rest))
+    return 0
+
+
+async def work(setup: Setup, commands_fd: int, reports_fd: int, said: bytes = b"") -> None:
+    """One load, by what `commands_fd` says (and has `said` already), told on `reports_fd`."""
+    loop = asyncio.get_running_loop()
+    script = msgspec.msgpack.decode(_read_all(setup.script_fd), type=Script)
+    sender = _sender(loop, setup)
+    requests = Requests(
+        _column(script.arrival_ns), after=_column(script.after), think_ns=_column(script.think_ns),
+        tenants=script.tenants,
+    )  # fmt: skip
+    rows = _column(script.rows)
+    schedule: Schedule
+    if setup.slots is None:
+        schedule = OpenSchedule(requests, rows)
+    else:
+        schedule = ClosedSchedule(requests, rows, setup.slots)
+    tally = Tally(Objectives.parse(setup.slo) if setup.slo else None)
+    tally.planned = len(rows)
+    realtime = setup.priority and _real_time()
+    commands = _Commands(commands_fd)
+    loop.add_reader(commands_fd, commands.read)
+    commands.feed(said)
+    keeper = _Keeper(tally, requests.tenants, setup.spill_fd)
+    later = sender.later
+    run: Run | None = None
+    start_ns = await _get_ready(sender, setup.open, commands, reports_fd)
+    if start_ns is not None:
+        run = Run(
+            sender, schedule, _bodies(setup.bodies_fd, script),
+            lambda row, x: later.add(partial(keeper.keep, row, x)), start_ns=start_ns,
+            duration_ns=setup.duration_ns, drain_ns=setup.drain_ns,
+            headers=_row_headers(setup, requests.tenants),
+            limit_in_flight=setup.limit_in_flight, stop_errors=setup.stop_errors,
+        )  # fmt: skip
+        commands.run = run
+        telling = loop.create_task(
+            _keep_telling(reports_fd, lambda: keeper.progress(sender, schedule, run), later)
+        )
+        try:
+            await run.go()
+        finally:
+            telling.cancel()
+    loop.remove_reader(commands_fd)
+    ended_ns = mono_ns()
+    tally.dropped = schedule.dropped
+    tally.skipped = 0 if run is None else run.skipped
+    tally.summary.opened = sender.sent
+    tally.retries.update(sender.retries)
+    keeper.flush()
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    stopped = commands.ended if run is None else run.stopped
+    done = Done(
+        tally.to_bytes(), stopped, sender.connects, sender.reuses,
+        int((usage.ru_utime + usage.ru_stime) * 1e9), usage.ru_maxrss * 1024,
+        sender.lateness.meter.take_max(), ended_ns if start_ns is None else start_ns, ended_ns, realtime,
+        keeper.spill_error,
+    )  # fmt: skip
+    if isinstance(sender, Asking):
+        await sender.aclose()
+    else:
+        sender.close()
+    _tell(reports_fd, frame(keeper.progress(sender, schedule, run)), wait=True)
+    _tell(reports_fd, frame(done), wait=True)
+
+
+def _sender(loop: asyncio.AbstractEventLoop, setup: Setup) -> Sender | Asking:
+    tls = client_context(setup.ca, setup.verify) if check_target(setup) else None
+    if protocol_of(setup.url) != "http":
+        return make_asking(loop, setup, tls)
+    headers = [(name.encode(), value.encode()) for name, value in setup.headers]
+    return Sender(loop, parse_target(setup.url, setup.endpoint, headers), setup.sender, tls=tls)
+
+
+async def _get_ready(sender: Sending, connections: int, commands: "_Commands", reports_fd: int) -> int | None:
+    """Open connections and say so; the start that we are told, or None when it was called off."""
+    opening = asyncio.ensure_future(sender.open(connections))
+    await asyncio.wait((opening, commands.start), return_when=asyncio.FIRST_COMPLETED)
+    if not opening.done():
+        opening.cancel()  # and the attempts are cut with the sender
+        return None
+    _tell(reports_fd, frame(Ready(opening.result())), wait=True)
+    return await commands.start
+
+
+async def _keep_telling(reports_fd: int, progress: Callable[[], Progress], later: Later) -> None:
+    """Tells how far it is; and collects garbage when there is time. Python would do so as soon as many
+    objects were made, which is when many answers end at once, and take 20 ms for it with 500 under way.
+    Nearly all goes by counting references anyway."""
+    told = 0
+    while True:
+        await asyncio.sleep(TELL_S)
+        _tell(reports_fd, frame(progress()), wait=False)
+        told += 1
+        if told % COLLECT_EACH == 0:
+            later.add(_collect)
+
+
+def _collect() -> None:
+    gc.collect()
+
+
+class _Commands:
+    """The parent's lines; their end, which is the parent's, is a `cut`."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._rest = b""
+        self.start: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+        self.run: Run | None = None
+        self.ended: str | None = None
+        """Why it is over."""
+
+    def read(self) -> None:
+        data = os.read(self._fd, 4096)
+        if data:
+            self.feed(data)
+        else:
+            asyncio.get_running_loop().remove_reader(self._fd)
+            self._obey("cut", "its parent is gone")
+
+    def feed(self, data: bytes) -> None:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            word, _, rest = line.decode().partition(" ")
+            if word != "go":
+                self._obey(word, rest)
+            elif not self.start.done():
+                self.start.set_result(int(rest))
+
+    def _obey(self, word: str, why: str) -> None:
+        self.ended = self.ended or why
+        if self.run is not None:
+            self.run.stop(why, drain_ns=CUT_NS if word == "cut" else None)
+        elif not self.start.done():
+            self.start.set_result(None)
+
+
+class _Keeper:
+    """Counts exchanges, and puts them aside for the parent."""
+
+    def __init__(self, tally: Tally, tenants: list[str], spill_fd: int | None) -> None:
+        self._tally = tally
+        self._tenants = tenants
+        self._fd = spill_fd
+        self._aside = bytearray()
+        self._failed = 0
+        self._tokens = 0
+        self._latest = {name: deque[int](maxlen=LATEST) for name in ("late", "ttft", "tbc")}
+        self.spill_error: str | None = None
+
+    def keep(self, row: int, x: Exchange) -> None:
+        if self._tenants:
+            x.tenant = self._tenants[row]
+        m = self._tally.add(x)
+        self._tokens += x.tokens.output or 0
+        if x.dispatch_late_ns is not None:
+            self._latest["late"].append(x.dispatch_late_ns)
+        if m.ttft_ns is not None and x.stream:
+            self._latest["ttft"].append(m.ttft_ns)
+        if m.tbc_ns:
+            self._latest["tbc"].extend(m.tbc_ns)
+        if x.outcome not in ENDED_WELL:
+            self._failed += 1
+        if self._fd is not None:
+            self._aside += pickle.dumps((row, x), pickle.HIGHEST_PROTOCOL)
+            if len(self._aside) >= SPILL_BYTES:
+                self.flush()
+
+    def flush(self) -> None:
+        """Write what is put aside. Where the file takes no more the load goes on, and only is not kept."""
+        try:
+            while self._aside and self._fd is not None:
+                del self._aside[: os.write(self._fd, self._aside)]
+        except OSError as exc:
+            self._fd = None
+            self.spill_error = exc.strerror
+            self._aside.clear()
+
+    def progress(self, sender: Sending, schedule: Schedule, run: Run | None) -> Progress:
+        tally = self._tally
+        late, ttft, tbc = map(sorted, self._latest.values())
+        return Progress(
+            sender.sent, len(sender.calls), tally.summary.n, self._failed, schedule.left, self._tokens,
+            percentile(late, 0.99), percentile(ttft, 0.5), percentile(ttft, 0.99), percentile(tbc, 0.5),
+            percentile(tbc, 0.99),
+            0 if run is None else run.skipped, sender.retries.total(), None if run is None else run.gave_up,
+        )  # fmt: skip
+
+
+def _bodies(fd: int, script: Script) -> Callable[[int], bytes]:
+    begins, ends = _column(script.body_begins), _column(script.body_ends)
+    return lambda row: os.pread(fd, ends[row] - begins[row], begins[row])
+
+
+def _row_headers(setup: Setup, tenants: list[str]) -> Callable[[int], list[tuple[bytes, bytes]]]:
+    """What a row has besides: an id by which others know it again, and whose it is."""
+    prefix, name = setup.request_ids.encode(), (setup.tenant_header or "").encode()
+
+    def headers(row: int) -> list[tuple[bytes, bytes]]:
+        fields = [(b"X-Request-Id", b"%b-%d" % (prefix, row))] if prefix else []
+        if name and tenants and tenants[row]:
+            fields.append((name, tenants[row].encode()))
+        return fields
+
+    return headers
+
+
+def _column(packed: bytes) -> "array[int]":
+    column = array("q")
+    column.frombytes(packed)
+    return column
+
+
+def _first_line(fd: int) -> tuple[bytes, bytes]:
+    """What `fd` says up to its first line's end, and what it has said beyond; b"" where it ended before."""
+    data = b""
+    while b"\n" not in data:
+        piece = os.read(fd, 1 << 16)
+        if not piece:
+            return b"", b""
+        data += piece
+    line, _, rest = data.partition(b"\n")
+    return line, rest
+
+
+def _read_all(fd: int) -> bytes:
+    pieces = []
+    at = 0
+    while piece := os.pread(fd, 1 << 20, at):
+        pieces.append(piece)
+        at += len(piece)
+    return b"".join(pieces)
+
+
+def _tell(fd: int, data: bytes, *, wait: bool) -> None:
+    """Write a frame: all of it, or, without waiting, nothing where the pipe is full."""
+    os.set_blocking(fd, wait)
+    try:
+        while data:
+            data = data[os.write(fd, data) :]
+    except BlockingIOError:
+        return
+    except BrokenPipeError:
+        return  # the parent is gone: stdin says so, too
+
+
+def _real_time() -> bool:
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(PRIORITY))
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,333 @@
+"""The parent's side of a run: as many sending processes as wanted, one schedule, one start.
+
+Rows are dealt to the processes by conversation, in turn: a row's time depends on the plan alone, so that any
+number of processes sends the same schedule. All open their connections first and start at one moment: of the
+clock that processes of one host share, and of several as well as these compare (`host_clock.py`). What comes
+back is in our time.
+"""
+
+import asyncio
+import pickle
+import tempfile
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from typing import BinaryIO, Final
+
+import msgspec
+
+from llmtap.clock import Clock, SystemClock
+from llmtap.errors import ConfigError, LlmtapError
+from llmtap.exchange.exchange import Exchange
+from llmtap.load.sessions.prompt_sender import check_target
+from llmtap.load.tally import Tally
+from llmtap.load.workers.host_clock import HostClock
+from llmtap.load.workers.messages import Done, Frames, Progress, Ready, Script, Setup
+from llmtap.load.workers.worker_handle import LocalMember, Member
+from llmtap.metrics.objectives import Objectives
+from llmtap.net.tls import client_context
+from llmtap.workload.requests import Requests
+
+__all__ = ["Crew", "Outcome", "dealt"]
+
+STOPPED: Final = "somebody stopped it"
+_COUNTS: Final = ("sent", "under_way", "ended", "failed", "left", "tokens", "skipped", "retries")
+_WORST: Final = tuple(name for name in Progress.__struct_fields__ if name.endswith("_ns"))
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of a run."""
+
+    tally: Tally
+    began_ns: int
+    ended_ns: int
+    done: list[Done] = field(default_factory=list)
+    """Of each process that reported."""
+    clocks: list[HostClock] = field(default_factory=list)
+    """Of the same: its host's."""
+    lost: list[int | None] = field(default_factory=list)
+    """Of each that did not: its exit status (a signal's number below 0), None where its host was lost."""
+    lost_rows: int = 0
+    """Rows those had: which of them were sent is not known, but for the exchanges they had put aside."""
+    stopped: str | None = None
+    """Why it ended early."""
+
+
+def dealt(requests: Requests, hands: int) -> list[list[int]]:
+    """The rows of each process: conversations in turn, whole, in the order of their arrivals."""
+    after = requests.after
+    if not after:
+        return [list(range(hand, len(requests), hands)) for hand in range(hands)]
+    out: list[list[int]] = [[] for _ in range(hands)]
+    hand_of: list[int] = []
+    begun = 0
+    for row, before in enumerate(after):
+        if before < 0:
+            hand_of.append(begun % hands)
+            begun += 1
+        else:
+            hand_of.append(hand_of[before])
+        out[hand_of[row]].append(row)
+    return out
+
+
+class Crew:
+    """Sending processes, and the files they leave with us. Use as a context manager."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        requests: Requests,
+        body_begins: "array[int]",
+        body_ends: "array[int]",
+        *,
+        processes: int = 1,
+        keep: bool = False,
+        hire: Callable[[], Member] = LocalMember,
+        clock: Clock | None = None,
+    ) -> None:
+        """`setup` names the file of bodies; slots and connections in it are those of all processes together.
+
+        `keep`: exchanges are wanted, not only their counts. `hire`: where a process runs. `clock`: whose time
+        all is told in.
+        """
+        self._setup = setup
+        self._requests = requests
+        self._bodies = (body_begins.tobytes(), body_ends.tobytes())
+        # A process without a slot would never send.
+        hands = min(processes, setup.slots or processes, setup.limit_in_flight or processes)
+        self._hands = [rows for rows in dealt(requests, hands) if rows]
+        self._members = [hire() for _ in self._hands]
+        self._clock = SystemClock() if clock is None else clock
+        self._files = ExitStack()
+        self._keep = keep
+        self._spills = [self._spill() for _ in self._hands] if keep else []
+        self._told: list[Member] = []
+        """Those that were started, and so hear what is said."""
+        self._said: list[str] = []
+        self._stopping: str | None = None
+        """Why, once somebody said so."""
+        self._cutting = asyncio.Event()
+        self._why: str | None = None
+        """Why one of them stopped by itself, and with it all."""
+
+    def __enter__(self) -> "Crew":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._files.close()
+
+    async def run(self, progress: Callable[[Progress], None] | None = None) -> Outcome:
+        """Start them, wait for all to be over. `progress` is told the sums of all.
+
+        Raises ConfigError for a target, a header or a certificate that cannot be used, LlmtapError when a
+        process could not be started, or ended before it was ready.
+        """
+        _check(self._setup)
+        sums: list[Progress | None] = [None] * len(self._hands)
+
+        def heard(i: int, part: Progress) -> None:
+            sums[i] = part
+            if part.gave_up is not None and self._stopping is None:
+                self._why = part.gave_up  # where one gives up, all do
+                self.stop(part.gave_up)
+            if progress is not None:
+                progress(_sum([p for p in sums if p is not None]))
+
+        ready: list[asyncio.Future[None]] = [
+            asyncio.get_running_loop().create_future() for _ in self._hands
+        ]  # fmt: skip
+        serving = [
+            asyncio.ensure_future(self._serve(i, ready[i], partial(heard, i))) for i in range(len(ready))
+        ]
+        try:
+            await asyncio.gather(*ready)
+            began_ns = self._clock.mono_ns() + max((m.lead_ns for m in self._members), default=0)
+            for member in self._told:
+                member.tell(f"go {member.clock.theirs(began_ns)}")
+            reports = await asyncio.gather(*serving)
+        finally:
+            for task in serving:
+                task.cancel()
+            await asyncio.gather(*serving, return_exceptions=True)
+            await asyncio.gather(*(member.kill() for member in self._members))
+            for future in ready:
+                future.cancel()
+        return self._outcome(began_ns, reports)
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the sending processes, once they were started; each on its own host."""
+        return [member.pid for member in self._members if member.pid is not None]
+
+    def stop(self, why: str = STOPPED) -> None:
+        """Send no more, and let answers end; the second time, don't wait for them."""
+        words = f"{'stop' if self._stopping is None else 'cut'} {why}"
+        if self._stopping is not None:
+            self._cutting.set()
+        self._stopping = self._stopping or why
+        self._said.append(words)
+        for member in self._told:
+            member.tell(words)
+
+    def exchanges(self) -> Iterator[tuple[int, Exchange]]:
+        """Row and exchange of all that ended, by process, in the order of their ends; after the run.
+
+        Of a process that was lost, those that it had put aside.
+        """
+        for member, spill in zip(self._members, self._spills, strict=self._keep):
+            spill.seek(0)
+            while True:
+                try:
+                    row, x = pickle.load(spill)
+                except (EOFError, pickle.UnpicklingError):
+                    break  # the end, or what was being written when the process was lost
+                yield row, member.clock.place(x)
+
+    def _setup_of(self, i: int) -> Setup:
+        """The share of process `i`."""
+        setup, hands = self._setup, len(self._hands)
+        return msgspec.structs.replace(
+            setup,
+            sender=msgspec.structs.replace(setup.sender, name=f"{setup.sender.name}{i}"),
+            slots=None if setup.slots is None else _share(setup.slots, i, hands),
+            limit_in_flight=None
+            if setup.limit_in_flight is None
+            else _share(setup.limit_in_flight, i, hands),
+            open=_share(setup.open, i, hands),
+        )
+
+    def _spill(self) -> BinaryIO:
+        file: BinaryIO = self._files.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 (`__exit__` closes it)
+        return file
+
+    async def _serve(
+        self, i: int, ready: "asyncio.Future[None]", heard: Callable[[Progress], None]
+    ) -> "Done | Lost | None":
+        """Process `i` from its start to its end; None where it was called off before it had started."""
+        member = self._members[i]
+        try:
+            if not await self._start(i, member):
+                ready.set_result(None)
+                return None
+            done: Done | None = None
+            opened = 0
+            frames = Frames()
+            while data := await member.read():
+                for message in frames.feed(data):
+                    match message:
+                        case Ready():
+                            opened = message.connections
+                            ready.set_result(None)
+                        case Progress():
+                            heard(message)
+                        case Done():
+                            done = msgspec.structs.replace(message, opened_before=opened)
+            status = await member.ended()
+        except Exception as exc:
+            if ready.done():
+                raise
+            ready.set_exception(exc)
+            return None
+        if not ready.done():
+            if done is not None:
+                ready.set_result(None)  # it was called off before
+            else:
+                ready.set_exception(LlmtapError(f"a sending process ended at once, {_by(status)}"))
+        return Lost(status) if done is None else done
+
+    async def _start(self, i: int, member: Member) -> bool:
+        """False: it was called off meanwhile."""
+        requests, rows = self._requests, self._hands[i]
+        script = Script(
+            array("q", rows).tobytes(), requests.arrival_ns.tobytes(), requests.after.tobytes(),
+            requests.think_ns.tobytes(), requests.tenants, *self._bodies,
+        )  # fmt: skip
+        spill = self._spills[i] if self._keep else None
+        starting = asyncio.ensure_future(member.start(self._setup_of(i), script, spill))
+        cutting = asyncio.ensure_future(self._cutting.wait())
+        try:
+            await asyncio.wait((starting, cutting), return_when=asyncio.FIRST_COMPLETED)
+            if not starting.done():
+                return False
+            starting.result()
+        finally:
+            for task in (starting, cutting):
+                task.cancel()
+            await asyncio.gather(starting, cutting, return_exceptions=True)
+        for words in self._said:
+            member.tell(words)
+        self._told.append(member)
+        return True
+
+    def _outcome(self, began_ns: int, reports: "Sequence[Done | Lost | None]") -> Outcome:
+        setup = self._setup
+        tally = Tally(Objectives.parse(setup.slo) if setup.slo else None)
+        out = Outcome(tally, began_ns, began_ns, stopped=self._why)
+        for member, rows, report in zip(self._members, self._hands, reports, strict=True):
+            match report:
+                case None:
+                    tally.planned += len(rows)
+                    out.stopped = out.stopped or self._stopping
+                case Lost():
+                    out.lost.append(report.status)
+                    out.lost_rows += len(rows)
+                    tally.planned += len(rows)
+                case Done():
+                    clock = member.clock
+                    done = msgspec.structs.replace(
+                        report, began_ns=clock.ours(report.began_ns), ended_ns=clock.ours(report.ended_ns),
+                        spill_error=report.spill_error or member.spill_error,
+                    )  # fmt: skip
+                    tally.merge_bytes(done.tally, None if clock.shared else clock.ours)
+                    out.done.append(done)
+                    out.clocks.append(clock)
+                    out.ended_ns = max(out.ended_ns, done.ended_ns)
+                    out.stopped = out.stopped or done.stopped
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A process that never reported."""
+
+    status: int | None
+
+
+def _by(status: int | None) -> str:
+    return "with its host" if status is None else f"with status {status}"
+
+
+def _check(setup: Setup) -> None:
+    """Raises the ConfigErrors that every sending process would raise."""
+    if check_target(setup):
+        try:
+            client_context(setup.ca, setup.verify)
+        except ConfigError as exc:
+            raise ConfigError("--ca", exc.problem, exc.hint) from None
+    if setup.slo:
+        Objectives.parse(setup.slo)
+    limit = setup.limit_in_flight
+    if limit is not None and (limit < 1 or setup.slots is not None):
+        raise ConfigError("--limit-in-flight", "it is at least 1, and only an open loop has one")
+
+
+def _share(whole: int, i: int, shares: int) -> int:
+    each, more = divmod(whole, shares)
+    return each + (i < more)
+
+
+def _sum(parts: Sequence[Progress]) -> Progress:
+    """Counts are added; of percentiles, which can't be, the worst."""
+    total = msgspec.structs.replace(parts[0])
+    for part in parts[1:]:
+        for name in _COUNTS:
+            setattr(total, name, getattr(total, name) + getattr(part, name))
+        for name in _WORST:
+            values = [v for v in (getattr(total, name), getattr(part, name)) if v is not None]
+            setattr(total, name, max(values, default=None))
+        total.gave_up = total.gave_up or part.gave_up
+    return total

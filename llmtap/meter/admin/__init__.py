@@ -1,0 +1,1 @@
+"""Admin port: API, dashboard, access control."""

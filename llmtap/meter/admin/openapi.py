@@ -1,0 +1,229 @@
+"""The admin API described for machines: `/api/v1/openapi.json`, made of one table.
+
+Source: OpenAPI 3.1.0, whose schemas are JSON Schema 2020-12.
+"""
+
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+
+from llmtap import __version__
+from llmtap.exchange.outcome import Outcome
+from llmtap.meter.admin.page import ASSETS
+from llmtap.meter.admin.schemas import COUNT, FLAG, SCHEMAS, TEXT, Schema, reference
+from llmtap.meter.options import WINDOWS
+from llmtap.meter.pipeline.open_streams import LIMIT_DEFAULT as STREAMS_DEFAULT
+from llmtap.meter.pipeline.open_streams import LIMIT_MAX as STREAMS_MAX
+from llmtap.meter.pipeline.open_streams import WINDOW_MAX_S
+from llmtap.meter.pipeline.recent_exchanges import LIMIT_DEFAULT, LIMIT_MAX, PAGE_BYTES_MAX
+from llmtap.meter.pipeline.windows import BY
+
+__all__ = ["ROUTES", "Route", "add_openapi_route", "document"]
+
+JSON: Final = "application/json"
+
+
+class Parameter(msgspec.Struct, frozen=True):
+    """One field of a query."""
+
+    name: str
+    text: str
+    schema: Schema = msgspec.field(default_factory=lambda: TEXT)
+
+
+class Route(msgspec.Struct, frozen=True, kw_only=True):
+    """One method of one path."""
+
+    path: str
+    name: str
+    """operationId."""
+    text: str
+    answers: dict[str, Schema]
+    """Schema by content type, of 200."""
+    method: str = "get"
+    query: tuple[Parameter, ...] = ()
+    parts: tuple[Parameter, ...] = ()
+    """What the path has in braces."""
+    body: Schema | None = None
+    errors: dict[int, str] = {}
+    """Answers other than 200, beside 401."""
+    probe: bool = False
+    """Open to all, also where a token is asked for, and not JSON when it fails."""
+
+
+_EVENTS: Final = Parameter("events", "1: with the list of events", FLAG)
+_FILTERS: Final = tuple(
+    Parameter(name, f"only exchanges whose {name} is this", schema)
+    for name, schema in {
+        "id": TEXT, "relay": TEXT, "seq": COUNT, "tenant": TEXT, "model": TEXT, "route": TEXT, "arm": TEXT,
+        "endpoint": TEXT, "dialect": TEXT, "method": TEXT, "path": TEXT, "request_id": TEXT,
+        "status": COUNT, "stream": FLAG, "outcome": {"type": "string", "enum": [o.value for o in Outcome]},
+        "finish_reason": TEXT, "clock": TEXT, "uncertain": FLAG,
+    }.items()
+)  # fmt: skip
+_CERTAIN: Final = Parameter("certain", "1: without exchanges whose stamps are too wide", FLAG)
+_FORBIDDEN: Final = "A browser sent the request for a page of another origin."
+_STRANGE_NAME: Final = "Or `Host` is no loopback name, which a port without a token requires."
+_BAD_QUERY: Final = {400: "A query parameter that cannot be; `field` names it."}
+
+ROUTES: Final = (
+    Route(
+        path="/", name="dashboard", text="The dashboard: a page that asks this API.",
+        answers={"text/html": TEXT}, probe=True,
+    ),
+    Route(
+        path="/assets/{name}", name="asset", text="A part of the page.",
+        answers=dict.fromkeys(sorted(set(ASSETS.values())), TEXT), probe=True,
+        parts=(Parameter("name", "the file", {**TEXT, "enum": sorted(ASSETS)}),),
+        errors={404: "There is no such part."},
+    ),
+    Route(
+        path="/healthz", name="health", text="The process runs and its loop turns.",
+        answers={"text/plain": TEXT}, probe=True,
+    ),
+    Route(
+        path="/readyz", name="readiness", text="A relay is connected and spoke lately.",
+        answers={"text/plain": TEXT}, errors={503: "No relay speaks to the meter."}, probe=True,
+    ),
+    Route(
+        path="/metrics", name="metrics", text="The Prometheus exposition, as Accept asks for it.",
+        answers={"text/plain": TEXT, "application/openmetrics-text": TEXT},
+    ),
+    Route(
+        path="/api/v1/summary", name="summary", text="Every figure of a window.",
+        answers={JSON: reference("Summary")}, errors=_BAD_QUERY,
+        query=(
+            Parameter("window", "or all since the start", {**TEXT, "enum": [*WINDOWS, "all"]}),
+            Parameter("by", f"some of {', '.join(BY)}; all but series where not given; or none"),
+            _CERTAIN,
+        ),
+    ),
+    Route(
+        path="/api/v1/exchanges", name="exchanges",
+        text=(
+            "The newest exchanges that match, newest first. An answer ends after `limit` exchanges or about"
+            f" {PAGE_BYTES_MAX >> 20} MiB; `next` leads to the rest."
+        ),
+        answers={JSON: reference("Exchanges")}, errors=_BAD_QUERY,
+        query=(
+            Parameter(
+                "limit", "maximum number of exchanges",
+                {**COUNT, "minimum": 1, "maximum": LIMIT_MAX, "default": LIMIT_DEFAULT},
+            ),
+            _EVENTS,
+            Parameter("next", "cursor of an earlier answer: what comes after it"),
+            Parameter("cursor", "the same"),
+            _CERTAIN,
+            *_FILTERS,
+        ),
+    ),
+    Route(
+        path="/api/v1/streams", name="streams", text="The exchanges under way, newest first.",
+        answers={JSON: reference("Streams")}, errors=_BAD_QUERY,
+        query=(
+            Parameter(
+                "limit", "how many",
+                {**COUNT, "minimum": 1, "maximum": STREAMS_MAX, "default": STREAMS_DEFAULT},
+            ),
+            Parameter("window", f"length of timelines, up to {WINDOW_MAX_S}s", {**TEXT, "default": "10s"}),
+            *(
+                Parameter(name, f"only those whose {name} is this")
+                for name in ("id", "tenant", "model", "arm")
+            ),
+        ),
+    ),
+    Route(
+        path="/api/v1/live", name="live",
+        text=(
+            "Server-sent events: `exchange` (an Exchange) for each that ends and matches, `summary` (a"
+            " LiveSummary) every second, `missed` (a Missed) when the subscriber was too slow."
+        ),
+        answers={"text/event-stream": TEXT},
+        errors={**_BAD_QUERY, 503: "Too many subscribers."},
+        query=(
+            _EVENTS,
+            Parameter("summary", "0: no summaries", FLAG),
+            Parameter("exchanges", "0: no exchanges", FLAG),
+            _CERTAIN,
+            *_FILTERS,
+        ),
+    ),
+    Route(
+        path="/api/v1/experiment", name="experiment", text="State and results of the configured experiment.",
+        answers={JSON: reference("Experiment")},
+    ),
+    Route(
+        path="/api/v1/experiment", method="post", name="switchExperiment",
+        text="Switches the experiment on or off; answers as GET does.",
+        answers={JSON: reference("Experiment")},
+        body={"type": "object", "properties": {"enabled": FLAG}, "required": ["enabled"],
+              "additionalProperties": False},
+        errors={
+            400: "The body is not what it should be.",
+            409: "No experiment is configured, or its end has come.",
+            413: "The body is too long.",
+            415: "The body is not declared as JSON.",
+        },
+    ),
+    Route(
+        path="/api/v1/openapi.json", name="openapi", text="This document.", answers={JSON: {"type": "object"}}
+    ),
+)  # fmt: skip
+"""The whole admin API."""
+
+
+def document(*, token: bool = False) -> dict[str, Any]:
+    """The OpenAPI document; with `token`, all but the probes ask for one."""
+    paths: dict[str, dict[str, Any]] = {}
+    for route in ROUTES:
+        paths.setdefault(route.path, {})[route.method] = _operation(route, token=token)
+    components: dict[str, Any] = {"schemas": SCHEMAS}
+    if token:
+        components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "llmtap admin API",
+            "version": __version__,
+            "description": "What the tap measured. Durations are seconds, null is unknown or does not apply.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "paths": paths,
+        "components": components,
+    }
+
+
+def _operation(route: Route, *, token: bool) -> dict[str, Any]:
+    content = {kind: {"schema": schema} for kind, schema in route.answers.items()}
+    responses: dict[str, Any] = {"200": {"description": route.text, "content": content}}
+    error: dict[str, Any] = {} if route.probe else {"content": {JSON: {"schema": reference("Error")}}}
+    responses["403"] = {"description": _FORBIDDEN if token else f"{_FORBIDDEN} {_STRANGE_NAME}", **error}
+    for status, text in sorted(route.errors.items()):
+        responses[str(status)] = {"description": text, **error}
+    out: dict[str, Any] = {"operationId": route.name, "summary": route.text, "responses": responses}
+    if route.query or route.parts:
+        out["parameters"] = [
+            *({**_described(p), "in": "path", "required": True} for p in route.parts),
+            *({**_described(p), "in": "query"} for p in route.query),
+        ]
+    if route.body is not None:
+        out["requestBody"] = {"required": True, "content": {JSON: {"schema": route.body}}}
+    if token and not route.probe:
+        out["security"] = [{"token": []}]
+        responses["401"] = {"description": "The token is missing or wrong.", **error}
+    return out
+
+
+def _described(parameter: Parameter) -> dict[str, Any]:
+    return {"name": parameter.name, "description": parameter.text, "schema": parameter.schema}
+
+
+def add_openapi_route(app: web.Application, *, token: bool) -> None:
+    """Serves the document, made once."""
+    body = msgspec.json.encode(document(token=token))
+
+    async def openapi(request: web.Request) -> web.Response:
+        return web.Response(body=body, content_type=JSON)
+
+    app.router.add_get("/api/v1/openapi.json", openapi)

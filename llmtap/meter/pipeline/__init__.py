@@ -1,0 +1,1 @@
+"""From frames to windows, capture, exports and live views."""

@@ -1,0 +1,315 @@
+"""Frames of one relay back into Exchanges: one Observer for each exchange that is open there.
+
+An exchange that cannot be understood is given up, counted and told once; the others go on. What was open
+when a relay died ends as `tap_error`, with all that had been seen of it.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple, Protocol
+
+import msgspec
+
+from llmtap.channel.frames import (
+    Anchored,
+    Assigned,
+    Closing,
+    Frame,
+    FrameBatch,
+    FrameKind,
+    Hello,
+    RelayStatus,
+)
+from llmtap.exchange.bounds import bounded
+from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.observer import Observer
+from llmtap.exchange.outcome import Outcome
+from llmtap.meter.relays import Reckoning
+from llmtap.net.lag import make_lag_meter
+
+__all__ = ["Assembler", "Sink"]
+
+# Plain ints: comparing with an IntEnum's member costs ten times as much, and this runs for every frame.
+_OPEN: Final = int(FrameKind.OPEN)
+_REQUEST_DATA: Final = int(FrameKind.REQUEST_DATA)
+_REQUEST_END: Final = int(FrameKind.REQUEST_END)
+_SUBMIT: Final = int(FrameKind.SUBMIT)
+_RESPONSE_HEAD: Final = int(FrameKind.RESPONSE_HEAD)
+_RESPONSE_DATA: Final = int(FrameKind.RESPONSE_DATA)
+_RESPONSE_END: Final = int(FrameKind.RESPONSE_END)
+_UPGRADED: Final = int(FrameKind.UPGRADED)
+_TUNNEL_UP: Final = int(FrameKind.TUNNEL_UP)
+_TUNNEL_DOWN: Final = int(FrameKind.TUNNEL_DOWN)
+_CLOSE: Final = int(FrameKind.CLOSE)
+_DROP: Final = int(FrameKind.DROP)
+_STATUS: Final = int(FrameKind.STATUS)
+_ANSWER: Final = int(FrameKind.ANSWER)
+_SENT: Final = int(FrameKind.SENT)
+_ARM: Final = int(FrameKind.ARM)
+_ANCHOR: Final = int(FrameKind.ANCHOR)
+_LAST: Final = (_CLOSE, _DROP)
+
+ANCHORS_MAX: Final = 4
+"""Remembered, for requests whose head took so long that the wall clock was set meanwhile."""
+LAG_FLOOR_NS: Final = 11_000_000
+"""Uncertainty of an exchange whose relay died: relays tell their lag with a status, twice a second, and look
+for it every 10 ms with a timer whose grain is 1 ms."""
+CPU_FREE_NS: Final = 5_000_000
+"""CPU time that is not charged to an exchange, each time that the clock is read: other frames are in it."""
+CPU_PER_BYTE_NS: Final = 1_000
+"""CPU time that a byte of a frame may take. The events of a token stream take 20 to 250 ns a byte."""
+CPU_MAX_NS: Final = 1_000_000_000
+"""Beyond that, and CPU_SHARE of the exchange's duration, its response is not parsed any further."""
+CPU_SHARE: Final = 1 / 50
+"""An exchange may last for hours, and is charged with a pause of the garbage collector now and then."""
+_TOO_COSTLY: Final = "its parsing took too much CPU time"
+_DIED: Final = "the relay died while this exchange ran"
+
+_closing: Final = msgspec.json.Decoder(Closing)
+_anchored: Final = msgspec.json.Decoder(Anchored)
+_assigned: Final = msgspec.json.Decoder(Assigned)
+_status: Final = msgspec.json.Decoder(RelayStatus)
+
+
+class Sink(Protocol):
+    """Who is told what came of the frames (the Tally)."""
+
+    def observe(
+        self, relay: str, seq: int, arrival_ns: int, arrival_wall_ns: int, head: bytes, clock: str
+    ) -> Observer: ...
+    def opened(self) -> None: ...
+    def forgot(self, n: int = 1) -> None: ...
+    def ended(self, x: Exchange) -> None: ...
+    def assigned(self, arm: Assigned) -> None: ...
+    def status(self, relay: str, status: RelayStatus) -> None: ...
+    def failed(self, kind: str, error: BaseException | str) -> None: ...
+
+
+class _Anchor(NamedTuple):
+    """A pair of readings of both clocks."""
+
+    mono_ns: int
+    wall_ns: int
+    since_ns: int
+    """It dates arrivals later than this."""
+    steps: int
+
+
+class Assembler:
+    """The open exchanges of one connection of one relay."""
+
+    def __init__(self, hello: Hello, sink: Sink) -> None:
+        self._hello = hello
+        self._sink = sink
+        self._live: dict[int, Observer] = {}
+        first = _Anchor(hello.anchor_mono_ns, hello.anchor_wall_ns, 0, hello.anchor_steps)
+        self._anchors = deque([first], ANCHORS_MAX)
+        self._steps: dict[int, int] = {}
+        """Of the open exchanges whose anchor was not the relay's first: `Exchange.anchor`."""
+        self._cpu_ns: dict[int, int] = {}
+        """CPU time that open exchanges used beyond what their bytes allow."""
+        self._arms: dict[int, str] = {}
+        """Of the open exchanges that were dealt to one."""
+        self._lag = make_lag_meter(LAG_FLOOR_NS)
+        """What the relay told of its lag."""
+        self.reckoning = Reckoning()
+
+    def __len__(self) -> int:
+        """Exchanges open now."""
+        return len(self._live)
+
+    def under_way(self) -> list[tuple[Observer, str | None]]:
+        """The open exchanges and their arms, those that began last first."""
+        arms = self._arms
+        return [(observer, arms.get(seq)) for seq, observer in reversed(self._live.items())]
+
+    def unrecognised(self, frames: FrameBatch) -> Iterator[Frame]:
+        """The frames of a batch for `digest`, without token events that were recognised by their bytes."""
+        return frames.unrecognised(self._live)
+
+    def digest(self, frames: Iterable[Frame]) -> None:
+        """Takes in the frames of a batch, in order. Never raises for what is in them."""
+        live = self._live
+        for kind, seq, t_ns, extra_ns, data in frames:
+            try:
+                if kind == _RESPONSE_DATA:
+                    # Frames of an exchange that was given up are passed over, here and below.
+                    observer = live.get(seq)
+                    if observer is not None:
+                        observer.response_data(data, t_ns, extra_ns)
+                elif kind == _OPEN:
+                    self._open(seq, t_ns, extra_ns, data)
+                elif kind == _SENT:
+                    self._open(seq, t_ns, t_ns, data)
+                    live[seq].submitted(extra_ns, extra_ns - t_ns)
+                elif kind == _STATUS:
+                    self._hear(_status.decode(data))
+                else:
+                    if kind in _LAST:
+                        self.reckoning.settled(dropped=kind == _DROP)
+                    if seq in live:
+                        self._tell(live[seq], kind, seq, t_ns, extra_ns, data)
+                    elif kind == _ANCHOR:
+                        self._set_anchor(t_ns, extra_ns, _anchored.decode(data))
+            except Exception as error:  # measuring may fail, traffic and the other exchanges may not
+                self._sink.failed(type(error).__name__, error)
+                self._forget(seq)
+
+    def charge(self, frame: Frame, cpu_ns: int) -> None:
+        """Charge a frame's exchange with CPU time, and stop parsing its response where that is too much.
+
+        No input should take more than linear time; this limits the damage if one does.
+        """
+        _, seq, t_ns, _, data = frame
+        over_ns = cpu_ns - CPU_FREE_NS - CPU_PER_BYTE_NS * len(data)
+        observer = self._live.get(seq)
+        if over_ns <= 0 or observer is None:
+            return
+        used_ns = self._cpu_ns[seq] = self._cpu_ns.get(seq, 0) + over_ns
+        lasted_ns = max(0, t_ns - observer.exchange.timeline.arrival_ns)
+        if used_ns > CPU_MAX_NS + CPU_SHARE * lasted_ns and observer.give_up(_TOO_COSTLY):
+            self._sink.failed("parse_cpu", f"exchange {observer.exchange.id}: {_TOO_COSTLY}")
+
+    def discard(self) -> None:
+        """Gives up all that is open: the relay lives, and counts by itself what we did not acknowledge."""
+        self._sink.forgot(len(self._live))
+        for observer in self._live.values():
+            observer.abandon()
+        self._live.clear()
+        self._arms.clear()
+        self._steps.clear()
+        self._cpu_ns.clear()
+
+    def lose(self) -> None:
+        """The relay died: all that is open ends here, as `tap_error`."""
+        for seq, observer in list(self._live.items()):
+            try:
+                exchange = observer.finish(
+                    delivered_ns=None,
+                    outcome=Outcome.TAP_ERROR,
+                    status=None,
+                    error=_DIED,
+                    paused_ns=0,
+                    lag_ns=LAG_FLOOR_NS,
+                    request_bytes=0,
+                    response_bytes=0,
+                )
+                exchange.uncertainty_ns = self._lag.worst_since(exchange.timeline.arrival_ns)
+                # Nobody knows whether a token would have come.
+                exchange.no_token_reason = None
+                self._end(seq, exchange)
+            except Exception as error:
+                self._sink.failed(type(error).__name__, error)
+                self._forget(seq)
+
+    def _hear(self, status: RelayStatus) -> None:
+        self._lag.note(status.t_ns, status.lag_ns_max)
+        self.reckoning.told(status)
+        self._sink.status(self._hello.relay, status)
+
+    def _set_anchor(self, mono_ns: int, wall_ns: int, about: Anchored) -> None:
+        self._anchors.append(_Anchor(mono_ns, wall_ns, about.since_ns, about.steps))
+
+    def _anchor_at(self, t_ns: int) -> _Anchor:
+        """The newest one that was in force at `t_ns`; where none is known, the oldest."""
+        return next((a for a in reversed(self._anchors) if t_ns > a.since_ns), self._anchors[0])
+
+    def _open(self, seq: int, t_ns: int, whole_ns: int, data: bytes) -> None:
+        head, body = _split(data) if whole_ns else (data, b"")
+        hello = self._hello
+        anchor = self._anchors[-1]
+        if t_ns <= anchor.since_ns:
+            anchor = self._anchor_at(t_ns)
+        wall_ns = anchor.wall_ns + t_ns - anchor.mono_ns
+        self.reckoning.opened(seq)
+        self._forget(seq)
+        # Counted before it is understood: what follows gives it up by the same number.
+        self._sink.opened()
+        try:
+            observer = self._live[seq] = self._sink.observe(
+                hello.relay, seq, t_ns, wall_ns, head, hello.clock
+            )
+        except Exception:
+            self._sink.forgot()
+            raise
+        if anchor.steps:
+            self._steps[seq] = anchor.steps
+        if whole_ns:
+            if body:
+                observer.request_data(body, whole_ns)
+            observer.request_end(whole_ns)
+
+    def _tell(self, observer: Observer, kind: int, seq: int, t_ns: int, extra_ns: int, data: bytes) -> None:
+        if kind == _REQUEST_DATA:
+            observer.request_data(data, t_ns)
+        elif kind == _REQUEST_END:
+            observer.request_end(t_ns)
+        elif kind == _SUBMIT:
+            observer.submitted(t_ns, extra_ns)
+        elif kind == _ANSWER:
+            head, body = _split(data)
+            observer.response_head(head, t_ns, extra_ns)
+            if body:
+                observer.response_data(body, t_ns, extra_ns)
+            observer.response_end(t_ns)
+        elif kind == _RESPONSE_HEAD:
+            observer.response_head(data, t_ns, extra_ns)
+        elif kind == _RESPONSE_END:
+            observer.response_end(t_ns)
+        elif kind == _CLOSE:
+            self._close(seq, t_ns, data)
+        elif kind == _DROP:
+            self._forget(seq)
+        elif kind == _UPGRADED:
+            observer.upgraded(t_ns)
+        elif kind == _ARM:
+            dealt = _assigned.decode(data)
+            dealt.arm, dealt.unit = bounded("arm", dealt.arm), bounded("unit", dealt.unit)
+            self._arms[seq] = dealt.arm
+            self._sink.assigned(dealt)
+        elif kind == _TUNNEL_UP:
+            observer.tunnel(data, None, t_ns, extra_ns)
+        elif kind == _TUNNEL_DOWN:
+            observer.tunnel(None, data, t_ns, extra_ns)
+        # INTERIM heads say nothing that an exchange keeps; kinds of a newer relay are passed over.
+
+    def _close(self, seq: int, t_ns: int, data: bytes) -> None:
+        closing = _closing.decode(data)
+        observer = self._live[seq]
+        x = observer.exchange
+        x.resent, x.added.connect_ns = closing.retries, closing.connect_ns
+        if closing.arm is not None:
+            x.arm, x.route, x.unit, x.excluded = closing.arm, closing.route, closing.unit, closing.excluded
+        exchange = observer.finish(
+            delivered_ns=t_ns or None,
+            outcome=closing.outcome,
+            status=closing.status,
+            error=closing.error,
+            paused_ns=closing.paused_ns,
+            lag_ns=closing.lag_ns,
+            request_bytes=closing.request_bytes,
+            response_bytes=closing.response_bytes,
+        )
+        self._end(seq, exchange)
+
+    def _end(self, seq: int, exchange: Exchange) -> None:
+        exchange.anchor = self._steps.pop(seq, 0)
+        self._arms.pop(seq, None)
+        self._cpu_ns.pop(seq, None)
+        del self._live[seq]
+        self._sink.ended(exchange)
+
+    def _forget(self, seq: int) -> None:
+        self._steps.pop(seq, None)
+        self._arms.pop(seq, None)
+        self._cpu_ns.pop(seq, None)
+        observer = self._live.pop(seq, None)
+        if observer is not None:
+            observer.abandon()
+            self._sink.forgot()
+
+
+def _split(message: bytes) -> tuple[bytes, bytes]:
+    """Head and body of a message that the relay has found to be whole."""
+    end = message.find(b"\r\n\r\n") + 4
+    return message[:end], message[end:]

@@ -1,0 +1,199 @@
+"""The meter's end of the tap: a local socket on which relays deliver batches of frames.
+
+Each connection is one relay, and says so in its first frame. A batch is acknowledged when everything in
+it has been accounted; what a dying meter had not acknowledged, the relay counts as not measured. Where a
+relay hangs up with exchanges open, it has died, and they end as `tap_error`; where we hang up, or it has come
+again, it lives and counts them by itself. What another meter tells of a relay is its hello and its status,
+and no exchange.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+import stat
+from typing import cast
+
+import msgspec
+
+from llmtap.channel.frames import ACK, BatchReader, FrameKind, Hello
+from llmtap.meter.pipeline.assembler import Assembler
+from llmtap.meter.pipeline.tally import Tally
+
+__all__ = ["Receiver", "listen_on"]
+
+log = logging.getLogger(__name__)
+
+
+class Receiver:
+    """Accepts relays. Owns its connections until `close`."""
+
+    def __init__(self, tally: Tally) -> None:
+        self._tally = tally
+        self._connections: set[_Connection] = set()
+        self._server: asyncio.Server | None = None
+
+    async def start(self, sock: socket.socket) -> None:
+        """Begins to accept on a listening unix socket."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(
+            lambda: _Connection(self._tally, self._connections), sock=sock
+        )
+
+    async def relays_left(self) -> None:
+        """Until no relay is connected. Guests are not waited for: they stay when the meter goes."""
+        while (one := next((c for c in self._connections if not c.guest), None)) is not None:
+            await one.lost.wait()
+
+    async def close(self) -> None:
+        """Stops accepting and hangs up on every relay."""
+        if self._server is not None:
+            self._server.close()
+        leaving = list(self._connections)
+        for connection in leaving:
+            connection.close()
+        # Transports close on a later turn of the loop; the relays' exchanges are given up there.
+        for connection in leaving:
+            await connection.lost.wait()
+
+
+class _Connection(asyncio.Protocol):
+    """One relay."""
+
+    def __init__(self, tally: Tally, siblings: "set[_Connection]") -> None:
+        self._tally = tally
+        self._siblings = siblings
+        self._batches = BatchReader()
+        self._transport: asyncio.Transport | None = None
+        self._assembler: Assembler | None = None
+        self._relay = ""
+        self._epoch = 0
+        self._acks = bytearray()
+        self._hung_up = False
+        self._elsewhere = False
+        self.guest = False
+        self.lost = asyncio.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # A cast and no check: uvloop's transports are not asyncio's children.
+        self._transport = cast(asyncio.Transport, transport)
+        self._siblings.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for batch_no, frames in self._batches.feed(data):
+                self._tally.frames += len(frames)
+                if self._assembler is None and len(frames):
+                    self._join(next(frames))
+                if self._assembler is not None:
+                    assembler = self._assembler
+                    left = assembler.unrecognised(frames)
+                    assembler.digest(self._tally.turns.over(left, frames.last_ns, assembler.charge))
+                if not self._acks:
+                    asyncio.get_running_loop().call_soon(self._acknowledge)
+                self._acks += ACK.pack(batch_no)
+            if self._tally.turns.behind:
+                self._breathe()
+        except (ValueError, msgspec.MsgspecError) as error:
+            # Bytes out of step cannot be resynchronised: hang up, and the relay begins anew.
+            self._tally.failed("bad_batch", error)
+            self.close()
+
+    def _breathe(self) -> None:
+        # The loop reads a socket up to 32 times in a row while there is more, and an answer at the admin port
+        # takes several rounds of the loop: seconds, in a backlog. Stopped and started, it reads once a round.
+        if self._transport is not None:
+            self._transport.pause_reading()
+            asyncio.get_running_loop().call_soon(self._transport.resume_reading)
+
+    def _acknowledge(self) -> None:
+        # Past the transport, which ends a connection that cannot be written to, and what of the last words of
+        # a relay that has died was not read yet would go with it. Reading finds its end.
+        transport, acks = self._transport, bytes(self._acks)
+        self._acks.clear()
+        if transport is None or self.lost.is_set() or transport.is_closing():
+            return
+        sent = 0
+        if not transport.get_write_buffer_size():
+            try:
+                sent = os.write(transport.get_extra_info("socket").fileno(), acks)
+            except BlockingIOError:
+                pass
+            except OSError:
+                return
+        if sent < len(acks):
+            transport.write(acks[sent:])
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._siblings.discard(self)
+        self.lost.set()
+        if self._assembler is None:
+            return
+        self._tally.experiments.leave(self._say)
+        self._tally.streams.leave(self._assembler)
+        reckoning = self._assembler.reckoning
+        open_exchanges, final = reckoning.running, None
+        again = self._tally.relays.has_come_again(self._relay, self._epoch)
+        if self._hung_up or self._elsewhere or again:
+            self._assembler.discard()
+        else:
+            final = reckoning.final()
+            self._assembler.lose()
+            if final is not None:
+                self._tally.left(self._relay, final)
+        now_ns = self._tally.clock.mono_ns()
+        self._tally.relays.leave(self._relay, self._epoch, open_exchanges, now_ns, final)
+        log.info("event=relay_left relay=%s open_exchanges=%d", self._relay, open_exchanges)
+
+    def close(self) -> None:
+        """Hangs up."""
+        self._hung_up = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _say(self, word: int) -> None:
+        """A word to the relay, among the acknowledgements."""
+        if self._transport is not None:
+            self._transport.write(ACK.pack(word))
+
+    def _join(self, frame: tuple[int, int, int, int, bytes]) -> None:
+        if frame[0] != FrameKind.HELLO:
+            raise ValueError(f"the first frame is of kind {frame[0]}, not a hello")
+        hello = msgspec.json.decode(frame[4], type=Hello)
+        self._relay = hello.relay
+        self._elsewhere = hello.elsewhere
+        self.guest = hello.guest or hello.elsewhere
+        self._epoch = self._tally.relays.join(hello)
+        self._tally.experiments.join(hello.switch, self._say)
+        self._assembler = Assembler(hello, self._tally)
+        self._tally.streams.join(self._assembler)
+        log.info(
+            "event=relay_joined relay=%s pid=%d clock=%s implementation=%s",
+            hello.relay, hello.pid, hello.clock, hello.implementation or "unknown",
+        )  # fmt: skip
+
+
+def listen_on(path: str) -> socket.socket:
+    """A listening unix socket at `path` that only this user can open (0600).
+
+    A socket left behind by a meter that died is replaced. Raises OSError when something else is there
+    or the path is longer than the system's limit (about 100 bytes).
+    """
+    try:
+        if stat.S_ISSOCK(os.lstat(path).st_mode):
+            os.unlink(path)
+    except FileNotFoundError:
+        pass
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    # Between bind and chmod the socket would stand open to others: the mask closes that gap.
+    mask = os.umask(0o177)
+    try:
+        sock.bind(path)
+    except BaseException:
+        sock.close()
+        raise
+    finally:
+        os.umask(mask)
+    sock.listen(64)
+    sock.setblocking(False)
+    return sock

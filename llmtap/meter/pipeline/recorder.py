@@ -1,0 +1,464 @@
+"""Keeps the exchanges that the meter finishes: the loop hands them over, a thread of its own does the rest.
+
+On the meter's loop an exchange costs an append to a queue. The thread reads the requests' shapes, links the
+turns of conversations, redacts, encodes rows and gives them to the Store, which writes. What waits in memory
+is bounded: beyond it exchanges are measured and not kept, counted by reason. Nothing here ever holds up or
+fails the measuring, let alone the traffic.
+
+An exchange is in the spool `capture.flush` and one turn of the thread after its end, at the latest: 0.6 s
+with the defaults. A kill of this process costs no more than that.
+"""
+
+import logging
+import os
+import secrets
+import threading
+from collections import deque
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from llmtap.capture.options import CaptureOptions
+from llmtap.capture.privacy.blocks import BlockHasher
+from llmtap.capture.privacy.redaction import Redactor
+from llmtap.capture.privacy.sessions import Keys, Sessions
+from llmtap.capture.schema import CaptureInfo, Ledger, RelayCount
+from llmtap.capture.store.aside import aside_of, clear
+from llmtap.capture.store.places import redacted
+from llmtap.capture.store.rows import to_batch
+from llmtap.capture.store.store import Store, spool_folder
+from llmtap.capture.tokenizer import Encode
+from llmtap.clock import Clock
+from llmtap.errors import LlmtapError
+from llmtap.exchange.bounds import memory_bytes
+from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.prompt import read_prompt
+from llmtap.exchange.request_shape import Said
+from llmtap.export.prometheus.capture_metrics import CaptureState
+from llmtap.metrics.latency import Measured
+from llmtap.protocol.http1 import Headers, RequestHead
+
+__all__ = ["Recorder"]
+
+ROWS_MAX: Final = 1_000
+"""Of a batch: what waits this long in numbers is written at once."""
+TURN_S: Final = 0.1
+"""The thread looks this often: a wake-up for each exchange would cost more than the exchange."""
+LEFT_MAX: Final = 64
+"""Relays that left and are told of in each file after, by which a file that is lost is missed. All of them
+would be too many: apps with the middleware may come and go for ever."""
+RETRY_OPEN_NS: Final = 1_000_000_000
+STEP_ASIDE_S: Final = 4.0
+"""For the files of what was recorded until then; exchanges wait in memory meanwhile."""
+
+log = logging.getLogger(__name__)
+
+
+class _Held:
+    """Bytes of bodies that wait for the end of their exchange; counted by whichever thread lets one go."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._guard = threading.Lock()
+
+    def add(self, n: int) -> None:
+        with self._guard:
+            self.bytes += n
+
+
+@dataclass(slots=True)
+class _Keeping:
+    """What is known of a request until its exchange has ended."""
+
+    keys: Keys | None = None
+
+
+class _KeepingBody(_Keeping):
+    """The same where the body is kept. It goes with the exchange, however that ends, if it does."""
+
+    __slots__ = ("_held", "body")
+
+    def __init__(self, body: bytes, held: _Held) -> None:
+        super().__init__()
+        self.body = body
+        self._held = held
+        held.add(len(body))
+
+    def __del__(self) -> None:
+        self._held.add(-len(self.body))
+
+
+class Recorder:
+    """One capture.
+
+    Args:
+        info: what its files say of themselves.
+        salt: key of all hashes; it is written nowhere.
+        after: relays up to this number were there before the capture began, and so have a past; 0: none.
+        encode: the configured tokenizer, if there is one.
+        waits: another recorder is about to leave the folder to us.
+    """
+
+    def __init__(
+        self,
+        options: CaptureOptions,
+        clock: Clock,
+        info: CaptureInfo,
+        *,
+        salt: bytes,
+        after: int = 0,
+        encode: Encode | None = None,
+        waits: bool = False,
+    ) -> None:
+        self._options = options
+        self._clock = clock
+        self._info = info
+        self._salt = salt
+        self._store = Store(options, info, clock)
+        self._hasher: BlockHasher | None = None
+        if options.level != "none":
+            size = info.block_size
+            self._hasher = BlockHasher(
+                salt, size=size, unit="bytes" if encode is None else "tokens", tokenize=encode
+            )
+        self._sessions = Sessions(
+            salt,
+            named=options.level != "none",
+            headers=options.session_headers,
+            fields=options.session_fields,
+        )
+        self._telling = frozenset(name.lower().encode() for name in options.session_headers)
+        self._redactor = Redactor(options.redact) if options.level == "full" else None
+        # Filled by the loop, emptied by the thread: (exchange, header fields that matter, body) when a
+        # request is whole, (exchange, None, b"") at the end; and the bytes that were counted for it.
+        self._inbox: deque[tuple[Exchange, Headers | None, bytes, int]] = deque()
+        self._taken_bytes = 0  # by the loop, ever
+        self._freed_bytes = 0  # by the thread, ever
+        self._held = _Held()
+        self._rows: list[Exchange] = []
+        self._row_bytes = 0
+        self._oldest_ns = 0
+        self._nothing = to_batch([], capture=info.capture, level=options.level)[0]
+        self._batches: deque[Any] = deque()
+        self._batch_bytes = 0
+        self._batch_rows = 0
+        self._kept = 0
+        self._dropped: dict[str, int] = {}
+        self._unshaped = 0  # counted by the loop
+        self._cut = 0  # prompts with too many parts, counted by the thread
+        self._errors: dict[str, int] = {}
+        self._relays: dict[str, RelayCount] = {}
+        self._left: dict[str, None] = {}
+        """Those of them that went away, the first to go first."""
+        self._after = after
+        self._meter = secrets.token_hex(4)
+        self._whole = False
+        self._opened = False
+        self._open_at_ns = 0
+        self._waits = waits
+        self._gives_way = False
+        self._aside: Path | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
+
+    # ---------------------------------------------------------------- the meter's loop
+
+    def start(self) -> None:
+        """Begins. A folder that cannot be used is told, and tried again: measuring goes on."""
+        self._open()
+        self._thread.start()
+
+    def hear(self, x: Exchange, head: RequestHead, body: bytes) -> bool:
+        """A request is whole (`record.request.Hear`)."""
+        wants_text = self._redactor is not None and self._is_full(x.tenant)
+        if self._pending_bytes + len(body) > self._options.memory_bytes:
+            self._unshaped += 1
+            return False
+        self._taken_bytes += len(body)
+        # No others: a queue is no place for keys and cookies.
+        headers = [field for field in head.headers if field[0].lower() in self._telling]
+        self._inbox.append((x, headers, body, len(body)))
+        return wants_text
+
+    def ended(self, x: Exchange, m: Measured) -> None:
+        """An exchange is complete."""
+        n_bytes = _bytes_of(x)
+        if self._pending_bytes + n_bytes > self._options.memory_bytes:
+            self._drop(self._store.problem or "memory", 1)
+            x.asked = x.said = x.keeping = None
+            return
+        self._taken_bytes += n_bytes
+        self._inbox.append((x, None, b"", n_bytes))
+
+    def relay_said(self, relay: str, opened: int, dropped: dict[str, int], unsettled: int) -> None:
+        """A relay's counts: by these a reader can tell what is missing."""
+        known = self._relays.get(relay)
+        if known is not None:
+            since, before = known.since, known.before
+        elif 0 < _number_of(relay) <= self._after:
+            since, before = opened, dict(dropped)
+        else:
+            since, before = 0, {}
+        # A new dict each time: the thread may be reading the old one.
+        count = RelayCount(opened, dict(dropped), unsettled, since, before)
+        self._relays = {**self._relays, relay: count}
+        self._left.pop(relay, None)
+
+    def relay_left(self, relay: str, opened: int, dropped: dict[str, int]) -> None:
+        """A relay went away with these counts, and nothing of it is under way.
+
+        Of those that left before, the first ones are forgotten once a file tells what they said last: readers
+        take the last word of each relay from whichever file has it.
+        """
+        self.relay_said(relay, opened, dropped, 0)
+        if 0 < _number_of(relay) <= self._after:
+            return  # should it come again, it would count as new to the capture
+        self._left[relay] = None
+        told = self._store.told().relays
+        first = list(self._left)[: max(0, len(self._left) - LEFT_MAX)]
+        gone = {name for name in first if told.get(name) == self._relays[name]}
+        if gone:
+            self._relays = {name: count for name, count in self._relays.items() if name not in gone}
+            self._left = dict.fromkeys(name for name in self._left if name not in gone)
+
+    def state(self) -> CaptureState:
+        """For `/metrics` and the API."""
+        store = self._store.state()
+        deleted = {"deleted": store.rows_deleted} if store.rows_deleted else {}
+        skipped = 0 if self._hasher is None else self._hasher.skipped
+        return CaptureState(
+            to=redacted(self._options.to or ""),
+            level=self._options.level,
+            exchanges=self._kept,
+            waiting=len(self._inbox) + len(self._rows) + self._batch_rows,
+            dropped={**self._dropped, **deleted},
+            unshaped=self._unshaped + self._cut + skipped,
+            problem=store.problem if self._opened else "folder",
+            files_problem=store.files_problem,
+            bytes_written=store.bytes_written,
+            files=store.files,
+            files_waiting=store.files_waiting,
+            files_deleted=store.files_deleted,
+            spool_bytes=store.spool_bytes,
+            local_bytes=store.local_bytes,
+            failures=store.failures,
+            recovered=store.recovered,
+            damaged=store.damaged,
+        )
+
+    def go_by(self, config: str) -> None:
+        """Files that are begun from now on say that they were written under this configuration."""
+        self._info = msgspec.structs.replace(self._info, config=config)
+        self._store.info = self._info
+
+    def give_way(self) -> None:
+        """Another recorder goes on with the capture: leave it the folder, keep what still ends beside it."""
+        self._gives_way = True
+
+    def close(self, timeout_s: float, *, whole: bool = False) -> None:
+        """Writes what waits, and finishes the files if the time allows; the next start finds the rest.
+
+        `whole`: the relays have said their last words, and no exchange is to come in this capture.
+        """
+        self._whole = whole
+        end_ns = self._clock.mono_ns() + round(timeout_s * 1e9)
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+        left = len(self._inbox) + len(self._rows) + self._batch_rows
+        if left:
+            log.error("event=capture_closed_early exchanges_lost=%d", left)
+        if self._opened:
+            self._store.close(max(0.0, (end_ns - self._clock.mono_ns()) / 1e9))
+        if self._aside is not None:
+            clear(self._aside)
+
+    @property
+    def _pending_bytes(self) -> int:
+        queued_bytes = self._taken_bytes - self._freed_bytes
+        return queued_bytes + self._row_bytes + self._batch_bytes + self._held.bytes
+
+    def _is_full(self, tenant: str) -> bool:
+        return any(fnmatchcase(tenant, pattern) for pattern in self._options.full_tenants)
+
+    def _drop(self, reason: str, n: int) -> None:
+        self._dropped[reason] = self._dropped.get(reason, 0) + n
+
+    # ---------------------------------------------------------------- the thread
+
+    def _run(self) -> None:
+        while not self._stop.wait(TURN_S):
+            self._turn()
+        self._open_at_ns = 0  # the last try need not wait
+        self._turn(last=True)
+
+    def _turn(self, *, last: bool = False) -> None:
+        try:
+            self._digest()
+            due_ns = self._oldest_ns + self._options.flush
+            if self._rows and (last or self._clock.mono_ns() >= due_ns):
+                self._encode()
+            if self._gives_way:
+                self._step_aside()
+            if self._opened or self._open():
+                self._write()
+                if last:
+                    self._give_up()
+                    self._store.append(self._nothing, self._ledger(closed=self._whole))
+                self._store.tick()
+        except Exception as error:  # capture may fail, measuring may not
+            self._failed(error)
+
+    def _step_aside(self) -> None:
+        """Our spools become files, and the folder is free. Where they do not in time, it is when we end."""
+        self._gives_way = False
+        if self._opened:
+            self._store.append(self._nothing, self._ledger())
+            self._store.close(STEP_ASIDE_S)
+        options = aside_of(self._options, spool_folder(self._options), os.getpid())
+        self._store = Store(options, self._info, self._clock)
+        self._aside = spool_folder(options)
+        self._open_at_ns = 0
+        self._opened = False
+        self._open()
+
+    def _open(self) -> bool:
+        now_ns = self._clock.mono_ns()
+        if now_ns < self._open_at_ns:
+            return False
+        try:
+            self._store.open()
+        except LlmtapError as exc:
+            if not self._open_at_ns and not self._waits:
+                log.error("event=capture_not_opened error=%r", str(exc))
+            self._open_at_ns = now_ns + RETRY_OPEN_NS
+            return False
+        self._opened = True
+        return True
+
+    def _digest(self) -> None:
+        for _ in range(len(self._inbox)):
+            x, headers, body, n_bytes = self._inbox.popleft()
+            self._freed_bytes += n_bytes
+            try:
+                if headers is not None:
+                    self._read_request(x, headers, body)
+                else:
+                    self._finish(x)
+            except Exception as error:
+                self._failed(error)
+                x.said = None  # what was not redacted is not kept
+            if headers is not None:
+                continue
+            if not self._rows:
+                self._oldest_ns = self._clock.mono_ns()
+            self._row_bytes += _bytes_of(x)
+            self._rows.append(x)
+            if len(self._rows) >= ROWS_MAX:
+                self._encode()
+
+    def _read_request(self, x: Exchange, headers: Headers, body: bytes) -> None:
+        full = self._redactor is not None and self._is_full(x.tenant)
+        x.keeping = keeping = _KeepingBody(body, self._held) if full else _Keeping()
+        prompt = read_prompt(body, x.endpoint)
+        if prompt is not None:
+            x.asked = prompt.asked
+            self._cut += prompt.cut
+            hasher = self._hasher
+            blocks = None if hasher is None else hasher.blocks(prompt)
+            if hasher is not None and blocks is not None:
+                x.asked.blocks, x.asked.tokens = blocks
+                x.asked.block_size, x.asked.block_unit = hasher.size, hasher.unit
+        keeping.keys = self._sessions.keys(headers, prompt)
+
+    def _finish(self, x: Exchange) -> None:
+        """What only the end can tell: the exchange's place in a conversation, and what may be kept of it."""
+        keeping, x.keeping = x.keeping, None
+        if not isinstance(keeping, _Keeping):
+            x.said = None
+            return
+        if keeping.keys is not None:
+            x.turn = self._sessions.turn(x, keeping.keys)
+        said, x.said = x.said, None
+        if isinstance(keeping, _KeepingBody) and self._is_sampled(x):
+            x.said = self._redacted(keeping.body, said)
+
+    def _is_sampled(self, x: Exchange) -> bool:
+        """Decided by the conversation's name, so that all turns of one are kept, or none."""
+        unit = x.id if x.turn is None else x.turn.session
+        digest = blake2b(unit.encode(), key=self._salt, digest_size=8).digest()
+        return int.from_bytes(digest) < self._options.full_share * (1 << 64)
+
+    def _redacted(self, body: bytes, said: Said | None) -> Said:
+        assert self._redactor is not None
+        request, n = self._redactor.body(body)
+        out = Said(request_body=request, redactions=n)
+        if said is not None and said.response_text is not None:
+            out.response_text, more = self._redactor.text(said.response_text)
+            out.redactions += more
+        return out
+
+    def _encode(self) -> None:
+        rows, self._rows = self._rows, []
+        self._row_bytes = 0
+        batch, failed = to_batch(rows, capture=self._info.capture, level=self._options.level)
+        for x in rows:
+            x.asked = x.turn = x.said = None  # the API keeps the newest exchanges, and shows none of these
+        for error in failed:
+            self._failed(error)
+        self._drop_if("error", len(failed))
+        if batch.num_rows:
+            self._batches.append(batch)
+            self._batch_bytes += batch.nbytes
+            self._batch_rows += batch.num_rows
+
+    def _write(self) -> None:
+        ledger = self._ledger()
+        while self._batches:
+            batch = self._batches[0]
+            if not self._store.append(batch, ledger):
+                return  # it stays, and is tried again; the bound on memory holds
+            self._batches.popleft()
+            self._batch_bytes -= batch.nbytes
+            self._batch_rows -= batch.num_rows
+            self._kept += batch.num_rows
+
+    def _give_up(self) -> None:
+        """The end: what could not be written is lost, and the last ledger says so."""
+        reason = self._store.problem or "closing"
+        while self._batches:
+            batch = self._batches.popleft()
+            self._batch_bytes -= batch.nbytes
+            self._batch_rows -= batch.num_rows
+            self._drop(reason, batch.num_rows)
+            log.error("event=capture_lost reason=%s exchanges=%d", reason, batch.num_rows)
+
+    def _ledger(self, *, closed: bool = False) -> Ledger:
+        # The store adds what it deletes.
+        return Ledger(self._relays, dict(self._dropped), self._meter, closed)
+
+    def _drop_if(self, reason: str, n: int) -> None:
+        if n:
+            self._drop(reason, n)
+
+    def _failed(self, error: BaseException) -> None:
+        kind = type(error).__name__
+        seen = self._errors.get(kind, 0)
+        self._errors[kind] = seen + 1
+        if not seen:
+            log.warning("event=capture_error kind=%s further=counted", kind, exc_info=error)
+
+
+def _number_of(relay: str) -> int:
+    """Relays are named RUN.INDEX.NUMBER, and numbered in the order in which they start; 0 for other names."""
+    number = relay.rpartition(".")[2]
+    return int(number) if number.isdigit() else 0
+
+
+def _bytes_of(x: Exchange) -> int:
+    """Memory of an exchange with the text that is kept of it; bodies of requests are counted as `_Held`."""
+    return memory_bytes(x) - memory_bytes(x.keeping)

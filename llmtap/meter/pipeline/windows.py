@@ -1,0 +1,335 @@
+"""The rolling windows of the meter: the last 10 s, minute, 5 minutes and hour, and all since the start.
+
+A slice (`slices.py`) holds one Summary for each series that had an exchange in it. While it is in the
+shortest window it is kept as it was written; older slices are merged and packed into bytes, so that thousands
+of series over an hour fit into memory. A reader takes a window's slices as they are, which costs nothing, and
+merges them in a thread of its own.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import groupby
+from operator import itemgetter
+from typing import Final, NamedTuple
+
+from llmtap.clock import Clock, WallAnchor
+from llmtap.exchange.exchange import Exchange
+from llmtap.meter.options import WINDOWS
+from llmtap.meter.pipeline.slices import Level, Merging, Slices
+from llmtap.metrics.cost import Price
+from llmtap.metrics.latency import Measured
+from llmtap.metrics.objectives import Objectives
+from llmtap.metrics.summary import Summary
+from llmtap.units import NS_PER_S, parse_duration_ns
+
+__all__ = ["BY", "BY_DEFAULT", "FrozenWindow", "Rates", "Who", "Windows", "window_name"]
+
+_STEPS_S: Final = (1, 5, 30, 300)
+LEVELS: Final = tuple(
+    Level(window_ns, step_s * NS_PER_S) for window_ns, step_s in zip(WINDOWS.values(), _STEPS_S, strict=True)
+)
+TIDY_EACH: Final = 4
+"""Pieces of merging done for each exchange: each makes at most one Summary, and each Summary is merged at
+most once on each level, so this keeps up with anything."""
+TIDY_EACH_STATUS: Final = 16
+"""And whenever a relay speaks, twice a second: what is left over when exchanges stop."""
+EVERYTHING: Final = "all"
+
+
+class Who(NamedTuple):
+    """One series."""
+
+    tenant: str
+    model: str
+    arm: str = ""
+    """Of the experiment; empty where there is none, as the next where there is no class."""
+    slo: str = ""
+    """The class of tenants whose objectives it is judged by."""
+    uncertain: bool = False
+    """Its stamps are wider than `meter.uncertainty_limit`."""
+
+
+BY: Final = ("tenant", "model", "arm", "class", "series")
+"""What a summary can be split by; `series` is the combination of the others."""
+BY_DEFAULT: Final = BY[:-1]
+_FEW: Final = {"model": "model", "arm": "arm", "class": "slo"}
+"""Labels, and fields of Who, that have few values beside the tenants."""
+
+
+@dataclass(slots=True)
+class _Tile:
+    """What one slice holds."""
+
+    opened: int = 0
+    """Exchanges begun, and below how late the relays ran: what belongs to no series."""
+    lag_ns: int = 0
+    n: int = 0
+    uncertain: int = 0
+    benefit: float = 0.0
+    benefit_n: int = 0
+    counted: int = 0
+    met: int = 0
+    parts: dict[Who, Summary | bytes] = field(default_factory=dict)
+
+    def add_sums(self, other: "_Tile") -> None:
+        self.opened += other.opened
+        self.lag_ns = max(self.lag_ns, other.lag_ns)
+        self.n += other.n
+        self.uncertain += other.uncertain
+        self.benefit += other.benefit
+        self.benefit_n += other.benefit_n
+        self.counted += other.counted
+        self.met += other.met
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """The few figures of a window that cost nothing to read."""
+
+    seconds: float
+    n: int
+    uncertain: int
+    lag_ns: int
+    goodput_rps: float | None
+    """None where no exchange was judged; below, where no stream ended."""
+    smooth_goodput_tps: float | None
+
+
+class Windows:
+    """All windows. One thread writes; what a reader gets never changes again."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._anchor = WallAnchor.sample(clock)
+        self._start_ns = clock.mono_ns()
+        self._slices: Slices[_Tile] = Slices(LEVELS, self._start_ns, _Tile, _merge, past=True)
+
+    def __len__(self) -> int:
+        """Slices kept now."""
+        return len(self._slices)
+
+    def add(
+        self,
+        x: Exchange,
+        m: Measured,
+        who: Who,
+        objectives: Objectives | None = None,
+        met: bool | None = None,
+    ) -> None:
+        """Counts an exchange that ended just now; `met`: its objectives, None if it does not count."""
+        tile = self._slices.current(self._clock.mono_ns())
+        summary = tile.parts.get(who)
+        if summary is None:
+            summary = tile.parts[who] = Summary(objectives)
+        assert isinstance(summary, Summary)
+        summary.add(x, m)
+        tile.n += 1
+        tile.uncertain += who.uncertain
+        if m.smooth_benefit is not None and x.stream:
+            tile.benefit += m.smooth_benefit
+            tile.benefit_n += 1
+        if met is not None:
+            tile.counted += 1
+            tile.met += met
+        self._tidy(TIDY_EACH)
+
+    def opened(self) -> None:
+        """An exchange began just now."""
+        self._slices.current(self._clock.mono_ns()).opened += 1
+
+    def lagged(self, lag_ns: int) -> None:
+        """A relay's event loop ran this late."""
+        tile = self._slices.current(self._clock.mono_ns())
+        tile.lag_ns = max(tile.lag_ns, lag_ns)
+        self._tidy(TIDY_EACH_STATUS)
+
+    def tidy(self) -> None:
+        """Merges all that can be merged, at once. Right in any case; smaller afterwards."""
+        self._slices.current(self._clock.mono_ns())
+        while self._slices.tidy():
+            pass
+
+    def rates(self) -> dict[str, Rates]:
+        """By window."""
+        now_ns = self._clock.mono_ns()
+        found = {}
+        for level, name in enumerate(WINDOWS):
+            total = _Tile()
+            for tile in self._slices.window(level, now_ns):
+                total.add_sums(tile)
+            seconds = (now_ns - self._slices.window_start_ns(level, now_ns)) / NS_PER_S
+            found[name] = Rates(
+                seconds, total.n, total.uncertain, total.lag_ns,
+                total.met / seconds if total.counted and seconds else None,
+                total.benefit / seconds if total.benefit_n and seconds else None,
+            )  # fmt: skip
+        return found
+
+    def freeze(self, window: str) -> "FrozenWindow":
+        """What a window holds now: one of WINDOWS, or `all` since the start."""
+        now_ns = self._clock.mono_ns()
+        if self._slices.current(now_ns).n:
+            self._slices.seal(now_ns)
+        if window == EVERYTHING:
+            tiles, start_ns = self._slices.everything(now_ns), self._start_ns
+        else:
+            level = list(WINDOWS).index(window)
+            tiles = self._slices.window(level, now_ns)
+            start_ns = self._slices.window_start_ns(level, now_ns)
+        open_ = _Tile()
+        open_.add_sums(tiles[-1])  # it has no parts, only sums that still grow
+        return FrozenWindow(
+            name=window,
+            start=self._date(start_ns),
+            end=self._date(now_ns),
+            seconds=(now_ns - start_ns) / NS_PER_S,
+            tiles=[*tiles[:-1], open_],
+        )
+
+    def _tidy(self, pieces: int) -> None:
+        for _ in range(pieces):
+            if not self._slices.tidy():
+                break
+
+    def _date(self, mono_ns: int) -> str:
+        seconds = self._anchor.to_wall_ns(mono_ns) / NS_PER_S
+        return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenWindow:
+    """A window's slices at one moment; nothing changes them any more."""
+
+    name: str
+    start: str
+    end: str
+    seconds: float
+    tiles: Sequence[_Tile]
+
+    def to_dict(
+        self,
+        by: Collection[str] = BY_DEFAULT,
+        *,
+        certain: bool = False,
+        price: Price | None = None,
+    ) -> dict[str, object]:
+        """The merged Summary as public JSON.
+
+        Args:
+            by: some of BY, to have the same for each tenant, model, ...
+            certain: without the exchanges whose stamps are too wide.
+            price: what is paid. GPUs are paid for all together; the parts are told what their tokens cost.
+        """
+        sums = _Tile()
+        for tile in self.tiles:
+            sums.add_sums(tile)
+        window: dict[str, object] = {
+            "name": self.name, "seconds": self.seconds, "start": self.start, "end": self.end,
+            "lag_max": sums.lag_ns / NS_PER_S,
+        }  # fmt: skip
+        part_price = None if price is None else _of_tokens(price)
+
+        def told(summary: Summary) -> dict[str, object]:
+            return summary.to_dict(window, self.seconds, price=part_price)
+
+        total = Summary()
+        total.opened = sums.opened
+        total.saw_uncertainty(sums.lag_ns)
+        groups = {label: defaultdict[str, Summary](Summary) for label in _FEW if label in by}
+        tenants: dict[str, object] = {}
+        series: list[dict[str, object]] = []
+        # Tenant by tenant, each told and forgotten: all of them opened at once would be a gigabyte.
+        for tenant, found in groupby(self._series(certain=certain), lambda one: one[0].tenant):
+            of_tenant = Summary()
+            for who, parts in found:
+                summary = Summary()
+                for part in parts:
+                    _add(summary, part)
+                of_tenant.merge(summary)
+                for label, group in groups.items():
+                    if name := getattr(who, _FEW[label]):
+                        group[name].merge(summary)
+                if "series" in by:
+                    series.append(_named(who) | told(summary))
+            total.merge(of_tenant)
+            if "tenant" in by and tenant:
+                tenants[tenant] = told(of_tenant)
+        labels: dict[str, dict[str, object]] = {"tenant": tenants} if "tenant" in by else {}
+        for label, group in groups.items():
+            labels[label] = {name: told(summary) for name, summary in sorted(group.items())}
+        out = total.to_dict(window, self.seconds, by=labels, price=price)
+        out["uncertain"] = {"n": sums.uncertain, "included": not certain}
+        if "series" in by:
+            out["by"] = {**labels, "series": series}
+        return out
+
+    def _series(self, *, certain: bool) -> list[tuple[Who, list[Summary | bytes]]]:
+        """The parts of each series, in the order of their labels."""
+        found: dict[Who, list[Summary | bytes]] = {}
+        for tile in self.tiles:
+            for who, part in tile.parts.items():
+                if who.uncertain:
+                    if certain:
+                        continue
+                    who = who._replace(uncertain=False)
+                found.setdefault(who, []).append(part)
+        return sorted(found.items(), key=itemgetter(0))
+
+
+def window_name(text: str) -> str | None:
+    """The window that is meant, by its name or by its length (`60s` is `1m`); None if there is none."""
+    if text in WINDOWS or text == EVERYTHING:
+        return text
+    try:
+        length_ns = parse_duration_ns(text)
+    except ValueError:
+        return None
+    return next((name for name, window_ns in WINDOWS.items() if window_ns == length_ns), None)
+
+
+def _named(who: Who) -> dict[str, object]:
+    return {"tenant": who.tenant, "model": who.model, "arm": who.arm or None, "class": who.slo or None}
+
+
+def _of_tokens(price: Price) -> Price | None:
+    if not (price.per_million_input or price.per_million_output):
+        return None
+    return Price(0, 0.0, price.per_million_input, price.per_million_output, price.currency)
+
+
+def _add(into: Summary, part: Summary | bytes) -> None:
+    if isinstance(part, bytes):
+        into.merge_bytes(part)
+    else:
+        into.merge(part)
+
+
+def _merge(tiles: Sequence[_Tile], level: int) -> Merging[_Tile]:
+    """One tile of several; on the finest level still as objects, because they will be merged again soon."""
+    out = _Tile()
+    for tile in tiles:
+        out.add_sums(tile)
+    if level == len(LEVELS):  # the past: most of it stays as it is
+        out.parts = dict(tiles[0].parts)
+        tiles = tiles[1:]
+    for who, found in _by_who(tiles):
+        first = out.parts.get(who)
+        if first is None and len(found) == 1 and (level == 0 or isinstance(found[0], bytes)):
+            out.parts[who] = found[0]
+            continue
+        summary = Summary()
+        for part in found if first is None else (first, *found):
+            _add(summary, part)
+        out.parts[who] = summary.to_bytes() if level else summary
+        yield
+    return out
+
+
+def _by_who(tiles: Sequence[_Tile]) -> Iterator[tuple[Who, list[Summary | bytes]]]:
+    found: dict[Who, list[Summary | bytes]] = {}
+    for tile in tiles:
+        for who, part in tile.parts.items():
+            found.setdefault(who, []).append(part)
+    yield from found.items()

@@ -1,0 +1,132 @@
+"""When the meter ends: once its relays have left, so that what ends while they drain is measured.
+
+| what happens | what it means | the meter waits for its relays |
+|---|---|---|
+| SIGTERM | the end of the proxy; an init system may tell the whole group at once | `drain_s` and a grace |
+| HAND_OVER on stdin | another meter takes over from now on; the relays that are here drain | the same |
+| SIGTERM again, SIGUSR1 | now; the latter where another meter follows and the relays stay | no |
+| stdin ends | the supervisor died: relays drain, and nobody else would stop us | the same, 24 s at most |
+
+FROM_NOW_ON on stdin ends nothing: it is what a reload changes for a meter that stays.
+
+A meter that was started by hand has no supervisor: its stdin means nothing, Ctrl-C and a hang-up are SIGTERM.
+Apps with the middleware are guests, and never waited for.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from llmtap.meter.setup import FROM_NOW_ON, Changeable
+
+if TYPE_CHECKING:  # the supervisor needs RENEW, and not the 19 MB of a meter
+    from llmtap.meter.pipeline.receiver import Receiver
+
+__all__ = ["HAND_OVER", "RENEW", "Ending"]
+
+RENEW: Final = signal.SIGUSR1
+"""End now: another meter takes over, and the relays stay."""
+HAND_OVER: Final = b"another meter takes over at "
+"""With the path of its socket, a line on stdin. No signal: one for the supervisor may be sent to the whole
+group."""
+LINE_BYTES: Final = 4_096
+GRACE_S: Final = 5.0
+"""On top of the relays' own limit: for their last batches."""
+ORPHAN_S: Final = 24.0
+"""Relays that lost their supervisor are gone in 22 s, the last files take 4 s more; 30 s are allowed."""
+
+log = logging.getLogger(__name__)
+
+
+class Ending:
+    """Listens for the end from its construction on.
+
+    Args:
+        drain_s: how long relays let streams finish.
+        change: told what is to be from now on.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        drain_s: float,
+        change: Callable[[Changeable], None],
+        *,
+        supervised: bool = True,
+    ) -> None:
+        self._loop = loop
+        self._change = change
+        self._rest = b""
+        """Of what was said: a line that has not ended yet."""
+        self._limit_s = drain_s + GRACE_S
+        self._asked = asyncio.Event()
+        self._told = False
+        """To end, and not just to hand over."""
+        self._now = asyncio.Event()
+        self.orphaned = False
+        self.successor: str | None = None
+        """The socket of the meter that takes over."""
+        loop.add_signal_handler(signal.SIGTERM, self._on_term)
+        loop.add_signal_handler(RENEW, self._on_renewal)
+        # A terminal's Ctrl-C and hang-up reach the whole group; where there is a supervisor, it decides.
+        for number in (signal.SIGINT, signal.SIGHUP):
+            loop.add_signal_handler(number, (lambda: None) if supervised else self._on_term)
+        if supervised:
+            loop.add_signal_handler(signal.SIGUSR2, lambda: None)
+            loop.add_reader(sys.stdin.fileno(), self._on_stdin)
+
+    async def asked(self) -> None:
+        """Until somebody wants the end, or the supervisor is gone."""
+        await self._asked.wait()
+
+    async def relays_left(self, receiver: "Receiver") -> None:
+        """Until no relay is connected, or there is no more time."""
+        self._loop.call_later(self._limit_s, self._now.set)
+        left = self._loop.create_task(receiver.relays_left())
+        enough = self._loop.create_task(self._now.wait())
+        await asyncio.wait((left, enough), return_when=asyncio.FIRST_COMPLETED)
+        left.cancel()
+        enough.cancel()
+
+    def _on_term(self) -> None:
+        if self._told:
+            self._now.set()
+        self._told = True
+        self._asked.set()
+
+    def _on_renewal(self) -> None:
+        self._now.set()
+        self._asked.set()
+
+    def _on_stdin(self) -> None:
+        said = os.read(sys.stdin.fileno(), LINE_BYTES)
+        if not said:
+            self._on_orphaned()
+        *lines, self._rest = (self._rest + said).split(b"\n")
+        for line in lines:
+            self._on_line(line)
+
+    def _on_line(self, line: bytes) -> None:
+        if line.startswith(HAND_OVER):
+            self.successor = os.fsdecode(line.removeprefix(HAND_OVER))
+            log.info("event=meter_succeeded socket=%s", self.successor)
+            self._asked.set()
+        elif line.startswith(FROM_NOW_ON):
+            new = msgspec.json.decode(line.removeprefix(FROM_NOW_ON), type=Changeable)
+            # Relays that drain already have the time that they were told then.
+            self._limit_s = max(self._limit_s, new.drain_s + GRACE_S)
+            self._change(new)
+            log.info("event=meter_changed config=%s", new.config)
+
+    def _on_orphaned(self) -> None:
+        self._loop.remove_reader(sys.stdin.fileno())
+        log.error("event=supervisor_lost child=meter")
+        self.orphaned = self._told = True
+        self._loop.call_later(min(self._limit_s, ORPHAN_S), self._now.set)
+        self._asked.set()

@@ -1,0 +1,156 @@
+"""Cohere's chat, version 2: named events of one message, and whole answers.
+
+The end tells two counts: what is billed, and the tokens there were, which are the ones that count here.
+
+Source: docs.cohere.com chat-stream; shared/dialects/dialects.md section 4.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgspec
+
+from llmtap.protocol.delta import Delta, EventClass, TokenSource, UsageCounts
+from llmtap.protocol.dialects.native_shapes import (
+    Fields,
+    Piece,
+    counted,
+    failure_in,
+    gather,
+    is_object,
+    kind_of,
+    text_of,
+)
+from llmtap.protocol.dialects.openai_shapes import read_frame, read_json, unknown
+from llmtap.protocol.sse import SseEvent
+
+__all__ = ["Cohere"]
+
+
+class _Event(msgspec.Struct, gc=False):
+    type: Any = None
+    delta: Any = None
+    logprobs: Any = None
+
+
+_fields: Final = Fields(_Event)
+_PIECES: Final = frozenset(
+    {"content-start", "content-delta", "tool-plan-delta", "tool-call-start", "tool-call-delta"}
+)
+_EVENTS: Final = _PIECES | {
+    "message-start", "message-end", "content-end", "tool-call-end", "citation-start", "citation-end",
+}  # fmt: skip
+_FAILED: Final = "ERROR"
+
+
+class Cohere:
+    """Reads one answer."""
+
+    name = "cohere.v2"
+
+    __slots__ = ()
+
+    @staticmethod
+    def claim(value: dict[str, Any], path: str) -> int:
+        """How sure a first JSON value makes us that the answer is ours; see `registry.py`."""
+        kind = value.get("type")
+        if isinstance(kind, str) and kind in _EVENTS:
+            return 3
+        message, usage = value.get("message"), value.get("usage")
+        if isinstance(message, dict) and "finish_reason" in value and "choices" not in value:
+            return 3 if isinstance(usage, dict) and "billed_units" in usage else 2
+        return int(("error" in value or isinstance(message, str)) and path.endswith("/v2/chat"))
+
+    def read_event(self, event: SseEvent) -> Delta:
+        """What one event of a stream says. Never raises."""
+        data = event.data
+        if data is None or not is_object(data):
+            return read_frame(event)
+        said = _fields.read(data)
+        if said is None:
+            return unknown(event.event)
+        kind = kind_of(said.type, event)
+        delta = said.delta if isinstance(said.delta, dict) else {}
+        if kind in _PIECES:
+            return _read_pieces(delta, said.logprobs)
+        if kind == "message-start":
+            return Delta(EventClass.ROLE)
+        if kind == "message-end":
+            end = _close(delta, [], (EventClass.DONE,))
+            end.done = True
+            return end
+        if kind in _EVENTS or kind == "debug":
+            return Delta(EventClass.METADATA)
+        return failure_in(read_json(data), event.event)
+
+    def read_body(self, body: bytes) -> Delta:
+        """What a whole JSON answer says. Never raises."""
+        value = read_json(body)
+        if not isinstance(value, dict):
+            return unknown()
+        message = value.get("message")
+        if isinstance(message, dict):
+            return _close(value, list(_output(message)), ())
+        if isinstance(message, str) and "error" not in value:
+            return Delta(EventClass.ERROR, error_type="error", error_message=message)
+        return failure_in(value)
+
+
+def _read_pieces(delta: dict[str, Any], logprobs: Any) -> Delta:
+    message = delta.get("message")
+    if not isinstance(message, dict):
+        return Delta(EventClass.METADATA, parsed=False)
+    calling = () if message.get("tool_calls") is None else (EventClass.TOOL_CALL,)
+    out = gather(_output(message), calling)
+    ids = logprobs.get("token_ids") if isinstance(logprobs, dict) else None
+    if isinstance(ids, list) and ids:
+        out.tokens, out.token_source = len(ids), TokenSource.TOKEN_IDS
+    return out
+
+
+def _output(message: dict[str, Any]) -> Iterator[Piece]:
+    """The output in a message, or in what is added to one: there, its parts are no lists."""
+    plan = text_of(message.get("tool_plan"))
+    if plan:
+        yield EventClass.REASONING, plan
+    content = message.get("content")
+    for part in content if isinstance(content, list) else (content,):
+        if isinstance(part, str) and part:
+            yield EventClass.CONTENT, part
+        elif isinstance(part, dict):
+            for key, kind in (("thinking", EventClass.REASONING), ("text", EventClass.CONTENT)):
+                text = text_of(part.get(key))
+                if text:
+                    yield kind, text
+    calls = message.get("tool_calls")
+    for call in calls if isinstance(calls, list) else (calls,):
+        function = call.get("function") if isinstance(call, dict) else None
+        if isinstance(function, dict) and (function.get("name") or function.get("arguments")):
+            yield EventClass.TOOL_CALL, text_of(function.get("arguments"))
+
+
+def _close(end: dict[str, Any], pieces: list[Piece], beside: tuple[EventClass, ...]) -> Delta:
+    usage = end.get("usage")
+    counts = _counts(usage)
+    if counts is not None:
+        beside += (EventClass.USAGE,)
+    reason, error = end.get("finish_reason"), end.get("error")
+    failed = bool(error) or reason == _FAILED
+    delta = gather(pieces, (*beside, EventClass.ERROR) if failed else beside, reason=reason)
+    if failed:
+        delta.error_type = text_of(reason) or "error"
+        delta.error_message = text_of(error) or None
+    if counts is not None:
+        delta.usage, delta.counts = usage, counts
+    return delta
+
+
+def _counts(usage: Any) -> UsageCounts | None:
+    if not isinstance(usage, dict):
+        return None
+    tokens = usage.get("tokens")
+    if not isinstance(tokens, dict):
+        tokens = usage.get("billed_units")
+    if not isinstance(tokens, dict):
+        return None
+    return counted(tokens.get("input_tokens"), tokens.get("output_tokens"), cached=usage.get("cached_tokens"))

@@ -1,0 +1,489 @@
+"""OpenAI chat completions: `chat.completion.chunk` events and `chat.completion` bodies.
+
+One chunk usually carries one piece of one choice, and that way is kept short: a typed decode that
+skips what it does not know, a few comparisons, one Delta. Everything else goes through `_read`, and what
+only comes with the end of a choice or without one is decoded in a second pass (`openai_beside.py`).
+
+Source: openai/openai-openapi openapi.yaml; shared/dialects/dialects.md sections 3.1, 3.4 and 3.5.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgspec
+
+from llmtap.protocol.delta import MODEL_CHARS_MAX, Delta, EventClass, TokenSource
+from llmtap.protocol.dialects.openai_beside import BESIDE_NAMES, add_beside, read_beside
+from llmtap.protocol.dialects.openai_shapes import (
+    BAD_JSON,
+    CHOICES_MAX,
+    EVENT_CHOICES_MAX,
+    INDEX_MAX,
+    NO_RAW,
+    Findings,
+    Index,
+    RunningCount,
+    add_timings,
+    read_frame,
+    read_json,
+    read_usage,
+    to_raw,
+    unknown,
+)
+from llmtap.protocol.dialects.thinking import InlineThinking
+from llmtap.protocol.sse import SseEvent
+from llmtap.protocol.verdicts import of_guardrail_action, of_refusal
+
+__all__ = ["OpenAIChat"]
+
+
+class _Delta(msgspec.Struct, gc=False):
+    """`delta` of a chunk, `message` of a whole answer. Any: looked at before use, never trusted."""
+
+    content: Any = None
+    role: Any = None
+    reasoning_content: Any = None
+    reasoning: Any = None
+    tool_calls: Any = None
+    function_call: Any = None
+    refusal: Any = None
+    audio: Any = None
+    token_id: Any = None
+    extra_content: Any = None
+
+
+class _Logprobs(msgspec.Struct, gc=False):
+    content: list[msgspec.Raw] | None = None
+    refusal: list[msgspec.Raw] | None = None
+
+
+class _Choice(msgspec.Struct, gc=False):
+    delta: _Delta | None = None
+    index: Index = 0
+    finish_reason: str | None = None
+    logprobs: _Logprobs | None = None
+    token_ids: list[int] | None = None
+    content_filter_results: msgspec.Raw = NO_RAW
+    message: _Delta | None = None
+
+
+class _Chunk(msgspec.Struct, gc=False):
+    """What may come with output; all else is in `Beside`."""
+
+    choices: list[_Choice] | None = None
+    model: str | None = None
+    usage: dict[str, Any] | None = None
+    error: Any = None
+    moderation: Any = None
+    timings: Any = None
+    hook_results: Any = None
+    warnings: Any = None
+
+
+class _Id(msgspec.Struct, gc=False):
+    id: Any = None
+
+
+_decode: Final = msgspec.json.Decoder(_Chunk).decode
+_decode_id: Final = msgspec.json.Decoder(_Id).decode
+_NOTHING: Final = _Delta()
+_FIRST: Final = (0,)
+_ROLE_TOO: Final = (EventClass.ROLE,)
+_USAGE_TOO: Final = (EventClass.USAGE,)
+_GEMINI: Final = "gemini"
+_MODEL_PREFIX_CHARS: Final = 24
+"""Room for a provider in front of a model's name, as in `vertex_ai/gemini-2.5-flash`."""
+_ID_CHARS_MAX: Final = 128
+
+
+class OpenAIChat:
+    """Reads one answer."""
+
+    name = "openai.chat"
+    names_read: Final = frozenset(_Chunk.__struct_encode_fields__)
+
+    __slots__ = ("_finished", "_id", "_model", "_plain", "_predicted", "_running", "_said", "_thinking")
+
+    def __init__(self) -> None:
+        self._model: str | None = None
+        self._id: Any = None
+        self._running = RunningCount()
+        self._predicted = RunningCount()
+        self._finished = False
+        self._plain: set[int] = set()
+        """Choices that have begun to speak and are past any thinking inside their content."""
+        self._thinking: dict[int, InlineThinking] = {}
+        self._said: dict[int, int] = {}
+        """Characters of the `message` of choices that never had a `delta`."""
+
+    @staticmethod
+    def claim(value: dict[str, Any], path: str) -> int:
+        """How sure a first JSON value makes us that the answer is ours; see `registry.py`."""
+        kind = value.get("object")
+        if isinstance(kind, str) and kind.startswith("chat.completion"):
+            return 3
+        choices = value.get("choices")
+        if isinstance(choices, list):
+            if any(isinstance(c, dict) and ("delta" in c or "message" in c) for c in choices):
+                return 2
+        elif not any(name in value for name in BESIDE_NAMES):
+            return 0
+        return int(path.endswith("/chat/completions"))
+
+    def read_event(self, event: SseEvent) -> Delta:
+        """What one event of a stream says. Never raises."""
+        data = event.data
+        if data is None or not data.lstrip().startswith(b"{"):
+            return read_frame(event)
+        try:
+            chunk = _decode(data)
+        except BAD_JSON:
+            return self._read_lenient(data, event.event, streamed=True)
+        choices = chunk.choices
+        if (
+            choices is not None
+            and len(choices) == 1
+            and chunk.model == self._model
+            and chunk.error is None
+            and chunk.moderation is None
+            and chunk.hook_results is None
+            and chunk.warnings is None
+        ):
+            delta = self._read_usual(choices[0], chunk.usage)
+            if delta is not None:
+                if chunk.timings is not None:
+                    add_timings(delta, chunk.timings, delta.choices, self._predicted)
+                return delta
+        return self._read(chunk, data, event.event, streamed=True)
+
+    def _read_usual(self, choice: _Choice, usage: dict[str, Any] | None) -> Delta | None:
+        """A chunk with one piece of one choice that goes on; None if it is, or may be, anything else."""
+        delta = choice.delta
+        if (
+            delta is None
+            or choice.finish_reason
+            or choice.logprobs is not None
+            or delta.refusal
+            or delta.audio
+            or delta.token_id is not None
+            or delta.extra_content is not None
+            or delta.function_call
+            or (choice.content_filter_results is not NO_RAW and _any_true(choice.content_filter_results))
+        ):
+            return None
+        index = choice.index
+        text, calls = delta.content, delta.tool_calls
+        thought = delta.reasoning_content or delta.reasoning
+        where = (index,) if index else _FIRST
+        also = _ROLE_TOO if delta.role else ()
+        if type(text) is str and text and not thought and not calls and index in self._plain:
+            blank = text.isspace()
+            out = Delta(EventClass.CONTENT, 0, True, not blank, blank, False, text, where, also)
+        elif type(thought) is str and thought and not text and not calls:
+            out = Delta(EventClass.REASONING, 0, True, False, False, True, thought, where, also)
+        elif type(calls) is list and len(calls) == 1 and not text and not thought:
+            fragment = _fragment(calls[0])
+            if fragment is None:
+                return None
+            out = Delta(EventClass.TOOL_CALL, 0, True, False, False, False, fragment, where, also)
+            out.tool_call = True
+        else:
+            return None
+        if usage is None:
+            if self._running.running is None:
+                return None
+            if not choice.token_ids:
+                out.repeatable = True
+                return out
+        elif not self._count(out, index, usage):
+            return None
+        if choice.token_ids:
+            out.tokens, out.token_source = len(choice.token_ids), TokenSource.TOKEN_IDS
+        return out
+
+    def _count(self, delta: Delta, index: int, usage: dict[str, Any]) -> bool:
+        """Adds a usage that runs along with the output; False if this one may not."""
+        counts = read_usage(usage) if self._running.running and not delta.also else None
+        if counts is None or not counts.output:
+            return False
+        added = self._running.step(index, counts.output)
+        if added:
+            delta.tokens, delta.token_source = added, TokenSource.RUNNING_USAGE
+        delta.also = _USAGE_TOO
+        delta.usage, delta.counts, delta.usage_running = usage, counts, True
+        return True
+
+    def read_body(self, body: bytes) -> Delta:
+        """What a whole JSON answer says. Never raises."""
+        try:
+            return self._read(_decode(body), body, None, streamed=False)
+        except BAD_JSON:
+            return self._read_lenient(body, None, streamed=False)
+
+    def _read_lenient(self, data: bytes, name: bytes | None, *, streamed: bool) -> Delta:
+        """For JSON that the typed decode refuses."""
+        value = read_json(data)
+        if not isinstance(value, dict):
+            return unknown(name)
+        return self._read(_build(value), data, name, streamed=streamed)
+
+    def _read(self, chunk: _Chunk, data: bytes, name: bytes | None, *, streamed: bool) -> Delta:
+        if name == b"ping":
+            return Delta(EventClass.KEEPALIVE)
+        findings = Findings()
+        choices = chunk.choices or ()
+        # What only comes with the end of a choice, or without one, is looked for only there.
+        beside = None
+        if (
+            not choices
+            or name is not None
+            or choices[0].finish_reason
+            or len(choices) > 1
+            or chunk.error is not None
+            or chunk.moderation is not None
+            or chunk.hook_results is not None
+            or chunk.warnings is not None
+        ):
+            beside = read_beside(data)
+        if choices:
+            if self._running.running is None:
+                self._begin(data, chunk.model)
+            replaced = beside is not None and of_guardrail_action(beside.guardrail_action) is not None
+            findings.cut = len(choices) > EVENT_CHOICES_MAX
+            for position, choice in enumerate(choices[:EVENT_CHOICES_MAX]):
+                self._read_choice(choice, position, findings, streamed=streamed, replaced=replaced)
+        usage: Any = chunk.usage
+        known = chunk.choices is not None
+        if beside is not None:
+            add_beside(findings, beside, data, name, finished=self._finished)
+            usage = beside.counted()[0]
+            known = known or beside.known
+        if findings.delta.finish_reason is not None:
+            self._finished = True
+        findings.usage(usage, self._running)
+        if chunk.timings is not None:
+            findings.timings(chunk.timings, self._predicted)
+        delta = findings.ranked()
+        if delta.event_class is EventClass.ROLE and self._plain:
+            delta.retry = self._again(data, chunk.model)
+        if chunk.model and chunk.model != self._model:
+            self._model = delta.model = chunk.model[:MODEL_CHARS_MAX]
+        delta.parsed = (known or not findings.empty) and not findings.cut
+        return delta
+
+    def _begin(self, data: bytes, model: str | None) -> None:
+        """The first choice of the answer is here."""
+        self._id = _id_of(data)
+        if model is not None and _GEMINI in model[:_MODEL_PREFIX_CHARS]:
+            self._running.running = False  # its totals run along, but not with the text
+
+    def _again(self, data: bytes, model: str | None) -> bool:
+        """Whether a role in the middle is that of another attempt: by another model, or with another id."""
+        was, self._id = self._id, _id_of(data) or self._id
+        return bool((model and model[:MODEL_CHARS_MAX] != self._model) or (was and was != self._id))
+
+    def _read_choice(
+        self, choice: _Choice, position: int, findings: Findings, *, streamed: bool, replaced: bool
+    ) -> None:
+        index = choice.index
+        # Where a choice says the same piece twice, `delta` is the one to read (dialects.md section 3).
+        delta, field = choice.delta, "delta"
+        if delta is None and choice.message is not None:
+            delta, field = choice.message, "message"
+            if streamed:
+                delta = self._unsaid(index, delta)
+        alone = delta is None
+        delta = delta or _NOTHING
+        logprobs = choice.logprobs
+        findings.choice(
+            index,
+            ids=len(choice.token_ids or ()) or int(delta.token_id is not None),
+            logprobs=0 if logprobs is None else len(logprobs.content or ()) + len(logprobs.refusal or ()),
+            role=bool(delta.role),
+        )
+        filters = choice.content_filter_results
+        results = None if filters is NO_RAW or not _any_true(filters) else read_json(bytes(filters))
+        reason = choice.finish_reason
+        if reason:
+            verdict = findings.finish(reason, results)
+            if verdict is not None and streamed and delta.content and index not in self._plain:
+                # The only text, in the very block of the verdict, stands in for the answer.
+                replaced = verdict.substituted = True
+                verdict.action = "replaced"
+        if results is not None:
+            findings.filtered(results, alone=alone)
+        if delta is not _NOTHING:
+            self._read_delta(delta, index, f"choices[{position}].{field}", findings, replaced=replaced)
+        if (reason or not streamed) and index in self._thinking:
+            self._add_content(index, *self._thinking.pop(index).close(), findings)
+
+    def _unsaid(self, index: int, message: _Delta) -> _Delta:
+        """What is new in the `message` of a stream, where it holds all that was said so far (Perplexity)."""
+        content = message.content
+        if not isinstance(content, str) or (index in self._plain and index not in self._said):
+            return _Delta(role=message.role)  # with a delta on the other chunks it is a repetition
+        said = self._said.get(index, 0)
+        if index in self._said or len(self._said) < CHOICES_MAX:
+            self._said[index] = len(content)
+        return _Delta(content=content[said:], role=message.role)
+
+    def _read_delta(
+        self, delta: _Delta, index: int, path: str, findings: Findings, *, replaced: bool
+    ) -> None:
+        reasoning, content, refusal = delta.reasoning_content or delta.reasoning, delta.content, delta.refusal
+        if isinstance(reasoning, str) and reasoning:
+            findings.piece(index, EventClass.REASONING, reasoning)
+        if content and not replaced:
+            if isinstance(content, str):
+                self._read_content(content, index, findings, thought=_is_thought(delta.extra_content))
+            elif isinstance(content, list):
+                self._read_parts(content, index, path, findings)
+        if isinstance(refusal, str) and refusal:
+            findings.piece(index, EventClass.REFUSAL, refusal)
+            signal = "message.refusal" if path.endswith("message") else "delta.refusal"
+            findings.verdict(of_refusal(signal, path + ".refusal"), None)
+        audio = delta.audio
+        if isinstance(audio, dict):
+            transcript = audio.get("transcript")
+            if transcript or audio.get("data"):
+                spoken = transcript if isinstance(transcript, str) else ""
+                findings.piece(index, EventClass.CONTENT, spoken, audio=True)
+        if delta.tool_calls or delta.function_call:
+            for call in _calls(delta):
+                name, arguments = call.get("name"), call.get("arguments")
+                fragment = arguments if isinstance(arguments, str) else ""
+                findings.piece(index, EventClass.TOOL_CALL, fragment, output=bool(name or arguments))
+                if findings.cut:
+                    break
+
+    def _read_content(self, text: str, index: int, findings: Findings, *, thought: bool) -> None:
+        """A piece of content, which may be thinking that nobody took out."""
+        if index in self._plain:
+            thinking = None
+            reasoning, content = "", text
+        else:
+            thinking = self._thinking.get(index)
+            if thinking is None:
+                thinking = InlineThinking()
+                if len(self._thinking) < CHOICES_MAX:
+                    self._thinking[index] = thinking
+            reasoning, content = thinking.feed(text)
+        if thought:
+            reasoning, content = reasoning + content, ""
+        if thinking is not None:
+            if thinking.settled and not thought:
+                self._settle(index)
+            if not (reasoning or content):
+                findings.marker(index)
+        self._add_content(index, reasoning, content, findings)
+
+    def _add_content(self, index: int, reasoning: str, content: str, findings: Findings) -> None:
+        if reasoning:
+            findings.piece(index, EventClass.REASONING, reasoning)
+        if content:
+            findings.piece(index, EventClass.CONTENT, content)
+
+    def _settle(self, index: int) -> None:
+        self._thinking.pop(index, None)
+        if len(self._plain) < CHOICES_MAX:
+            self._plain.add(index)
+
+    def _read_parts(self, parts: list[Any], index: int, path: str, findings: Findings) -> None:
+        """A content array: texts, thinking, which is an array of texts again (Mistral), and refusals."""
+        for i, part in enumerate(parts):
+            if findings.cut:
+                break
+            if not isinstance(part, dict):
+                continue
+            for kind, text in _part(part):
+                findings.piece(index, kind, text)
+                if kind is EventClass.CONTENT:
+                    self._settle(index)
+                elif kind is EventClass.REFUSAL:
+                    findings.verdict(of_refusal("content.refusal", f"{path}.content[{i}].refusal"), None)
+
+
+def _id_of(data: bytes) -> str | None:
+    try:
+        found = _decode_id(data).id
+    except BAD_JSON:
+        return None
+    return found[:_ID_CHARS_MAX] if isinstance(found, str) and found else None
+
+
+def _any_true(results: msgspec.Raw) -> bool:
+    """Whether a filter's results may hold a true one: mostly all are false, and need no decoding."""
+    return b"true" in bytes(results)
+
+
+def _is_thought(extra: Any) -> bool:
+    """Gemini's mark of content that is thinking."""
+    google = extra.get("google") if isinstance(extra, dict) else None
+    return isinstance(google, dict) and google.get("thought") is True
+
+
+def _part(part: dict[str, Any]) -> Iterator[tuple[EventClass, str]]:
+    thinking = part.get("thinking")
+    if isinstance(thinking, list):
+        for inner in thinking:
+            thought = inner.get("text") if isinstance(inner, dict) else None
+            if isinstance(thought, str) and thought:
+                yield EventClass.REASONING, thought
+    elif isinstance(thinking, str) and thinking:
+        yield EventClass.REASONING, thinking
+    for key, kind in (("text", EventClass.CONTENT), ("refusal", EventClass.REFUSAL)):
+        text = part.get(key)
+        if isinstance(text, str) and text:
+            yield kind, text
+
+
+def _fragment(call: Any) -> str | None:
+    """The arguments in the usual piece of a call, or "" beside its name; None if it is no usual one."""
+    function = call.get("function") if type(call) is dict else None
+    if type(function) is not dict:
+        return None
+    arguments = function.get("arguments")
+    return arguments if type(arguments) is str and (arguments or function.get("name")) else None
+
+
+def _calls(delta: _Delta) -> Iterator[dict[str, Any]]:
+    """The functions, as far as this delta names them, of its calls."""
+    if isinstance(delta.tool_calls, list):
+        for call in delta.tool_calls:
+            if isinstance(call, dict):
+                function = call.get("function") or call.get("custom")
+                yield function if isinstance(function, dict) else {}
+    if isinstance(delta.function_call, dict):
+        yield delta.function_call
+
+
+def _build(value: dict[str, Any]) -> _Chunk:
+    """The chunk in a JSON object that does not quite have its shape; what does not fit is left out."""
+    get = value.get
+    choices, model, usage = get("choices"), get("model"), get("usage")
+    return _Chunk(
+        [_build_choice(c) for c in choices if isinstance(c, dict)] if isinstance(choices, list) else None,
+        model if isinstance(model, str) else None,
+        usage if isinstance(usage, dict) else None,
+        *(get(name) for name in _Chunk.__struct_fields__[3:]),
+    )
+
+
+def _build_choice(value: dict[str, Any]) -> _Choice:
+    get = value.get
+    index, reason, ids = get("index"), get("finish_reason"), get("token_ids")
+    delta, message = (
+        _Delta(**{name: part.get(name) for name in _Delta.__struct_fields__})
+        if isinstance(part, dict)
+        else None
+        for part in (get("delta"), get("message"))
+    )
+    return _Choice(
+        delta,
+        index if type(index) is int and 0 <= index < INDEX_MAX else 0,
+        reason if isinstance(reason, str) else None,
+        None,
+        ids if isinstance(ids, list) else None,
+        to_raw(get("content_filter_results")),
+        message,
+    )

@@ -1,0 +1,287 @@
+"""OpenAI Responses: named events around the items of a response, and whole responses.
+
+Texts come once as deltas and again, whole, in closing events: those are metadata. There is no `[DONE]`; the
+event that ends a response carries it. `read_response_event` serves the Realtime API too, whose events for
+a response are the same under more names.
+
+Source: openai/openai-python types/responses; shared/dialects/dialects.md section 3.3.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgspec
+
+from llmtap.protocol.delta import (
+    MODEL_CHARS_MAX,
+    Delta,
+    EventClass,
+    TokenSource,
+    UsageCounts,
+    Verdict,
+)
+from llmtap.protocol.dialects.native_shapes import (
+    ID_CHARS_MAX,
+    Fields,
+    Piece,
+    failure_in,
+    gather,
+    is_object,
+    kind_of,
+    piece,
+    text_of,
+)
+from llmtap.protocol.dialects.openai_shapes import (
+    count,
+    read_error,
+    read_frame,
+    read_json,
+    read_usage,
+    unknown,
+)
+from llmtap.protocol.sse import SseEvent
+from llmtap.protocol.verdicts import OUTPUT, of_error, of_refusal
+
+__all__ = ["OpenAIResponses", "ResponseEvent", "read_end", "read_response_event"]
+
+
+class ResponseEvent(msgspec.Struct, gc=False):
+    """The fields of an event that are read."""
+
+    type: Any = None
+    delta: Any = None
+    logprobs: Any = None
+    item: Any = None
+    response: Any = None
+
+
+_fields: Final = Fields(ResponseEvent)
+
+_TEXTS: Final = {
+    "response.output_text.delta": EventClass.CONTENT,
+    "response.text.delta": EventClass.CONTENT,
+    "response.reasoning_summary_text.delta": EventClass.REASONING,
+    "response.reasoning_text.delta": EventClass.REASONING,
+    "response.reasoning_summary.delta": EventClass.REASONING,
+    "response.reasoning.delta": EventClass.REASONING,
+    "response.refusal.delta": EventClass.REFUSAL,
+    "response.function_call_arguments.delta": EventClass.TOOL_CALL,
+    "response.custom_tool_call_input.delta": EventClass.TOOL_CALL,
+    "response.mcp_call_arguments.delta": EventClass.TOOL_CALL,
+    "response.mcp_call.arguments.delta": EventClass.TOOL_CALL,
+    "response.code_interpreter_call_code.delta": EventClass.TOOL_CALL,
+}
+_SOUNDS: Final = frozenset(
+    {
+        "response.audio.delta", "response.output_audio.delta", "response.audio.transcript.delta",
+        "response.audio_transcript.delta", "response.output_audio_transcript.delta",
+    }
+)  # fmt: skip
+_ENDS: Final = frozenset(
+    {
+        "response.completed", "response.incomplete", "response.failed", "response.cancelled", "response.done",
+    }
+)  # fmt: skip
+_OVER: Final = frozenset({"completed", "incomplete", "failed", "cancelled"})
+"""Statuses of a response that is over."""
+_KEEPALIVES: Final = ("keepalive", "ping")
+
+
+class OpenAIResponses:
+    """Reads one answer."""
+
+    name = "openai.responses"
+    names_read: Final = frozenset(ResponseEvent.__struct_encode_fields__)
+
+    __slots__ = ("_id", "_model", "_spoken")
+
+    def __init__(self) -> None:
+        self._id = ""
+        self._model: str | None = None
+        self._spoken = False
+
+    @staticmethod
+    def claim(value: dict[str, Any], path: str) -> int:
+        """How sure a first JSON value makes us that the answer is ours; see `registry.py`."""
+        kind = value.get("type")
+        if value.get("object") == "response" or (isinstance(kind, str) and kind.startswith("response.")):
+            return 3
+        failed = kind == "error" or "error" in value or kind in _KEEPALIVES
+        return int(failed and path.endswith("/responses"))
+
+    def read_event(self, event: SseEvent) -> Delta:
+        """What one event of a stream says. Never raises."""
+        data = event.data
+        if data is None or not is_object(data):
+            return read_frame(event)
+        said = _fields.read(data)
+        if said is None:
+            return unknown(event.event)
+        kind = kind_of(said.type, event)
+        delta = read_response_event(kind, said)
+        if delta is None:
+            return _read_other(kind, data, event)
+        if delta.output:
+            self._spoken = True
+            delta.repeatable = kind in _TEXTS and delta.tokens < 0 and delta.verdict is None
+        elif isinstance(said.response, dict):
+            self._name(delta, said.response)
+            if kind == "response.created":
+                now = text_of(said.response.get("id"))[:ID_CHARS_MAX]
+                delta.retry = self._spoken and now != self._id
+                self._id = now
+        return delta
+
+    def read_body(self, body: bytes) -> Delta:
+        """What a whole JSON answer says. Never raises."""
+        value = read_json(body)
+        if not isinstance(value, dict) or value.get("object") != "response":
+            return failure_in(value)
+        status = text_of(value.get("status"))
+        pieces = list(_output(value.get("output")))
+        delta = read_end(value, status if status in _OVER else "", pieces)
+        if delta.refusal and delta.verdict is None:
+            delta.verdict = of_refusal("content.refusal")
+        self._name(delta, value)
+        return delta
+
+    def _name(self, delta: Delta, response: dict[str, Any]) -> None:
+        model = response.get("model")
+        if isinstance(model, str) and model and model != self._model:
+            self._model = delta.model = model[:MODEL_CHARS_MAX]
+
+
+def read_response_event(kind: str, said: ResponseEvent) -> Delta | None:
+    """What an event whose type begins with `response.` says; None for all others."""
+    known = _TEXTS.get(kind)
+    if known is not None:
+        return _read_text(kind, known, said)
+    if not kind.startswith("response."):
+        return None
+    if kind in _SOUNDS:
+        if not said.delta:
+            return Delta(EventClass.METADATA)
+        spoken = "" if kind.endswith("audio.delta") else text_of(said.delta)
+        return piece(EventClass.CONTENT, spoken, audio=True)
+    if kind == "response.output_item.added":
+        return _read_item(said.item)
+    if kind in _ENDS:
+        response = said.response if isinstance(said.response, dict) else {}
+        status = kind.removeprefix("response.")
+        if status == "done":
+            status = text_of(response.get("status")) or "completed"
+        return read_end(response, status, [], done=True)
+    if kind.endswith("_arguments.delta"):
+        return _read_text(kind, EventClass.TOOL_CALL, said)
+    return Delta(EventClass.METADATA)
+
+
+def _read_text(kind: str, known: EventClass, said: ResponseEvent) -> Delta:
+    text = said.delta
+    if isinstance(text, dict):
+        text = text.get("text")
+    if not isinstance(text, str) or not text:
+        return Delta(known if known is EventClass.TOOL_CALL else EventClass.METADATA)
+    delta = piece(known, text)
+    if said.logprobs and isinstance(said.logprobs, list):
+        delta.tokens, delta.token_source = len(said.logprobs), TokenSource.LOGPROBS
+    if known is EventClass.REFUSAL:
+        delta.verdict = of_refusal(kind)
+    return delta
+
+
+def _read_item(item: Any) -> Delta:
+    if not isinstance(item, dict):
+        return Delta(EventClass.METADATA, parsed=False)
+    kind = text_of(item.get("type"))
+    if kind == "message":
+        return Delta(EventClass.ROLE)
+    if not kind.endswith("_call"):
+        return Delta(EventClass.METADATA)
+    if item.get("name") or item.get("arguments"):
+        return piece(EventClass.TOOL_CALL, text_of(item.get("arguments")))
+    return Delta(EventClass.TOOL_CALL)  # a call of a built-in tool has no name
+
+
+def read_end(response: dict[str, Any], status: str, pieces: list[Piece], *, done: bool = False) -> Delta:
+    """A response that is over, if `status` says how; with the pieces of output that it carries.
+
+    The finish reason is the status, and behind a colon why it is incomplete. `done`: its event ends a stream.
+    """
+    beside = [EventClass.DONE] if done else []
+    verdict: Verdict | None = None
+    error = response.get("error")
+    details = response.get("incomplete_details")
+    if not isinstance(details, dict):
+        details = response.get("status_details")  # the Realtime API's name for both
+        if isinstance(details, dict) and not error:
+            error = details.get("error")
+    reason = text_of(details.get("reason")) if isinstance(details, dict) else ""
+    failed = status == "failed" or bool(error)
+    if failed:
+        beside.append(EventClass.ERROR)
+        verdict = of_error({"error": error})
+        if verdict is not None:
+            verdict.signal, verdict.path = f"response.{verdict.signal}", None
+    elif reason == "content_filter":
+        verdict = Verdict("incomplete_details.reason", OUTPUT, "blocked", "output", value=reason)
+    usage = response.get("usage")
+    counts = read_usage(usage)
+    if counts is not None:
+        beside.append(EventClass.USAGE)
+    delta = gather(pieces, beside, verdict=verdict)
+    delta.done = done
+    if failed:
+        delta.error_type, delta.error_message = read_error(error)
+    if counts is not None:
+        # Here the details are those of input and output.
+        counts.reasoning = _detail(counts, usage, "output_token", "reasoning_tokens", counts.reasoning)
+        counts.cached = _detail(counts, usage, "input_token", "cached_tokens", counts.cached)
+        delta.usage, delta.counts = usage, counts
+    if status:
+        delta.finish_reason = f"{status}:{reason}" if reason and status == "incomplete" else status
+    return delta
+
+
+def _detail(counts: UsageCounts, usage: Any, part: str, name: str, known: int | None) -> int | None:
+    details = usage.get(f"{part}s_details", usage.get(f"{part}_details"))
+    told = details.get(name) if isinstance(details, dict) else None
+    found = count(told)
+    counts.refused += told is not None and found is None
+    return known if found is None else found
+
+
+def _output(items: Any) -> Iterator[Piece]:
+    """The output in the items of a whole response."""
+    for item in items if isinstance(items, list) else ():
+        if not isinstance(item, dict):
+            continue
+        kind = text_of(item.get("type"))
+        if kind.endswith("_call") and (item.get("name") or item.get("arguments")):
+            yield EventClass.TOOL_CALL, text_of(item.get("arguments"))
+        for key in ("content", "summary"):
+            parts = item.get(key)
+            for part in parts if isinstance(parts, list) else ():
+                if isinstance(part, dict):
+                    yield from _part(part)
+
+
+_PARTS: Final = {
+    "output_text": ("text", EventClass.CONTENT),
+    "refusal": ("refusal", EventClass.REFUSAL),
+    "summary_text": ("text", EventClass.REASONING),
+    "reasoning_text": ("text", EventClass.REASONING),
+}
+
+
+def _part(part: dict[str, Any]) -> Iterator[Piece]:
+    key, kind = _PARTS.get(text_of(part.get("type")), ("", EventClass.CONTENT))
+    text = text_of(part.get(key))
+    if text:
+        yield kind, text
+
+
+def _read_other(kind: str, data: bytes, event: SseEvent) -> Delta:
+    if kind in _KEEPALIVES:
+        return Delta(EventClass.KEEPALIVE)
+    return failure_in(read_json(data), event.event)

@@ -1,0 +1,428 @@
+"""What the OpenAI-shaped dialects have in common: usage, errors, running counts, the ranking of classes,
+and events that are no JSON object.
+
+Source: shared/dialects/dialects.md sections 1, 2, 5 and 6.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from llmtap.protocol.delta import USAGE_TOKENS_MAX, Delta, EventClass, TokenSource, UsageCounts, Verdict
+from llmtap.protocol.server_times import clock_ns, object_times
+from llmtap.protocol.sse import SseEvent
+from llmtap.protocol.verdicts import of_filter_results, of_finish_reason
+
+__all__ = [
+    "BAD_JSON",
+    "CHOICES_MAX",
+    "EVENT_CHOICES_MAX",
+    "INDEX_MAX",
+    "NO_RAW",
+    "PIECES_MAX",
+    "Findings",
+    "Index",
+    "RunningCount",
+    "add_timings",
+    "count",
+    "read_counts",
+    "read_error",
+    "read_frame",
+    "read_json",
+    "read_usage",
+    "sum_counts",
+    "to_raw",
+    "unknown",
+]
+
+BAD_JSON: Final = (ValueError, RecursionError)
+"""What decoders raise at bytes from outside: malformed, of another shape, not UTF-8, nested too deep."""
+CHOICES_MAX: Final = 128
+"""Choices of one answer that something is remembered about; OpenAI's own limit for `n` is 128."""
+EVENT_CHOICES_MAX: Final = 4_096
+"""Choices read of one event or whole answer: twice OpenAI's limit of prompts in one completions request. The
+rest is not read, and the event counts as not understood (`Delta.parsed`)."""
+PIECES_MAX: Final = 4_096
+"""Pieces of output read of one event or whole answer (content parts, tool calls, items); the rest is treated
+in the same way."""
+INDEX_MAX: Final = 1 << 31
+"""Indexes of choices are below it; another number counts as 0. Python gives unbounded integers equal hashes
+(n and n + 2^61 - 1), so a set of chosen ones would take quadratic time."""
+Index = Annotated[int, msgspec.Meta(ge=0, lt=INDEX_MAX)]
+NO_RAW: Final = msgspec.Raw()
+"""Default of a raw field: it was absent."""
+_CODE_MAX: Final = 1 << 40
+"""Of an error's numeric code."""
+
+
+def read_frame(event: SseEvent) -> Delta:
+    """An event whose data is no JSON object: a keep-alive, `[DONE]`, a block without data, or unknown."""
+    data = event.data
+    if data is None:
+        alive = event.comment or event.event == b"ping"
+        return Delta(EventClass.KEEPALIVE if alive else EventClass.METADATA)
+    data = data.strip()
+    if data == b"[DONE]":
+        return Delta(EventClass.DONE, done=True)
+    if not data or event.event == b"ping":
+        return Delta(EventClass.KEEPALIVE)
+    return unknown(event.event)
+
+
+def unknown(name: bytes | None = None) -> Delta:
+    """An event that nobody understood, except that its name may say that it is an error."""
+    if name == b"error":
+        return Delta(EventClass.ERROR, error_type="error")
+    return Delta(EventClass.METADATA, parsed=False)
+
+
+def read_json(data: bytes) -> Any:
+    """Any JSON value, read as leniently as the standard library does (NaN, lone surrogates); else None."""
+    try:
+        return msgspec.json.decode(data)
+    except BAD_JSON:
+        pass
+    try:
+        return _clean(json.loads(data))
+    except BAD_JSON:
+        return None
+
+
+def _clean(value: Any) -> Any:
+    """The same value with lone surrogates replaced: nothing could write them out again."""
+    match value:
+        case str():
+            return value.encode("utf-8", "replace").decode()
+        case list():
+            return [_clean(v) for v in value]
+        case dict():
+            return {_clean(k): _clean(v) for k, v in value.items()}
+    return value
+
+
+def to_raw(value: Any) -> msgspec.Raw:
+    """The value as a raw field; absent where it is None or cannot be written."""
+    if value is None:
+        return NO_RAW
+    try:
+        return msgspec.Raw(msgspec.json.encode(value))
+    except (*BAD_JSON, TypeError, OverflowError):
+        return NO_RAW
+
+
+def count(value: Any) -> int | None:
+    """A count of tokens, None for anything else; some servers write it as `6.0`."""
+    if type(value) is float and value.is_integer():
+        value = int(value)
+    return value if type(value) is int and 0 <= value <= USAGE_TOKENS_MAX else None
+
+
+def read_counts(of_input: Any, of_output: Any, reasoning: Any = None, cached: Any = None) -> UsageCounts:
+    """The counts of these values, of which None is one that is not told."""
+    counts = UsageCounts(count(of_input), count(of_output), count(reasoning), count(cached))
+    counts.refused = (
+        (counts.input is None and of_input is not None)
+        + (counts.output is None and of_output is not None)
+        + (counts.reasoning is None and reasoning is not None)
+        + (counts.cached is None and cached is not None)
+    )
+    return counts
+
+
+def sum_counts(counts: Sequence[UsageCounts]) -> UsageCounts:
+    """The sum of several; None where none of them tells."""
+
+    def total(values: Iterable[int | None]) -> int | None:
+        told = [n for n in values if n is not None]
+        return sum(told) if told else None
+
+    return UsageCounts(
+        total(c.input for c in counts), total(c.output for c in counts), total(c.reasoning for c in counts),
+        total(c.cached for c in counts), sum(c.refused for c in counts),
+    )  # fmt: skip
+
+
+def read_usage(usage: Any) -> UsageCounts | None:
+    """The counts of a `usage` object; None if it is no object or counts nothing (all zero or null)."""
+    if not isinstance(usage, dict):
+        return None
+    get = usage.get
+    of_input, of_output = get("prompt_tokens_details"), get("completion_tokens_details")
+    reasoning = of_output.get("reasoning_tokens") if isinstance(of_output, dict) else None
+    cached = of_input.get("cached_tokens") if isinstance(of_input, dict) else None
+    counts = read_counts(
+        get("prompt_tokens", get("input_tokens")),
+        get("completion_tokens", get("output_tokens")),
+        # SGLang counts reasoning at the top level, DeepSeek what it had cached.
+        get("reasoning_tokens") if reasoning is None else reasoning,
+        get("prompt_cache_hit_tokens") if cached is None else cached,
+    )
+    if counts.input or counts.output or counts.refused or count(get("total_tokens")):
+        return counts
+    return None
+
+
+def read_error(error: Any) -> tuple[str, str | None]:
+    """`(type, message)` of an error object, of the first in a list, or of the text that stands in for one.
+
+    The type is `code` where that is a word, else `type`, else a numeric `code`, else `"error"`.
+    """
+    if isinstance(error, list) and error:
+        error = error[0]
+    if isinstance(error, str):
+        return "error", error
+    if not isinstance(error, dict):
+        return "error", None
+    code, kind, message = error.get("code"), error.get("type"), error.get("message")
+    name = next((v for v in (code, kind) if isinstance(v, str) and v), None)
+    if name is None:
+        name = str(code) if type(code) is int and abs(code) <= _CODE_MAX else "error"
+    return name, message if isinstance(message, str) else None
+
+
+class RunningCount:
+    """Tokens per event, from the difference of a `usage` that runs along with the output.
+
+    A usage counts as running only if the stream's first chunk with a choice had one and did not end
+    the choice, and if it had counted the first text when that came: Gemini's totals run as well, but
+    count by another clock. Otherwise it is a total, whichever chunk it stands on.
+    """
+
+    __slots__ = ("_last", "running")
+
+    def __init__(self) -> None:
+        self.running: bool | None = None
+        """None until the first chunk with a choice was seen."""
+        self._last: dict[int, int] = {}
+
+    def added(
+        self, choices: list[int], counts: UsageCounts | None, *, running: bool, text: bool = False
+    ) -> int:
+        """Tokens since the last chunk of the same choice; 0 where nothing can be said.
+
+        `running` is whether this chunk looks like one of a running count, `text` whether it has output.
+        vLLM counts each choice for itself, so a chunk of several choices says nothing.
+        """
+        if self.running is None and choices:
+            self.running = running
+        if not self.running or len(choices) != 1 or counts is None or counts.output is None:
+            return 0
+        if text and not counts.output:
+            self.running = False
+            return 0
+        return self.step(choices[0], counts.output)
+
+    def step(self, choice: int, count: int) -> int:
+        """How far the count of a choice has gone since it was told last."""
+        last = self._last.get(choice, 0)
+        if choice in self._last or len(self._last) < CHOICES_MAX:
+            self._last[choice] = count
+        return max(0, count - last)
+
+    @property
+    def several(self) -> bool:
+        """More than one choice has a count of its own: no single one is the total."""
+        return len(self._last) > 1
+
+
+def add_timings(delta: Delta, timings: Any, choices: Sequence[int], predicted: RunningCount) -> None:
+    """llama.cpp's `timings` of an event; `choices` are those with output in it.
+
+    Where they run along with the output they stamp its tokens, and count them if nothing better does.
+    """
+    delta.repeatable = False
+    delta.server_times += object_times("timings", timings)
+    if len(choices) != 1 or not isinstance(timings, dict):
+        return
+    delta.server_clock_ns = clock_ns(timings)
+    total = count(timings.get("predicted_n"))
+    added = 0 if total is None else predicted.step(choices[0], total)
+    if added and delta.tokens < 0:
+        delta.tokens, delta.token_source = added, TokenSource.RUNNING_USAGE
+
+
+_RANKED: Final[dict[int, tuple[EventClass, ...]]] = {}
+"""Classes in their order, by the bits of a mask; at most 2^11 of them."""
+_USAGE_BIT: Final = 1 << EventClass.USAGE
+_CONTENT_BIT: Final = 1 << EventClass.CONTENT
+_ROLE_BIT: Final = 1 << EventClass.ROLE
+_ERROR_BIT: Final = 1 << EventClass.ERROR
+_METADATA_BIT: Final = 1 << EventClass.METADATA
+
+
+def _ranked(mask: int) -> tuple[EventClass, ...]:
+    classes = _RANKED.get(mask)
+    if classes is None:
+        classes = _RANKED[mask] = tuple(c for c in EventClass if mask >> c & 1)
+    return classes
+
+
+class Findings:
+    """What the choices of one event say, and what stands beside them, put together and ranked."""
+
+    __slots__ = (
+        "_carrying",
+        "_ids",
+        "_indexes",
+        "_logprobs",
+        "_markers",
+        "_mask",
+        "_pieces",
+        "_role",
+        "_texts",
+        "cut",
+        "delta",
+    )
+
+    def __init__(self) -> None:
+        self.delta = Delta(EventClass.METADATA)
+        self._mask = 0
+        self._texts: dict[int, list[str]] = {}
+        self._pieces = 0
+        self.cut = False
+        """A bound was reached: not everything in the event was read."""
+        self._carrying: dict[int, None] = {}
+        self._indexes: list[int] = []
+        self._markers: list[int] = []
+        self._ids = self._logprobs = 0
+        self._role = False
+
+    def choice(self, index: int, *, ids: int = 0, logprobs: int = 0, role: bool = False) -> None:
+        """A choice and what it declares about itself; its pieces follow."""
+        self._indexes.append(index)
+        self._logprobs += logprobs
+        self._role |= role
+        if ids:
+            self._ids += ids
+            self._carrying[index] = None
+
+    def piece(
+        self, index: int, kind: EventClass, text: str, *, output: bool = True, audio: bool = False
+    ) -> None:
+        """Something generated for a choice. A call that has only an id is a piece without output."""
+        self._pieces += 1
+        if self._pieces > PIECES_MAX:
+            self.cut = True
+            return
+        self._mask |= 1 << kind
+        texts = self._texts
+        if kind in texts:
+            texts[kind].append(text)
+        else:
+            texts[kind] = [text]
+        if output:
+            self._carrying[index] = None
+        delta = self.delta
+        if kind is EventClass.CONTENT:
+            delta.content |= audio or not text.isspace()
+        elif kind is EventClass.TOOL_CALL:
+            delta.tool_call |= output
+        elif kind is EventClass.REASONING:
+            delta.reasoning = True
+        elif kind is EventClass.REFUSAL:
+            delta.refusal = True
+
+    def marker(self, index: int) -> None:
+        """A choice sent what was generated and is no text: `<think>`, or what may become it."""
+        self._markers.append(index)
+
+    def finish(self, reason: str, filters: Any = None) -> Verdict | None:
+        """A choice ended; `filters` are the results of Azure's filter beside it. Returns what it says of a
+        guardrail."""
+        self.delta.finish_reason = reason
+        verdict = of_finish_reason(reason)
+        if verdict is not None:
+            found = of_filter_results(filters)
+            verdict.category = None if found is None else found.category
+            self.verdict(verdict, EventClass.REFUSAL if reason == "refusal" else EventClass.GUARDRAIL)
+        return verdict
+
+    def verdict(self, verdict: Verdict | None, shown: EventClass | None = EventClass.GUARDRAIL) -> None:
+        """An intervention, which is the event's class too, or None. The first that acts stands for the event,
+        or else the first."""
+        if verdict is None:
+            return
+        if shown is not None:
+            self._mask |= 1 << shown
+        standing = self.delta.verdict
+        if standing is None or (standing.action == "flagged" and verdict.action != "flagged"):
+            self.delta.verdict = verdict
+
+    def filtered(self, results: Any, *, alone: bool) -> None:
+        """Azure's results of a choice; `alone` without a delta. Beside one, the class stays the delta's."""
+        verdict = of_filter_results(results)
+        if verdict is not None:
+            self.verdict(verdict, EventClass.GUARDRAIL if alone and verdict.kind is not None else None)
+
+    def error(self, error: Any, verdict: Verdict | None = None) -> None:
+        """The event reports a failure; `verdict` is what a guardrail said by it."""
+        self._mask |= _ERROR_BIT
+        self.delta.error_type, self.delta.error_message = read_error(error)
+        self.verdict(verdict)
+
+    def timings(self, timings: Any, predicted: RunningCount) -> None:
+        """llama.cpp's `timings`, which may run along with the output; call it behind the choices."""
+        add_timings(self.delta, timings, self._indexes if self._carrying else [], predicted)
+
+    def usage(self, usage: Any, running: RunningCount) -> None:
+        """The event's usage object, if any; call it last."""
+        if usage is None and running.running is not None and not (self._ids or self._logprobs):
+            return
+        delta = self.delta
+        counts = None if usage is None else read_usage(usage)
+        goes_on = usage is not None and delta.finish_reason is None
+        added = running.added(self._indexes, counts, running=goes_on, text=bool(self._texts))
+        if counts is not None:
+            self._mask |= _USAGE_BIT
+            delta.usage, delta.counts = usage, counts
+            delta.usage_running = (
+                running.running is True
+                and bool(self._indexes)
+                and (delta.finish_reason is None or running.several)
+            )
+        # Which count to believe: dialects.md section 5.
+        if self._ids:
+            delta.tokens, delta.token_source = self._ids, TokenSource.TOKEN_IDS
+        elif self._logprobs:
+            delta.tokens, delta.token_source = self._logprobs, TokenSource.LOGPROBS
+        elif added:
+            delta.tokens, delta.token_source = added, TokenSource.RUNNING_USAGE
+
+    def ranked(self) -> Delta:
+        """The Delta of all that."""
+        delta = self.delta
+        mask = self._mask
+        classes: tuple[EventClass, ...]
+        if self._role:
+            # A role names the speaker where nothing is said, counted or ended; else it is a side note.
+            counted = delta.counts is not None and bool(delta.counts.output)
+            if counted or delta.finish_reason is not None:
+                classes = (*_ranked(mask or _METADATA_BIT), EventClass.ROLE)
+            else:
+                classes = _ranked(mask | _ROLE_BIT)
+        else:
+            classes = _ranked(mask)
+        if classes:
+            first = delta.event_class = classes[0]
+            delta.also = classes[1:]
+            if self._texts:
+                delta.text = "".join(self._texts.get(first, ()))
+        if self._carrying:
+            delta.choices = tuple(self._carrying)
+            delta.output = True
+        elif self._markers:
+            delta.choices = tuple(self._markers)
+        delta.blank = bool(mask & _CONTENT_BIT) and not delta.content
+        return delta
+
+    @property
+    def chose(self) -> bool:
+        """The event has a choice."""
+        return bool(self._indexes)
+
+    @property
+    def empty(self) -> bool:
+        """Nothing was found: neither a choice nor anything beside one."""
+        return not (self._indexes or self._mask)

@@ -1,0 +1,118 @@
+"""Which dialect an answer speaks: told by the answer itself, with the request's path to break a tie.
+
+Nothing is configured, because one gateway speaks several dialects and knows it better than its operator.
+"""
+
+from typing import Any, Final, Protocol
+
+from llmtap.protocol.delta import Delta, EventClass
+from llmtap.protocol.dialects.anthropic import Anthropic
+from llmtap.protocol.dialects.cohere import Cohere
+from llmtap.protocol.dialects.llamacpp import LlamaCpp
+from llmtap.protocol.dialects.lmstudio import LmStudio
+from llmtap.protocol.dialects.native_shapes import failure_in
+from llmtap.protocol.dialects.ollama import Ollama
+from llmtap.protocol.dialects.openai_chat import OpenAIChat
+from llmtap.protocol.dialects.openai_completions import OpenAICompletions
+from llmtap.protocol.dialects.openai_realtime import OpenAIRealtime
+from llmtap.protocol.dialects.openai_responses import OpenAIResponses
+from llmtap.protocol.dialects.openai_shapes import read_frame, read_json
+from llmtap.protocol.dialects.sglang import SGLang
+from llmtap.protocol.dialects.tgi import Tgi
+from llmtap.protocol.sse import SseEvent
+
+__all__ = ["Dialect", "Undecided", "choose"]
+
+
+class Dialect(Protocol):
+    """Reads one answer; it may remember what earlier events said. Nothing in it raises at bad bytes."""
+
+    @property
+    def name(self) -> str | None:
+        """As reported in `dialect`; None while nobody knows."""
+        ...
+
+    def read_event(self, event: SseEvent) -> Delta:
+        """What one event of a stream says."""
+        ...
+
+    def read_body(self, body: bytes) -> Delta:
+        """What a whole JSON answer says."""
+        ...
+
+
+DIALECTS: Final = (
+    OpenAIChat,
+    OpenAICompletions,
+    OpenAIResponses,
+    OpenAIRealtime,
+    Anthropic,
+    Ollama,
+    LlamaCpp,
+    Tgi,
+    SGLang,
+    Cohere,
+    LmStudio,
+)
+"""`claim(value, path)` of each says how sure a first JSON object makes it that the answer is its own:
+3 the answer names itself (4 where others share its names, and the path tells), 2 its shape fits, 1 only the
+path speaks for it, 0 not ours."""
+
+
+def choose(value: Any, path: str) -> Dialect | None:
+    """The dialect surest of `value`, the first JSON of an answer to `path`; the earlier one of equals."""
+    if isinstance(value, list) and value:
+        value = value[0]  # several prompts, several answers
+    if not isinstance(value, dict):
+        return None
+    claims = [dialect.claim(value, path) for dialect in DIALECTS]
+    surest = max(claims)
+    return DIALECTS[claims.index(surest)]() if surest else None
+
+
+class Undecided:
+    """Reads an answer until its first JSON tells the dialect, and from there lets that one read.
+
+    An answer of a dialect nobody knows stays undecided: its events count for timing, and as unparsed.
+    """
+
+    __slots__ = ("_path", "chosen")
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self.chosen: Dialect | None = None
+
+    @property
+    def name(self) -> str | None:
+        return None if self.chosen is None else self.chosen.name
+
+    @property
+    def names_read(self) -> frozenset[str] | None:
+        """Of the members at the top of an event that may come again, those that are read: a dialect that has
+        such events (`Delta.repeatable`) names them. None where nobody knows."""
+        names: frozenset[str] | None = getattr(self.chosen, "names_read", None)
+        return names
+
+    def read_event(self, event: SseEvent) -> Delta:
+        if self.chosen is not None:
+            return self.chosen.read_event(event)
+        data = event.data
+        if data is None or not data.lstrip().startswith(b"{"):
+            return read_frame(event)
+        value = read_json(data)
+        self.chosen = choose(value, self._path)
+        if self.chosen is not None:
+            return self.chosen.read_event(event)
+        return _read_unknown(value, event.event)
+
+    def read_body(self, body: bytes) -> Delta:
+        value = read_json(body)
+        self.chosen = choose(value, self._path)
+        return _read_unknown(value, None) if self.chosen is None else self.chosen.read_body(body)
+
+
+def _read_unknown(value: Any, name: bytes | None) -> Delta:
+    """JSON of no dialect we know; an `error` member is an error in all of them."""
+    if name == b"ping" or (isinstance(value, dict) and value.get("type") == "ping"):
+        return Delta(EventClass.KEEPALIVE)
+    return failure_in(value, name)

@@ -1,0 +1,279 @@
+"""The event that comes again and again: a token stream repeats all of an event but the text in it.
+
+Once an event is understood, the bytes before and behind its text are known. Where another event has the same
+bytes, and between them one JSON string, it says the same with that string for a text, and nothing else of it
+has to be read: not its lines, not its JSON.
+
+Why that is right: to put one string in the place of another as the value of a member changes that value, and
+nothing else in the event. That this value is the text, and not one that happens to be alike, is tried out
+with a text of our own. That a reader remembers nothing of a text is for its dialect to say
+(`Delta.repeatable`).
+
+Some servers put a value into each event that nobody reads and that is another one each time: a number of the
+event, its date, an id, padding. Up to three of these may be loose: strings or whole numbers at the top of
+the event's object, of names that its dialect does not read. Two events that differ in them show which they
+are. To put one string in the place of another, or one number, changes that member and nothing else, as it is
+with the text; so each of them is looked at in each event, whether it is one string or one number.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from llmtap.protocol.delta import Delta
+from llmtap.protocol.sse import SseEvent, SseParser
+
+__all__ = ["BLOCK_BYTES_MAX", "LOOSE_MAX", "LooseRepetition", "Repetition", "find_repetition"]
+
+BLOCK_BYTES_MAX: Final = 4_096
+"""Of an event that is known again: far beyond a token, and some of them may be kept for a moment."""
+_MEMBERS: Final = tuple(
+    f'"{name}":{space}'.encode()
+    for name in (
+        "content", "reasoning_content", "reasoning", "arguments", "text", "thinking", "partial_json", "delta",
+    )
+    for space in ("", " ")
+)  # fmt: skip
+"""What may stand before a text. A value in such a place is a text or nothing that is read."""
+LOOSE_MAX: Final = 3
+"""Loose values of an event: each is looked at in each event, and nobody is known to send more."""
+_SIZE_LINES: Final = {
+    len(line) + size + 2: line for size in range(1, BLOCK_BYTES_MAX + 1) for line in [b"%x\r\n" % size]
+}
+"""First line of a chunk, as nearly everyone writes it (RFC 9112 7.1), by the bytes of the whole of it."""
+_PAYLOADS: Final = {size: size - len(line) - 2 for size, line in _SIZE_LINES.items()}
+"""Bytes of payload of these chunks."""
+_ENCODERS: Final[tuple[Callable[[str], bytes], ...]] = (
+    msgspec.json.encode,
+    lambda text: json.dumps(text).encode(),
+)
+"""The two ways in which servers write a text: in UTF-8, and in ASCII with escapes."""
+_PROBE: Final = "a text of our own"
+_decode_text: Final = msgspec.json.Decoder(str).decode
+_decode_members: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_replace: Final = msgspec.structs.replace
+_Loose = tuple[tuple[bytes, bool], ...]
+Fixed = tuple[bytes, _Loose, _Loose, bytes]
+"""Opening, loose values ahead of the text and beyond it, closing."""
+
+
+class Repetition(msgspec.Struct, gc=False):
+    """What is the same in each of these events."""
+
+    before: bytes
+    """All up to the quote that opens the text, and that too."""
+    behind: bytes
+    """All from the quote that closes it."""
+    delta: Delta
+    """What the first of them said, without its text."""
+    chunk_end: bytes
+    """`behind`, and the end of a chunk."""
+
+    @property
+    def fixed(self) -> Fixed:
+        """The fixed parts, for the compiled implementation: as of `LooseRepetition`."""
+        return self.before, (), (), self.behind
+
+    def text_in(self, block: bytes) -> str:
+        """The text of a block that is one of these events; "" if it is none, or may be none."""
+        before, behind = self.before, self.behind
+        if not (block.startswith(before) and block.endswith(behind)) or len(block) > BLOCK_BYTES_MAX:
+            return ""
+        try:
+            # With its quotes: what is more than one string, or less, is refused.
+            return _decode_text(block[len(before) - 1 : 1 - len(behind)])
+        except ValueError:
+            return ""
+
+    def text_in_chunk(self, chunk: bytes) -> str:
+        """The same where such a block is the one chunk of a read, and its framing around it."""
+        before, behind = self.before, self.chunk_end
+        line = _SIZE_LINES.get(len(chunk))
+        if line is None or not (
+            chunk.startswith(line) and chunk.startswith(before, len(line)) and chunk.endswith(behind)
+        ):
+            return ""
+        try:
+            return _decode_text(chunk[len(line) + len(before) - 1 : 1 - len(behind)])
+        except ValueError:
+            return ""
+
+    def sizes_in_chunks(self, sizes: Sequence[int]) -> list[int]:
+        """Bytes of the blocks in chunks of these sizes, in which texts were found."""
+        return [_PAYLOADS[size] for size in sizes]
+
+
+class LooseRepetition(Repetition, gc=False):
+    """The same with loose values; `before` and `behind` are those of the event in which they were found."""
+
+    names: frozenset[str]
+    """Of the loose members."""
+    opening: bytes
+    """All up to the first value, be it loose or the text. Quotes are no part of a value here."""
+    ahead: _Loose
+    """For each loose value before the text: what follows it, and whether it is a string."""
+    beyond: _Loose
+    """For each one behind the text, from the last to the first: what leads to it, and whether it is one."""
+    closing: bytes
+    """All from the end of the last value."""
+
+    @property
+    def fixed(self) -> Fixed:
+        return self.opening, self.ahead, self.beyond, self.closing
+
+    def text_in(self, block: bytes) -> str:
+        if len(block) > BLOCK_BYTES_MAX or not block.endswith(self.closing):
+            return ""
+        return self._text_between(block, 0, len(block) - len(self.closing))
+
+    def text_in_chunk(self, chunk: bytes) -> str:
+        line, behind = _SIZE_LINES.get(len(chunk)), self.chunk_end
+        if line is None or not (chunk.startswith(line) and chunk.endswith(behind)):
+            return ""
+        return self._text_between(chunk, len(line), len(chunk) - len(behind))
+
+    def _text_between(self, data: bytes, start: int, end: int) -> str:
+        """The text, where all from `start` to `end` is as it should be.
+
+        What is fixed may stand in a value, too, and be found there. Then the value that is cut short by it is
+        refused, or what comes next is: a right text can be missed, but no wrong one found.
+        """
+        if not data.startswith(self.opening, start):
+            return ""
+        start += len(self.opening)
+        try:
+            for fixed, is_string in self.ahead:
+                stop = data.index(fixed, start, end)
+                if is_string:
+                    _decode_text(data[start - 1 : stop + 1])
+                elif not ((number := data[start:stop]).isdigit() and (number >= b"1" or number == b"0")):
+                    return ""
+                start = stop + len(fixed)
+            for fixed, is_string in self.beyond:
+                stop = data.rindex(fixed, start, end)
+                begin = stop + len(fixed)
+                if is_string:
+                    _decode_text(data[begin - 1 : end + 1])
+                elif not ((number := data[begin:end]).isdigit() and (number >= b"1" or number == b"0")):
+                    return ""
+                end = stop
+            return _decode_text(data[start - 1 : end + 1])
+        except ValueError:
+            return ""
+
+
+def find_repetition(
+    block: bytes,
+    delta: Delta,
+    read_event: Callable[[SseEvent], Delta],
+    names_read: frozenset[str] | None = None,
+    last: Repetition | None = None,
+) -> Repetition | None:
+    """What may come again of this block of an event stream, of which `read_event` has just made `delta`.
+
+    None where the text does not stand in it once, and in a place that we know.
+
+    Args:
+        names_read: of members at the top of the event's object, all that are read; None if nobody knows.
+        last: what was found in an event before, to tell what is loose.
+    """
+    for encode in _ENCODERS:
+        quoted = encode(delta.text)
+        before, text, behind = block.partition(quoted)
+        if text and quoted not in behind and before.endswith(_MEMBERS):
+            behind = b'"' + behind
+            found = Repetition(before + b'"', behind, _replace(delta, text=""), behind + b"\r\n")
+            if not _is_read(found.before + _PROBE.encode() + found.behind, found, read_event):
+                return None
+            if names_read is None or last is None:
+                return found
+            return _loosen(found, last, names_read, read_event) or found
+    return None
+
+
+def _is_read(probe: bytes, found: Repetition, read_event: Callable[[SseEvent], Delta]) -> bool:
+    """Whether our text in this block is read as the text, and all else stays as it was."""
+    events = SseParser().feed(probe)
+    if len(events) != 1:
+        return False
+    delta = read_event(events[0])
+    delta.size = found.delta.size
+    return delta == _replace(found.delta, text=_PROBE)
+
+
+def _members(block: bytes) -> dict[str, bytes]:
+    """The members of the object in a block, as they are spelt; none if there is no object."""
+    events = SseParser().feed(block)
+    if len(events) != 1 or events[0].data is None:
+        return {}
+    try:
+        return {name: bytes(value) for name, value in _decode_members(events[0].data).items()}
+    except ValueError:
+        return {}
+
+
+def _loosen(
+    found: Repetition, last: Repetition, names_read: frozenset[str], read_event: Callable[[SseEvent], Delta]
+) -> LooseRepetition | None:
+    """The same, where values are loose in which it differs from the last one, or that were loose there.
+
+    None if there are none, or too many, or if we cannot find one of them or put others in their places.
+    """
+    sample, edge = found.before + found.behind, len(found.before)
+    was, now = _members(last.before + last.behind), _members(sample)
+    known = last.names if isinstance(last, LooseRepetition) else frozenset()
+    loose = {
+        name: value
+        for name, value in now.items()
+        if name not in names_read
+        and (name in known or was.get(name, value) != value)
+        and (value.startswith(b'"') or value.isdigit())
+    }
+    if not 0 < len(loose) <= LOOSE_MAX:
+        return None
+    places = [_place(sample, name, value) for name, value in loose.items()]
+    text = edge, edge, True
+    if any(start <= edge <= end for start, end, _ in places):
+        return None  # not found, or no other than the text
+    values = sorted([*places, text])
+    # Each value gets another byte in front: were it not the one we mean, or read, it would show.
+    more = [b"x" if is_string else b"1" for _, _, is_string in values]
+    more[values.index(text)] = b""
+    changed = {
+        name: b'"x' + value[1:] if value.startswith(b'"') else b"1" + value for name, value in loose.items()
+    }
+    if _members(_insert(sample, values, more)) != now | changed:
+        return None
+    more[values.index(text)] = _PROBE.encode()
+    if not _is_read(_insert(sample, values, more), found, read_event):
+        return None
+    ends, starts = [0, *(end for _, end, _ in values)], [*(start for start, _, _ in values), len(sample)]
+    opening, *fixed, closing = (sample[a:b] for a, b in zip(ends, starts, strict=True))
+    n = values.index(text)
+    kinds = [is_string for _, _, is_string in values]
+    return LooseRepetition(
+        found.before, found.behind, found.delta, closing + b"\r\n",
+        names=frozenset(loose), opening=opening, closing=closing,
+        ahead=tuple(zip(fixed[:n], kinds[:n], strict=True)),
+        beyond=tuple(zip(fixed[n:], kinds[n + 1 :], strict=True))[::-1],
+    )  # fmt: skip
+
+
+def _place(sample: bytes, name: str, value: bytes) -> tuple[int, int, bool]:
+    """Where a member's value starts and ends, without its quotes, and whether it is a string; all of the
+    sample if it stands nowhere, or in several places."""
+    is_string = value.startswith(b'"')
+    spelt = [msgspec.json.encode(name) + colon + value for colon in (b":", b": ")]
+    if sum(map(sample.count, spelt)) != 1:
+        return 0, len(sample), is_string
+    end = max(sample.find(one) + len(one) for one in spelt if one in sample)
+    return end - len(value) + is_string, end - is_string, is_string
+
+
+def _insert(sample: bytes, values: list[tuple[int, int, bool]], more: list[bytes]) -> bytes:
+    """The sample with more bytes where these values start."""
+    starts = [start for start, _, _ in values]
+    parts = [sample[a:b] for a, b in zip([0, *starts], [*starts, len(sample)], strict=True)]
+    return parts[0] + b"".join(new + part for new, part in zip(more, parts[1:], strict=True))

@@ -1,0 +1,220 @@
+"""Durations that servers tell of their own work, under one set of names.
+
+Objects of an event, headers and trailers are read by tables: what stands where, and in which unit. Sums
+and means of a request are all there is, except for llama.cpp, which can stamp every token.
+
+Any number is read as a duration here, also one that is negative or not finite: how long an exchange took is
+known at its end only, and `record/plausibility.py` compares and counts them there.
+
+Source: shared/dialects/dialects.md section 6; W3C Server Timing; IETF seed 000, 4.6.3 option C.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from math import inf
+from typing import Any, Final
+
+from llmtap.protocol.delta import ServerTime
+
+__all__ = ["SERVER_TIMES", "clock_ns", "header_times", "object_times", "rate_times", "trailer_times"]
+
+SERVER_TIMES: Final = (
+    "queue", "prefill", "ttft", "ttft_from_schedule", "decode", "mean_itl", "inference", "load", "total",
+    "overhead", "callback", "unnamed",
+)  # fmt: skip
+"""The names. `ttft_from_schedule` leaves the queue out; `total` is the request as its teller sees it, which
+in a header means: until the head."""
+
+_MS_PER: Final = {"ms": 1.0, "s": 1e3, "ns": 1e-6}
+_CLOCK_MS_MAX: Final = 1e10
+"""Four months: a clock that shows more is not read. Differences of readings fit 64 bits of nanoseconds."""
+_RATE_MAX: Final = 1e12
+"""Tokens, or tokens a second: what is more is neither."""
+_ENTRIES_MAX: Final = 32
+"""Of one Server-Timing field."""
+
+_SECONDS: Final = {
+    "queue_time": ("queue", "s"),
+    "prompt_time": ("prefill", "s"),
+    "completion_time": ("decode", "s"),
+    "total_time": ("total", "s"),
+}
+_OBJECTS: Final[dict[str, dict[str, tuple[str, str]]]] = {
+    "timings": {  # llama.cpp
+        "prompt_ms": ("prefill", "ms"),
+        "predicted_ms": ("decode", "ms"),
+        "predicted_per_token_ms": ("mean_itl", "ms"),
+    },
+    "metrics": {  # vLLM
+        "queue_time_ms": ("queue", "ms"),
+        "time_to_first_token_ms": ("ttft_from_schedule", "ms"),
+        "generation_time_ms": ("decode", "ms"),
+        "mean_itl_ms": ("mean_itl", "ms"),
+    },
+    "x_groq.usage": _SECONDS,
+    "time_info": _SECONDS,  # Cerebras
+    "usage": {  # SambaNova
+        "time_to_first_token": ("ttft", "s"),
+        "total_latency": ("total", "s"),
+    },
+    "usage.latency_checkpoint": {  # Azure
+        "service_ttft_ms": ("ttft", "ms"),
+        "total_duration_ms": ("total", "ms"),
+    },
+    "perf_metrics": {  # Fireworks
+        "server-time-to-first-token": ("ttft", "s"),
+        "server-processing-time": ("total", "s"),
+    },
+    "nvext.timing": {  # Dynamo
+        "prefill_wait_time_ms": ("queue", "ms"),
+        "prefill_time_ms": ("prefill", "ms"),
+        "ttft_ms": ("ttft", "ms"),
+        "total_time_ms": ("total", "ms"),
+    },
+    "result.stats": {  # LM Studio
+        "time_to_first_token_seconds": ("ttft", "s"),
+        "model_load_time_seconds": ("load", "s"),
+    },
+    "meta_info": {"e2e_latency": ("total", "s")},  # SGLang
+    "": {  # Ollama, at the top level
+        "total_duration": ("total", "ns"),
+        "load_duration": ("load", "ns"),
+        "prompt_eval_duration": ("prefill", "ns"),
+        "eval_duration": ("decode", "ns"),
+    },
+    "amazon-bedrock-invocationMetrics": {
+        "firstByteLatency": ("ttft", "ms"),
+        "invocationLatency": ("total", "ms"),
+    },
+}
+_FULL_PLACE: Final = ("meta_info", "")
+"""Objects whose single values are places of their own."""
+
+
+def _fields(place: str) -> Iterator[tuple[str, str, str, str, str]]:
+    for key, (name, unit) in _OBJECTS[place].items():
+        path = f"{place}.{key}" if place else key
+        yield key, name, unit, path if place in _FULL_PLACE else place, path
+
+
+_FIELDS: Final = {place: tuple(_fields(place)) for place in _OBJECTS}
+"""By place: `(key, name, unit, where, path)`."""
+_HEADERS: Final[dict[bytes, tuple[str, str]]] = {
+    b"openai-processing-ms": ("total", "ms"),
+    b"x-envoy-upstream-service-time": ("total", "ms"),
+    b"fireworks-server-time-to-first-token": ("ttft", "s"),
+    b"fireworks-server-processing-time": ("total", "s"),
+    # TGI; its x-compute-time says x-total-time again, x-validation-time is no work on tokens.
+    b"x-queue-time": ("queue", "ms"),
+    b"x-inference-time": ("inference", "ms"),
+    b"x-time-per-token": ("mean_itl", "ms"),
+    b"x-total-time": ("total", "ms"),
+    b"x-litellm-response-duration-ms": ("total", "ms"),
+    b"x-litellm-overhead-duration-ms": ("overhead", "ms"),
+    b"x-litellm-callback-duration-ms": ("callback", "ms"),
+}
+_SERVER_TIMING: Final = b"server-timing"
+# A parameter's value may be a token or a quoted string (RFC 9110 5.6.6).
+_DURATION: Final = re.compile(r';\s*dur\s*=\s*"?([0-9.eE+-]{1,32})', re.IGNORECASE)
+
+
+def object_times(place: str, value: Any) -> tuple[ServerTime, ...]:
+    """The durations of the object at `place` in an event; `""` is its top level. Anything else gives ()."""
+    if not isinstance(value, dict):
+        return ()
+    out = []
+    for key, name, unit, where, path in _FIELDS[place]:
+        ms = _ms(value.get(key), unit)
+        if ms is not None:
+            out.append(ServerTime(name, ms, where, path, unit))
+    return tuple(out)
+
+
+def rate_times(stats: Any, cached: int | None) -> tuple[ServerTime, ...]:
+    """The durations behind exo's `generation_stats`, which tells rates and the tokens that they count.
+
+    `cached` are the prompt's tokens that were not prefilled, as the answer's usage says: without them nothing
+    is known of a partial hit. An exact one has the rate of an earlier request, and no prefill of its own.
+
+    Source: seed 003, "Timing", "Prefix Cache Mode".
+    """
+    if not isinstance(stats, dict):
+        return ()
+    hit = stats.get("prefix_cache_hit", "none")
+    left_out = 0 if hit == "none" else cached if hit == "partial" else None
+    out = []
+    for name, tokens, without, rate in (
+        ("prefill", "prompt_tokens", left_out, "prompt_tps"),
+        # The first token has no gap before it.
+        ("decode", "generation_tokens", 1, "generation_tps"),
+    ):
+        ms = None if without is None else _span_ms(stats.get(tokens), without, stats.get(rate))
+        if ms is not None:
+            out.append(ServerTime(name, ms, "generation_stats", f"generation_stats.{rate}", "tokens/s"))
+    return tuple(out)
+
+
+def clock_ns(timings: Any) -> int:
+    """llama.cpp's own clock at a token, from its `timings`: ns since decoding began; -1 where not told."""
+    ms = _ms(timings.get("predicted_ms"), "ms") if isinstance(timings, dict) else None
+    return -1 if ms is None or not 0 <= ms <= _CLOCK_MS_MAX else round(ms * 1e6)
+
+
+def header_times(headers: Iterable[tuple[bytes, bytes]], place: str = "header") -> list[ServerTime]:
+    """The durations that the fields of a response's head tell."""
+    out: list[ServerTime] = []
+    for name, value in headers:
+        known = _HEADERS.get(name)
+        if known is None:
+            name = name.lower()
+            known = _HEADERS.get(name)
+        if known is not None:
+            ms = _ms(value.decode("latin-1"), known[1])
+            if ms is not None:
+                out.append(ServerTime(known[0], ms, f"{place}:{name.decode('latin-1')}", None, known[1]))
+        elif name == _SERVER_TIMING:
+            out += _server_timing(value.decode("latin-1"), f"{place}:server-timing")
+    return out
+
+
+def trailer_times(lines: Iterable[bytes]) -> list[ServerTime]:
+    """The same of the trailer lines of a chunked body."""
+    fields = (line.partition(b":") for line in lines)
+    return header_times(((name, value.strip()) for name, _, value in fields), "trailer")
+
+
+def _server_timing(value: str, where: str) -> list[ServerTime]:
+    """Entries of a Server-Timing field that tell a duration: `queue;dur=3.5, prefill;desc="x";dur=61.2`."""
+    out = []
+    for entry in value.split(",")[:_ENTRIES_MAX]:
+        name = entry.partition(";")[0].strip().lower()
+        m = _DURATION.search(entry)
+        ms = None if m is None else _ms(m[1], "ms")
+        if ms is not None:
+            out.append(ServerTime(name if name in SERVER_TIMES else "unnamed", ms, where))
+    return out
+
+
+def _span_ms(tokens: Any, without: int, rate: Any) -> float | None:
+    """How long so many tokens but `without` took at that rate, in milliseconds; None where that is none."""
+    if type(tokens) is not int or (type(rate) is not float and type(rate) is not int):
+        return None
+    if not 0 < rate <= _RATE_MAX or not without < tokens <= _RATE_MAX:
+        return None
+    return _ms((tokens - without) / rate, "s")
+
+
+def _ms(value: Any, unit: str) -> float | None:
+    """Milliseconds of a number of any size and sign, or of the text of one; None for what is no number."""
+    if type(value) is str:
+        try:
+            value = float(value) if len(value) <= 32 else None
+        except ValueError:
+            return None
+    # By type: a bool is an int to Python.
+    if type(value) is not float and type(value) is not int:
+        return None
+    try:
+        return round(value * _MS_PER[unit], 6)
+    except OverflowError:  # an integer of more digits than a float can hold
+        return inf if value > 0 else -inf

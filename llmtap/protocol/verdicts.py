@@ -1,0 +1,398 @@
+"""What an event says of an intervention: finish reasons, errors, and the fields of filters, rails and hooks.
+
+Each function reads one place and returns a Verdict or None. Words of a body get into a Verdict only from
+closed sets or as single words (codes, categories); texts are searched for known phrases and never kept.
+Signals of errors are `error.code`, `error.type`, `error.message` or `error.metadata`; `record/refusal.py`
+names them anew by the status and the kind of body they came in.
+
+Source: shared/dialects/dialects.md section 7.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+from llmtap.protocol.delta import Verdict
+
+__all__ = [
+    "AMBIGUOUS",
+    "INPUT",
+    "MODEL_REFUSAL",
+    "OUTPUT",
+    "filter_category",
+    "of_block_reason",
+    "of_error",
+    "of_filter_results",
+    "of_finish_reason",
+    "of_guardrail_action",
+    "of_hook_results",
+    "of_moderation",
+    "of_prompt_filter_results",
+    "of_refusal",
+    "of_warnings",
+    "word",
+]
+
+MODEL_REFUSAL: Final = "model_refusal"
+INPUT: Final = "input_guardrail"
+OUTPUT: Final = "output_guardrail"
+
+AMBIGUOUS: Final = "whether input or output was blocked is only in the trace"
+
+_WORD: Final = re.compile(r"[A-Za-z0-9_.:/\-]{1,64}")
+_NAME: Final = re.compile(r"[A-Za-z0-9_.:/\- ]{1,64}")
+_ITEMS_MAX: Final = 64
+"""Entries of one list that are looked at."""
+_MESSAGE_CHARS_MAX: Final = 4_096
+"""Of an error's text, where phrases are looked for."""
+
+
+def word(value: Any) -> str | None:
+    """The value if it is a single short word, such as codes and categories are; else None."""
+    if type(value) is int and -1_000_000 < value < 1_000_000:
+        return str(value)
+    return value if isinstance(value, str) and _WORD.fullmatch(value) else None
+
+
+def of_refusal(signal: str, path: str | None = None) -> Verdict:
+    """The model's own refusal, in a field that only says that."""
+    return Verdict(signal, MODEL_REFUSAL, path=path)
+
+
+# Finish and stop reasons.
+
+_FILTERED: Final = frozenset(
+    {
+        "content_filter", "content-filter", "contentfilter", "sensitive", "moderation", "error_toxic",
+        # Gemini's own, where a gateway passes them on.
+        "safety", "prohibited_content", "blocklist", "recitation", "spii", "image_safety",
+        "image_prohibited_content", "model_armor",
+    }
+)  # fmt: skip
+_INTERVENED: Final = frozenset({"guardrail_intervened", "content_filtered"})
+
+
+def of_finish_reason(reason: str, signal: str = "finish_reason") -> Verdict | None:
+    """A reason that says filter. Bedrock's come behind canned text; what was blocked they do not tell."""
+    low = reason.lower()
+    if low in _FILTERED:
+        return Verdict(signal, OUTPUT, "blocked", "output", value=reason)
+    if low in _INTERVENED:
+        return Verdict(
+            signal, OUTPUT, "replaced", "output", "medium", reason, substituted=True,
+            detail={"why": AMBIGUOUS},
+        )  # fmt: skip
+    if low == "refusal":
+        # Anthropic's streaming classifier, through a gateway.
+        return Verdict(signal, OUTPUT, "blocked", "output", value=reason)
+    return None
+
+
+# Fields beside the answer.
+
+
+def of_filter_results(results: Any, place: str = "content_filter_results") -> Verdict | None:
+    """Azure's results of one choice: `filtered` acts, `detected` alone flags."""
+    category = _category(results, "filtered")
+    if category is not None:
+        return Verdict(f"{place}.filtered", OUTPUT, "blocked", "output", category=category or None)
+    category = _category(results, "detected")
+    if category is not None:
+        return Verdict(f"{place}.detected", None, "flagged", "output", category=category or None)
+    return None
+
+
+def of_prompt_filter_results(results: Any) -> Verdict | None:
+    """Azure's results of the prompts."""
+    best: Verdict | None = None
+    for result in _dicts(results):
+        filters = result.get("content_filter_results") or result.get("content_filter_result")
+        found = of_filter_results(filters, "prompt_filter_results")
+        if found is not None and (best is None or (best.kind is None and found.kind is not None)):
+            best = found
+    if best is not None:
+        best.phase = "input"
+        best.kind = None if best.kind is None else INPUT
+    return best
+
+
+def filter_category(results: Any) -> str | None:
+    """The category that Azure's results call filtered."""
+    return _category(results, "filtered") or None
+
+
+def _category(results: Any, key: str) -> str | None:
+    """Name of the first result with `key` true; "" if the name is no word, None if there is none."""
+    if isinstance(results, dict):
+        for i, (name, result) in enumerate(results.items()):
+            if i == _ITEMS_MAX:
+                break
+            if isinstance(result, dict) and result.get(key) is True:
+                return word(name) or ""
+    return None
+
+
+_HOOKS: Final = (("before_request_hooks", "input"), ("after_request_hooks", "output"))
+
+
+def of_hook_results(results: Any) -> Verdict | None:
+    """Portkey's hooks: a `verdict` of false flags; that it denied, only the status and the error tell."""
+    if not isinstance(results, dict):
+        return None
+    for name, phase in _HOOKS:
+        for i, hook in _enumerated(results.get(name)):
+            if hook.get("verdict") is False:
+                return Verdict(f"hook_results.{name}[{i}].verdict", None, "flagged", phase)
+    return None
+
+
+def of_moderation(moderation: Any) -> Verdict | None:
+    """OpenAI's moderation beside the answer: `results[].flagged` of its input and of its output."""
+    if not isinstance(moderation, dict):
+        return None
+    for name, phase in (("output", "output"), ("input", "input")):
+        part = moderation.get(name)
+        for i, result in _enumerated(part.get("results") if isinstance(part, dict) else None):
+            if result.get("flagged") is True:
+                return Verdict(f"moderation.{name}.results[{i}].flagged", None, "flagged", phase)
+    return None
+
+
+_UNSUITABLE: Final = {"UNSUITABLE_INPUT": "input", "UNSUITABLE_OUTPUT": "output"}
+
+
+def of_warnings(warnings: Any, detections: Any, *, answered: bool) -> Verdict | None:
+    """The FMS orchestrator's warnings; where an answer is there all the same, they only flag."""
+    for i, warning in _enumerated(warnings):
+        kind = warning.get("type")
+        phase = _UNSUITABLE.get(kind) if isinstance(kind, str) else None
+        if phase is not None:
+            return Verdict(
+                "body_field",
+                None if answered else INPUT if phase == "input" else OUTPUT,
+                "flagged" if answered else "blocked",
+                phase,
+                value=kind,
+                category=_detected(detections, phase),
+                path=f"warnings[{i}].type",
+            )
+    return None
+
+
+def _detected(detections: Any, phase: str) -> str | None:
+    """The type of the first detection of a phase."""
+    for detection in _dicts(detections.get(phase) if isinstance(detections, dict) else None):
+        for result in _dicts(detection.get("results")):
+            if kind := word(result.get("detection_type")):
+                return kind
+    return None
+
+
+def of_guardrail_action(action: Any) -> Verdict | None:
+    """Bedrock's `amazon-bedrock-guardrailAction`: the text was replaced."""
+    if not isinstance(action, str) or action.upper() not in ("INTERVENED", "GUARDRAIL_INTERVENED"):
+        return None
+    return Verdict(
+        "body_field", OUTPUT, "replaced", "output", "medium", action, None, "amazon-bedrock-guardrailAction",
+        substituted=True, detail={"why": AMBIGUOUS},
+    )  # fmt: skip
+
+
+def of_block_reason(feedback: Any, place: str) -> Verdict | None:
+    """Gemini's `promptFeedback.blockReason`, where a gateway passes it on."""
+    if not isinstance(feedback, dict):
+        return None
+    for key in ("blockReason", "block_reason"):
+        reason = word(feedback.get(key))
+        if reason is not None and not reason.upper().endswith("UNSPECIFIED"):
+            return Verdict("body_field", INPUT, "blocked", "input", value=reason, path=f"{place}.{key}")
+    return None
+
+
+# Errors.
+
+_CODES: Final[dict[str, str | None]] = {
+    "content_filter": None,
+    "responsibleaipolicyviolation": None,
+    "invalid_prompt": "input",
+    "content_policy_violation": "input",
+    "moderation_blocked": None,
+    "bio_policy": None,
+    "image_content_policy_violation": None,
+    "data_inspection_failed": None,
+    "datainspectionfailed": None,
+    "1301": None,
+    "2016": "input",
+    "2017": "output",
+    "900514": None,
+    "content_blocked": None,
+}
+"""Codes that are a guardrail, in lower case, and the phase that they tell."""
+_TYPES: Final[dict[str, str | None]] = {
+    "guardrails_violation": "output",
+    "hooks_failed": None,
+    "content_filter": None,
+    "content_policy_violation": "input",
+    "data_inspection_failed": None,
+}
+_SAID_BY_NAME: Final = ("Violated guardrail policy", "GUARDRAIL_INTERVENED")
+"""LiteLLM's words, and Bedrock's that it passes on: they name the guardrail and need no other sign."""
+_PHRASES: Final = (
+    "Content violates usage guidelines",
+    "violates usage guidelines",
+    "content management policy",
+    "content filtering policy",
+    "content blocked",
+    "replaced by policy",
+    "was flagged",
+    "guardrail",
+)
+_SAFETY_CHECK: Final = re.compile(r"SAFETY_CHECK_TYPE_[A-Z_]{1,40}")
+_OF_INPUT: Final = re.compile(r"\b(input|prompt|request)\b", re.IGNORECASE)
+_OF_OUTPUT: Final = re.compile(r"\b(output|response|completion|answer)\b", re.IGNORECASE)
+
+
+def of_error(value: Any) -> Verdict | None:
+    """Whether the error in an event or a body is a guardrail's.
+
+    Args:
+        value: the whole JSON object; hooks and categories may stand beside the error, or all at the top.
+    """
+    if not isinstance(value, dict):
+        return None
+    error, place = _error_in(value)
+    message = error.get("message")
+    text = message[:_MESSAGE_CHARS_MAX] if isinstance(message, str) else ""
+    return (
+        _of_policy_gateway(message, place)
+        or _of_code(error, value, text, place)
+        or _of_type(error, value, place)
+        or _of_metadata(error, place)
+        or _of_message(text)
+    )
+
+
+def _error_in(value: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """The error as an object, and the path to it with a dot behind."""
+    for key in ("error", "errors"):
+        error = value.get(key)
+        if isinstance(error, dict) and error:
+            return error, f"{key}."
+        if isinstance(error, list) and error and isinstance(error[0], dict):
+            return error[0], f"{key}[0]."
+        if isinstance(error, str) and error:
+            return {**value, "message": error}, ""  # xAI has the code beside the text
+    groq = value.get("x_groq")
+    if isinstance(groq, dict) and isinstance(groq.get("error"), str):
+        return {"message": groq["error"]}, "x_groq."
+    return value, ""
+
+
+def _blocked(signal: str, phase: str | None, **known: Any) -> Verdict:
+    kind = None if phase is None else INPUT if phase == "input" else OUTPUT
+    return Verdict(signal, kind, "blocked", phase, **known)
+
+
+def _of_policy_gateway(message: Any, place: str) -> Verdict | None:
+    """WSO2 puts an object where others have a text."""
+    if not isinstance(message, dict):
+        return None
+    action, direction = message.get("action"), message.get("direction")
+    if action != "GUARDRAIL_INTERVENED" and "interveningGuardrail" not in message:
+        return None
+    phase = {"REQUEST": "input", "RESPONSE": "output"}.get(direction) if isinstance(direction, str) else None
+    if action == "GUARDRAIL_INTERVENED":
+        return _blocked("error.message", phase, value=action, path=f"{place}message.action")
+    return _blocked("error.message", phase)
+
+
+def _of_code(error: dict[str, Any], value: dict[str, Any], text: str, place: str) -> Verdict | None:
+    inner = error.get("innererror") or error.get("inner_error")
+    inner = inner if isinstance(inner, dict) else {}
+    for found, path in ((error, f"{place}code"), (inner, f"{place}innererror.code")):
+        code = word(found.get("code"))
+        if code is None or code.lower() not in _CODES:
+            continue
+        if code.lower() == "content_blocked" and error.get("type") == "guardrails_violation":
+            return None  # NeMo: the type says more
+        filters = (
+            holder.get(key)
+            for holder in (inner, error)
+            for key in ("content_filter_result", "content_filter_results")
+        )
+        category = next((c for f in filters if (c := filter_category(f))), None)
+        phase = _CODES[code.lower()] or _filtered_role(value) or _phase_of(text)
+        return _blocked("error.code", phase, value=code, path=path, category=category)
+    return None
+
+
+def _filtered_role(value: dict[str, Any]) -> str | None:
+    """Zhipu says whose words were filtered."""
+    for entry in _dicts(value.get("contentFilter") or value.get("content_filter")):
+        role = entry.get("role")
+        if role in ("user", "history", "system"):
+            return "input"
+        if role == "assistant":
+            return "output"
+    return None
+
+
+def _of_type(error: dict[str, Any], value: dict[str, Any], place: str) -> Verdict | None:
+    kind = error.get("type")
+    if not isinstance(kind, str) or kind.lower() not in _TYPES:
+        return None
+    phase, detail = _TYPES[kind.lower()], None
+    if kind == "guardrails_violation":
+        rail = error.get("param")
+        if isinstance(rail, str) and _NAME.fullmatch(rail):
+            detail = {"rail": rail}
+            phase = "input" if _phase_of(rail) == "input" else phase
+    elif kind == "hooks_failed":
+        hooks = of_hook_results(value.get("hook_results") or error.get("hook_results"))
+        phase = None if hooks is None else hooks.phase
+    return _blocked("error.type", phase, value=kind, path=f"{place}type", detail=detail)
+
+
+def _of_metadata(error: dict[str, Any], place: str) -> Verdict | None:
+    """OpenRouter's moderation of the input."""
+    metadata = error.get("metadata")
+    if not isinstance(metadata, dict):
+        return None
+    reasons = metadata.get("reasons")
+    if not isinstance(reasons, list) and "flagged_input" not in metadata:
+        return None
+    category = word(reasons[0]) if isinstance(reasons, list) and reasons else None
+    return _blocked("error.metadata", "input", path=f"{place}metadata.reasons", category=category)
+
+
+def _of_message(text: str) -> Verdict | None:
+    for phrase in _SAID_BY_NAME:
+        if phrase in text:
+            return _blocked("error.message", None, value=phrase)
+    low = text.lower()
+    for phrase in _PHRASES:
+        if phrase.lower() in low:
+            check = _SAFETY_CHECK.search(text)
+            detail = {"why": phrase} | ({} if check is None else {"category": check[0]})
+            return _blocked("error.message", _phase_of(text), detail=detail)
+    return None
+
+
+def _phase_of(text: str) -> str | None:
+    """`input` or `output` where the text speaks of one of them only."""
+    of_input, of_output = _OF_INPUT.search(text), _OF_OUTPUT.search(text)
+    if (of_input is None) == (of_output is None):
+        return None
+    return "output" if of_input is None else "input"
+
+
+def _dicts(value: Any) -> Iterator[dict[str, Any]]:
+    """The objects at the beginning of a list; of anything else, none."""
+    return (item for _, item in _enumerated(value))
+
+
+def _enumerated(value: Any) -> Iterator[tuple[int, dict[str, Any]]]:
+    if isinstance(value, list):
+        for i, item in enumerate(value[:_ITEMS_MAX]):
+            if isinstance(item, dict):
+                yield i, item

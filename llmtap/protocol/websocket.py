@@ -1,0 +1,234 @@
+"""WebSocket: bytes of a tunnel to messages, whatever way the bytes were cut.
+
+For measured copies only: nothing is answered, and what passes is not judged beyond what framing needs. A
+message may lie in several frames with control frames between them. Compressed ones (permessage-deflate,
+which alone uses the first reserved bit) are inflated up to a bound.
+
+Source: RFC 6455 section 5; RFC 7692 section 7.2.2.
+"""
+
+import re
+import zlib
+from enum import IntEnum
+from typing import Final
+
+import msgspec
+
+from llmtap.errors import PeerProtocolError
+from llmtap.protocol.encoding import RATIO_FREE_BYTES, RATIO_MAX
+from llmtap.protocol.sse import EVENT_BYTES_MAX
+
+__all__ = ["Message", "MessageParser", "Opcode"]
+
+
+class Opcode(IntEnum):
+    """Kinds of frames; RFC 6455 5.2 reserves all others."""
+
+    CONTINUATION = 0
+    TEXT = 1
+    BINARY = 2
+    CLOSE = 8
+    PING = 9
+    PONG = 10
+
+
+class Message(msgspec.Struct, gc=False):
+    """A message, or a control frame."""
+
+    opcode: Opcode
+    size: int
+    """Bytes of its frames on the wire, their heads included."""
+    payload: bytes | None
+    """None where it was too long, or could not be inflated."""
+
+
+_FIN: Final = 0x80
+_RSV1: Final = 0x40
+_RSV23: Final = 0x30
+_MASKED: Final = 0x80
+_CONTROL: Final = 0x08
+_CONTROL_BYTES_MAX: Final = 125
+_OPCODES: Final = frozenset(Opcode)
+_zeros: Final = re.compile(rb"\x00+").match
+_FLUSHED: Final = b"\x00\x00\xff\xff"
+"""RFC 7692 7.2.1: what the sender leaves out at the end of each message."""
+
+
+class MessageParser:
+    """Cuts one direction of a tunnel into messages. Any cut of the bytes gives the same ones.
+
+    Args:
+        who: the sender, for errors.
+        masked: whether its frames are masked: a client's are, a server's are not.
+        message_bytes_max: of a payload, inflated or not; longer ones come without it.
+    """
+
+    __slots__ = (
+        "_begun", "_compressed", "_fin", "_head", "_inflated_bytes_left", "_inflater", "_key", "_left",
+        "_masked", "_message_bytes_max", "_opcode", "_parts", "_size", "_taken", "_too_long", "_who",
+        "broken",
+    )  # fmt: skip
+
+    def __init__(self, who: str, *, masked: bool, message_bytes_max: int = EVENT_BYTES_MAX) -> None:
+        self.broken: str | None = None
+        """Why nothing more can be read: what came is no frame."""
+        self._who = who
+        self._masked = masked
+        self._message_bytes_max = message_bytes_max
+        # The frame being read.
+        self._head = bytearray()
+        self._left = -1  # of its payload; -1 while its head is incomplete
+        self._taken = 0  # of its payload
+        self._fin = False
+        self._opcode = Opcode.CONTINUATION
+        self._key = b""
+        # The message being read, which control frames may interrupt, and the control frame.
+        self._begun: Opcode | None = None
+        self._compressed = False
+        self._parts: dict[bool, bytearray] = {False: bytearray(), True: bytearray()}  # by: is it control
+        self._size: dict[bool, int] = {False: 0, True: 0}
+        self._too_long = False
+        self._inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+        self._inflated_bytes_left = RATIO_FREE_BYTES
+
+    def feed(self, data: bytes) -> list[Message]:
+        """The messages that these bytes complete. Never raises; see `broken`."""
+        out: list[Message] = []
+        at = 0
+        try:
+            while at < len(data) and self.broken is None:
+                if self._left < 0:
+                    if self._begun is not None and not (self._masked or self._head):
+                        at = self._skip_empty(data, at)
+                    at = self._read_head(data, at)
+                else:
+                    part = data[at : at + self._left]
+                    at += len(part)
+                    self._take(part)
+                if self._left == 0:
+                    self._end_frame(out)
+        except PeerProtocolError as exc:
+            self.broken = str(exc)
+        return out
+
+    def _fail(self, what: str) -> PeerProtocolError:
+        return PeerProtocolError(f"{self._who} sent {what}")
+
+    def _skip_empty(self, data: bytes, at: int) -> int:
+        """Skip empty continuation frames, two zero bytes each; return the offset behind them.
+
+        They say nothing, and millions of them would each take as long as a frame with a payload.
+        """
+        zeros = _zeros(data, at)
+        size = 0 if zeros is None else (zeros.end() - at) & ~1
+        self._size[False] += size
+        return at + size
+
+    def _read_head(self, data: bytes, at: int) -> int:
+        """Reads on in the head of a frame; where it went to in `data`."""
+        head = self._head
+        while True:
+            needed = 2
+            if len(head) >= 2:
+                short = head[1] & 0x7F
+                needed += {126: 2, 127: 8}.get(short, 0) + (4 if head[1] & _MASKED else 0)
+            missing = needed - len(head)
+            if missing == 0 and len(head) > 1:
+                break
+            part = data[at : at + missing]
+            head += part
+            at += len(part)
+            if len(part) < missing:
+                return at
+        self._open(bytes(head))
+        head.clear()
+        return at
+
+    def _open(self, head: bytes) -> None:
+        first, second = head[0], head[1]
+        code = first & 0x0F
+        if first & _RSV23 or code not in _OPCODES:
+            raise self._fail(f"a WebSocket frame that begins with 0x{first:02x}")
+        if bool(second & _MASKED) is not self._masked:
+            raise self._fail(f"{'an unmasked' if self._masked else 'a masked'} WebSocket frame")
+        end = len(head) - (4 if self._masked else 0)
+        length = int.from_bytes(head[2:end], "big") if end > 2 else second & 0x7F
+        opcode, fin = Opcode(code), bool(first & _FIN)
+        control = bool(code & _CONTROL)
+        if control and (not fin or length > _CONTROL_BYTES_MAX or first & _RSV1):
+            raise self._fail("a WebSocket control frame that is cut, compressed or too long")
+        if length >> 63:
+            raise self._fail("a WebSocket frame of more than 63 bits")
+        if not control:
+            continues = opcode is Opcode.CONTINUATION
+            if continues is (self._begun is None):
+                what = "continuation of nothing" if continues else "message inside another"
+                raise self._fail(f"a WebSocket {what}")
+            if continues and first & _RSV1:
+                raise self._fail("a WebSocket continuation that says it is compressed")
+            if not continues:
+                self._begun, self._compressed = opcode, bool(first & _RSV1)
+        self._opcode, self._fin, self._key = opcode, fin, head[end:]
+        self._left, self._taken = length, 0
+        self._size[control] += len(head)
+
+    def _take(self, part: bytes) -> None:
+        """The next bytes of a frame's payload."""
+        control = bool(self._opcode & _CONTROL)
+        self._left -= len(part)
+        self._size[control] += len(part)
+        kept = self._parts[control]
+        if not control and (self._too_long or len(kept) + len(part) > self._message_bytes_max):
+            self._too_long = True
+            kept.clear()
+        else:
+            kept += _unmasked(part, self._key, self._taken) if self._key else part
+        self._taken += len(part)
+
+    def _end_frame(self, out: list[Message]) -> None:
+        self._left = -1
+        control = bool(self._opcode & _CONTROL)
+        if not (self._fin or control):
+            return
+        payload: bytes | None = bytes(self._parts[control])
+        opcode = self._opcode
+        if not control and self._begun is not None:
+            opcode = self._begun
+            if self._compressed:
+                payload = self._inflate(payload or b"")
+            elif self._too_long:
+                payload = None
+            self._begun, self._too_long = None, False
+        out.append(Message(opcode, self._size[control], payload))
+        self._parts[control].clear()
+        self._size[control] = 0
+
+    def _inflate(self, payload: bytes) -> bytes | None:
+        """The message inflated; None where that fails or gives too much.
+
+        What follows a failure is inflated with a fresh window: a sender that reaches behind it makes zlib
+        fail again, so that nothing wrong comes out, and one that does not is understood.
+        """
+        inflater, out = self._inflater, None
+        self._inflated_bytes_left += RATIO_MAX * len(payload)
+        if not self._too_long:
+            bytes_max = min(self._message_bytes_max, self._inflated_bytes_left)
+            try:
+                found = inflater.decompress(payload + _FLUSHED, bytes_max + 1)
+                self._inflated_bytes_left = max(0, self._inflated_bytes_left - len(found))
+                if len(found) <= bytes_max and not inflater.unconsumed_tail:
+                    out = found
+            except zlib.error:
+                pass
+        if out is None or inflater.eof:
+            self._inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+        return out
+
+
+def _unmasked(part: bytes, key: bytes, taken: int) -> bytes:
+    """RFC 6455 5.3: each byte XOR the one of the key at its place in the payload, modulo 4."""
+    size = len(part)
+    turn = taken % 4
+    keys = (key[turn:] + key[:turn]) * (size // 4 + 1)
+    mixed = int.from_bytes(part, "big") ^ int.from_bytes(keys[:size], "big")
+    return mixed.to_bytes(size, "big")

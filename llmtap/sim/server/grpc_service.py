@@ -1,0 +1,179 @@
+"""llmtap's own service over gRPC (`llmtap/protocol/inference.proto`), by the same engine as all else.
+
+The metadata of a call stands for headers: `x-sim-*` change the options, `x-request-id` names it, and comes
+back. gRPC's own threads write what is sent: the truth log has when a message was handed to the one coroutine
+that gives it to them, which is the next to run.
+
+Mishaps: who is turned away gets a status and no message. gRPC lets nobody reset or cut a connection, so a
+call ends by the status that its client would make of that: `reset` UNAVAILABLE, `truncate` DATA_LOSS, `error`
+INTERNAL. `unfinished` ends well, without a finish reason or usage.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Final, cast
+
+import grpc
+import grpc.aio
+
+from llmtap.protocol.inference import METHOD, REQUEST_ID, SERVICE
+from llmtap.sim.server.reception import BUSY, FILTERED, Job, Reception
+from llmtap.sim.server.shapes.grpc_inference import PREFIX, GrpcInference, read
+
+__all__ = ["GrpcService"]
+
+_STATUSES: Final = {
+    400: grpc.StatusCode.PERMISSION_DENIED, 429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    503: grpc.StatusCode.UNAVAILABLE,
+}  # fmt: skip
+"""For who is turned away. 400 is a guardrail's refusal."""
+_BROKEN: Final = {
+    "reset": (grpc.StatusCode.UNAVAILABLE, "the connection was reset"),
+    "truncate": (grpc.StatusCode.DATA_LOSS, "the connection was closed within a message"),
+    "error": (grpc.StatusCode.INTERNAL, "the engine broke down"),
+    "given_up": (grpc.StatusCode.INTERNAL, "the engine gave it up"),
+}
+"""By outcome of an answer that broke off."""
+_MESSAGE_BYTES_MAX: Final = 64 << 20
+"""As long as the body of a request may be."""
+
+
+class _Pipe:
+    """What a `Sender` writes to, in place of a connection: bytes in, messages out."""
+
+    def __init__(self) -> None:
+        self._messages: deque[bytes] = deque()
+        self._bytes = 0
+        self._news = asyncio.Event()
+        self._ended = False
+
+    # As of a transport.
+
+    def is_closing(self) -> bool:
+        return False
+
+    def get_write_buffer_size(self) -> int:
+        return self._bytes
+
+    def get_extra_info(self, name: str) -> None:
+        return None
+
+    def write(self, data: bytes) -> None:
+        at = 0
+        while at + PREFIX.size <= len(data):
+            end = at + PREFIX.size + PREFIX.unpack_from(data, at)[1]
+            if end > len(data):
+                return  # cut off by a fault: nobody will get the rest
+            self._messages.append(data[at + PREFIX.size : end])
+            at = end
+        self._bytes += len(data)
+        self._news.set()
+
+    def close(self) -> None:
+        """The status of the call says that it broke off."""
+
+    def abort(self) -> None:
+        """As above; what was written before goes out."""
+
+    # For the call.
+
+    def end(self, done: "asyncio.Future[None]") -> None:
+        """Nothing more will be written."""
+        self._ended = True
+        self._news.set()
+
+    async def next(self) -> bytes | None:
+        """The next message; None when there will be no more."""
+        while not self._messages:
+            if self._ended:
+                return None
+            self._news.clear()
+            await self._news.wait()
+        message = self._messages.popleft()
+        self._bytes = self._bytes - len(message) - PREFIX.size if self._messages else 0
+        return message
+
+
+class GrpcService:
+    """A server of that one service. `start` within the loop that is to serve; `stop` there, too."""
+
+    def __init__(self, reception: Reception) -> None:
+        self._reception = reception
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self, host: str, port: int) -> int:
+        """Serve; the port that it is. Raises OSError when it cannot be had."""
+        server = self._server = grpc.aio.server(
+            options=(
+                ("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", _MESSAGE_BYTES_MAX),
+                ("grpc.http2.max_concurrent_streams", 1 << 20),
+            )
+        )  # fmt: skip
+        method = grpc.unary_stream_rpc_method_handler(self._generate)  # bytes in, bytes out
+        service = grpc.method_handlers_generic_handler(SERVICE, {METHOD.rpartition("/")[2]: method})
+        server.add_generic_rpc_handlers((service,))
+        try:
+            bound = server.add_insecure_port(
+                f"[{host}]:{port}" if ":" in host else f"{host or '[::]'}:{port}"
+            )
+        except RuntimeError as exc:
+            raise OSError(0, str(exc)) from None
+        if not bound:
+            raise OSError(0, "the address cannot be bound")
+        await server.start()
+        return int(bound)
+
+    async def stop(self) -> None:
+        """Cut what is under way."""
+        # It refers back to us. Let it go now, and gRPC's poller with it.
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop(None)
+
+    async def _generate(self, request: bytes, context: Any) -> None:
+        reception = self._reception
+        accepted_ns = reception.clock.mono_ns()
+        metadata: Mapping[str, str] = {
+            key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)
+        }
+        try:
+            job = reception.take(
+                read(request), GrpcInference, path=METHOD, headers=metadata, accepted_ns=accepted_ns,
+                request_id=metadata.get(REQUEST_ID),
+            )  # fmt: skip
+        except ValueError as exc:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(exc))
+            return
+        try:
+            if (status := job.door) is not None:
+                if status == 400:
+                    await reception.filtered(job)
+                await self._turn_away(job, status, context)
+            reception.ask(job)
+            await self._stream(job, context)
+        finally:
+            reception.end(job)
+
+    async def _stream(self, job: Job, context: Any) -> None:
+        pipe = _Pipe()
+        sender = self._reception.sender(job)
+        try:
+            if not await self._reception.begins(job, sender):
+                await self._turn_away(job, 503, context)
+            await context.send_initial_metadata(((REQUEST_ID, job.truth.id),))
+            sender.done.add_done_callback(pipe.end)
+            sender.start(cast(asyncio.Transport, pipe), framed=False)
+            while (message := await pipe.next()) is not None:
+                await context.write(message)
+        finally:
+            sender.abandon("client_left")
+        if broken := _BROKEN.get(job.truth.outcome):
+            await context.abort(*broken)
+
+    async def _turn_away(self, job: Job, status: int, context: Any) -> None:
+        """Does not return: gRPC ends a call by an exception."""
+        job.turned_away(status)
+        code, message = BUSY.get(status, ("content_filter", FILTERED))
+        retry = (("retry-after", str(job.retry_after_s)),) if status in BUSY else ()
+        await context.abort(_STATUSES[status], f"{code}: {message}", retry)

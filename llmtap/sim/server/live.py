@@ -1,0 +1,325 @@
+"""The driver in real time: the same engine, told of what happened in the order in which it happened.
+
+The engine's clock is exact, whatever the machine's load: a run is done at the moment it was to be done, not
+when somebody woke up to look, and a request arrives when it was accepted. So when tokens are made depends on
+arrivals alone (and on who leaves when), and the virtual driver, given the same arrivals, says the same to the
+last ns. Only the sending is late.
+
+No clock is read here: whoever calls says what time it is, and `alarm` asks to be brought up to date
+(`advance`) at a moment. Everything that was due before an event is done before it.
+
+A server runs for days, so requests that are over are forgotten (`Served`). Their numbers are not given again:
+schedulers serve equals in the order of their numbers.
+"""
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from heapq import heapify, heappop, heappush
+from itertools import count
+from random import Random
+from typing import Final, Protocol, cast
+
+from llmtap.sim.engine import Engine, Run, Scheduler, Step
+from llmtap.sim.predictors import PREDICTORS
+from llmtap.sim.schedulers.batches import Batch
+from llmtap.sim.schedulers.iterations import State
+from llmtap.sim.schedulers.registry import SCHEDULERS
+from llmtap.sim.server.options import EngineOptions
+from llmtap.units import NEVER
+from llmtap.workload.requests import Requests
+
+__all__ = ["Listener", "Live", "Served", "Ticket", "live_of"]
+
+_AT_END: Final = 1
+"""A run that is over at t is done when t is past: who arrives at t arrives before."""
+
+
+class Listener(Protocol):
+    """Whoever asked the engine for an answer. Told in order of time."""
+
+    def token(self, choice: int, at_ns: int) -> None:
+        """A token leaves the engine."""
+
+    def over(self, choice: int, at_ns: int) -> None:
+        """The whole batch is over in which a choice was served, and so is the choice."""
+
+    def refused(self, at_ns: int) -> None:
+        """The engine makes no more of one of the choices."""
+
+
+class _Nobody:
+    """In place of whoever has gone."""
+
+    def token(self, choice: int, at_ns: int) -> None: ...
+
+    def over(self, choice: int, at_ns: int) -> None: ...
+
+    def refused(self, at_ns: int) -> None: ...
+
+
+_NOBODY: Final = _Nobody()
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """One choice of an answer that the engine is asked for: a request of its own there."""
+
+    listener: Listener
+    choice: int
+    input: int
+    output: int
+    blocks: tuple[int, ...] = ()
+    prompt: int = 0
+    """Which of the answer's prompts it is for."""
+    arrival_ns: int = 0
+    """When it arrives, or would have; 0 until the engine is asked."""
+    number: int = -1
+    """In the engine; -1 until it arrives there."""
+    predicted: int = 0
+    prefilled: int = 0
+    """Tokens of its prompt that iterations took in."""
+    cached: int | None = None
+    """Tokens of its prompt that were in the prefix cache; known from its first token on."""
+    last_ns: int = 0
+    """When the last of its tokens leaves that were made so far."""
+    over: bool = False
+
+
+class Served:
+    """Requests of an engine that serves for as long as it runs: as `Requests`, but those forgotten are no
+    longer there."""
+
+    def __init__(self, block_tokens: int = 0) -> None:
+        self.arrival_ns: dict[int, int] = {}
+        self.input: dict[int, int] = {}
+        self.output: dict[int, int] = {}
+        self.predicted: dict[int, int] = {}
+        self.blocks: dict[int, tuple[int, ...]] = {}
+        self.block_tokens = block_tokens
+        self._next = 0
+
+    def __len__(self) -> int:
+        return len(self.arrival_ns)
+
+    def add(self, ticket: Ticket) -> None:
+        """Numbers it: numbers rise as requests arrive."""
+        number = ticket.number = self._next
+        self._next += 1
+        self.arrival_ns[number] = ticket.arrival_ns
+        self.input[number] = ticket.input
+        self.output[number] = ticket.output
+        self.blocks[number] = ticket.blocks
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        """Nobody will ask for these."""
+        for number in numbers:
+            for column in (self.arrival_ns, self.input, self.output, self.predicted, self.blocks):
+                column.pop(number, None)
+
+
+class Live:
+    """An engine that serves whoever comes."""
+
+    def __init__(
+        self,
+        build: Callable[[Requests], Scheduler],
+        alarm: Callable[[int], None],
+        *,
+        servers: int = 1,
+        all_first: bool = False,
+        gpu_first: bool = False,
+        predictor: str = "perfect",
+        seed: int = 0,
+        block_tokens: int = 0,
+    ) -> None:
+        """`build` makes the scheduler. `all_first`, `gpu_first` as for the virtual driver. With
+        `block_tokens`, prompts come with the blocks that they may share."""
+        self._served = Served(block_tokens)
+        # To schedulers a column is what gives a number for a request, be it an array or a dict.
+        self._scheduler = build(cast(Requests, self._served))
+        self._engine = Engine(self._scheduler, servers)
+        self._alarm = alarm
+        self._all_first = all_first
+        self._lead = 1 if gpu_first else 0
+        self._predict = PREDICTORS[predictor]
+        self._seed = seed
+        self._shares = block_tokens > 0
+        self._order = count()
+        self._began = 0
+        self._arrivals: list[tuple[int, int, Ticket]] = []
+        """Requests that are still with the input filter."""
+        self._runs: list[tuple[int, int, Run]] = []
+        self._leaving: list[tuple[int, int, Callable[[], None]]] = []
+        """What was made and leaves later."""
+        self._open: dict[int, Ticket] = {}
+        """Requests in the engine."""
+        self._gone: dict[int, list[int]] = {}
+        """By run: who is forgotten when it is over, because until then it may still be asked for."""
+        self.next_ns = NEVER
+        """When there will be something to do, if nobody comes before."""
+
+    def __len__(self) -> int:
+        """Requests that the engine knows of."""
+        return len(self._served)
+
+    def state(self) -> State:
+        """What the scheduler tells of itself, or what is seen from here."""
+        told: State | None = getattr(self._scheduler, "state", None)
+        if told is not None:
+            return told
+        running = sum(r in self._open for _, _, run in self._runs for r in run.work.members)
+        return State(running=running, waiting=len(self._open) - running)
+
+    def submit(self, now_ns: int, arrival_ns: int, tickets: Iterable[Ticket]) -> None:
+        """Requests that are to arrive together, now or later."""
+        for ticket in tickets:
+            ticket.arrival_ns = arrival_ns
+            heappush(self._arrivals, (arrival_ns, next(self._order), ticket))
+        self.next_ns = min(self.next_ns, arrival_ns)
+        if now_ns < self.next_ns:
+            self._alarm(self.next_ns)
+        else:
+            self.advance(now_ns)
+
+    def leave(self, now_ns: int, tickets: Iterable[Ticket]) -> None:
+        """Nobody waits for these any longer, nor is told anything; those that are over do not mind."""
+        self.advance(now_ns)
+        for ticket in tickets:
+            ticket.listener = _NOBODY
+            if ticket.over:
+                continue
+            ticket.over = True
+            if ticket.number < 0:
+                self._arrivals = [entry for entry in self._arrivals if entry[2] is not ticket]
+                heapify(self._arrivals)
+            elif self._open.pop(ticket.number, None) is not None:
+                self._note(now_ns, self._engine.leave(now_ns, ticket.number))
+                self._forget_later(ticket.number)
+        self._look_ahead()
+
+    def advance(self, now_ns: int) -> None:
+        """Everything until now happens, in the order of its time."""
+        if now_ns < self.next_ns:
+            return
+        while True:
+            leaves_ns = self._leaving[0][0] if self._leaving else NEVER
+            arrives_ns = self._arrivals[0][0] if self._arrivals else NEVER
+            ends_ns = self._runs[0][0] if self._runs else NEVER
+            if leaves_ns <= now_ns and leaves_ns <= arrives_ns and leaves_ns <= ends_ns:
+                heappop(self._leaving)[2]()
+            elif arrives_ns <= now_ns and arrives_ns + self._lead <= ends_ns:
+                self._arrive()
+            elif ends_ns + _AT_END - self._lead <= now_ns:
+                self._end()
+            else:
+                break
+        self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        self.next_ns = min(
+            self._leaving[0][0] if self._leaving else NEVER,
+            self._arrivals[0][0] if self._arrivals else NEVER,
+            self._runs[0][0] + _AT_END - self._lead if self._runs else NEVER,
+        )
+        self._alarm(self.next_ns)
+
+    def _arrive(self) -> None:
+        now_ns, _, ticket = heappop(self._arrivals)
+        self._served.add(ticket)
+        number = ticket.number
+        arrival_ns, given, made = (array("q", [n]) for n in (now_ns, ticket.input, ticket.output))
+        one = Requests(arrival_ns, given, made)
+        ticket.predicted = self._predict(one, Random(f"{self._seed}/{number}"))[0]
+        self._served.predicted[number] = ticket.predicted
+        self._open[number] = ticket
+        more = self._all_first and bool(self._arrivals) and self._arrivals[0][0] == now_ns
+        self._note(now_ns, self._engine.arrive(now_ns, number, more=more))
+
+    def _end(self) -> None:
+        end_ns, began, run = heappop(self._runs)
+        step = self._engine.done(end_ns, run)
+        if not isinstance(run.work, Batch):
+            self._made(end_ns, step)
+        for number in step.made.finished:
+            ticket = self._open.pop(number, None)
+            if ticket is not None and isinstance(run.work, Batch):
+                ticket.over = True
+                ticket.listener.over(ticket.choice, end_ns)
+        self._served.forget(step.made.finished)
+        self._served.forget(self._gone.pop(began, ()))
+        self._note(end_ns, step)
+
+    def _made(self, now_ns: int, step: Step) -> None:
+        """Tokens of an iteration leave, or will."""
+        made, open_, shares = step.made, self._open, self._shares
+        for i, number in enumerate(made.tokens):
+            ticket = open_.get(number)
+            if ticket is None:
+                continue
+            if shares and ticket.cached is None:
+                ticket.cached = max(0, ticket.input - ticket.prefilled)
+            due_ns = now_ns if made.due_ns is None else made.due_ns[i]
+            ticket.last_ns = due_ns
+            if due_ns <= now_ns:
+                ticket.listener.token(ticket.choice, due_ns)
+            else:
+                self._later(due_ns, partial(self._token, ticket, due_ns))
+
+    def _note(self, now_ns: int, step: Step) -> None:
+        for number in step.given_up:
+            ticket = self._open.pop(number, None)
+            self._forget_later(number)
+            if ticket is not None:
+                # What was made leaves before.
+                at_ns = max(now_ns, ticket.last_ns)
+                self._later(at_ns, partial(self._give_up, ticket, at_ns))
+        for run in step.started:
+            self._began += 1
+            heappush(self._runs, (run.end_ns, self._began, run))
+            if isinstance(run.work, Batch):
+                for number in run.work.members:
+                    ticket = self._open[number]
+                    self._follow(ticket, iter(run.work.token_times(run.start_ns, ticket.output)))
+            elif self._shares:
+                for number, tokens in run.work.prefill:
+                    self._open[number].prefilled += tokens
+
+    def _follow(self, ticket: Ticket, times: Iterator[int]) -> None:
+        """Of a batch all times are known: one after the other."""
+        at_ns = next(times, None)
+        if at_ns is not None:
+            self._later(at_ns, partial(self._batch_token, ticket, at_ns, times))
+
+    def _batch_token(self, ticket: Ticket, at_ns: int, times: Iterator[int]) -> None:
+        if not ticket.over:
+            ticket.listener.token(ticket.choice, at_ns)
+            self._follow(ticket, times)
+
+    def _token(self, ticket: Ticket, at_ns: int) -> None:
+        ticket.listener.token(ticket.choice, at_ns)
+
+    def _give_up(self, ticket: Ticket, at_ns: int) -> None:
+        ticket.over = True
+        ticket.listener.refused(at_ns)
+
+    def _later(self, at_ns: int, act: Callable[[], None]) -> None:
+        heappush(self._leaving, (at_ns, next(self._order), act))
+
+    def _forget_later(self, number: int) -> None:
+        """No longer served, it may be part of what runs."""
+        if not self._runs:
+            self._served.forget((number,))
+        else:
+            self._gone.setdefault(max(self._runs)[1], []).append(number)
+
+
+def live_of(options: EngineOptions, seed: int, alarm: Callable[[int], None]) -> Live:
+    """The engine that is asked for."""
+    build, setup = SCHEDULERS[options.scheduler].build, options.setup
+    return Live(
+        lambda requests: build(requests, setup), alarm, servers=options.servers,
+        all_first=setup.readings.same_instant == "all-first", gpu_first=setup.readings.tie == "gpu-first",
+        predictor=setup.readings.predictor, seed=seed, block_tokens=options.block_tokens,
+    )  # fmt: skip

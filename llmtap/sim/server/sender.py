@@ -1,0 +1,235 @@
+"""One answer on its way: at each due moment the bytes of a write, straight onto the connection.
+
+A response of aiohttp takes a coroutine and two more calls per write; ten thousand tokens a second on one
+core leave no time for them. So aiohttp reads the request, writes the head and ends the body, and what is
+between is written to its transport here, in chunks if the body is chunked (RFC 9112 7.1).
+"""
+
+import asyncio
+import socket
+import struct
+from typing import Any, Final
+
+from llmtap.clock import Clock
+from llmtap.net.pacing import Pacer, Waker
+from llmtap.sim.server.delivery import Chunk, Delivery, Write
+from llmtap.sim.server.gauges import Gauges
+from llmtap.sim.server.plan import Source
+from llmtap.sim.server.shapes.shape import Answer, Shape
+from llmtap.sim.server.truth import Truth
+from llmtap.units import NEVER
+
+__all__ = ["Gatherer", "Sender", "reset"]
+
+BUFFER_BYTES_MAX: Final = 256 << 10
+"""What a slow client may leave unread here before its answer waits."""
+HELD_NS: Final = 5_000_000
+"""How soon a client that was slow is looked at again."""
+
+
+class Sender:
+    """A streamed answer. `begins` is set when its first write is due, or when the engine gives it up;
+    nothing is sent before `start`. `done` is set when everything is sent.
+
+    `outcome` is what the request comes to when its client stays; a fault has it break off as it says.
+    """
+
+    def __init__(
+        self,
+        answer: Answer,
+        shape: Shape,
+        delivery: Delivery,
+        source: Source,
+        truth: Truth,
+        stamps: list[int],
+        gauges: Gauges,
+        pacer: Pacer,
+        clock: Clock,
+        outcome: str,
+    ) -> None:
+        self._answer = answer
+        self._shape = shape
+        self._delivery = delivery
+        self._source = source
+        self._truth = truth
+        self._stamps = stamps
+        self._gauges = gauges
+        self._mono_ns = clock.mono_ns
+        self._waker = Waker(pacer, self._act)
+        self._outcome = outcome
+        self._transport: Any = None
+        self._framed = True
+        self._opened = False
+        self._last_ns = 0
+        self.first_ns: int | None = None
+        """When the first token was sent."""
+        loop = asyncio.get_running_loop()
+        self.begins: asyncio.Future[None] = loop.create_future()
+        self.done: asyncio.Future[None] = loop.create_future()
+
+    def wake(self) -> None:
+        """There may be news of when something is due."""
+        self._waker.sooner(self._next_ns())
+
+    def start(self, transport: asyncio.Transport, *, framed: bool) -> None:
+        """The head is sent; `framed` if the body is chunked."""
+        self._transport = transport
+        self._framed = framed
+        self.wake()
+
+    def abandon(self, outcome: str | None = None) -> None:
+        """Nobody waits for it any longer: the client has gone, or we end it while its connection is open."""
+        if not self.done.done():
+            is_open = self._transport is not None and not self._transport.is_closing()
+            self._end(outcome or ("cut" if is_open else "client_left"))
+
+    def _next_ns(self) -> int:
+        due_ns, made_ns = self._delivery.next_ns(), self._source.next_ns
+        return due_ns if due_ns < made_ns else made_ns
+
+    def _act(self, now_ns: int) -> int:
+        """Send what is due; when the next write is."""
+        if self.done.done():
+            return NEVER
+        self._source.advance(now_ns)
+        transport = self._transport
+        if transport is None:
+            next_ns = self._next_ns()
+            if next_ns > now_ns:
+                return next_ns
+            if not self.begins.done():
+                self.begins.set_result(None)
+            return NEVER
+        if transport.is_closing():
+            self._end("client_left")
+            return NEVER
+        if transport.get_write_buffer_size() > BUFFER_BYTES_MAX:
+            return self._mono_ns() + HELD_NS
+        write = self._delivery.take(now_ns)
+        if write is None:
+            return self._next_ns()
+        ends = self._delivery.ended
+        if write.chunks:
+            if self._send(write, ends):
+                self._end("given_up" if self._source.given_up else self._outcome)
+                return NEVER
+        elif silence := self._shape.keepalive():
+            self._put(silence)
+        if ends:
+            self._end(self._outcome)
+            return NEVER
+        return self._next_ns()
+
+    def _send(self, write: Write, ends: bool) -> bool:
+        """Whether the answer broke off."""
+        shape = self._shape
+        chunks = write.chunks
+        data = b""
+        if not self._opened:
+            self._opened = True
+            data = shape.opening()
+        if len(chunks) > 1:
+            data += b"".join([shape.chunk(c.choice, c.first, c.last, c.final) for c in chunks[:-1]])
+        last = chunks[-1]
+        if last.breaks:
+            self._break_off(data, chunks)
+            return True
+        data += shape.chunk(last.choice, last.first, last.last, last.final)
+        if ends:
+            answer, accepted_ns, now_ns = self._answer, self._truth.accepted_ns, self._mono_ns()
+            first_ns = now_ns if self.first_ns is None else self.first_ns
+            answer.prompt_ns, answer.output_ns = first_ns - accepted_ns, now_ns - first_ns
+            answer.cached_tokens = self._source.cached_tokens
+            data += shape.ending()
+        self._note(write.due_ns, chunks)
+        self._put(data)
+        return False
+
+    def _note(self, due_ns: int, chunks: tuple[Chunk, ...]) -> None:
+        """Write down that these tokens leave now."""
+        truth = self._truth
+        now_ns = self._mono_ns()
+        carried = False
+        for chunk in chunks:
+            if tokens := chunk.last - chunk.first:
+                carried = True
+                truth.due_ns[chunk.choice] += [due_ns] * tokens
+                truth.sent_ns[chunk.choice] += [now_ns] * tokens
+                self._stamps += [now_ns] * tokens
+            if chunk.final:
+                truth.finish[chunk.choice] = self._answer.choices[chunk.choice].finish
+        truth.late_ns_max = max(truth.late_ns_max, now_ns - due_ns)
+        if carried:
+            if self.first_ns is None:
+                self.first_ns = now_ns
+                self._gauges.taken_in(truth.prompt_tokens)
+                self._gauges.first(now_ns - truth.accepted_ns)
+            else:
+                self._gauges.gap(now_ns - self._last_ns)
+            self._last_ns = now_ns
+
+    def _break_off(self, data: bytes, chunks: tuple[Chunk, ...]) -> None:
+        last = chunks[-1]
+        transport = self._transport
+        outcome = "error" if self._source.given_up else self._outcome
+        if outcome == "truncate":
+            event = self._shape.chunk(last.choice, last.first, last.last, last.final)
+            data += event[: max(1, len(event) // 2)]
+        elif outcome == "error":
+            data += self._shape.failure()
+        if len(chunks) > 1:
+            self._note(last.due_ns, chunks[:-1])
+        self._put(data)
+        if outcome == "reset":
+            reset(transport)
+        elif outcome == "truncate":
+            transport.close()
+
+    def _put(self, data: bytes) -> None:
+        if data:  # an empty chunk would be the end of the body
+            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._framed else data)
+
+    def _end(self, outcome: str) -> None:
+        self._truth.outcome = outcome
+        self._waker.close()
+        self.done.set_result(None)
+
+
+class Gatherer:
+    """An answer that is not streamed: `done` is set when its last token is made, and `due_ns` is when it is
+    to leave then."""
+
+    def __init__(self, delivery: Delivery, source: Source, pacer: Pacer) -> None:
+        self._delivery = delivery
+        self._source = source
+        self._waker = Waker(pacer, self.act)
+        self.due_ns = 0
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def wake(self) -> None:
+        """There may be news of when something is due."""
+        self._waker.sooner(min(self._delivery.next_ns(), self._source.next_ns))
+
+    def close(self) -> None:
+        """Nobody waits for it."""
+        self._waker.close()
+
+    def act(self, now_ns: int) -> int:
+        """Take what is due; when the next is."""
+        delivery = self._delivery
+        self._source.advance(now_ns)
+        while (write := delivery.take(now_ns)) is not None:
+            self.due_ns = write.due_ns
+        if not delivery.ended:
+            return min(delivery.next_ns(), self._source.next_ns)
+        if not self.done.done():
+            self.done.set_result(None)
+        return NEVER
+
+
+def reset(transport: asyncio.Transport) -> None:
+    """End the connection by RST, whatever is unsent."""
+    sock = transport.get_extra_info("socket")
+    if sock is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    transport.abort()

@@ -1,0 +1,256 @@
+"""A server in the form of OpenAI's, Anthropic's and Ollama's, whose every send is due at a known moment.
+
+A request is read by its endpoint (`endpoints.py`) and taken in by the reception (`reception.py`), which
+knows what is to be said and when; it is delivered (`delivery.py`, `sender.py`) by one pacer for all. What was
+really sent when is kept (`truth.py`) for whoever wants to hold a measurement against it: `SimServer.sent`,
+`GET /sim/truth?since=N`, and a file. Headers `x-sim-*` change the options for one request; `options.py` has
+their names.
+
+With a fixed schedule the head of a stream is sent at once. With an engine it leaves with the first write: a
+request that the engine gives up before is told so by its status.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from aiohttp import HttpVersion11, web
+
+from llmtap.clock import Clock
+from llmtap.sim.server.delivery import BREAKS
+from llmtap.sim.server.endpoints import ENDPOINTS, Endpoint, openai_error
+from llmtap.sim.server.options import EngineOptions, SimOptions
+from llmtap.sim.server.plan import Planner
+from llmtap.sim.server.realtime import PATH, Session
+from llmtap.sim.server.reception import BUSY, FILTERED, Job, Reception
+from llmtap.sim.server.sender import reset
+
+__all__ = ["SimServer"]
+
+BODY_BYTES_MAX: Final = 64 << 20
+
+
+class SimServer:
+    """The server; `app` is for aiohttp to run."""
+
+    def __init__(
+        self,
+        options: SimOptions,
+        clock: Clock | None = None,
+        *,
+        planner: Planner | None = None,
+        engine: EngineOptions | None = None,
+        truth_file: Path | None = None,
+    ) -> None:
+        """With `engine` there is one behind all answers; else each is planned for itself."""
+        self.reception = Reception(
+            options, clock, planner=planner, engine=engine, truth_file=truth_file
+        )  # fmt: skip
+        self._options = options
+        self._clock = self.reception.clock
+        self.gauges = self.reception.gauges
+        self._truths = self.reception.truths
+        self.grpc_port: int | None = None
+        self._sessions: set[Session] = set()
+        self._sessions_begun = 0
+        self.app = web.Application(client_max_size=BODY_BYTES_MAX)
+        self.app.add_routes([web.post(api.path, self._handler(api)) for api in ENDPOINTS])
+        self.app.add_routes([
+            web.get("/v1/models", self._models),
+            web.get("/v1/models/{id:.+}", self._model),
+            web.get("/api/tags", self._tags),
+            web.get("/health", self._health),
+            web.get("/metrics", self._metrics),
+            web.get("/sim/truth", self._truth),
+            web.get(PATH, self._realtime),
+            web.route("*", "/{path:.*}", self._unknown),
+        ])  # fmt: skip
+        self.app.on_shutdown.append(self._leave)
+        self.app.on_cleanup.append(self._close)
+
+    def serve_grpc(self, host: str, port: int) -> None:
+        """Also serve llmtap's own service over gRPC, from when `app` starts to when it ends; `grpc_port` is
+        its port then."""
+        from llmtap.sim.server.grpc_service import GrpcService  # gRPC takes 18 MB and 40 ms
+
+        service = GrpcService(self.reception)
+
+        async def start(app: web.Application) -> None:
+            self.grpc_port = await service.start(host, port)
+
+        async def stop(app: web.Application) -> None:
+            await service.stop()
+
+        self.app.on_startup.append(start)
+        self.app.on_shutdown.append(stop)
+
+    @property
+    def sent(self) -> OrderedDict[str, list[int]]:
+        """By request id: the monotonic ns just before each token was written."""
+        return self._truths.sent
+
+    async def _close(self, app: web.Application) -> None:
+        self.reception.close()
+
+    # What is not an answer.
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.json_response({"status": "ok"})
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return _json({"object": "list", "data": [_model(self._options.model)]})
+
+    async def _model(self, request: web.Request) -> web.Response:
+        name = request.match_info["id"]
+        if name != self._options.model:
+            return _json(openai_error(404, "model_not_found", f"there is no model {name!r}"), 404)
+        return _json(_model(name))
+
+    async def _unknown(self, request: web.Request) -> web.Response:
+        what = f"there is no {request.method} {request.path}"
+        return _json(openai_error(404, "unknown_url", what), 404)
+
+    async def _tags(self, request: web.Request) -> web.Response:
+        return _json({"models": [{"name": self._options.model, "model": self._options.model}]})
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        content_type = "text/plain; version=0.0.4; charset=utf-8"
+        return web.Response(body=self.gauges.text(), headers={"Content-Type": content_type})
+
+    async def _truth(self, request: web.Request) -> web.Response:
+        since = request.query.get("since", "0")
+        if not since.isdigit():
+            return _json({"error": "since is the number of a request"}, 400)
+        return _json(self._truths.since(int(since)))
+
+    # Answers.
+
+    def _handler(self, api: Endpoint) -> Callable[[web.Request], Any]:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            return await self._handle(request, api)
+
+        return handle
+
+    async def _handle(self, request: web.Request, api: Endpoint) -> web.StreamResponse:
+        body = await request.read()
+        accepted_ns = self._clock.mono_ns()
+        reception = self.reception
+        try:
+            job = reception.take(
+                api.read(body), api.shape, path=api.path, headers=request.headers, accepted_ns=accepted_ns,
+                choices_max=api.choices_max, request_id=request.headers.get("x-request-id"),
+            )  # fmt: skip
+        except ValueError as exc:
+            return _json(api.error(400, "invalid_request", str(exc)), 400)
+        headers = {"x-request-id": job.truth.id}
+        try:
+            match job.door:
+                case 400:
+                    await reception.filtered(job)
+                    job.turned_away(400)
+                    return _json(api.error(400, "content_filter", FILTERED), 400, headers)
+                case int(status):
+                    return _turned_away(api, job, status, headers)
+            reception.ask(job)
+            if job.answer.asked.stream:
+                return await self._stream(request, api, job, headers)
+            return await self._whole(request, api, job, headers)
+        finally:
+            reception.end(job)
+
+    async def _stream(
+        self, request: web.Request, api: Endpoint, job: Job, headers: dict[str, str]
+    ) -> web.StreamResponse:
+        sender = self.reception.sender(job)
+        try:
+            if not await self.reception.begins(job, sender):
+                return _turned_away(api, job, 503, headers)
+            media_type = f"{job.shape.media_type}; charset=utf-8"
+            response = web.StreamResponse(
+                headers={"Content-Type": media_type, "Cache-Control": "no-cache", **headers}
+            )
+            transport = request.transport
+            if transport is None:
+                return response  # the client has gone
+            await response.prepare(request)
+            sender.start(transport, framed=request.version >= HttpVersion11)
+            await asyncio.shield(sender.done)
+        finally:
+            sender.abandon()
+        return response
+
+    async def _whole(
+        self, request: web.Request, api: Endpoint, job: Job, headers: dict[str, str]
+    ) -> web.Response:
+        truth, shape, fault = job.truth, job.shape, job.mishaps.fault
+        due_ns = await self.reception.gathered(job)
+        if due_ns is None:
+            return _turned_away(api, job, 503, headers)
+        transport = request.transport
+        if transport is None or transport.is_closing():
+            return web.Response()
+        first_ns = min((made[0] for made in truth.made_ns if made), default=due_ns)
+        job.answer.prompt_ns, job.answer.output_ns = first_ns - truth.accepted_ns, due_ns - first_ns
+        job.answer.cached_tokens = job.source.cached_tokens
+        body = msgspec.json.encode(shape.whole())
+        truth.outcome = job.outcome
+        if fault in BREAKS:
+            if fault == "error":
+                truth.status = 500
+                return _json(api.error(500, "internal_error", "the engine broke down"), 500, headers)
+            if fault == "reset":
+                reset(transport)
+                return web.Response()
+            if fault == "truncate":
+                lines = ("HTTP/1.1 200 OK", "Content-Type: application/json", f"Content-Length: {len(body)}")
+                head = "\r\n".join((*lines, "", ""))
+                transport.write(head.encode() + body[: len(body) // 2])
+                transport.close()
+                return web.Response()
+            body = body[: len(body) // 2]
+        else:
+            truth.finish = [choice.finish for choice in job.answer.choices]
+        if job.answer.output_tokens:
+            self.gauges.taken_in(truth.prompt_tokens)
+            self.gauges.first(first_ns - truth.accepted_ns)
+        now_ns = self._clock.mono_ns()
+        for i, choice in enumerate(job.answer.choices):
+            truth.due_ns[i] = [due_ns] * len(choice.pieces)
+            truth.sent_ns[i] = [now_ns] * len(choice.pieces)
+            job.stamps += truth.sent_ns[i]
+        truth.late_ns_max = now_ns - due_ns
+        return web.Response(body=body, content_type="application/json", headers=headers)
+
+    # Sessions.
+
+    async def _realtime(self, request: web.Request) -> web.StreamResponse:
+        self._sessions_begun += 1
+        session = Session(self.reception, request, self._sessions_begun)
+        self._sessions.add(session)
+        try:
+            return await session.run()
+        finally:
+            self._sessions.discard(session)
+
+    async def _leave(self, app: web.Application) -> None:
+        """Sessions end when their client wants it, or here."""
+        await asyncio.gather(*(session.close() for session in self._sessions))
+
+
+def _turned_away(api: Endpoint, job: Job, status: int, headers: dict[str, str]) -> web.Response:
+    """Nothing of its answer was sent."""
+    job.turned_away(status)
+    retry = {"Retry-After": str(job.retry_after_s)}
+    return _json(api.error(status, *BUSY[status]), status, {**headers, **retry})
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "llmtap"}
+
+
+def _json(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    body = msgspec.json.encode(content)
+    return web.Response(body=body, status=status, content_type="application/json", headers=headers)

@@ -1,0 +1,257 @@
+"""Axes that are multiplied out: values of options become points, and points become jobs.
+
+An axis is an option with its values, one or more. Points come in an order that is good to read: sizes,
+loads, seeds, servers, readings and options of serving as they were given, and the schedulers next to one
+another. Of these, a job has only what can change it: points that differ in options which their scheduler does
+not read (`registry.options_read`) are one job.
+
+The load is one of three: `scale` makes arrivals so many times as dense, `rate` is the mean rate that is to
+come of it, `share` is a share of what a scheduler can do (`Preset.share_of`): that is run first.
+"""
+
+import difflib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from llmtap.errors import ConfigError, LlmtapError
+from llmtap.sim.model_options import Readings, read_settings
+from llmtap.sim.predictors import SEEDED
+from llmtap.sim.schedulers.registry import SCHEDULERS, options_read
+from llmtap.sim.serving import Serving, read_serving, settled
+from llmtap.sim.sweep.presets import BEST, PRESETS, Preset
+from llmtap.sim.sweep.sweep import Attempt, Job, rows_of
+from llmtap.workload.registry import drawn_requests, is_workload, workloads
+from llmtap.workload.trace import Trace, load_trace
+
+__all__ = ["LOADS", "READINGS", "SERVING", "Axes", "Grid", "Point", "Source", "best_of", "points", "read_at"]
+
+READINGS: Final = frozenset(field.name for field in msgspec.structs.fields(Readings))
+SERVING: Final = frozenset(field.name for field in msgspec.structs.fields(Serving))
+LOADS: Final = ("scale", "rate", "share")
+_OUTER: Final = ("requests", *LOADS, "seed", "servers")
+_DRAWN: Final = 10_000
+"""Requests of a synthetic workload, unless told."""
+_BEST_WITHIN: Final = 0.01
+_LAST_NS: Final = 1 << 62
+"""No request arrives later: columns are of 64 bits, and what is done takes its time, too."""
+_NO_RATE: Final = "all rows arrive at once: no scale makes that a rate"
+
+Axes = Mapping[str, Sequence[Any]]
+"""Values by name: `requests`, `seed` and `servers` are int, loads float, `scheduler`, readings and options
+of serving are text."""
+Point = dict[str, Any]
+"""One value by name."""
+Run = Callable[[Sequence[Job]], Mapping[str, Attempt]]
+"""Runs jobs, or knows what came of them; attempts by job."""
+
+
+def points(axes: Axes, variants: Iterable[Mapping[str, Any]] = ({},)) -> Iterator[Point]:
+    """All combinations, each in all variants."""
+    names = [name for name in _OUTER if name in axes]
+    names += [name for name in axes if name not in _OUTER and name != "scheduler"]
+    schedulers = [{"scheduler": one} for one in axes.get("scheduler", ())] or [{}]
+    for values in product(*(axes[name] for name in names)):
+        for variant in variants:
+            for scheduler in schedulers:
+                yield dict(zip(names, values, strict=True)) | scheduler | dict(variant)
+
+
+class Source:
+    """The workload that the user named, in the lengths that are asked for. Each is loaded once."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        source_format: str | None = None,
+        progress: Callable[[int, int | None], None] | None = None,
+    ) -> None:
+        """`name` is a place that `load_trace` takes, or a workload's name where no file has it."""
+        self.name = name
+        self.traces: dict[str, Trace] = {}
+        """By digest."""
+        self.remarks: list[str] = []
+        """What there is to say beside that of the rows."""
+        self._drawn = is_workload(name) and (name.endswith(".toml") or not Path(name).exists())
+        self._format = source_format
+        self._progress = progress
+        self._digests: dict[tuple[int | None, int], str] = {}
+
+    @property
+    def drawn(self) -> bool:
+        """It is a workload, and every seed makes another."""
+        return self._drawn
+
+    @property
+    def notes(self) -> list[str]:
+        """What there is to say of the rows, each once."""
+        of_rows = [note for trace in self.traces.values() for note in trace.notes]
+        return list(dict.fromkeys(of_rows + self.remarks))
+
+    def rows(self, count: int | None, seed: int) -> tuple[str, Trace]:
+        """The first `count` rows and their digest. Raises ConfigError."""
+        key = (count, seed if self._drawn else 0)
+        if key not in self._digests:
+            if self._drawn:
+                if self._format is not None:
+                    raise ConfigError("--from", f"{self.name} is a workload that is drawn: it has no format")
+                trace = Trace(drawn_requests(self.name, count or _DRAWN, seed, "TRACE"), "synthetic")
+            else:
+                if self.name == "-" and self._digests:
+                    raise ConfigError("--requests", "standard input is read once: several sizes need a file")
+                try:
+                    trace = load_trace(
+                        self.name, count=count, source_format=self._format, progress=self._progress
+                    )
+                except ConfigError as exc:
+                    raise ConfigError(exc.place, exc.problem, exc.hint or self._hint()) from None
+            rows = rows_of(trace)
+            self.traces.setdefault(rows.digest, rows.trace)
+            self._digests[key] = rows.digest
+        digest = self._digests[key]
+        return digest, self.traces[digest]
+
+    def _hint(self) -> str | None:
+        """For a name that is nothing's: workloads have names, too."""
+        if self.name == "-" or "://" in self.name or Path(self.name).exists():
+            return None
+        names = [name for name in workloads() if ":" not in name and "." not in name]
+        near = difflib.get_close_matches(self.name, names, 1)
+        return f"did you mean {near[0]}?" if near else f"or a workload that is drawn: {', '.join(names)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Makes jobs of points."""
+
+    source: Source
+    common: Mapping[str, Any]
+    """Fields of `Job` that are the same for all."""
+
+    def job(self, point: Point, capacity_rps: float | None = None) -> Job:
+        """The job at this point; `capacity_rps` is what a `share` is one of. Raises ConfigError."""
+        asked, seed = point.get("requests"), point.get("seed", 42)
+        digest, trace = self.source.rows(asked, seed)
+        count = asked or len(trace)
+        if count > len(trace) and not trace.span_ns:
+            raise ConfigError(
+                "--requests",
+                f"{count:,} are more than {self.source.name} has, and all rows arrive at once: there is no"
+                " gap after which they could come again",
+            )
+        if self.common.get("capacity") is not None and trace.rate_rps is None:
+            raise ConfigError("--capacity", _NO_RATE)
+        name = point["scheduler"]
+        reads = read_at(point)
+        if "prefix_cache" in reads & point.keys() and not trace.requests.block_tokens:
+            reads -= {"prefix_cache"}
+            self.source.remarks.append(
+                f"prefix_cache has no effect: {self.source.name} does not tell which prompts begin alike"
+            )
+        readings, serving = _options({k: v for k, v in point.items() if k in reads})
+        drawn = self.source.drawn or ("predictor" in reads and readings.predictor in SEEDED)
+        return Job(
+            trace=self.source.name, rows=digest, count=count,
+            scale=_scale(point, trace, count, capacity_rps), scheduler=name,
+            servers=point.get("servers", 1), seed=seed if drawn else None, readings=readings,
+            serving=settled(serving, name) if SCHEDULERS[name].iterates else serving, **self.common,
+        )  # fmt: skip
+
+    def jobs(self, axes: Axes, preset: Preset | None, run: Run) -> list[Job]:
+        """All jobs, each once, in the order of the points; runs what has to be known first.
+
+        Raises ConfigError, and LlmtapError where that cannot be known.
+        """
+        variants = ({},) if preset is None else preset.variants
+        found = list(points(axes, variants))
+        if preset is not None and preset.best_of:
+            found = self._with_best(found, PRESETS[preset.best_of], run)
+        capacities: list[float | None] = [None] * len(found)
+        if "share" in axes:
+            assert preset is not None, "only a preset has shares"
+            capacities = self._capacities(found, preset.share_of, run)
+        made = [self.job(point, rps) for point, rps in zip(found, capacities, strict=True)]
+        return list({job.id: job for job in made}.values())
+
+    def _with_best(self, found: list[Point], searched: Preset, run: Run) -> list[Point]:
+        """The points with what is BEST put in: from runs of another preset, all else being equal."""
+        open_points = [p for p in found if BEST in p.values()]
+        axes = {name: searched.axes[name] for p in open_points for name, v in p.items() if v == BEST}
+        tried = {
+            i: list(points({name: (value,) for name, value in point.items()} | axes))
+            for i, point in enumerate(open_points)
+        }
+        jobs = {i: [self.job(p) for p in many] for i, many in tried.items()}
+        told = run([job for many in jobs.values() for job in many])
+        for i, point in enumerate(open_points):
+            summaries = [_summary(told[job.id]) for job in jobs[i]]
+            point |= best_of(tried[i], summaries)
+        return found
+
+    def _capacities(self, found: list[Point], share_of: Mapping[str, Any], run: Run) -> list[float | None]:
+        """Of each point, what the scheduler of `share_of` completes in a second when all come at once."""
+        jobs = []
+        for point in found:
+            only = {name: point[name] for name in ("requests", "seed", "servers") if name in point}
+            job = self.job(only | {"scale": 1.0} | dict(share_of))
+            span_ns = self.source.traces[job.rows].span_ns
+            plain = replace(job, measure=False, objectives="", capacity=None, capture=None)
+            jobs.append(replace(plain, scale=float(max(span_ns, 1))))
+        told = run(list({job.id: job for job in jobs}.values()))
+        return [_summary(told[job.id])["throughput_rps"] for job in jobs]
+
+
+def read_at(point: Point) -> frozenset[str]:
+    """Options that the point's scheduler reads there. Raises ConfigError for a value that cannot be."""
+    settings = {k: v for k, v in point.items() if k in READINGS | SERVING and v != BEST}
+    return options_read(point["scheduler"], *_options(settings))
+
+
+def _options(settings: Mapping[str, str]) -> tuple[Readings, Serving]:
+    try:
+        return (
+            read_settings({k: v for k, v in settings.items() if k in READINGS}),
+            read_serving({k: v for k, v in settings.items() if k in SERVING}),
+        )
+    except ValueError as exc:
+        raise ConfigError("--reading", str(exc)) from None
+
+
+def best_of(tried: Sequence[Point], summaries: Sequence[Mapping[str, Any]]) -> Point:
+    """Fewest servers, and then fewest bins, that are as good as any: the share of requests outside the
+    request SLA is at most a percentage point above the least. Seed 004 (7.1) does not say what it calls best.
+    """
+    late = [told["request_sla_violation"] for told in summaries]
+    enough = [p for p, share in zip(tried, late, strict=True) if share <= min(late) + _BEST_WITHIN]
+    return min(enough, key=lambda p: (p["servers"], int(p["bins"])))
+
+
+def _summary(told: Attempt) -> dict[str, Any]:
+    if told.summary is None:
+        raise LlmtapError(f"what the preset needs first could not be run: {told.error}")
+    return told.summary
+
+
+def _scale(point: Point, trace: Trace, count: int, capacity_rps: float | None) -> float:
+    scale, option = _wanted_scale(point, trace, capacity_rps)
+    if trace.span_ns * -(-count // max(1, len(trace) - 1)) > _LAST_NS * scale:
+        raise ConfigError(option, f"the last of {count:,} requests would arrive after 146 years")
+    return scale
+
+
+def _wanted_scale(point: Point, trace: Trace, capacity_rps: float | None) -> tuple[float, str]:
+    """And the option that wants it."""
+    rate = point.get("rate")
+    if "share" in point:
+        assert capacity_rps is not None
+        rate = point["share"] * capacity_rps
+    if rate is None:
+        return float(point.get("scale", 1.0)), "--scale"
+    if trace.rate_rps is None:
+        raise ConfigError("--rate", _NO_RATE)
+    return float(rate / trace.rate_rps), "--rate"

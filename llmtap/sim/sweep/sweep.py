@@ -1,0 +1,207 @@
+"""One run of a sweep as a thing that can be named, sent to another process, and done.
+
+A `Job` holds all that decides its result, and its id is a hash of that: two jobs with one id would give the
+same figures. So results can be kept by id, and what is there is not run again. What trace it runs is told by
+the name and by a digest of the rows themselves: a file that has changed since makes other jobs.
+"""
+
+import hashlib
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from llmtap import __version__
+from llmtap.errors import LlmtapError
+from llmtap.metrics.objectives import Objectives
+from llmtap.sim.latency import SEED_ITERATIONS, SEED_MODEL, IterationModel, LatencyModel
+from llmtap.sim.model_options import Readings
+from llmtap.sim.schedulers.registry import SCHEDULERS
+from llmtap.sim.serving import Serving
+from llmtap.sim.sweep.simulate import Flight, capacity_rps, fly
+from llmtap.units import encode_special, to_seconds
+
+if TYPE_CHECKING:
+    from llmtap.workload.trace import Trace
+
+__all__ = ["Attempt", "Job", "Rows", "attempt", "rows_of", "run_job"]
+
+_ID_DIGITS: Final = 16
+"""Of hex: 64 bits, so that a million jobs share an id once in forty million times."""
+
+_MEASURED: Final = 100
+_SEARCH: Final = 15
+"""Runs that it takes to find a capacity."""
+_READINGS: Final = Readings()
+_SERVING: Final = Serving()
+
+
+@dataclass(frozen=True)
+class Job:
+    """One scheduler on one workload, set up one way."""
+
+    trace: str
+    """As the user names it."""
+    rows: str
+    """Digest of its rows (`rows_of`)."""
+    count: int
+    """Requests."""
+    scale: float
+    """Arrivals so many times as dense."""
+    scheduler: str
+    servers: int = 1
+    seed: int | None = 42
+    """None where nothing is drawn that would be another with another seed."""
+    readings: Readings = _READINGS
+    serving: Serving = _SERVING
+    model: LatencyModel = SEED_MODEL
+    iterations: IterationModel = SEED_ITERATIONS
+    fit: dict[str, Any] | None = None
+    """What the models were fitted to, and how well."""
+    objectives: str = ""
+    measure: bool | None = None
+    """As `fly` takes it."""
+    capacity: float | None = None
+    """Also search the rate at which this share of requests is outside the SLA."""
+    capture: str | None = None
+    """Folder, or URL, in which the job's capture is to have a folder of its own."""
+    version: str = __version__
+    """Of the llmtap that is to run it."""
+
+    @cached_property
+    def id(self) -> str:
+        """The same wherever and whenever it is worked out."""
+        text = msgspec.json.encode(self.to_dict(), order="deterministic")
+        return hashlib.sha256(text).hexdigest()[:_ID_DIGITS]
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields as JSON has them; durations in ns."""
+        told: dict[str, Any] = msgspec.to_builtins(self, enc_hook=encode_special)
+        return told
+
+    @property
+    def effort(self) -> int:
+        """How long it takes, very roughly, by how long a request takes that is not measured."""
+        measured = self.measure or self.objectives or self.capture or SCHEDULERS[self.scheduler].iterates
+        searched = _SEARCH if self.capacity is not None else 1
+        return self.count * (_MEASURED if measured else 1) * searched
+
+    @property
+    def name(self) -> str:
+        """For people, and for folders: not unique."""
+        servers = f"-{self.servers}-servers" if self.servers > 1 else ""
+        return f"{self.scheduler}-{self.count}{servers}"
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A trace that jobs ask for by its digest."""
+
+    digest: str
+    trace: "Trace"
+
+
+def rows_of(trace: "Trace") -> Rows:
+    """The trace with a digest of all that a run can see of it."""
+    requests = trace.requests
+    digest = hashlib.sha256()
+    for column in (requests.arrival_ns, requests.input, requests.output):
+        digest.update(column.tobytes())
+    rest = (requests.blocks, requests.block_tokens, requests.epoch_ns, trace.dated)
+    digest.update(msgspec.msgpack.encode(rest))
+    return Rows(digest.hexdigest()[:_ID_DIGITS], trace)
+
+
+def run_job(job: Job, trace: "Trace", progress: Callable[[int], None] | None = None) -> dict[str, Any]:
+    """Its summary as public JSON, with the job's id. Raises ValueError and LlmtapError."""
+    objectives = Objectives.parse(job.objectives, "--slo") if job.objectives else None
+    folder = _Folder.of(job)
+
+    def fly_at(scale: float, **options: Any) -> Flight:
+        return fly(
+            job.scheduler, trace.requests_at(count=job.count, scale=scale), job.readings,
+            model=job.model, iterations=job.iterations, serving=job.serving, servers=job.servers,
+            seed=job.seed, **options,
+        )  # fmt: skip
+
+    flight = fly_at(
+        job.scale, objectives=objectives, measure=job.measure, progress=progress,
+        capture=None if folder is None else folder.begun(),
+    )  # fmt: skip
+    told = flight.to_dict() | {"trace": job.trace, "scale": job.scale, "fit": job.fit, "job": job.id}
+    if folder is not None:
+        told["capture"] = folder.ended()
+    if job.capacity is not None:
+        own_rps = trace.rate_rps
+        assert own_rps is not None, "who plans jobs has looked"
+
+        def late(rps: float) -> float:
+            again = fly_at(rps / own_rps, measure=False)
+            return again.late_share(again.latencies_ns())
+
+        told["capacity"] = {
+            "allowed": job.capacity, "rps": capacity_rps(late, job.capacity, own_rps),
+        }  # fmt: skip
+    return told
+
+
+class Attempt(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What came of a job: a summary, or an error. A line of a results file."""
+
+    id: str
+    job: dict[str, Any] = {}
+    seconds: float = 0.0
+    """That it took."""
+    summary: dict[str, Any] | None = None
+    error: str | None = None
+
+
+def attempt(
+    job: Job, trace: "Trace", now_ns: Callable[[], int], progress: Callable[[int], None] | None = None
+) -> Attempt:
+    """Runs a job; whatever goes wrong is its error, so that others can go on."""
+    began_ns = now_ns()
+    summary = error = None
+    try:
+        if job.version != __version__:
+            raise ValueError(f"the job is from llmtap {job.version}, and it came to {__version__}")
+        summary = run_job(job, trace, progress)
+    except (ValueError, LlmtapError) as exc:
+        error = str(exc)
+    except MemoryError:
+        error = "out of memory"
+    except Exception as exc:
+        error = f"{type(exc).__name__}: {exc}"
+    return Attempt(job.id, job.to_dict(), to_seconds(now_ns() - began_ns), summary, error)
+
+
+@dataclass(frozen=True, slots=True)
+class _Folder:
+    """Where a job's capture goes. On a disk it has another name until it is whole."""
+
+    place: str
+    local: bool
+
+    @classmethod
+    def of(cls, job: Job) -> "_Folder | None":
+        if job.capture is None:
+            return None
+        return cls(f"{job.capture.rstrip('/')}/{job.name}-{job.id}", "://" not in job.capture)
+
+    def begun(self) -> str:
+        if not self.local:
+            return self.place
+        part = Path(f"{self.place}.part")
+        shutil.rmtree(part, ignore_errors=True)
+        return str(part)
+
+    def ended(self) -> str:
+        if self.local:
+            # The name holds the job's id: what is there was made by this job, whose result was lost.
+            shutil.rmtree(self.place, ignore_errors=True)
+            Path(f"{self.place}.part").rename(self.place)
+        return self.place

@@ -1,0 +1,1 @@
+"""Trace formats of other tools, and the conversion between them."""

@@ -1,0 +1,403 @@
+"""AIPerf's inputs: `mooncake_trace`, with lengths or with whole bodies, and `inputs_json`.
+
+`aiperf` is its `mooncake_trace`, JSON Lines: exactly one of `input_length`, `payload` (a whole request body,
+sent as it is), `messages` (with `tools`) and `text_input`; optional `output_length`, `hash_ids` (512-token
+blocks, only with a length), `timestamp` and `delay` in MILLISECONDS, `session_id`, and `extra`, merged into
+the body. Bodies become `request_body`: a payload word for word, messages and text as the body that they stand
+for. A row with a body is written as `payload`, others with their length; no session may have both kinds.
+
+`aiperf-inputs` is its `inputs_json`: `{"data": [{"session_id": str, "payloads": [body, ...]}, ...]}`, bodies
+by session and no times.
+
+Style of `aiperf`: `content` (`payload`, `messages` or `text_input`: where bodies go), those of `lines.py`.
+
+Source: shared/traces/formats.md 1.5 (aiperf 0.13.0); its own models allow fractions in times.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import count
+from typing import Any, BinaryIO, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from llmtap.capture.schema import CaptureInfo
+from llmtap.traces.block_ids import BLOCK_COLUMNS, BlockIds
+from llmtap.traces.bodies import TextRows, asked_columns, compact, read_object
+from llmtap.traces.format import Format, FormatError, Source, WriteOptions, Written
+from llmtap.traces.formats.timed_lengths import Number, number_ns
+from llmtap.traces.text.decimals import decimal_text
+from llmtap.traces.text.elements import ElementsError, read_elements
+from llmtap.traces.text.grouped import Grouped
+from llmtap.traces.text.jsonl import BODY_BYTES_MAX, Count, Id, JsonLines, first_objects
+from llmtap.traces.text.lines import LINE_STYLES, LineWriter, Style
+from llmtap.traces.writer import Outgoing
+
+__all__ = ["FORMAT", "FORMATS", "INPUTS"]
+
+_SIZE: Final = 512
+_MS: Final = 6
+"""Digits from milliseconds to nanoseconds."""
+_CONTENTS: Final = ("payload", "messages", "text_input")
+_WANTED: Final = (
+    "arrival_ns", "think_us", "session", "input_tokens", "output_tokens", "request_body",
+)  # fmt: skip
+
+_NO_OBJECT: Final = "the body is no JSON object"
+
+Json = dict[str, Any]
+
+
+class _Row(msgspec.Struct):
+    input_length: Count | None = None
+    payload: msgspec.Raw = msgspec.Raw()
+    messages: list[Json] | None = None
+    text_input: str | None = None
+    output_length: Count | None = None
+    hash_ids: list[Id] | None = None
+    timestamp: Number | None = None
+    delay: Number | None = None
+    session_id: str | None = None
+    tools: list[Json] | None = None
+    extra: Json | None = None
+
+    def content(self) -> str | None:
+        """Which of the four it has; None for none or several."""
+        there = (
+            self.input_length,
+            self.payload if _has(self.payload) else None,
+            self.messages,
+            self.text_input,
+        )
+        names = [n for n, value in zip(("input_length", *_CONTENTS), there, strict=True) if value is not None]
+        return names[0] if len(names) == 1 else None
+
+
+def _has(raw: msgspec.Raw) -> bool:
+    return bytes(raw) not in (b"", b"null")
+
+
+# ---------------------------------------------------------------- mooncake_trace
+
+
+def _read(stream: BinaryIO) -> Source:
+    lines = JsonLines(stream, _Row, line_bytes_max=BODY_BYTES_MAX)
+    blocks = iter(lines)
+    first = next(blocks, None)
+    contents = {row.content() for row in first[0]} if first else set()
+    style = lines.style
+    bodies = [name for name in _CONTENTS if name in contents]
+    if bodies:
+        style["content"] = bodies[0]
+    info = CaptureInfo(
+        source="aiperf", arrivals="trace", blocks="trace", block_unit="tokens", block_size=_SIZE,
+        level="full" if bodies else "shape", style=style,
+    )  # fmt: skip
+    source = Source(info, iter(()))
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        rows, block, extras, other = TextRows(), first, 0, 0
+        while block is not None:
+            for row, number in zip(*block, strict=True):
+                content = row.content()
+                extras += content == "input_length" and row.extra is not None
+                other += content in _CONTENTS and content != style.get("content")
+                yield from rows.add(**_columns(row, content, number))
+            block = next(blocks, None)
+        yield from rows.rest()
+        source.notes += lines.notes()
+        if extras:
+            source.notes.append(f"{extras:,} rows have extra fields of a body that is not there: not kept")
+        if other:
+            source.notes.append(
+                f"{other:,} rows have their body in another field than the first row with one"
+            )
+
+    source.batches = batches()
+    return source
+
+
+def _columns(row: _Row, content: str | None, number: int) -> Json:
+    if content is None:
+        names = ", ".join(("input_length", *_CONTENTS))
+        raise FormatError(f"line {number}: input_length: exactly one of {names} must be there")
+    columns: Json = {
+        "output_tokens": row.output_length,
+        "session": row.session_id,
+        "session_source": None if row.session_id is None else "explicit",
+    }
+    if row.timestamp is not None:
+        columns["arrival_ns"] = number_ns(row.timestamp, _MS, number, "timestamp")
+    if row.delay is not None:
+        columns["think_us"] = number_ns(row.delay, _MS, number, "delay") // 1_000
+    if content == "input_length":
+        columns["input_tokens"] = row.input_length
+        if row.hash_ids is not None:
+            columns |= {"blocks": row.hash_ids, "block_size": _SIZE, "block_unit": "tokens"}
+        return columns
+    if content == "payload":
+        text = bytes(row.payload).decode()
+        body = read_object(text, f"line {number}: payload")
+    else:
+        body = {"messages": row.messages} if row.messages is not None else {"prompt": row.text_input}
+        body |= {"tools": row.tools} if row.tools is not None else {}
+        body |= row.extra or {}
+        text = compact(body)
+    return columns | {"request_body": text, "level": "full", **asked_columns(body)}
+
+
+def _write(
+    out: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch], options: WriteOptions
+) -> Written:
+    written, style = Written(), Style("aiperf", info, options)
+    content = style.choice("content", "payload", _CONTENTS)
+    going = Outgoing(
+        "aiperf", info, written, columns=(*_WANTED, *BLOCK_COLUMNS), needs={}, times="zero", failed=False
+    )
+    ids, lines, kinds = BlockIds(info, _SIZE), LineWriter(out, style), _Kinds(written)
+    for batch in going.batches(batches):
+        batch = kinds.fitting(batch)
+        bodies = batch.filter(pc.is_valid(batch.column("request_body")))
+        written.count(bodies.select(["input_tokens", "blocks"]), sign=-1)
+        columns = [batch.column(name).to_pylist() for name in _WANTED]
+        texts = []
+        for row, blocks in zip(zip(*columns, strict=True), ids.of(_lengths_only(batch)), strict=True):
+            arrival_ns, think_us, session, read, made, body = row
+            parts = []
+            if session is not None:
+                parts.append(f'"session_id":{compact(session)}')
+            if arrival_ns is not None:
+                parts.append(f'"timestamp":{decimal_text(arrival_ns, _MS, "short")}')
+            if think_us is not None:
+                parts.append(f'"delay":{decimal_text(think_us, 3, "short")}')
+            parts += [f'"input_length":{read}'] if body is None else _body_fields(body, content)
+            if made is not None:
+                parts.append(f'"output_length":{made}')
+            if body is None and blocks is not None:
+                parts.append(f'"hash_ids":[{",".join(map(str, blocks))}]')
+            texts.append(f"{{{','.join(parts)}}}")
+        lines.add(texts)
+    lines.close()
+    ids.missing = 0  # a row with a body needs none, and AIPerf takes the others as well
+    ids.report(written)
+    return written
+
+
+def _lengths_only(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Blocks only of rows that are written with them: so the ids have no gaps."""
+    blocks = batch.column("blocks")
+    bare = pc.is_valid(batch.column("request_body"))
+    if bare.true_count:
+        blocks = pc.if_else(bare, pa.scalar(None, blocks.type), blocks)
+        batch = batch.set_column(batch.schema.get_field_index("blocks"), "blocks", blocks)
+    return batch
+
+
+def _body_fields(body: str, content: str) -> list[str]:
+    if content == "payload":
+        return [f'"payload":{_one_line(body)}']
+    request = read_object(body, "request")
+    main = "messages" if content == "messages" else "prompt"
+    fits = isinstance(request.get(main), list if content == "messages" else str)
+    if not fits:
+        return [f'"payload":{_one_line(body)}']
+    parts = [f'"{content}":{compact(request.pop(main))}']
+    if content == "messages" and isinstance(request.get("tools"), list):
+        parts.append(f'"tools":{compact(request.pop("tools"))}')
+    if request:
+        parts.append(f'"extra":{compact(request)}')
+    return parts
+
+
+class _Kinds:
+    """Drops rows with neither body nor length, and those of another kind than their session began with."""
+
+    def __init__(self, written: Written) -> None:
+        self._written = written
+        self._bodies: dict[str, bool] = {}
+
+    def fitting(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        good = []
+        columns = (batch.column(name).to_pylist() for name in ("request_body", "input_tokens", "session"))
+        for body, read, session in zip(*columns, strict=True):
+            reason = None
+            if body is None and read is None:
+                reason = "neither a body nor a count of input tokens"
+            elif body is not None and not _is_object(body):
+                reason = _NO_OBJECT
+            elif session is not None and self._bodies.setdefault(session, body is not None) != (
+                body is not None
+            ):
+                reason = "its session began with rows of the other kind, with or without bodies"
+            good.append(reason is None)
+            if reason is not None:
+                self._written.drop(reason)
+                self._written.rows -= 1
+        if all(good):
+            return batch
+        fits = pa.array(good)
+        self._written.count(batch.filter(pc.invert(fits)), sign=-1)
+        return batch.filter(fits)
+
+
+def _one_line(body: str) -> str:
+    """The same JSON: outside of strings a line break is any white space, and inside there is none."""
+    return body.replace("\r", " ").replace("\n", " ")
+
+
+def _is_object(body: str) -> bool:
+    """Whether it is a JSON object."""
+    try:
+        read_object(body, "request")
+    except FormatError:
+        return False
+    return True
+
+
+def _sniff(head: bytes, name: str) -> bool:
+    """What is only lengths is Mooncake's; a session, a delay or a body is AIPerf's."""
+    objects = first_objects(head)
+    if not objects and head.count(b"\n") == 0:
+        return False
+    known = {f.name for f in msgspec.structs.fields(_Row)}
+    own = {"payload", "text_input", "session_id", "delay"}
+    contents = {"input_length", *_CONTENTS}
+    return (
+        bool(objects)
+        and all(o.keys() <= known and len(contents & o.keys()) == 1 for o in objects)
+        and any(own & o.keys() or {"messages", "timestamp"} <= o.keys() for o in objects)
+    )
+
+
+# ---------------------------------------------------------------- inputs_json
+
+
+class _Session(msgspec.Struct):
+    session_id: str
+    payloads: list[msgspec.Raw]
+
+
+_decode_session: Final = msgspec.json.Decoder(_Session).decode
+
+
+def _read_inputs(stream: BinaryIO) -> Source:
+    source = Source(CaptureInfo(level="full", arrivals="trace", source="aiperf-inputs"), iter(()))
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        rows, bare = TextRows(), 0
+        try:
+            for number, element in enumerate(read_elements(stream, ("data",))):
+                where = f"session {number}"
+                try:
+                    session = _decode_session(element)
+                except (ValueError, RecursionError) as exc:
+                    raise FormatError(f"{where}: {exc}") from None
+                bare += not session.payloads
+                for turn, payload in enumerate(session.payloads):
+                    text = bytes(payload).decode()
+                    body = read_object(text, f"{where}, payload {turn}")
+                    yield from rows.add(
+                        session=session.session_id, session_source="explicit", turn=turn, level="full",
+                        request_body=text, **asked_columns(body),
+                    )  # fmt: skip
+        except ElementsError as exc:
+            raise FormatError(str(exc)) from None
+        yield from rows.rest()
+        if bare:
+            source.notes.append(f"{bare:,} sessions have no payloads, and became no row")
+
+    source.batches = batches()
+    return source
+
+
+def _write_inputs(
+    out: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch], options: WriteOptions
+) -> Written:
+    written, loose = Written(), 0
+    columns = ("capture", "session", "id", "request_body")
+    needs = {"request_body": "no request body"}
+    going = Outgoing("aiperf-inputs", info, written, columns=columns, needs=needs, times="none", failed=True)
+    with Grouped() as turns:
+        order = count()
+        for batch in going.batches(batches):
+            rows = zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
+            for i, (n, (capture, session, name, body)) in enumerate(zip(order, rows, strict=False)):
+                if not _is_object(body):
+                    written.drop(_NO_OBJECT)
+                    written.count(batch.slice(i, 1), sign=-1)
+                    written.rows -= 1
+                    continue
+                # Rows come in time order, which is that of the turns. One without a session is one by itself.
+                key = n if session is None else (capture, session)
+                loose += session is None
+                turns.add(key, n, msgspec.json.encode((session or name or "", body)))
+        _put_sessions(out, turns)
+    if loose:
+        written.notes.append(f"{loose:,} rows have no session: each became one of its own")
+    return written
+
+
+def _put_sessions(out: BinaryIO, turns: Grouped) -> None:
+    decode = msgspec.json.Decoder(tuple[str, str]).decode
+    used: set[str] = set()
+    for n, group in enumerate(turns.groups()):
+        named = ""
+        for turn, record in enumerate(group):
+            name, body = decode(record)
+            if turn == 0:
+                named = name or f"session-{n}"
+                while named in used:  # each must have a name of its own
+                    named += f"-{n}"
+                used.add(named)
+                out.write(b'{"data":[\n' if n == 0 else b"]},\n")
+                out.write(f'{{"session_id":{compact(named)},"payloads":['.encode())
+            out.write((f",{body}" if turn else body).encode())
+    out.write(b"]}\n]}\n" if used else b'{"data":[]}\n')
+
+
+def _sniff_inputs(head: bytes, name: str) -> bool:
+    text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    return text.startswith(b"{") and b'"data"' in text and b'"payloads"' in text and b'"session_id"' in text
+
+
+FORMAT: Final = Format(
+    name="aiperf",
+    title="AIPerf mooncake_trace (JSON Lines)",
+    extensions=(".jsonl",),
+    holds=frozenset(
+        {
+            "arrival", "input tokens", "output tokens", "session and turn", "think time", "prefix blocks",
+            "request body",
+        }
+    ),
+    why={
+        "input tokens": "where there is a body, it takes the length from that",
+        "prefix blocks": "blocks of 512 tokens, of rows without a body",
+        "outcome and status": "a failed request has no place: it is left out, and counted",
+    },
+    styles={
+        "content": "where bodies go: payload (word for word), messages or text_input",
+        **LINE_STYLES,
+    },
+    sniff=_sniff,
+    read=_read,
+    write=_write,
+)  # fmt: skip
+
+INPUTS: Final = Format(
+    name="aiperf-inputs",
+    title="AIPerf inputs_json (JSON)",
+    extensions=(".json",),
+    holds=frozenset({"session and turn", "request body"}),
+    needs=frozenset({"request body"}),
+    why={
+        "arrival": "its payloads have an order and no times",
+        "outcome and status": "its payloads are requests: those that failed are written, too",
+    },
+    sniff=_sniff_inputs,
+    read=_read_inputs,
+    write=_write_inputs,
+)
+
+FORMATS: Final = (FORMAT, INPUTS)

@@ -1,0 +1,378 @@
+"""HAR 1.2: what browsers and debugging proxies save of HTTP, one entry for each request.
+
+Read: entries that are LLM calls, their answers played through the observer. `startedDateTime` is the
+arrival, the end of `wait` the first byte and that of `receive` the end; an event stream has no times of its
+own, except `_llmtap.chunks: [[ms, tokens, bytes], ...]`. Written: entries that any tool opens, and in
+`_llmtap.row` all that HAR has no field for (style `llmtap=none` leaves that out). The answer's content is
+rebuilt from its text.
+
+A HAR holds headers, cookies and queries of people's sessions. None is written, and of what is read only the
+answer's X-Request-Id comes into a row.
+
+Source: HAR 1.2 (W3C draft, "HTTP Archive"); shared/traces/formats.md 1.12.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
+from typing import Any, BinaryIO, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from llmtap import __version__
+from llmtap.capture.schema import SCHEMA, CaptureInfo
+from llmtap.exchange.exchange import EVENT_CLASSES
+from llmtap.exchange.saved import Explained, SavedError, explain, read_saved
+from llmtap.traces.answer_replay import answer_columns, text_said
+from llmtap.traces.bodies import ENDPOINTS, TextRows, asked_columns, read_object
+from llmtap.traces.format import ASPECTS, Format, FormatError, Source, WriteOptions, Written
+from llmtap.traces.text.elements import ElementsError, read_elements
+from llmtap.user_files import decode_json
+
+__all__ = ["FORMAT"]
+
+_SILENT: Final = " "
+"""Content of an entry that has none: browsers leave out what an event stream said. One blank says nothing,
+and lets the rest of the entry be read like any other."""
+_ORIGIN: Final = "http://llmtap.invalid"
+"""A HAR wants whole URLs; which gateway it was, a capture does not hold (RFC 2606: never a real host)."""
+_BODIES: Final = frozenset({"request_body", "response_text"})
+_EVENTS: Final = ("event_us", "event_tokens", "event_bytes", "event_class")
+_BESIDE: Final = frozenset({*_BODIES, *_EVENTS, "arrival"})
+"""Columns that are not in `_llmtap.row`, because they stand elsewhere in the entry."""
+_ROW_NAMES: Final = tuple(name for name in SCHEMA.names if name not in _BESIDE)
+_PLAIN: Final = ("arrival_ns", "request_body", "response_text", "status", "response_end_us")
+"""Columns that HAR itself has a place for: all that is left with the style `llmtap=none`."""
+_US_PER_S: Final = 1_000_000
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class _Message(msgspec.Struct):
+    content: str
+
+
+class _Choice(msgspec.Struct):
+    message: _Message
+
+
+class _Answer(msgspec.Struct):
+    choices: list[_Choice]
+
+
+# ---------------------------------------------------------------- reading
+
+
+def _read(file: BinaryIO) -> Source:
+    source = Source(CaptureInfo(level="full", arrivals="wall", source="har"), iter(()))
+    source.batches = _batches(file, source.notes)
+    return source
+
+
+def _batches(file: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBatch]:
+    rows, skipped = TextRows(), Counter[str]()
+    try:
+        for number, element in enumerate(read_elements(file, ("log", "entries"))):
+            entry = read_object(element, f"entry {number}")
+            row = _row_of(entry, skipped)
+            if row is not None:
+                yield from rows.add(**row)
+    except ElementsError as exc:
+        raise FormatError(str(exc)) from None
+    yield from rows.rest()
+    notes += [f"{n:,} entries {what}" for what, n in skipped.items()]
+
+
+def _row_of(entry: dict[str, Any], skipped: Counter[str]) -> dict[str, Any] | None:
+    """The row of an entry; None, and counted, for one that is none of ours."""
+    request, response = entry.get("request"), entry.get("response")
+    if not isinstance(request, dict) or not isinstance(response, dict):
+        skipped["have no request or no response: left out"] += 1
+        return None
+    ours = entry.get("_llmtap")
+    if isinstance(ours, dict) and isinstance(ours.get("row"), dict):
+        return _row_of_ours(entry, ours)
+    content = response.get("content")
+    if not isinstance(content, dict):
+        content = response["content"] = {}
+    silent = not content.get("text")
+    if silent:
+        content["text"] = _SILENT
+        content.pop("encoding", None)
+    try:
+        saved = read_saved(msgspec.json.encode({**entry, "request": request, "response": response}))
+    except SavedError:
+        skipped["cannot be read as HTTP: left out"] += 1
+        return None
+    explained = explain(saved)
+    x = explained.exchange
+    if x.method != "POST" or (x.endpoint is None and x.dialect is None):
+        skipped["are no LLM calls: left out"] += 1
+        return None
+    arrival_ns = _arrival_ns(entry.get("startedDateTime"))
+    if arrival_ns is None:
+        skipped["have no valid startedDateTime: left out"] += 1
+        return None
+    row = {
+        "level": "full",
+        "method": x.method,
+        "path": x.path,
+        **_asked(saved.request_body),
+        "model": x.model,
+    }
+    row |= {name: value for name, value in answer_columns(explained).items() if value is not None}
+    row |= _points(saved.totals)
+    if silent:
+        skipped["have no content: times and request are kept, what the answer said is not known"] += 1
+        # Played without its content it looks like a stream that broke off, which nobody knows.
+        for name in ("outcome", "error", "no_token_reason", "dialect", "unparsed_events"):
+            row.pop(name, None)
+        row["stream"] = str(content.get("mimeType")).startswith("text/event-stream")
+    else:
+        row["response_text"] = text_said(explained)
+    row |= _event_columns(ours, explained)
+    return row | _arrival(arrival_ns)
+
+
+def _arrival_ns(date: Any) -> int | None:
+    """A date as ns, exactly; HAR wants a zone in it, and without one it is taken for UTC."""
+    try:
+        moment = datetime.fromisoformat(date)
+    except (TypeError, ValueError):
+        return None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return (moment - _EPOCH) // timedelta(microseconds=1) * 1_000
+
+
+def _asked(body: bytes) -> dict[str, Any]:
+    """What the request says, where it is JSON: other bodies are nobody's prompt."""
+    if not body:
+        return {}
+    try:
+        asked = read_object(body, "postData")
+        return {"request_body": body.decode(), **asked_columns(asked)}
+    except (FormatError, UnicodeDecodeError):
+        return {}
+
+
+def _points(totals: dict[str, float]) -> dict[str, Any]:
+    """The timeline by the timings that are not -1; `ssl` is part of `connect` (HAR 1.2, "timings")."""
+    before = sum(totals.get(name, 0.0) for name in ("blocked", "dns", "connect", "send"))
+    row: dict[str, Any] = {}
+    if "send" in totals:
+        row["submit_us"] = _us(before)
+    if "wait" in totals:
+        row["head_us"] = row["first_byte_us"] = _us(before + totals["wait"])
+        if "receive" in totals:
+            row["response_end_us"] = _us(before + totals["wait"] + totals["receive"])
+    return row
+
+
+def _us(seconds: float) -> int:
+    return round(min(seconds, 1e9) * _US_PER_S)
+
+
+def _event_columns(ours: Any, explained: Explained | None) -> dict[str, Any]:
+    """The events that `_llmtap.chunks` times; their classes by the content, where it has as many."""
+    chunks = ours.get("chunks") if isinstance(ours, dict) else None
+    if not isinstance(chunks, list) or not chunks:
+        return {}
+    for chunk in chunks:
+        if not isinstance(chunk, list) or len(chunk) < 3 or not _is_ms(chunk[0]):
+            raise FormatError("_llmtap.chunks: expected [ms, tokens, bytes], and times that can be")
+    row: dict[str, Any] = {
+        "event_us": [round(chunk[0] * 1_000) for chunk in chunks],
+        "event_tokens": [chunk[1] for chunk in chunks],
+        "event_bytes": [chunk[2] for chunk in chunks],
+    }
+    if all(len(chunk) > 3 for chunk in chunks):
+        row["event_class"] = [chunk[3] for chunk in chunks]
+    elif explained is not None and len(explained.events) == len(chunks):
+        row["event_class"] = [EVENT_CLASSES[e.delta.event_class].name.lower() for e in explained.events]
+        first = next((i for i, e in enumerate(explained.events) if e.delta.output), None)
+        if first is not None:
+            row["first_token_us"] = row["event_us"][first]
+    return row
+
+
+def _is_ms(value: Any) -> bool:
+    return isinstance(value, int | float) and 0 <= value < 1e12
+
+
+def _row_of_ours(entry: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
+    """What we wrote, taken back as it was."""
+    row = {name: value for name, value in ours["row"].items() if name in _ROW_NAMES}
+    row |= _event_columns(ours, None)
+    post = entry["request"].get("postData")
+    if isinstance(post, dict):
+        row["request_body"] = post.get("text")
+    content = entry["response"].get("content")
+    if isinstance(content, dict) and isinstance(content.get("text"), str):
+        row["response_text"] = _said(content["text"])
+    arrival_ns = row.get("arrival_ns")
+    return row | (_arrival(arrival_ns) if isinstance(arrival_ns, int) else {})
+
+
+def _arrival(ns: int) -> dict[str, Any]:
+    return {"arrival_ns": ns, "arrival": ns // 1_000}
+
+
+# ---------------------------------------------------------------- writing
+
+
+def _write(
+    file: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch], options: WriteOptions
+) -> Written:
+    style = options.style.get("llmtap", "row")
+    if style not in ("row", "none"):
+        raise FormatError(f"style llmtap: expected row or none, got {style!r}")
+    written = Written()
+    opening = {
+        "version": "1.2", "creator": {"name": "llmtap", "version": __version__}, "entries": [],
+    }  # fmt: skip
+    file.write(b'{"log":' + msgspec.json.encode(opening)[: -len(b"]}")])
+    endless = 0
+    for batch in batches:
+        dated = batch.filter(pc.is_valid(batch.column("arrival_ns")))
+        if dated.num_rows < batch.num_rows:
+            written.drop("no arrival", batch.num_rows - dated.num_rows)
+        written.count(dated if style == "row" else dated.select(_PLAIN))
+        for row in dated.to_pylist():
+            endless += row["response_end_us"] is None
+            model = options.model if options.override_model or row["model"] is None else None
+            row["model"] = model or row["model"]
+            file.write(b",\n" if written.rows else b"\n")
+            file.write(msgspec.json.encode(_entry(row, style)))
+            written.rows += 1
+    file.write(b"\n]}}\n")
+    if options.override_model and options.model is not None:
+        written.changed["model"] = "--model in every row"
+    if info.arrivals == "trace" and written.rows:
+        written.notes.append("arrivals count from the trace's own zero: the dates begin in 1970")
+    if endless:
+        written.notes.append(
+            f"{endless:,} rows do not say when they ended: where HAR wants a time, they have 0"
+        )
+    return written
+
+
+def _entry(row: dict[str, Any], style: str) -> dict[str, Any]:
+    timings = _timings(row)
+    body = row["request_body"]
+    path = row["path"] or ENDPOINTS.get(row["endpoint"] or "", "/")
+    request: dict[str, Any] = {
+        "method": row["method"] or "POST", "url": _ORIGIN + path, "httpVersion": "HTTP/1.1", "cookies": [],
+        "headers": [{"name": "content-type", "value": "application/json"}], "queryString": [],
+        "headersSize": -1, "bodySize": -1 if body is None else len(body.encode()),
+    }  # fmt: skip
+    if body is not None:
+        request["postData"] = {"mimeType": "application/json", "text": body}
+    status = row["status"] or 0
+    text = row["response_text"]
+    content: dict[str, Any] = {"size": 0, "mimeType": "application/json"}
+    if text is not None:
+        content["text"] = _answer(row, text)
+        content["size"] = len(content["text"].encode())
+    entry: dict[str, Any] = {
+        "startedDateTime": _date(row["arrival_ns"]),
+        "time": sum(ms for ms in timings.values() if ms >= 0),
+        "request": request,
+        "response": {
+            "status": status, "statusText": _phrase(status), "httpVersion": "HTTP/1.1", "cookies": [],
+            "headers": [{"name": "content-type", "value": "application/json"}], "content": content,
+            "redirectURL": "", "headersSize": -1, "bodySize": -1,
+        },
+        "cache": {},
+        "timings": timings,
+    }  # fmt: skip
+    if style == "row":
+        entry["_llmtap"] = _ours(row)
+    return entry
+
+
+def _ours(row: dict[str, Any]) -> dict[str, Any]:
+    """What HAR has no field for."""
+    ours: dict[str, Any] = {
+        "row": {name: row[name] for name in _ROW_NAMES if row[name] is not None},
+    }
+    if row["event_us"] is not None:
+        n = len(row["event_us"])
+        columns = [row[name] if row[name] is not None else [None] * n for name in _EVENTS[1:]]
+        chunks = [[us / 1_000, *rest] for us, *rest in zip(row["event_us"], *columns, strict=True)]
+        ours["chunks"] = chunks if row["event_class"] is not None else [chunk[:3] for chunk in chunks]
+    return ours
+
+
+def _timings(row: dict[str, Any]) -> dict[str, float]:
+    """Milliseconds; -1 where HAR allows that a thing is not known."""
+    submit, first, end = row["submit_us"], row["first_byte_us"], row["response_end_us"]
+    sent = max(submit or 0, 0)
+    seen = max(sent, first if first is not None else (end if end is not None else sent))
+    done = max(seen, end if end is not None else seen)
+    return {
+        "blocked": -1, "dns": -1, "connect": -1, "ssl": -1,
+        "send": sent / 1_000, "wait": (seen - sent) / 1_000, "receive": (done - seen) / 1_000,
+    }  # fmt: skip
+
+
+def _answer(row: dict[str, Any], text: str) -> str:
+    """An answer in one piece that says what the streamed one did."""
+    answer = {
+        "object": "chat.completion", "model": row["response_model"] or row["model"] or "",
+        "choices": [
+            {"index": 0, "message": {"role": "assistant", "content": text},
+             "finish_reason": row["finish_reason"]}
+        ],
+        "usage": None if row["usage"] is None else msgspec.Raw(row["usage"].encode()),
+    }  # fmt: skip
+    return msgspec.json.encode(answer).decode()
+
+
+def _said(content: str) -> str:
+    """The text in an answer that `_answer` made."""
+    try:
+        return decode_json(content, _Answer).choices[0].message.content
+    except (ValueError, IndexError) as exc:
+        raise FormatError(f"content of an entry with _llmtap.row: {exc}") from None
+
+
+def _date(ns: int) -> str:
+    try:
+        moment = datetime.fromtimestamp(ns // 1_000_000_000, UTC)
+    except (ValueError, OverflowError, OSError):
+        raise FormatError(f"arrival_ns: {ns} is no date") from None
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{ns // 1_000 % _US_PER_S:06d}Z"
+
+
+def _phrase(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return ""
+
+
+# ---------------------------------------------------------------- telling
+
+
+def _sniff(head: bytes, name: str) -> bool:
+    """An object with `log` in it, and in that what a HAR begins with."""
+    text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if not text.startswith(b"{") or b'"log"' not in text:
+        return False
+    return b'"entries"' in text or (b'"creator"' in text and b'"version"' in text)
+
+
+FORMAT: Final = Format(
+    name="har",
+    title="HTTP Archive 1.2",
+    extensions=(".har",),
+    holds=frozenset(ASPECTS),
+    needs=frozenset({"arrival"}),
+    styles={"llmtap": "row: all that HAR has no field for, in _llmtap; none: without it"},
+    sniff=_sniff,
+    read=_read,
+    write=_write,
+)

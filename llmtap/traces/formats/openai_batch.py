@@ -1,0 +1,370 @@
+"""OpenAI's batch files: requests by the line, and the answers to them by the line. No times.
+
+Requests: `{"custom_id": str, "method": "POST", "url": "/v1/chat/completions", "body": {...}}`.
+Answers, in any order: `{"id": str, "custom_id": str, "response": {"status_code": int, "request_id": str,
+"body": {...}} | null, "error": {"code", "message"} | null}`. The two are formats of their own here, because
+each holds what the other does not.
+
+Source: shared/traces/formats.md 1.11.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, BinaryIO, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from llmtap.capture.schema import CaptureInfo
+from llmtap.exchange.saved import SavedError, explain, read_saved
+from llmtap.traces.answer_replay import answer_columns, text_said
+from llmtap.traces.bodies import (
+    ENDPOINTS,
+    TextRows,
+    asked_columns,
+    endpoint_of,
+    read_lines,
+    read_object,
+)
+from llmtap.traces.format import Format, FormatError, Source, WriteOptions, Written
+from llmtap.traces.writer import FAILED
+
+__all__ = ["FORMATS"]
+
+LINES_MAX: Final = 50_000
+"""That providers take in one file."""
+_FALSE: Final = msgspec.Raw(b"false")
+_NULL: Final = msgspec.Raw(b"null")
+_decode_members: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+BYTES_MAX: Final = 100_000_000
+"""The smallest of the providers' limits; the largest is 200 MB."""
+
+
+class _Response(msgspec.Struct):
+    body: msgspec.Raw
+    status_code: int = 200
+    request_id: str | None = None
+
+
+class _Failure(msgspec.Struct):
+    code: str | int | None = None
+
+
+class _Question(msgspec.Struct):
+    custom_id: str
+    body: msgspec.Raw
+    url: str
+    method: str = "POST"
+
+
+class _Answer(msgspec.Struct):
+    custom_id: str
+    response: _Response | None = None
+    error: _Failure | None = None
+
+
+# ---------------------------------------------------------------- reading
+
+
+def _read_questions(file: BinaryIO) -> Source:
+    source = Source(CaptureInfo(level="full", arrivals="trace", source="openai-batch"), iter(()))
+    source.batches = _questions(file, source.notes)
+    return source
+
+
+def _questions(file: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBatch]:
+    decode = msgspec.json.Decoder(_Question).decode
+    rows, streams, models = TextRows(), 0, set[str]()
+    for number, line in read_lines(file):
+        where = f"line {number}"
+        try:
+            asked = decode(line)
+            text = bytes(asked.body).decode()
+        except (ValueError, RecursionError) as exc:
+            raise FormatError(f"{where}: {exc}") from None
+        body = read_object(text, f"{where}: body")
+        columns = asked_columns(body)
+        streams += body.get("stream") is True
+        if columns["model"] is not None and len(models) < 2:
+            models.add(columns["model"])
+        yield from rows.add(
+            id=asked.custom_id, method=asked.method, path=asked.url, endpoint=endpoint_of(asked.url, body),
+            stream=body.get("stream") is True, level="full", request_body=text, **columns,
+        )  # fmt: skip
+    yield from rows.rest()
+    if streams:
+        notes.append(f"{streams:,} requests ask for a stream, which no batch can give")
+    if len(models) > 1:
+        notes.append("there is more than one model in it, which providers refuse")
+
+
+def _read_answers(file: BinaryIO) -> Source:
+    source = Source(CaptureInfo(level="full", arrivals="trace", source="openai-batch-output"), iter(()))
+    source.batches = _answers(file, source.notes)
+    return source
+
+
+def _answers(file: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBatch]:
+    decode = msgspec.json.Decoder(_Answer).decode
+    rows, failed = TextRows(), 0
+    for number, line in read_lines(file):
+        try:
+            answer = decode(line)
+        except (ValueError, RecursionError) as exc:
+            raise FormatError(f"line {number}: {exc}") from None
+        row: dict[str, Any] = {"id": answer.custom_id, "level": "full"}
+        if answer.response is not None:
+            row |= _response_columns(answer.response, f"line {number}")
+        if answer.error is not None:
+            failed += 1
+            code = "" if answer.error.code is None else f" ({answer.error.code})"
+            row |= {"outcome": "upstream_error", "error": f"the batch says that it failed{code}"}
+        yield from rows.add(**row)
+    yield from rows.rest()
+    if failed:
+        notes.append(f"{failed:,} requests failed")
+
+
+def _response_columns(response: _Response, where: str) -> dict[str, Any]:
+    """The answer, played like any other."""
+    if not 200 <= response.status_code <= 999:
+        raise FormatError(f"{where}: status_code: {response.status_code} is none")
+    body = bytes(response.body)
+    head = b"HTTP/1.1 %d batch\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    try:
+        explained = explain(read_saved(head % (response.status_code, len(body)) + body))
+    except SavedError as exc:
+        raise FormatError(f"{where}: {exc}") from None
+    columns = answer_columns(explained)
+    return columns | {
+        "request_id": response.request_id,
+        "model": columns["response_model"],
+        "response_text": text_said(explained),
+    }
+
+
+# ---------------------------------------------------------------- writing
+
+
+def _write_questions(
+    file: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch], options: WriteOptions
+) -> Written:
+    out = _Lines(file)
+    wanted = ["id", "method", "path", "endpoint", "request_body"]
+    for batch in batches:
+        good = [_put_question(out, row, options) for row in batch.select(wanted).to_pylist()]
+        out.written.count(batch.filter(pa.array(good, pa.bool_())))
+    return out.close(options)
+
+
+def _put_question(out: "_Lines", row: dict[str, Any], options: WriteOptions) -> bool:
+    """Writes a row, or drops it."""
+    if row["request_body"] is None:
+        return out.drop("no request body")
+    # Members stay as they are spelled: only what has to go, goes.
+    try:
+        body = _decode_members(row["request_body"])
+    except (ValueError, RecursionError):
+        return out.drop("request body is no JSON object")
+    url = row["path"] or ENDPOINTS.get(row["endpoint"] or endpoint_of(None, body) or "")
+    if url is None:
+        return out.drop("nobody knows where the request went")
+    if body.get("stream", _FALSE) != _FALSE or "stream_options" in body:
+        # A batch has no streams: what asked for one gets its answer in one piece.
+        out.unstreamed += 1
+        for name in ("stream", "stream_options"):
+            body.pop(name, None)
+    if options.model is not None and (options.override_model or body.get("model", _NULL) == _NULL):
+        body["model"] = msgspec.Raw(msgspec.json.encode(options.model))
+    if len(out.models) < 2:
+        out.models.add(bytes(body.get("model", _NULL)))
+    # Without white space: a body's own line breaks would end the line.
+    text = msgspec.json.format(msgspec.json.encode(body), indent=-1)
+    out.put(
+        {"custom_id": out.name(row["id"]), "method": row["method"] or "POST", "url": url,
+         "body": msgspec.Raw(text)}
+    )  # fmt: skip
+    return True
+
+
+def _write_answers(
+    file: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch], options: WriteOptions
+) -> Written:
+    out = _Lines(file)
+    wanted = [
+        "id", "request_id", "status", "outcome", "model", "response_model", "response_text", "finish_reason",
+        "usage", "input_tokens", "output_tokens",
+    ]  # fmt: skip
+    for batch in batches:
+        put = [_put_answer(out, row, options) for row in batch.select(wanted).to_pylist()]
+        answered = batch.filter(pa.array([kind == "response" for kind in put], pa.bool_()))
+        out.written.count(answered)
+        # Usage wants both counts: one alone has no place.
+        both = pc.and_(pc.is_valid(answered["input_tokens"]), pc.is_valid(answered["output_tokens"]))
+        uncounted = answered.filter(pc.invert(pc.or_(pc.is_valid(answered["usage"]), both)))
+        out.written.count(uncounted.select(["input_tokens", "output_tokens"]), sign=-1)
+        failed = batch.filter(pa.array([kind == "error" for kind in put], pa.bool_()))
+        out.written.count(failed.select(["status", "outcome"]))
+    return out.close(options, limits=False)
+
+
+def _put_answer(out: "_Lines", row: dict[str, Any], options: WriteOptions) -> str | None:
+    """Writes a row as a `response` or an `error`, and says as which; None where it is dropped.
+
+    An error is a request that failed by no will of the client's: one that the client gave up has no place.
+    """
+    name = out.name(row["id"])
+    line: dict[str, Any] = {"id": f"batch_req_{name}", "custom_id": name, "response": None, "error": None}
+    if row["response_text"] is None:
+        status, outcome = row["status"], row["outcome"]
+        if outcome not in (*FAILED, "tap_error") and (status or 200) < 400:
+            out.drop("no response text")
+            return None
+        line["error"] = {"code": outcome or "error", "message": _failure(status, outcome)}
+        out.put(line)
+        return "error"
+    model = row["response_model"] or row["model"]
+    if options.model is not None and (options.override_model or not model):
+        model = options.model
+    body = {
+        "id": f"chatcmpl-{name}", "object": "chat.completion", "model": model or "",
+        "choices": [
+            {"index": 0, "message": {"role": "assistant", "content": row["response_text"]},
+             "finish_reason": row["finish_reason"]}
+        ],
+        "usage": _usage(row),
+    }  # fmt: skip
+    line["response"] = {
+        "status_code": row["status"] or 200, "request_id": row["request_id"] or "", "body": body,
+    }  # fmt: skip
+    out.put(line)
+    return "response"
+
+
+def _failure(status: int | None, outcome: str | None) -> str:
+    """A sentence on how a request failed."""
+    if status is None:
+        return "there was no answer"
+    if status >= 400:
+        return f"the answer had the status {status}"
+    how = (outcome or "").replace("_", " ")
+    return f"the answer began with the status {status} and was not whole ({how})"
+
+
+def _usage(row: dict[str, Any]) -> Any:
+    if row["usage"] is not None:
+        return msgspec.Raw(msgspec.json.format(row["usage"].encode(), indent=-1))
+    counts = {"prompt_tokens": row["input_tokens"], "completion_tokens": row["output_tokens"]}
+    return None if None in counts.values() else {**counts, "total_tokens": sum(counts.values())}
+
+
+class _Lines:
+    """What both kinds of line share: names that are unique, and what is told at the end."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.written = Written()
+        self._bytes = 0
+        # By hash, about 60 bytes a line: a file of more than LINES_MAX is of use to nobody as it is.
+        self._names: set[int] = set()
+        self._renamed = 0
+        self.models: set[bytes] = set()
+        self.unstreamed = 0
+
+    def name(self, wanted: str | None) -> str:
+        """The row's own id, or another where it has none or an earlier row has the same."""
+        n = self.written.rows
+        name = wanted or f"request-{n}"
+        while hash(name) in self._names:
+            self._renamed += bool(wanted)
+            n += 1
+            name = f"{wanted or 'request'}-{n}"
+        return name
+
+    def put(self, line: dict[str, Any]) -> None:
+        data = msgspec.json.encode(line) + b"\n"
+        self._file.write(data)
+        self._names.add(hash(line["custom_id"]))
+        self._bytes += len(data)
+        self.written.rows += 1
+
+    def drop(self, reason: str) -> bool:
+        """False: it is not written."""
+        self.written.drop(reason)
+        return False
+
+    def close(self, options: WriteOptions, *, limits: bool = True) -> Written:
+        written, notes = self.written, self.written.notes
+        if options.override_model and options.model is not None:
+            written.changed["model"] = "--model in every row"
+        if self.unstreamed:
+            notes.append(f"{self.unstreamed:,} requests asked for a stream: `stream` was taken out")
+        if len(self.models) > 1:
+            notes.append(
+                "there is more than one model in it, which providers refuse: filter first, or --model"
+            )
+        if self._renamed:
+            notes.append(f"{self._renamed:,} ids were not unique, and got a number")
+        if limits and written.rows > LINES_MAX:
+            notes.append(f"{written.rows:,} lines, where providers take {LINES_MAX:,} in a file: split it")
+        if limits and self._bytes > BYTES_MAX:
+            notes.append(
+                f"{self._bytes / 1e6:,.0f} MB, where providers take 100 to 200 MB in a file: split it"
+            )
+        return written
+
+
+# ---------------------------------------------------------------- telling
+
+
+def _first_line(head: bytes) -> dict[str, Any] | None:
+    """The first line as an object: as much as `head` has of it need not be all."""
+    line = head.removeprefix(b"\xef\xbb\xbf").lstrip().split(b"\n", 1)[0]
+    try:
+        value = msgspec.json.decode(line)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _sniff_questions(head: bytes, name: str) -> bool:
+    line = _first_line(head)
+    if line is None:  # its first request is longer than what we were given
+        text = head.lstrip()
+        return text.startswith(b"{") and b'"custom_id"' in text and b'"url"' in text and b'"body"' in text
+    return {"custom_id", "url", "body"} <= line.keys()
+
+
+def _sniff_answers(head: bytes, name: str) -> bool:
+    line = _first_line(head)
+    if line is None:
+        text = head.lstrip()
+        return text.startswith(b"{") and b'"custom_id"' in text and b'"status_code"' in text
+    return "custom_id" in line and "response" in line and "body" not in line
+
+
+_NO_TIME: Final = "a batch has no times"
+_WHY: Final = {
+    "arrival": _NO_TIME, "think time": _NO_TIME, "end of the answer": _NO_TIME, "first token": _NO_TIME,
+    "times of events": _NO_TIME, "session and turn": "lines come in any order",
+}  # fmt: skip
+_ASKED: Final = frozenset({"request body", "message roles and sizes", "max_tokens", "model"})
+_ANSWERED: Final = frozenset(
+    {"response text", "usage", "input tokens", "output tokens", "outcome and status", "model"}
+)
+
+FORMATS: Final = (
+    Format(
+        name="openai-batch", title="OpenAI batch, requests (JSONL)", extensions=(".jsonl",),
+        holds=_ASKED, needs=frozenset({"request body"}),
+        why=_WHY
+        | dict.fromkeys(sorted(_ANSWERED - _ASKED), "a batch's answers hold it: --to openai-batch-output"),
+        sniff=_sniff_questions, read=_read_questions, write=_write_questions,
+    ),
+    Format(
+        name="openai-batch-output", title="OpenAI batch, answers (JSONL)", extensions=(".jsonl",),
+        holds=_ANSWERED, needs=frozenset({"response text"}),
+        why=_WHY | dict.fromkeys(sorted(_ASKED - _ANSWERED), "a batch's requests hold it: --to openai-batch"),
+        sniff=_sniff_answers, read=_read_answers, write=_write_answers,
+    ),
+)  # fmt: skip

@@ -1,0 +1,161 @@
+"""Our own captures as a format among the others: Parquet in the columns of `capture/schema.py`.
+
+A capture may be one file or many (`capture/reader.py`); what comes by a pipe, or compressed, is one.
+
+What is missing of a capture is told by the numbers of its rows and by its relays' ledger (`integrity.py`).
+A file has one ledger. So where rows are of several captures, or come from a format that has no ledger, the
+file is written without one, and the rows without their relays: nothing can be told of it, and nothing is.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import BinaryIO, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from llmtap import __version__
+from llmtap.capture.read.reader import read
+from llmtap.capture.schema import SCHEMA, VERSION, CaptureInfo, Ledger, info_of
+from llmtap.capture.store.migrations import CaptureVersionError, migrate
+from llmtap.capture.store.parquet import write_parquet
+from llmtap.traces.format import (
+    ASPECTS,
+    ROWS_PER_BATCH,
+    Format,
+    FormatError,
+    Source,
+    WriteOptions,
+    Written,
+)
+
+__all__ = ["FORMAT", "read_many"]
+
+_BATCH_BYTES: Final = 16 << 20
+"""Of rows read at once; those with bodies are fewer."""
+_MAGIC: Final = b"PAR1"
+
+
+def _read(file: BinaryIO) -> Source:
+    parquet, info = _open(file)
+    return Source(info, _batches(parquet, info))
+
+
+def read_many(where: str, progress: Callable[[int, int | None], None] | None = None) -> tuple[Source, int]:
+    """The rows of a folder's files, or a pattern's, or at a URL, as one source; and how many bytes they have.
+
+    `progress` is told of these bytes how many the rows so far have, about, and how many there are.
+
+    Raises ConfigError, or FormatError, for what is no capture.
+    """
+    try:
+        capture = read(where)
+    except CaptureVersionError as exc:
+        raise FormatError(str(exc)) from None
+    info = capture.info
+    if not info.arrivals:
+        raise FormatError(
+            "some files count arrivals from 1970, others from a trace's zero: convert them apart"
+        )
+    size = sum(file.bytes for file in capture.files)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        rows = 0
+        for batch in capture.batches():
+            yield batch
+            rows += batch.num_rows
+            if progress is not None:
+                progress(size * rows // max(1, len(capture)), size)
+
+    return Source(info, batches()), size
+
+
+def _open(file: BinaryIO) -> tuple[pq.ParquetFile, CaptureInfo]:
+    try:
+        # Without read-ahead: a row group may be larger than what we want to hold.
+        parquet = pq.ParquetFile(file, pre_buffer=False, buffer_size=1 << 20)
+        info = info_of(parquet.schema_arrow)
+    except (pa.ArrowException, OSError) as exc:
+        raise FormatError(f"cannot be read as Parquet: {str(exc).splitlines()[0]}") from None
+    except msgspec.MsgspecError as exc:
+        raise FormatError(f"what it says of itself is not as it should be: {exc}") from None
+    if info is None:
+        raise FormatError("is Parquet, but not a capture of llmtap's")
+    return parquet, info
+
+
+def _batches(parquet: pq.ParquetFile, info: CaptureInfo) -> Iterator[pa.RecordBatch]:
+    rows, size = parquet.metadata.num_rows, 0
+    for i in range(parquet.metadata.num_row_groups):
+        size += parquet.metadata.row_group(i).total_byte_size
+    # By what rows take on average, with room for those that take more.
+    wanted = max(64, min(ROWS_PER_BATCH, _BATCH_BYTES * max(1, rows) // max(1, size)))
+    try:
+        for batch in parquet.iter_batches(batch_size=wanted):
+            yield migrate(batch, info.schema_version)
+    except (pa.ArrowException, OSError) as exc:
+        raise FormatError(f"damaged Parquet: {str(exc).splitlines()[0]}") from None
+    except CaptureVersionError as exc:
+        raise FormatError(str(exc)) from None
+
+
+def _write(
+    file: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch], options: WriteOptions
+) -> Written:
+    written, numbered = Written(), 0
+    whole = bool(info.capture)
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        nonlocal numbered
+        for batch in batches:
+            if not whole:
+                numbered += pc.and_(
+                    pc.is_valid(batch.column("seq")), pc.is_valid(batch.column("relay"))
+                ).true_count
+                batch = _set(batch, "relay", pa.nulls(batch.num_rows, pa.string()))
+            if options.model is not None:
+                batch = _set(batch, "model", _models(batch.column("model"), options))
+            written.count(batch)
+            yield batch
+
+    # The very style, not a copy: a reader completes it when its last row is through.
+    info = msgspec.structs.replace(
+        info, schema_version=VERSION, tap_version=info.tap_version or __version__,
+        ledger=info.ledger if whole else Ledger(),
+    )  # fmt: skip
+    written.rows = write_parquet(file, info, rows())
+    if options.override_model and options.model is not None:
+        written.changed["model"] = "--model in every row"
+    if numbered:
+        written.notes.append(
+            f"{numbered:,} rows are of several captures, or came without a ledger: `relay` is left out, so "
+            "that nothing is told of what is missing; check the integrity of captures before they are merged"
+        )
+    return written
+
+
+def _models(models: pa.StringArray, options: WriteOptions) -> pa.StringArray:
+    if options.override_model:
+        return pa.array([options.model] * len(models), pa.string())
+    return models.fill_null(options.model)
+
+
+def _set(batch: pa.RecordBatch, name: str, values: pa.Array) -> pa.RecordBatch:
+    i = batch.schema.get_field_index(name)
+    return batch.set_column(i, SCHEMA.field(name), values)
+
+
+def _sniff(head: bytes, name: str) -> bool:
+    return head.startswith(_MAGIC)
+
+
+FORMAT: Final = Format(
+    name="llmtap",
+    title="llmtap capture (Parquet)",
+    extensions=(".parquet",),
+    holds=frozenset(ASPECTS),
+    sniff=_sniff,
+    read=_read,
+    write=_write,
+)

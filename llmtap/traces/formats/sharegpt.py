@@ -1,0 +1,285 @@
+"""ShareGPT JSON: conversations as arrays of turns, without times and without token counts.
+
+`[{"id": str, "conversations": [{"from": "human"|"gpt"|"system", "value": str}, ...]}, ...]`; some copies hold
+a turn as a JSON string of that object. An exchange is a turn of the model that answers something: its request
+has all turns before it, so that a conversation of n answers is n rows of one session. Written is one
+conversation for each session, or for each row that has none.
+
+Source: shared/traces/formats.md 1.10; vLLM's benchmark reads `conversations[0].value` and `[1].value` (1.6).
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Final
+
+import msgspec
+import pyarrow as pa
+
+from llmtap.capture.schema import CaptureInfo
+from llmtap.traces.bodies import TextRows, compact, messages_of, read_object
+from llmtap.traces.format import Format, FormatError, Source, WriteOptions, Written
+from llmtap.traces.text.elements import ElementsError, read_elements
+from llmtap.traces.text.grouped import Grouped
+
+__all__ = ["FORMAT"]
+
+_ROLES: Final = {
+    "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "chatgpt": "assistant",
+    "model": "assistant", "bing": "assistant", "bard": "assistant", "system": "system",
+    "tool": "tool", "observation": "tool", "function": "tool",
+}  # fmt: skip
+"""By whom a turn is said to be from, in the copies around."""
+_SPEAKERS: Final = {"user": "human", "assistant": "gpt", "system": "system", "developer": "system"}
+
+Messages = list[tuple[str, str]]
+
+
+class _Turn(msgspec.Struct):
+    value: str
+    speaker: str = msgspec.field(name="from")
+
+
+class _Conversation(msgspec.Struct):
+    conversations: list[_Turn | str]
+    id: str | int | None = None
+    model: str | None = None
+
+
+_decode: Final = msgspec.json.Decoder(_Conversation).decode
+_decode_turn: Final = msgspec.json.Decoder(_Turn).decode
+
+
+# ---------------------------------------------------------------- reading
+
+
+@dataclass(slots=True)
+class _Odd:
+    """What was met that became no row, or not quite."""
+
+    texts: int = 0
+    unanswered: int = 0
+    unasked: int = 0
+    strangers: int = 0
+    silent: int = 0
+
+    def notes(self) -> list[str]:
+        told = (
+            (self.texts, "turns were JSON strings instead of objects"),
+            (self.unanswered, "turns have no answer after them, and are in no row"),
+            (self.unasked, "answers follow no question: they are no rows, but part of later prompts"),
+            (
+                self.strangers,
+                "turns are by a speaker that is none of the usual, whose name became their role",
+            ),
+            (self.silent, "conversations have no answer to anything, and became no row"),
+        )
+        return [f"{n:,} {what}" for n, what in told if n]
+
+
+def _read(file: BinaryIO) -> Source:
+    source = Source(CaptureInfo(level="full", arrivals="trace", source="sharegpt"), iter(()))
+    source.batches = _batches(file, source.notes)
+    return source
+
+
+def _batches(file: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBatch]:
+    rows, odd = TextRows(), _Odd()
+    try:
+        for number, element in enumerate(read_elements(file)):
+            where = f"conversation {number}"
+            try:
+                conversation = _decode(element)
+            except (ValueError, RecursionError) as exc:
+                raise FormatError(f"{where}: {exc}") from None
+            # Each row repeats what was said before it: they must not all be in memory at once.
+            for row in _rows(conversation, where, number, odd):
+                yield from rows.add(**row)
+    except ElementsError as exc:
+        raise FormatError(str(exc)) from None
+    yield from rows.rest()
+    notes += odd.notes()
+
+
+def _rows(conversation: _Conversation, where: str, number: int, odd: _Odd) -> Iterator[dict[str, Any]]:
+    """A row for each answer of a conversation."""
+    name = conversation.id
+    session = f"#{number}" if name is None or name == "" else str(name)
+    about = {} if conversation.model is None else {"model": conversation.model}
+    head = compact(about)[1:-1] + ("," if about else "")
+    said: list[str] = []
+    roles: list[str] = []
+    sizes: list[int] = []
+    count = pending = 0
+    for i, given in enumerate(conversation.conversations):
+        turn = given
+        if isinstance(turn, str):
+            odd.texts += 1
+            try:
+                turn = _decode_turn(turn)
+            except (ValueError, RecursionError) as exc:
+                raise FormatError(f"{where}, turn {i}: {exc}") from None
+        role = _ROLES.get(turn.speaker.lower())
+        if role is None:
+            odd.strangers += 1
+            role = turn.speaker
+        if role == "assistant" and pending:
+            yield {
+                "session": session, "session_source": "explicit", "turn": count,
+                "turn_by": "tool" if roles[-1] == "tool" else "human",
+                "endpoint": "chat.completions", "level": "full", "model": conversation.model,
+                "message_roles": list(roles), "message_bytes": list(sizes), "prompt_bytes": sum(sizes),
+                "request_body": f'{{{head}"messages":[{",".join(said)}]}}', "response_text": turn.value,
+            }  # fmt: skip
+            count, pending = count + 1, 0
+        elif role == "assistant":
+            odd.unasked += 1
+        elif role != "system":
+            pending += 1
+        said.append(compact({"role": role, "content": turn.value}))
+        roles.append(role)
+        sizes.append(len(turn.value.encode()))
+    odd.unanswered += pending
+    odd.silent += not count
+
+
+# ---------------------------------------------------------------- writing
+
+
+def _write(
+    file: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch], options: WriteOptions
+) -> Written:
+    written = Written()
+    with Grouped() as turns:
+        for batch in batches:
+            columns = [batch.column(name).to_pylist() for name in _WANTED]
+            good = [_collect(turns, written, *row) for row in zip(*columns, strict=True)]
+            written.count(batch.filter(pa.array(good, pa.bool_())))
+        writer = _Writer(file, written)
+        for group in turns.groups():
+            writer.session(group)
+        writer.close()
+    return written
+
+
+_WANTED: Final = ("capture", "session", "turn", "id", "request_body", "response_text")
+
+
+def _collect(
+    turns: Grouped, written: Written, capture: str | None, session: str | None, turn: int | None,
+    name: str | None, body: str | None, answer: str | None,
+) -> bool:  # fmt: skip
+    """Takes a row, or says that it has no place."""
+    reason = None
+    messages = None
+    if body is None:
+        reason = "no request body"
+    elif answer is None:
+        reason = "no response text"
+    else:
+        try:
+            messages = messages_of(read_object(body, "request"))
+        except FormatError:
+            pass
+        if not messages:
+            reason = "request without messages"
+    if reason is not None:
+        written.drop(reason)
+        return False
+    n = written.rows
+    written.rows += 1
+    # A row of no session is a conversation of its own.
+    key = n if session is None else (capture, session)
+    record = msgspec.json.encode((session if session is not None else name, messages, answer))
+    turns.add(key, n if turn is None else turn, record)
+    return True
+
+
+_decode_record: Final = msgspec.json.Decoder(tuple[str | None, Messages, str]).decode
+
+
+class _Writer:
+    """Puts the turns of each session back into one conversation."""
+
+    def __init__(self, file: BinaryIO, written: Written) -> None:
+        self._file = file
+        self._written = written
+        self._count = 0
+        self._branched = 0
+
+    def session(self, records: Iterator[bytes]) -> None:
+        """One session, turn by turn. What one turn says, the next one's prompt repeats."""
+        history: Messages = []
+        name: str | None = None
+        branches = 0
+        for record in records:
+            name, messages, answer = _decode_record(record)
+            if history and not _goes_on(history, messages):
+                # Somebody edited what was said before, or asked again: that is another conversation.
+                self._put(name, branches, history)
+                branches += 1
+            history = [*messages, ("assistant", answer)]
+        self._put(name, branches, history)
+        self._branched += branches > 0
+
+    def close(self) -> None:
+        self._file.write(b"\n]\n" if self._count else b"[]\n")
+        if self._branched:
+            self._written.notes.append(
+                f"{self._branched:,} sessions went on from an earlier point than their last turn: "
+                "they became several conversations"
+            )
+
+    def _put(self, name: str | None, branch: int, history: Messages) -> None:
+        told = f"conversation-{self._count}" if name is None else name
+        conversation = {
+            "id": f"{told}-branch-{branch}" if branch else told,
+            "conversations": [
+                {"from": _SPEAKERS.get(role, role), "value": text} for role, text in history
+            ],
+        }  # fmt: skip
+        self._file.write(b",\n" if self._count else b"[\n")
+        self._file.write(msgspec.json.encode(conversation))
+        self._count += 1
+
+
+def _goes_on(history: Messages, messages: Messages) -> bool:
+    """Whether a prompt repeats what was said. What the model said, clients shorten and trim: it need only be
+    there."""
+    if len(messages) <= len(history):
+        return False
+    return all(
+        a[0] == b[0] and (a[1] == b[1] or a[0] == "assistant")
+        for a, b in zip(history, messages[: len(history)], strict=True)
+    )
+
+
+# ---------------------------------------------------------------- telling
+
+
+def _sniff(head: bytes, name: str) -> bool:
+    """An array of objects, the first of which has turns."""
+    text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if not text.startswith(b"["):
+        return False
+    return text[1:].lstrip()[:1] in (b"{", b"") and b'"conversations"' in text
+
+
+_NO_TIME: Final = "it has no times"
+_NO_TOKENS: Final = "lengths depend on the tokenizer: it has text instead"
+
+FORMAT: Final = Format(
+    name="sharegpt",
+    title="ShareGPT conversations (JSON)",
+    extensions=(".json",),
+    holds=frozenset({"session and turn", "message roles and sizes", "request body", "response text"}),
+    needs=frozenset({"request body", "response text"}),
+    why={
+        "model": "it has no field for it",
+        "arrival": _NO_TIME, "think time": _NO_TIME, "end of the answer": _NO_TIME, "first token": _NO_TIME,
+        "times of events": _NO_TIME, "input tokens": _NO_TOKENS, "output tokens": _NO_TOKENS,
+        "usage": _NO_TOKENS, "request body": "only its messages' text",
+    },
+    sniff=_sniff,
+    read=_read,
+    write=_write,
+)  # fmt: skip

@@ -1,0 +1,1 @@
+"""Text files of traces: lines, CSV, JSON elements, decimals, order."""

@@ -1,0 +1,1 @@
+"""Places where exchanges are seen: the relay, and the middleware inside an app."""

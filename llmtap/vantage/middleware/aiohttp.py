@@ -1,0 +1,231 @@
+"""The tap inside an aiohttp.web app.
+
+    setup(app, socket="/run/llmtap/tap.sock")
+
+An aiohttp middleware sees requests come in and responses come back, but a streamed response is long over
+when it comes back, and one that was never prepared goes out only afterwards. What all of them go through is
+the request's writer: it is made for one request, it is public (`Request.writer`), and `write_headers`,
+`write` and `write_eof` are its interface (`aiohttp.abc.AbstractStreamWriter`). So these are what is looked
+at, on that one object, until the answer has ended: responses of any class, payloads and handlers are left
+alone, and aiohttp's own answers to errors are seen, too.
+
+The request's body is read again from where aiohttp keeps it once a handler has read it (`await
+request.json()`, `text`, `read`, `post` of a form); a handler that takes `request.content` itself has it to
+itself, and model and tenant are then told from the head and the answer. A file that the kernel sends
+(`web.FileResponse`) is an answer without a body here. WebSockets pass unmeasured, counted as dropped for
+the reason `websocket`. Of paths in `skip` nothing is told or counted.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Collection, Mapping
+from typing import Any, Final
+
+from aiohttp import HttpVersion10, web
+from aiohttp.typedefs import Handler, Middleware
+
+from llmtap.vantage.middleware.emitter import TAP_BYTES, Emitter, Emitters, mono_ns
+from llmtap.vantage.middleware.exchange import AppExchange, request_head
+from llmtap.vantage.middleware.paths import Paths
+
+__all__ = ["setup"]
+
+_SWITCHING: Final = 101
+_WATCHED: Final = ("write_headers", "write", "write_eof", "enable_compression")
+
+
+def setup(
+    app: web.Application, *, socket: str, skip: Collection[str] = (), tap_bytes: int = TAP_BYTES
+) -> None:
+    """Puts the tap around an app, outside of all its middlewares, and ends it with the app.
+
+    `socket`: where a meter listens (`llmtap meter --listen-socket`), now or later; `skip`: paths that the
+    meter is told nothing of, with all below them; `tap_bytes`: most bytes of frames that may wait for it.
+    Raises ConfigError.
+    """
+    skipped = Paths(skip)
+    emitters = Emitters(socket, tap_bytes)
+
+    async def begin(_: web.Application) -> None:
+        emitters.here()  # so that the meter knows of the app before its first request
+
+    async def end(_: web.Application) -> None:
+        await emitters.close()
+
+    app.middlewares.insert(0, _middleware(emitters, skipped))
+    app.on_startup.append(begin)
+    app.on_cleanup.append(end)
+
+
+def _middleware(emitters: Emitters, skipped: Paths) -> Middleware:
+    @web.middleware
+    async def tapped(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path in skipped:
+            return await handler(request)
+        arrival_ns = mono_ns()
+        emitter = emitters.here()
+        call = None if emitter is None else _watch(emitter, request, arrival_ns)
+        try:
+            return await handler(request)
+        except BaseException as exc:
+            if call is not None:
+                call.raised(exc)
+            raise
+
+    return tapped
+
+
+def _watch(emitter: Emitter, request: web.Request, arrival_ns: int) -> "_Call | None":
+    """What looks at one request's writer; None where our own code fails. Never raises."""
+    exchange = None
+    try:
+        version = "1.0" if request.version <= HttpVersion10 else "1.1"
+        # aiohttp hands a body on without its coding, so the head must not announce one.
+        fields = [(n, v) for n, v in request.raw_headers if n.lower() != b"content-encoding"]
+        head = request_head(request.method, _bytes(request.raw_path), version, fields)
+        exchange = AppExchange(emitter, request.method, head, arrival_ns)
+        if not request.body_exists:
+            exchange.asked_whole()
+        return _Call(exchange, request)
+    except Exception as exc:
+        if exchange is not None:
+            exchange.give_up(exc)
+        else:
+            emitter.failed(exc)
+            emitter.pass_unmeasured("middleware_error")
+        return None
+
+
+class _Call:
+    """Stands in for the writer's methods while one request is answered."""
+
+    __slots__ = (
+        "_compresses", "_enable_compression", "_exchange", "_request", "_request_end_ns", "_task", "_write",
+        "_write_eof", "_write_headers", "_writer",
+    )  # fmt: skip
+
+    def __init__(self, exchange: AppExchange, request: web.Request) -> None:
+        writer: Any = request.writer
+        self._exchange = exchange
+        self._request = request
+        self._writer = writer
+        self._task = request.task
+        self._request_end_ns = 0
+        self._compresses = False
+        self._write_headers = writer.write_headers
+        self._write = writer.write
+        self._write_eof = writer.write_eof
+        self._enable_compression = writer.enable_compression
+        for name in _WATCHED:
+            setattr(writer, name, getattr(self, name))
+        # Where aiohttp itself fails to send an answer, nobody else would tell the end.
+        self._task.add_done_callback(self._connection_over)
+        request.content.on_eof(self._request_came)
+
+    def _request_came(self) -> None:
+        self._request_end_ns = mono_ns()
+
+    # ---------------------------------------------------------------- the writer's interface
+
+    def enable_compression(self, *args: Any, **options: Any) -> None:
+        self._compresses = True
+        self._enable_compression(*args, **options)
+
+    async def write_headers(self, status_line: str, headers: Mapping[str, str]) -> None:
+        t_ns = mono_ns()
+        await self._read_request()
+        await self._passing(self._write_headers(status_line, headers), t_ns)
+        try:
+            self._answered(int(status_line.split(" ", 2)[1]), headers, t_ns)
+        except Exception as exc:
+            self._exchange.give_up(exc)
+        self._let_go_when_over()
+
+    async def write(self, chunk: bytes, **options: Any) -> None:
+        t_ns = mono_ns()
+        passed_ns = await self._passing(self._write(chunk, **options), t_ns)
+        if chunk:
+            self._exchange.said(chunk, t_ns)
+        self._exchange.handed_on(passed_ns)
+
+    async def write_eof(self, chunk: bytes = b"") -> None:
+        t_ns = mono_ns()
+        passed_ns = await self._passing(self._write_eof(chunk), t_ns)
+        if chunk:
+            self._exchange.said(chunk, t_ns)
+        await self._read_request()
+        self._exchange.complete(t_ns, passed_ns)
+        self._let_go_when_over()
+
+    async def _passing(self, passing: Awaitable[None], t_ns: int) -> int:
+        """Awaits what the writer does since `t_ns`, and says when it was done.
+
+        When it raises, the answer has no more to come.
+        """
+        turns = self._exchange.turns
+        try:
+            await passing
+        except OSError:
+            self._exchange.client_gone()
+            self._let_go_when_over()
+            raise
+        except Exception as exc:
+            self._exchange.cut(f"could not be answered for ({type(exc).__name__})")
+            self._let_go_when_over()
+            raise
+        passed_ns = mono_ns()
+        self._exchange.paused(turns, passed_ns - t_ns)
+        return passed_ns
+
+    def _answered(self, status: int, headers: Mapping[str, str], t_ns: int) -> None:
+        if status == _SWITCHING:
+            self._exchange.leave_unmeasured("websocket")
+            return
+        fields = [(_bytes(name), _bytes(value)) for name, value in headers.items()]
+        if self._compresses:
+            # The writer does it, further inside: what passes here is not coded yet.
+            fields = [(name, value) for name, value in fields if name.lower() != b"content-encoding"]
+        self._exchange.answered(status, fields, t_ns)
+
+    # ---------------------------------------------------------------- the request's body, and ends
+
+    async def _read_request(self) -> None:
+        """Tells of the request once the handler has read it: nothing is awaited that is not there."""
+        exchange, request = self._exchange, self._request
+        if exchange.over or exchange.request_over or request.can_read_body:
+            return
+        try:
+            body = await request.read()
+        except Exception:
+            return  # broken off, or refused as too long: the handler was told the same, and answers to it
+        end_ns = self._request_end_ns
+        exchange.asked(body, end_ns, last=True, submit_ns=end_ns)
+
+    def raised(self, error: BaseException) -> None:
+        """The handler did. What had not begun to be answered aiohttp answers now, through the writer."""
+        if isinstance(error, asyncio.CancelledError):
+            # By aiohttp: where it is told to when the client leaves, and at the end of the server.
+            transport = self._request.transport
+            if transport is None or transport.is_closing():
+                self._exchange.client_gone()
+            else:
+                self._exchange.cut("was cancelled")
+        elif self._exchange.status is not None:
+            self._exchange.cut(f"raised {type(error).__name__}")
+        self._let_go_when_over()
+
+    def _connection_over(self, _: "asyncio.Task[None]") -> None:
+        self._exchange.cut("ended its connection")
+        self._let_go_when_over()
+
+    def _let_go_when_over(self) -> None:
+        """Gives the writer its own methods back, so that no cycle of references is left to be collected."""
+        if self._exchange.over and self._writer is not None:
+            for name in _WATCHED:
+                delattr(self._writer, name)
+            self._task.remove_done_callback(self._connection_over)
+            self._writer = None
+
+
+def _bytes(text: str) -> bytes:
+    """As they were on the wire, for what aiohttp has decoded."""
+    return text.encode("utf-8", "surrogateescape")

@@ -1,0 +1,197 @@
+"""The tap as ASGI middleware: Starlette, FastAPI, LiteLLM's proxy, and whatever else is an ASGI 3 app.
+
+    app.add_middleware(LlmtapMiddleware, socket="/run/llmtap/tap.sock")
+
+Messages pass as they are: each is handed on before a word is said of it, and only its own object. What is
+measured is what this app says to its server; where other middleware compresses or rewrites answers, add
+this one last, which in Starlette makes it the outermost.
+
+| scope | what becomes of it |
+|---|---|
+| `http` | an exchange |
+| `websocket` | passes unmeasured, counted as dropped for the reason `websocket` |
+| a path in `skip`, either of the two | passes, and nothing is told or counted |
+| `lifespan` | passes; at the app's end the meter gets our last words first, which takes 2 s at most |
+
+A client's leaving is known here when the app is: by `http.disconnect`, which it has to ask for, or by an
+OSError of `send`. An app that does neither, on a server that swallows what it sends, completes its answer
+for nobody, and so it is told.
+
+Source: the ASGI specification, version 3.0, HTTP and WebSocket 2.5, Lifespan 2.0.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, MutableMapping
+from typing import Any, Final
+from urllib.parse import quote
+
+from llmtap.vantage.middleware.emitter import TAP_BYTES, Emitter, Emitters, mono_ns
+from llmtap.vantage.middleware.exchange import AppExchange, request_head
+from llmtap.vantage.middleware.paths import Paths
+
+__all__ = ["LlmtapMiddleware"]
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+_LAST_WORDS: Final = ("lifespan.shutdown.complete", "lifespan.shutdown.failed")
+_FOR_NO_ANSWER: Final = 500
+"""What servers answer for an app that raised or returned before it had begun to."""
+_SELDOM_A_BODY: Final = frozenset({"GET", "HEAD", "DELETE", "OPTIONS", "TRACE"})
+
+
+class LlmtapMiddleware:
+    """An app with the tap around it."""
+
+    def __init__(
+        self, app: App, *, socket: str, skip: Collection[str] = (), tap_bytes: int = TAP_BYTES
+    ) -> None:
+        """`socket`: where a meter listens (`llmtap meter --listen-socket`), now or later; `skip`: paths that
+        the meter is told nothing of, with all below them; `tap_bytes`: most bytes of frames that may wait for
+        it. Raises ConfigError."""
+        self._app = app
+        self._skipped = Paths(skip)
+        self._emitters = Emitters(socket, tap_bytes)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        kind = scope["type"]
+        if scope.get("path") in self._skipped:
+            await self._app(scope, receive, send)
+        elif kind == "http":
+            arrival_ns = mono_ns()
+            emitter = self._emitters.here()
+            call = None if emitter is None else _watch(emitter, scope, receive, send, arrival_ns)
+            if call is None:
+                await self._app(scope, receive, send)
+                return
+            try:
+                await self._app(scope, call.receive, call.send)
+            except BaseException as exc:
+                call.raised(exc)
+                raise
+            call.exchange.cut("returned", _FOR_NO_ANSWER)
+        elif kind == "lifespan":
+            await self._live(scope, receive, send)
+        else:
+            if kind == "websocket" and (emitter := self._emitters.here()) is not None:
+                emitter.pass_unmeasured("websocket")
+            await self._app(scope, receive, send)
+
+    async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._emitters.here()  # so that the meter knows of the app before its first request
+
+        async def last(message: Message) -> None:
+            if message.get("type") in _LAST_WORDS:
+                await self._emitters.close()
+            await send(message)
+
+        await self._app(scope, receive, last)
+
+
+def _watch(emitter: Emitter, scope: Scope, receive: Receive, send: Send, arrival_ns: int) -> "_Call | None":
+    """What stands between app and server for one request; None where our own code fails. Never raises."""
+    try:
+        method = scope["method"]
+        target = scope.get("raw_path") or quote(scope["path"], safe="/:@!$&'()*+,;=~%").encode()
+        query = scope.get("query_string")
+        version, fields = scope.get("http_version", "1.1"), scope["headers"]
+        if iter(fields) is fields:
+            raise TypeError("headers that can be read only once are the app's")
+        head = request_head(method, target + b"?" + query if query else target, version, fields)
+        is_whole = not _may_have_body(method, fields)
+    except Exception as exc:
+        emitter.failed(exc)
+        emitter.pass_unmeasured("middleware_error")
+        return None
+    exchange = AppExchange(emitter, method, head, arrival_ns)
+    if is_whole:
+        exchange.asked_whole()
+    return _Call(exchange, receive, send)
+
+
+def _may_have_body(method: str, fields: list[tuple[bytes, bytes]]) -> bool:
+    for name, value in fields:
+        if name == b"content-length":
+            return value != b"0"
+        if name == b"transfer-encoding":
+            return True
+    # From HTTP/2 on a body needs neither of the two; and what is no body after all, the app reads in no time.
+    return method not in _SELDOM_A_BODY
+
+
+class _Call:
+    """The app's `receive` and `send` for one request."""
+
+    __slots__ = ("_has_trailers", "_receive", "_send", "exchange")
+
+    def __init__(self, exchange: AppExchange, receive: Receive, send: Send) -> None:
+        self.exchange = exchange
+        self._receive = receive
+        self._send = send
+        self._has_trailers = False
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        t_ns = mono_ns()
+        exchange = self.exchange
+        if not exchange.over:
+            try:
+                if message["type"] == "http.request":
+                    if not exchange.request_over:
+                        last = not message.get("more_body", False)
+                        exchange.asked(message.get("body", b""), t_ns, last=last)
+                elif message["type"] == "http.disconnect":
+                    exchange.client_gone()
+            except Exception as exc:
+                exchange.give_up(exc)
+        return message
+
+    async def send(self, message: Message) -> None:
+        t_ns = mono_ns()
+        exchange = self.exchange
+        turns = exchange.turns
+        try:
+            await self._send(message)
+        except OSError:
+            exchange.client_gone()
+            raise
+        if not exchange.over:
+            try:
+                passed_ns = mono_ns()
+                exchange.paused(turns, passed_ns - t_ns)
+                self._sent(message, t_ns, passed_ns)
+            except Exception as exc:
+                exchange.give_up(exc)
+
+    def _sent(self, message: Message, t_ns: int, passed_ns: int) -> None:
+        exchange = self.exchange
+        kind, last = message["type"], False
+        if kind == "http.response.body":
+            body = message.get("body", b"")
+            if body:
+                exchange.said(body, t_ns)
+            last = not (message.get("more_body", False) or self._has_trailers)
+        elif kind == "http.response.start":
+            self._has_trailers = message.get("trailers", False)
+            exchange.answered(message["status"], message.get("headers", ()), t_ns)
+        elif kind == "http.response.zerocopysend":
+            # The server reads the file itself: its bytes do not come by here.
+            last = not (message.get("more_body", False) or self._has_trailers)
+        elif kind == "http.response.trailers":
+            last = not message.get("more_trailers", False)
+        elif kind == "http.response.pathsend":
+            last = not self._has_trailers
+        if last:
+            exchange.complete(t_ns, passed_ns)
+        else:
+            exchange.handed_on(passed_ns)
+
+    def raised(self, error: BaseException) -> None:
+        """The app ended by an exception."""
+        if isinstance(error, asyncio.CancelledError):
+            self.exchange.cut("was cancelled", _FOR_NO_ANSWER)
+        else:
+            self.exchange.cut(f"raised {type(error).__name__}", _FOR_NO_ANSWER)

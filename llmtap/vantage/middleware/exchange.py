@@ -1,0 +1,277 @@
+"""One exchange as the edge of an app sees it, told in the frames of a relay.
+
+The meter needs no word for it: the frames are OPEN or SENT, REQUEST_DATA, REQUEST_END, SUBMIT,
+RESPONSE_HEAD, RESPONSE_DATA, RESPONSE_END and CLOSE. Heads are written anew from the fields that the app's
+server hands over, all of them but Transfer-Encoding: bodies come here without their chunks, so no head may
+announce any. Credentials stand in them as in a relay's frames; the meter hashes them.
+
+What the points mean here. `arrival` is the call of the app, `request_end` and `submit` the last of the
+request on its way into the app, and everything after them the app's: so TTFT holds all that the app does,
+and what its own upstream takes. It has not what lies between the client and the app: the network, the
+server's parsing, the time a request waits in a socket. `added` is our own work that went before a message
+and held the app up.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from llmtap.channel.frames import Closing, FrameKind
+from llmtap.exchange.outcome import Outcome
+from llmtap.vantage.middleware.emitter import Emitter, mono_ns
+
+__all__ = ["AppExchange", "Fields", "request_head", "response_head"]
+
+Fields = Iterable[tuple[bytes, bytes]]
+
+_CODING: Final = b"transfer-encoding"
+_HOST: Final = b"host"
+_BODILESS: Final = (204, 304)
+# By name: an enum's member would be looked up in its class, and its value in the member, for every message.
+OPEN: Final = int(FrameKind.OPEN)
+SENT: Final = int(FrameKind.SENT)
+REQUEST_DATA: Final = int(FrameKind.REQUEST_DATA)
+REQUEST_END: Final = int(FrameKind.REQUEST_END)
+SUBMIT: Final = int(FrameKind.SUBMIT)
+RESPONSE_HEAD: Final = int(FrameKind.RESPONSE_HEAD)
+RESPONSE_DATA: Final = int(FrameKind.RESPONSE_DATA)
+RESPONSE_END: Final = int(FrameKind.RESPONSE_END)
+
+
+class AppExchange:
+    """An exchange on its way through an app. No method raises; an error of ours takes the exchange back.
+
+    Args:
+        method: of the request, in capitals.
+        head: the request's, by `request_head`.
+        arrival_ns: when the app was called.
+    """
+
+    __slots__ = (
+        "_bodiless", "_emitter", "_head", "_method", "_request_bytes", "_response_bytes", "_submitted",
+        "_tap", "_tapped", "arrival_ns", "begun", "over", "own_ns", "paused_ns", "request_over", "seq",
+        "status",
+    )  # fmt: skip
+
+    def __init__(self, emitter: Emitter, method: str, head: bytes, arrival_ns: int) -> None:
+        self._emitter = emitter
+        self._tap = emitter.tap
+        self._method = method
+        self._head = head
+        self._bodiless = False
+        self._request_bytes = len(head)
+        self._response_bytes = 0
+        self._submitted = False
+        self._tapped = False
+        self.arrival_ns = arrival_ns
+        self.begun = False
+        self.over = False
+        self.own_ns = 0
+        """Our own work since the last frame that told of it."""
+        self.paused_ns = 0
+        self.request_over = False
+        self.seq = 0
+        self.status: int | None = None
+        emitter.began(self, arrival_ns)
+
+    # ---------------------------------------------------------------- the request
+
+    def asked_whole(self) -> None:
+        """The request has no body: the app has all of it with the call."""
+        try:
+            self.request_over = self._submitted = True
+            self._begin(self._head, mono_ns(), SENT)
+        except Exception as exc:
+            self.give_up(exc)
+
+    def asked(self, data: bytes, t_ns: int, *, last: bool, submit_ns: int | None = None) -> None:
+        """The app is given `data` of the request's body, which the server had at `t_ns`.
+
+        `submit_ns`: when the app got it; None: it gets it as soon as this returns.
+        """
+        if self.over or self.request_over:
+            return
+        try:
+            self._request_bytes += len(data)
+            if self.begun:
+                if data:
+                    self._offer(REQUEST_DATA, t_ns, 0, data)
+                if last:
+                    self._offer(REQUEST_END, t_ns, 0)
+            elif last:
+                self._begin(self._head + data, t_ns)
+            else:
+                self._begin(self._head)
+                if data:
+                    self._offer(REQUEST_DATA, t_ns, 0, data)
+            if last:
+                self.request_over = True
+                if not self._submitted:
+                    self._submitted = True
+                    now_ns = mono_ns() if submit_ns is None else submit_ns
+                    self._offer(SUBMIT, now_ns, now_ns - t_ns)
+        except Exception as exc:
+            self.give_up(exc)
+
+    def _begin(self, data: bytes, whole_ns: int = 0, kind: int = OPEN) -> None:
+        self.begun = True
+        self.seq, self._tapped = self._tap.open(self.arrival_ns, data, whole_ns, kind)
+
+    # ---------------------------------------------------------------- the answer
+
+    def answered(self, status: int, fields: Fields, t_ns: int) -> None:
+        """The app began its answer at `t_ns`."""
+        if self.over:
+            return
+        try:
+            if not self.begun:
+                self._begin(self._head)
+            if not self._submitted:
+                # It wants no more of the request, or not yet: what it has is what it answers to.
+                self._submitted = True
+                self._offer(SUBMIT, self.arrival_ns, 0)
+            self.status = status
+            self._bodiless = self._method == "HEAD" or status < 200 or status in _BODILESS
+            head = response_head(status, fields)
+            self._response_bytes += len(head)
+            own_ns, self.own_ns = self.own_ns, 0
+            self._offer(RESPONSE_HEAD, t_ns, own_ns, head)
+        except Exception as exc:
+            self.give_up(exc)
+
+    def said(self, data: bytes, t_ns: int) -> None:
+        """The app sent `data` of its answer's body at `t_ns`."""
+        if self.over or self._bodiless:
+            return
+        try:
+            if type(data) is not bytes:
+                data = bytes(data)
+            self._response_bytes += len(data)
+            own_ns, self.own_ns = self.own_ns, 0
+            if self._tapped:
+                self._tapped = self._tap.offer(RESPONSE_DATA, self.seq, t_ns, own_ns, data)
+        except Exception as exc:
+            self.give_up(exc)
+
+    @property
+    def turns(self) -> int:
+        """To be asked before a message is handed on, for `paused`."""
+        return self._emitter.turns
+
+    def paused(self, turns: int, wait_ns: int) -> None:
+        """The server took so long for a message that was handed to it at `turns`.
+
+        It waits for a slow client where the loop turned meanwhile; where not, it was only slow, or held up.
+        A wait between two looks at the loop, of less than 10 ms, may go unseen.
+        """
+        if self._emitter.turns != turns:
+            self.paused_ns += wait_ns
+
+    def handed_on(self, passed_ns: int) -> None:
+        """The server had taken a message at `passed_ns`, and all of it has been told."""
+        self.own_ns += mono_ns() - passed_ns
+
+    # ---------------------------------------------------------------- ends
+
+    def complete(self, t_ns: int, passed_ns: int) -> None:
+        """The app sent the last of its answer at `t_ns`; the server had taken it at `passed_ns`."""
+        if self.over:
+            return
+        try:
+            self._offer(RESPONSE_END, t_ns, 0)
+            self._close(Outcome.COMPLETE, passed_ns)
+        except Exception as exc:
+            self.give_up(exc)
+
+    def client_gone(self) -> None:
+        """The client left before the answer's end."""
+        self._end(Outcome.CLIENT_CANCELLED, "the client closed the connection")
+
+    def cut(self, how: str, status: int | None = None) -> None:
+        """The app has ended, and its answer may not have: `how` completes "the app ...".
+
+        `status`: with which the server answers for an app that has not begun to.
+        """
+        if self.over:
+            return
+        if self.status is not None:
+            self._end(Outcome.TRUNCATED, f"the app {how} in the middle of its answer")
+        else:
+            self.status = status
+            self._end(Outcome.UPSTREAM_ERROR, f"the app {how} without an answer")
+
+    def leave_unmeasured(self, reason: str) -> None:
+        """It is not, or no longer, measured."""
+        if self.over:
+            return
+        try:
+            if self.begun:
+                self._emitter.drop(self.seq, reason)
+            else:
+                self._emitter.pass_unmeasured(reason)
+        except Exception as exc:
+            self._emitter.failed(exc)
+        self._finish()
+
+    def give_up(self, error: Exception) -> None:
+        """Our own code failed it."""
+        self._emitter.failed(error)
+        self.leave_unmeasured("middleware_error")
+
+    def _end(self, outcome: Outcome, error: str) -> None:
+        if self.over:
+            return
+        try:
+            if not self.begun:
+                self._begin(self._head)
+            self._close(outcome, mono_ns(), error)
+        except Exception as exc:
+            self.give_up(exc)
+
+    def _close(self, outcome: Outcome, t_ns: int, error: str | None = None) -> None:
+        if self._tapped:
+            closing = Closing(
+                outcome=outcome.value,
+                status=self.status,
+                error=error,
+                paused_ns=self.paused_ns,
+                lag_ns=self._emitter.lag.worst_since(self.arrival_ns),
+                request_bytes=self._request_bytes,
+                response_bytes=self._response_bytes,
+            )
+            self._tap.close_exchange(self.seq, t_ns, closing)
+        self._finish()
+
+    def _finish(self) -> None:
+        self.over = True
+        self._emitter.ended(self, self._request_bytes, self._response_bytes)
+
+    def _offer(self, kind: int, t_ns: int, extra_ns: int, data: bytes = b"") -> None:
+        if self._tapped:
+            self._tapped = self._tap.offer(kind, self.seq, t_ns, extra_ns, data)
+
+
+def request_head(method: str, target: bytes, version: str, fields: Fields) -> bytes:
+    """The head of a request whose body comes without chunks. `version` is `1.0`, or anything else for 1.1.
+
+    A request of HTTP/2 becomes one of 1.1, which has to have a Host.
+    """
+    is_10 = version == "1.0"
+    lines = [method.encode("latin-1"), b" ", target, b" HTTP/1.0\r\n" if is_10 else b" HTTP/1.1\r\n"]
+    has_host = is_10
+    for name, value in fields:
+        bare = name.lower()
+        if bare != _CODING:
+            lines += (name, b": ", value, b"\r\n")
+            has_host = has_host or bare == _HOST
+    lines.append(b"\r\n" if has_host else b"host:\r\n\r\n")
+    return b"".join(lines)
+
+
+def response_head(status: int, fields: Fields) -> bytes:
+    """The head of an answer whose body comes without chunks."""
+    lines = [b"HTTP/1.1 %d \r\n" % status]
+    for name, value in fields:
+        if name.lower() != _CODING:
+            lines += (name, b": ", value, b"\r\n")
+    lines.append(b"\r\n")
+    return b"".join(lines)

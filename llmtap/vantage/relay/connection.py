@@ -1,0 +1,326 @@
+"""A client's connection: request after request, answered in order.
+
+Reads heads strictly, hands bodies to the exchange that is under way, and keeps what a client sends ahead
+of its answer (pipelining) up to a bound. While an answer runs the connection stays readable: that is how
+a client's leaving is noticed at once.
+"""
+
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final
+
+from llmtap.channel.frames import Closing
+from llmtap.errors import PeerProtocolError
+from llmtap.exchange.outcome import Outcome
+from llmtap.net.stream import Stream
+from llmtap.protocol.http1 import Headers, RequestHead, header_value, parse_request_head
+from llmtap.vantage.relay.flow import QUIET_NS, Flow
+from llmtap.vantage.relay.heads import own_answer, target_of
+
+if TYPE_CHECKING:
+    from llmtap.vantage.relay.relay import Relay
+
+__all__ = ["ClientConnection"]
+
+LINGER_NS: Final = 2_000_000_000
+"""How long a client may take to read a last answer that came before it had finished sending."""
+FRESH_NS: Final = 500_000_000
+"""How long a connection without a request yet is waited for while the relay drains."""
+LINGER_BYTES: Final = 16 << 20
+REJECTED_HEAD_BYTES: Final = 4_096
+"""How much of a head that was refused the meter is shown."""
+
+
+class State(IntEnum):
+    """What the next byte from the client is."""
+
+    HEAD = 0
+    BODY = 1
+    AHEAD = 2
+    """Of a later request: the current one is complete and its answer under way."""
+    LINGER = 3
+    """Nothing we want; read so that closing does not reset the answer on its way."""
+    TUNNEL = 4
+    GONE = 5
+    """Nothing: the connection is closed. A sweep that began before may still ask."""
+
+
+HEAD, BODY, AHEAD, LINGER, TUNNEL, GONE = State
+
+
+class ClientConnection:
+    """One client's socket and where its conversation stands; the client stream's handler."""
+
+    __slots__ = (
+        "_ahead_ns", "_ahead_paused", "_arrival_ns", "_buffer", "_flow", "_lingered", "_relay", "_served",
+        "_since_ns", "_skipped", "_state", "_stream", "address", "is_11",
+    )  # fmt: skip
+
+    def __init__(self, relay: "Relay", address: bytes) -> None:
+        self._relay = relay
+        self.address = address
+        self._stream: Stream | None = None
+        self._state = HEAD
+        self._flow: Flow | None = None
+        self._buffer = b""
+        self._arrival_ns = 0  # of the first byte of the head being read
+        self._since_ns = 0  # when the present wait began
+        self._lingered = 0
+        self._ahead_paused = False
+        self._ahead_ns = 0  # of the last read of what stands in the buffer
+        self._served = False
+        self._skipped = False  # the empty line before the head that is being read
+        self.is_11 = True
+
+    def attach(self, stream: Stream, now_ns: int) -> None:
+        """The connection is open."""
+        self._stream = stream
+        self._since_ns = now_ns
+
+    # ---------------------------------------------------------------- the client stream's handler
+
+    def on_data(self, data: bytes, t_ns: int) -> None:
+        state = self._state
+        if state is HEAD:
+            if not self._buffer:
+                self._arrival_ns = t_ns
+            self._read_head(self._buffer + data if self._buffer else data, t_ns)
+        elif state is BODY:
+            assert self._flow is not None
+            rest = self._flow.request_data(data, t_ns)
+            if rest:
+                self._keep_ahead(rest, t_ns)
+        elif state is AHEAD:
+            self._keep_ahead(data, t_ns)
+        else:
+            self._lingered += len(data)
+            if self._lingered > LINGER_BYTES:
+                self._close()
+
+    def on_eof(self) -> None:
+        # A client that closes its sending side has left: no HTTP client half-closes and waits.
+        if self._flow is not None:
+            self._flow.client_gone()
+        else:
+            self._close()
+
+    def on_lost(self, error: OSError | None) -> None:
+        if self._flow is not None:
+            self._flow.client_gone()
+        self._forget()
+
+    def on_drained(self) -> None:
+        if self._flow is not None:
+            self._flow.client_drained()
+        elif self._state is LINGER and self._stream is not None:
+            self._stream.shutdown_write()
+
+    # ---------------------------------------------------------------- heads
+
+    def _read_head(self, data: bytes, t_ns: int) -> None:
+        options = self._relay.options
+        if not self._skipped:
+            # RFC 9112 2.2: one empty line before a request is ignored.
+            if data == b"\r":
+                self._buffer = data
+                return
+            if data.startswith(b"\r\n"):
+                self._skipped = True
+                data = data[2:]
+        if not data:
+            self._buffer = data
+            return
+        end = data.find(b"\r\n\r\n") + 4
+        if end < 4 or end > options.head_bytes:
+            if len(data) > options.head_bytes:
+                self._reject(431, "head_too_large", "the request head is too large", data, t_ns)
+            elif data[0] <= 0x20 or data[0] >= 0x7F:
+                self._reject(400, "malformed_request", "this is not HTTP", data, t_ns)
+            else:
+                self._buffer = data
+            return
+        raw = data[:end]
+        self._buffer = b""
+        self._skipped = False
+        try:
+            head = parse_request_head(raw)
+            if len(head.headers) > options.head_fields:
+                raise PeerProtocolError("the request head has too many fields", 431)
+            if not target_of(head):
+                raise PeerProtocolError("the request target is malformed")
+        except PeerProtocolError as exc:
+            code = "head_too_large" if exc.status == 431 else "malformed_request"
+            self._reject(exc.status, code, str(exc), raw, t_ns)
+            return
+        self.is_11 = head.version == (1, 1)
+        if head.method in (b"OPTIONS", b"TRACE") and not self._may_forward(head, raw, t_ns):
+            return
+        relay = self._relay
+        if len(relay.flows) >= options.streams:
+            fields: Headers = [(b"Retry-After", b"1")]
+            self._reject(503, "tap_overloaded", "too many requests at a time", raw, t_ns, fields)
+            return
+        assert self._stream is not None
+        kind = relay.flow_kind if self.is_11 else relay.flow_kind_10
+        flow = self._flow = kind(relay, self, self._stream)
+        self._state = BODY
+        rest = flow.start(head, data, end, self._arrival_ns, t_ns)
+        if rest:
+            self._keep_ahead(rest, t_ns)
+            if flow.over:
+                relay.loop.call_soon(self._read_ahead)  # nobody else will look at the rest
+
+    def _may_forward(self, head: RequestHead, raw: bytes, t_ns: int) -> bool:
+        """RFC 9110 7.6.2: Max-Forwards counts down on OPTIONS and TRACE; at 0 the answer is ours."""
+        value = header_value(head.headers, b"max-forwards")
+        if value is None or not value.isdigit() or len(value) > 9:
+            return True
+        left = int(value)
+        if left == 0:
+            if head.method == b"OPTIONS":
+                self._reject(200, "max_forwards", "this is as far as the request was to go", raw, t_ns)
+            else:
+                self._reject(405, "max_forwards", "TRACE is not reflected here", raw, t_ns)
+            return False
+        head.headers = [
+            (n, b"%d" % (left - 1) if n.lower() == b"max-forwards" else v) for n, v in head.headers
+        ]
+        return True
+
+    def _reject(
+        self, status: int, code: str, what: str, raw: bytes, t_ns: int, fields: Headers | None = None
+    ) -> None:
+        """Answer a request that goes no further, and close: what follows it cannot be trusted."""
+        assert self._stream is not None
+        relay = self._relay
+        self._buffer = b""
+        if status >= 400:
+            relay.refuse(code)
+        seq, tapped = relay.tap.open(self._arrival_ns, raw[:REJECTED_HEAD_BYTES])
+        answer = own_answer(status, code, what, fields or [], close=True, body=not raw.startswith(b"HEAD "))
+        try:
+            self._stream.write(answer)
+        except OSError:
+            self._close()
+        else:
+            self._linger(t_ns)
+        if tapped:
+            closing = Closing(
+                outcome=Outcome.REJECTED.value, status=status, error=what, request_bytes=len(raw)
+            )
+            relay.tap.close_exchange(seq, relay.now_ns(), closing)
+
+    # ---------------------------------------------------------------- what the flow asks for
+
+    def request_complete(self) -> None:
+        """The current request has been read to its end."""
+        self._state = AHEAD
+
+    def hand_over(self) -> bytes:
+        """The connection is a tunnel now; returns what the client sent ahead."""
+        self._state = TUNNEL
+        early, self._buffer = self._buffer, b""
+        if self._ahead_paused:
+            self._ahead_paused = False
+            assert self._stream is not None
+            self._stream.resume()
+        return early
+
+    def flow_over(self, now_ns: int, *, keep: bool, linger: bool, abort: bool) -> None:
+        """The exchange is done: read the next request, or close."""
+        self._flow = None
+        self._served = True
+        stream = self._stream
+        if stream is None or stream.closed:
+            self._forget()
+            return
+        if abort:
+            stream.abort()
+            self._forget()
+        elif not keep or (self._relay.draining and not self._buffer):
+            if linger:
+                self._linger(now_ns)
+            else:
+                self._close()
+        else:
+            self._state = HEAD
+            self._since_ns = now_ns
+            if self._ahead_paused:
+                self._ahead_paused = False
+                stream.resume()
+            if self._buffer:
+                # Not at once: a client that pipelines a thousand requests must not nest a thousand calls.
+                self._relay.loop.call_soon(self._read_ahead)
+
+    def _read_ahead(self) -> None:
+        if self._state is HEAD and self._buffer and self._stream is not None:
+            data, self._buffer = self._buffer, b""
+            self._read_head(data, self._ahead_ns)  # stamped when it was read, not when its turn came
+            if self._flow is not None:
+                self._flow.last_ns = self._relay.now_ns()
+
+    def _keep_ahead(self, data: bytes, t_ns: int) -> None:
+        if not self._buffer:
+            self._arrival_ns = t_ns
+        self._ahead_ns = t_ns
+        self._buffer += data
+        if len(self._buffer) > self._relay.options.pipelined_bytes and self._stream is not None:
+            self._ahead_paused = True
+            self._stream.pause()
+
+    # ---------------------------------------------------------------- ends
+
+    def check(self, now_ns: int) -> None:
+        """Called now and then: end what waits too long."""
+        options = self._relay.options
+        if self._flow is not None:
+            stream = self._stream
+            # Back-pressure keeps us from reading the end. (In a tunnel an end is no leaving: it may be half.)
+            if self._state is not TUNNEL and stream is not None and stream.paused and stream.peer_left():
+                self._flow.client_gone()
+                return
+            if self._stream is not None and now_ns - self._flow.last_ns > QUIET_NS:
+                self._stream.look_again()
+            self._flow.check(now_ns)
+        elif self._state is LINGER:
+            if now_ns - self._since_ns > LINGER_NS:
+                self._close()
+        elif self._state is HEAD:
+            if self._buffer:
+                if now_ns - self._arrival_ns > options.head_timeout:
+                    what = "the request head did not arrive in time"
+                    self._reject(408, "head_timeout", what, self._buffer, now_ns)
+            elif now_ns - self._since_ns > (FRESH_NS if self._relay.draining else options.keepalive_timeout):
+                self._close()
+
+    def drain(self) -> None:
+        """No more requests: close now if none is under way. One that has just come may have its first."""
+        idle = self._flow is None and self._state is HEAD and not self._buffer
+        # A request that lies in the socket already was sent in good faith: the reader will find it.
+        if idle and self._served and self._stream is not None and self._stream.is_alive():
+            self._close()
+
+    def kill(self) -> None:
+        """The time to finish is up."""
+        if self._flow is not None:
+            self._flow.cut_short()
+        self._close()
+
+    def _linger(self, now_ns: int) -> None:
+        # RFC 9112 9.6: close in stages, or the client may lose the answer to a reset.
+        assert self._stream is not None
+        self._state = LINGER
+        self._since_ns = now_ns
+        if not self._stream.pending:
+            self._stream.shutdown_write()
+        self._stream.resume()
+
+    def _close(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._state = GONE
+        self._stream = None
+        self._buffer = b""
+        self._relay.forget(self)

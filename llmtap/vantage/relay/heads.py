@@ -1,0 +1,219 @@
+"""Heads on their way through: written anew from the parsed fields, order, case and repeats kept.
+
+Only fields that RFC 9110 7.6.1 ends at this hop are left out; only what the options ask for is added.
+Framing fields are passed because the body is passed with its framing.
+"""
+
+from typing import Final
+
+from llmtap.native import compiled
+from llmtap.protocol.http1 import KEEP_ALIVE, SEEN_MAX, Headers, RequestHead, ResponseHead
+
+__all__ = ["own_answer", "request_lines", "response_lines", "target_of"]
+
+_PASS, _HOP, _HOST, _TE, _UPGRADE = range(5)
+_KINDS: Final = {
+    b"connection": _HOP, b"keep-alive": _HOP, b"proxy-connection": _HOP, b"http2-settings": _HOP,
+    b"upgrade": _UPGRADE, b"te": _TE, b"host": _HOST,
+}  # fmt: skip
+_seen: dict[bytes, int] = {}
+_write_head = None if compiled is None else compiled.write_head
+"""Writes a head whose fields pass, end here or are Host; None where Python writes all heads."""
+# A sender that lists these in Connection would have us drop what the next hop needs to read the message.
+_NEVER_HOP: Final = frozenset(
+    {
+        b"host",
+        b"content-length",
+        b"transfer-encoding",
+        b"content-type",
+        b"content-encoding",
+        b"upgrade",
+        b"te",
+    }
+)
+
+_CLOSE_END: Final = b"Connection: close\r\n\r\n"
+_PLAIN_CONNECTIONS: Final = ((), KEEP_ALIVE)
+"""Values of Connection that name no field to be left out."""
+
+_REASONS: Final = {
+    200: b"OK", 400: b"Bad Request", 405: b"Method Not Allowed", 408: b"Request Timeout",
+    431: b"Request Header Fields Too Large", 501: b"Not Implemented", 502: b"Bad Gateway",
+    503: b"Service Unavailable", 504: b"Gateway Timeout", 505: b"HTTP Version Not Supported",
+}  # fmt: skip
+
+
+def _kind_of(name: bytes) -> int:
+    """What becomes of a field; the spelling is remembered, up to a bound."""
+    kind = _KINDS.get(name.lower(), _PASS)
+    if len(_seen) < SEEN_MAX and len(name) <= 64:
+        _seen[name] = kind
+    return kind
+
+
+def _without_named(headers: Headers, connection: tuple[bytes, ...]) -> Headers:
+    """The fields less those that Connection says are for this hop only (RFC 9110 7.6.1)."""
+    named = frozenset(connection) - _NEVER_HOP
+    return [(n, v) for n, v in headers if n.lower() not in named] if named else headers
+
+
+def target_of(head: RequestHead) -> bytes:
+    """The target in origin form (or `*`), byte for byte as the client wrote its path and query."""
+    target = head.target
+    if target.startswith(b"/") or target == b"*":
+        return target
+    # RFC 9112 3.2.2: a server accepts the absolute form; where the message goes is not the client's to say.
+    scheme, _, rest = target.partition(b"://")
+    if scheme.lower() not in (b"http", b"https") or not _authority_of(target):
+        return b""  # RFC 9110 4.2.1: no host, no URI
+    slash = len(rest)
+    for mark in (b"/", b"?"):
+        at = rest.find(mark)
+        if 0 <= at < slash:
+            slash = at
+    path = rest[slash:]
+    if not path and head.method == b"OPTIONS":
+        return b"*"  # RFC 9112 3.2.4
+    return path if path.startswith(b"/") else b"/" + path
+
+
+def _authority_of(target: bytes) -> bytes:
+    """Host and port of a target in absolute form, without the user (RFC 9112 3.2)."""
+    whole = target.partition(b"://")[2].partition(b"/")[0].partition(b"?")[0]
+    return whole.rpartition(b"@")[2]
+
+
+def request_lines(
+    head: RequestHead,
+    *,
+    prefix: bytes,
+    authority: bytes | None,
+    upgrade: bool,
+    extra: list[tuple[bytes, bytes]],
+) -> bytes:
+    """The request head for the upstream. `authority` replaces Host; None keeps the client's, or sends an
+    empty one where it has none (RFC 9112 3.2).
+
+    `extra` fields are appended; X-Forwarded-For and Via fold behind what the client sent (RFC 9110 5.3).
+    """
+    if (
+        _write_head is not None
+        and not extra
+        and not upgrade
+        and head.connection in _PLAIN_CONNECTIONS
+        and head.version == (1, 1)  # these have a Host
+        and head.target.startswith(b"/")
+    ):
+        start = b"%b %b%b HTTP/1.1\r\n" % (head.method, prefix, head.target)
+        lines: bytes | None = _write_head(start, head.headers, authority, b"\r\n")
+        if lines is not None:
+            return lines
+    return _request_lines(head, prefix=prefix, authority=authority, upgrade=upgrade, extra=extra)
+
+
+def _request_lines(
+    head: RequestHead,
+    *,
+    prefix: bytes,
+    authority: bytes | None,
+    upgrade: bool,
+    extra: list[tuple[bytes, bytes]],
+) -> bytes:
+    """Write any request head; the reference of the compiled writer."""
+    target = target_of(head)
+    if authority is None and not head.target.startswith((b"/", b"*")):
+        # RFC 9112 3.2.2: with the absolute form it is the target's host that counts.
+        authority = _authority_of(head.target)
+    if prefix and target != b"*":
+        target = prefix + target
+    out = [head.method, b" ", target, b" HTTP/1.1\r\n"]
+    had_host = had_te = False
+    for name, value in _without_named(head.headers, head.connection) if head.connection else head.headers:
+        kind = _seen.get(name, -1)
+        if kind < 0:
+            kind = _kind_of(name)
+        if kind == _PASS:
+            out += (name, b": ", value, b"\r\n")
+        elif kind == _HOST:
+            had_host = True
+            out += (name, b": ", value if authority is None else authority, b"\r\n")
+        elif kind == _TE and not had_te and b"trailers" in value.lower():
+            had_te = True
+            out.append(b"Connection: TE\r\nTE: trailers\r\n")
+    if not had_host:  # an HTTP/1.0 client may leave it out, we may not
+        out.insert(4, b"Host: " + (authority or b"") + b"\r\n")
+    if upgrade and head.upgrade is not None:
+        out += (b"Connection: Upgrade\r\nUpgrade: ", head.upgrade, b"\r\n")
+    for name, value in extra:
+        out += (name, b": ", value, b"\r\n")
+    out.append(b"\r\n")
+    return b"".join(out)
+
+
+def response_lines(head: ResponseHead, *, keep_alive: bool, client_11: bool, dechunk: bool = False) -> bytes:
+    """The response head for the client; a 101 and a 426 keep their Upgrade.
+
+    `dechunk` leaves out what HTTP/1.0 does not know (RFC 9112 6.1).
+    """
+    if (
+        _write_head is not None
+        and client_11
+        and not dechunk
+        and head.connection in _PLAIN_CONNECTIONS
+        and head.status >= 200
+        and head.status not in (204, 426)
+    ):
+        start = b"HTTP/1.1 %d %b\r\n" % (head.status, head.reason)
+        lines: bytes | None = _write_head(start, head.headers, None, b"\r\n" if keep_alive else _CLOSE_END)
+        if lines is not None:
+            return lines
+    return _response_lines(head, keep_alive=keep_alive, client_11=client_11, dechunk=dechunk)
+
+
+def _response_lines(head: ResponseHead, *, keep_alive: bool, client_11: bool, dechunk: bool) -> bytes:
+    """Write any response head; the reference of the compiled writer."""
+    out = [b"HTTP/1.1 %d " % head.status, head.reason, b"\r\n"]
+    switching = head.status in (101, 426)
+    drop: tuple[bytes, ...] = (b"transfer-encoding", b"trailer") if dechunk else ()
+    if head.status == 204 or head.status < 200:
+        drop = (b"transfer-encoding", b"content-length")  # RFC 9110 8.6, RFC 9112 6.1
+    for name, value in _without_named(head.headers, head.connection) if head.connection else head.headers:
+        kind = _seen.get(name, -1)
+        if kind < 0:
+            kind = _kind_of(name)
+        if kind == _PASS:
+            if not drop or name.lower() not in drop:
+                out += (name, b": ", value, b"\r\n")
+        elif kind == _HOST or (kind == _UPGRADE and switching):
+            out += (name, b": ", value, b"\r\n")
+    if switching:
+        out.append(b"Connection: Upgrade\r\n")
+    if head.status >= 200:
+        if not keep_alive:
+            out.append(b"Connection: close\r\n")
+        elif not client_11:
+            out.append(b"Connection: keep-alive\r\n")
+    out.append(b"\r\n")
+    return b"".join(out)
+
+
+def own_answer(status: int, code: str, message: str, fields: Headers, *, close: bool, body: bool) -> bytes:
+    """An answer the relay makes itself, in the form of OpenAI's errors and marked as the tap's.
+
+    `message` is ours alone: nothing a peer sent may be in it.
+    """
+    kind = "invalid_request_error" if status < 500 else "api_error"
+    text = (
+        f'{{"error":{{"message":"llmtap: {message}","type":"{kind}","param":null,"code":"{code}"}}}}'.encode()
+    )
+    lines = [
+        b"HTTP/1.1 %d %b" % (status, _REASONS[status]),
+        b"Content-Type: application/json",
+        b"Content-Length: %d" % len(text),
+        b"X-Llmtap-Error: " + code.encode(),
+    ]
+    lines += [name + b": " + value for name, value in fields]
+    if close:
+        lines.append(b"Connection: close")
+    lines.append(b"\r\n")
+    return b"\r\n".join(lines) + (text if body else b"")

@@ -1,0 +1,147 @@
+"""After an upgrade: two connections spliced into one, both ways, with back-pressure and stamps.
+
+Each side ends by itself: its end is passed on behind all that it said, and the tunnel is over when both ends
+have been. A side with TLS cannot end by halves. Once its end has come it is soon gone, and once the other's
+end has been passed to it, nothing more is heard of it.
+"""
+
+from typing import TYPE_CHECKING
+
+from llmtap.channel.frames import FrameKind
+from llmtap.exchange.outcome import Outcome
+from llmtap.net.stream import Stream
+
+if TYPE_CHECKING:
+    from llmtap.vantage.relay.flow import Flow
+
+__all__ = ["Tunnel"]
+
+
+class _Direction:
+    """Bytes from one stream to the other; the handler of the one they come from."""
+
+    __slots__ = ("_kind", "_tunnel", "ended", "passed", "sink", "source")
+
+    def __init__(self, tunnel: "Tunnel", kind: int, source: Stream, sink: Stream) -> None:
+        self._tunnel = tunnel
+        self._kind = kind
+        self.source = source
+        self.sink = sink
+        self.ended = False
+        """The source has said all."""
+        self.passed = False
+        """The sink has got all of it, and the end."""
+
+    def on_data(self, data: bytes, t_ns: int) -> None:
+        try:
+            sent = self.sink.write(data)
+        except OSError as exc:
+            self._tunnel.not_taken(self, exc)
+            return
+        self._tunnel.flow.tunnelled(self._kind, data, t_ns)
+        if not sent:
+            self.source.pause()
+
+    def on_eof(self) -> None:
+        self.ended = True
+        if not self.sink.pending:
+            self.pass_end()  # or it follows when the sink has taken the rest
+
+    def pass_end(self) -> None:
+        """The sink has got all that the source said: tell it so."""
+        self.sink.shutdown_write()
+        self.passed = True
+        self._tunnel.end_passed(self)
+
+    def sink_drained(self) -> None:
+        """The sink has taken what it had not taken at once."""
+        if self.ended:
+            self.pass_end()
+        else:
+            self.source.resume()
+
+    def on_lost(self, error: OSError | None) -> None:
+        self._tunnel.lost(self, error)
+
+    def on_drained(self) -> None:
+        # This stream is the sink of the other direction.
+        self._tunnel.other(self).sink_drained()
+
+
+class Tunnel:
+    """Two streams, each other's sink."""
+
+    def __init__(self, flow: "Flow", client: Stream, upstream: Stream) -> None:
+        self.flow = flow
+        self._client = client
+        self._upstream = upstream
+        self._outcome = Outcome.COMPLETE
+        self._error: str | None = None
+        self.up = _Direction(self, int(FrameKind.TUNNEL_UP), client, upstream)
+        self.down = _Direction(self, int(FrameKind.TUNNEL_DOWN), upstream, client)
+        client.handler = self.up
+        upstream.handler = self.down
+
+    def other(self, direction: _Direction) -> _Direction:
+        """The opposite direction."""
+        return self.down if direction is self.up else self.up
+
+    def end_passed(self, direction: _Direction) -> None:
+        """One direction is over in order; the tunnel is when both are."""
+        other = self.other(direction)
+        if direction.sink.closed and not other.ended:
+            other.on_eof()  # TLS: the sink is closed both ways, and will not say that it has ended
+        elif other.passed:
+            self._end()
+
+    def not_taken(self, direction: _Direction, error: OSError) -> None:
+        """What was said could not be written.
+
+        An upstream that has said all and left breaks nothing. What is still said to it is lost, and the
+        client's end awaited: closing on a client that speaks could cost it what it has yet to read.
+        """
+        if direction is self.down or not self.down.ended:
+            self._broken(self.other(direction), error)
+
+    def lost(self, direction: _Direction, error: OSError | None) -> None:
+        """The side that `direction` comes from is gone."""
+        if not direction.ended or (error is not None and direction is self.up):
+            self._broken(direction, error)
+            return
+        other = self.other(direction)
+        if not other.ended:
+            direction.sink.resume()  # it may have been waiting for this side to take more
+        elif not other.passed:
+            other.pass_end()
+
+    def _broken(self, direction: _Direction, error: OSError | None) -> None:
+        """The side that `direction` comes from is gone too early: so is the other."""
+        by_client = direction is self.up
+        who = "client" if by_client else "upstream"
+        if self._outcome is Outcome.COMPLETE:  # the first break counts
+            self._outcome = Outcome.CLIENT_CANCELLED if by_client else Outcome.UPSTREAM_RESET
+            self._error = f"the {who} broke the tunnel ({type(error).__name__ if error else 'closed'})"
+        if not by_client and self._client.pending:
+            # What came before the break is the client's to take.
+            self._upstream.close()
+            self.down.ended = self.up.ended = self.up.passed = True
+        else:
+            self._end()
+
+    def silent(self) -> None:
+        """No byte has moved for `relay.idle_timeout`: end it."""
+        if self.down.ended:
+            pass  # the client has got all, and does not close
+        elif self.up.ended or self._upstream.pending:
+            self._outcome = Outcome.UPSTREAM_TIMEOUT
+            self._error = "the upstream was silent for too long"
+        else:
+            # Nobody knows whose turn it was, so neither is to blame: as when the tap is stopped.
+            self._outcome = Outcome.TRUNCATED
+            self._error = "both sides of the tunnel were silent for too long"
+        self._end()
+
+    def _end(self) -> None:
+        self._client.close()
+        self._upstream.close()
+        self.flow.tunnel_over(self._outcome, self._error)

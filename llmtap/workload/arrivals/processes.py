@@ -1,0 +1,324 @@
+"""Arrival processes: what a seed is made into offsets by.
+
+Gaps are drawn as floats, and what a gap has beyond whole ns is carried to the next, so that an offset is the
+sum of its gaps, rounded down once. Constant gaps are not summed at all: row k is at k / rate, worked out in
+fractions. Rates that change are followed by inversion: see `intensity.py`.
+
+All raise ValueError for values that make no endless stream; it names the field.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import count
+from math import log, sqrt
+from random import Random
+from typing import Final, Protocol
+
+from llmtap.units import NS_PER_S
+from llmtap.workload.arrivals.intensity import Intensity, Slope, Wave, evenly
+
+__all__ = ["Diurnal", "Gamma", "OnOff", "Poisson", "Process", "Ramp", "Steps", "Uniform"]
+
+_RATE_MIN: Final = 1e-6
+"""Requests per second: one in eleven days."""
+_RATE_MAX: Final = 1e9
+"""One a ns is as fine as offsets are."""
+_STAY_NS: Final = 3_600 * NS_PER_S
+"""A rate that stays is repeated in pieces of an hour, so that positions in them keep their digits."""
+_LENGTH_NS_MAX: Final = 1_000 * 86_400 * NS_PER_S
+"""Of a phase: longer than any run."""
+_UNITS: Final = {
+    "h": 3_600 * NS_PER_S, "m": 60 * NS_PER_S, "s": NS_PER_S, "ms": 1_000_000, "us": 1_000, "ns": 1,
+}  # fmt: skip
+
+
+class Process(Protocol):
+    """An arrival process, without its seed."""
+
+    @property
+    def rate_rps(self) -> float | None:
+        """The mean of the whole; None where the process names its rates itself."""
+        ...
+
+    def text(self) -> str:
+        """As `parse_arrivals` takes it."""
+        ...
+
+    def offsets(self, random: Random) -> Iterator[int]:
+        """Offsets in ns, never decreasing; endless."""
+        ...
+
+
+# ---------------------------------------------------------------- gaps of one kind
+
+
+@dataclass(frozen=True, slots=True)
+class Poisson:
+    """Exponential gaps."""
+
+    rate_rps: float
+
+    def __post_init__(self) -> None:
+        _check_rate("rate", self.rate_rps)
+
+    def text(self) -> str:
+        return "poisson"
+
+    def offsets(self, random: Random) -> Iterator[int]:
+        return _summed(_exponential(random), NS_PER_S / self.rate_rps)
+
+
+@dataclass(frozen=True, slots=True)
+class Gamma:
+    """Gamma gaps of shape `burstiness`.
+
+    Where burstiness is low, many gaps are shorter than a ns, and come as ties.
+
+    Source: seed 002; `vllm bench serve` draws from shape burstiness and scale 1 / (rate burstiness).
+    """
+
+    rate_rps: float
+    burstiness: float
+
+    def __post_init__(self) -> None:
+        _check_rate("rate", self.rate_rps)
+        _check("burstiness", self.burstiness, 1e-6, 1e6)
+
+    @classmethod
+    def by_cv(cls, rate_rps: float, cv: float) -> "Gamma":
+        """By the gaps' coefficient of variation, their deviation / mean: shape = 1 / cv^2."""
+        _check("cv", cv, 1e-3, 1e3)
+        return cls(rate_rps, cv**-2)
+
+    @property
+    def cv(self) -> float:
+        return 1 / sqrt(self.burstiness)
+
+    def text(self) -> str:
+        return f"gamma:burstiness={_plain(self.burstiness)}"
+
+    def offsets(self, random: Random) -> Iterator[int]:
+        shape = self.burstiness
+        return _summed((random.gammavariate(shape, 1 / shape) for _ in count()), NS_PER_S / self.rate_rps)
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    """Constant gaps: row k at k / rate, to the nearest ns."""
+
+    rate_rps: float
+
+    def __post_init__(self) -> None:
+        _check_rate("rate", self.rate_rps)
+
+    def text(self) -> str:
+        return "uniform"
+
+    def offsets(self, random: Random) -> Iterator[int]:
+        gap = NS_PER_S / Fraction(self.rate_rps)
+        n, d = gap.numerator, gap.denominator
+        return ((2 * k * n + d) // (2 * d) for k in count())
+
+
+def _exponential(random: Random) -> Iterator[float]:
+    """Of mean 1."""
+    draw = random.random
+    while True:
+        yield -log(1.0 - draw())
+
+
+def _summed(gaps: Iterator[float], mean_ns: float) -> Iterator[int]:
+    """Running sum of gaps given in means, rounded down."""
+    at_ns, carry = 0, 0.0
+    for gap in gaps:
+        exact = gap * mean_ns + carry
+        whole = int(exact)
+        carry = exact - whole
+        at_ns += whole
+        yield at_ns
+
+
+# ---------------------------------------------------------------- rates that change
+
+
+def _following(intensity: Intensity, even: bool, random: Random) -> Iterator[int]:
+    """At random (an inhomogeneous Poisson stream), or as evenly as the rate allows."""
+    return intensity.moments(evenly() if even else _exponential(random))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnOff:
+    """Bursts: for `on_ns` a high rate, for `off_ns` a low one, and again.
+
+    `rate_rps` is the mean of a cycle, `idle_rps` the rate while off; the rate while on follows from them.
+    """
+
+    rate_rps: float
+    on_ns: int
+    off_ns: int
+    idle_rps: float = 0.0
+    even: bool = False
+
+    def __post_init__(self) -> None:
+        _check_rate("rate", self.rate_rps)
+        _check_length("on", self.on_ns)
+        _check_length("off", self.off_ns)
+        _check("idle", self.idle_rps, 0.0, _RATE_MAX)
+        if self.idle_rps > self.rate_rps:
+            raise ValueError(f"idle: {self.idle_rps:g} is above the mean rate of {self.rate_rps:g}")
+
+    @classmethod
+    def by_rates(
+        cls, on_rps: float, off_rps: float, *, on_ns: int, off_ns: int, even: bool = False
+    ) -> "OnOff":
+        """By the rates of the two halves."""
+        mean_rps = (on_rps * on_ns + off_rps * off_ns) / max(1, on_ns + off_ns)
+        return cls(rate_rps=mean_rps, on_ns=on_ns, off_ns=off_ns, idle_rps=off_rps, even=even)
+
+    @property
+    def on_rps(self) -> float:
+        return (self.rate_rps * (self.on_ns + self.off_ns) - self.idle_rps * self.off_ns) / self.on_ns
+
+    def text(self) -> str:
+        idle = (f"idle={_plain(self.idle_rps)}",) if self.idle_rps else ()
+        return _text(
+            "onoff", self.even, f"on={_duration(self.on_ns)}", f"off={_duration(self.off_ns)}", *idle
+        )
+
+    def intensity(self) -> Intensity:
+        on = Slope(self.on_ns, self.on_rps, self.on_rps)
+        return Intensity((), (on, Slope(self.off_ns, self.idle_rps, self.idle_rps)))
+
+    def offsets(self, random: Random) -> Iterator[int]:
+        return _following(self.intensity(), self.even, random)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ramp:
+    """A rate that goes in a straight line from one to the other, and stays there."""
+
+    from_rps: float
+    to_rps: float
+    over_ns: int
+    even: bool = False
+
+    def __post_init__(self) -> None:
+        _check("from", self.from_rps, 0.0, _RATE_MAX)
+        _check_rate("to", self.to_rps)
+        _check_length("over", self.over_ns)
+
+    @property
+    def rate_rps(self) -> None:
+        return None
+
+    def text(self) -> str:
+        return _text(
+            "ramp",
+            self.even,
+            f"from={_plain(self.from_rps)}",
+            f"to={_plain(self.to_rps)}",
+            f"over={_duration(self.over_ns)}",
+        )
+
+    def intensity(self) -> Intensity:
+        stay = Slope(_STAY_NS, self.to_rps, self.to_rps)
+        return Intensity((Slope(self.over_ns, self.from_rps, self.to_rps),), (stay,))
+
+    def offsets(self, random: Random) -> Iterator[int]:
+        return _following(self.intensity(), self.even, random)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """One rate after the other, each for its time; the last one stays."""
+
+    steps: tuple[tuple[float, int], ...]
+    """Rate, and for how many ns."""
+    even: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.steps:
+            raise ValueError("no step is given")
+        for i, (rate_rps, length_ns) in enumerate(self.steps, 1):
+            _check(f"step {i}", rate_rps, 0.0, _RATE_MAX)
+            _check_length(f"step {i}", length_ns)
+        _check_rate("last step", self.steps[-1][0])
+
+    @property
+    def rate_rps(self) -> None:
+        return None
+
+    def text(self) -> str:
+        return _text(
+            "steps", self.even, *(f"{_plain(rate)}x{_duration(length_ns)}" for rate, length_ns in self.steps)
+        )
+
+    def intensity(self) -> Intensity:
+        last_rps = self.steps[-1][0]
+        lead = tuple(Slope(length_ns, rate, rate) for rate, length_ns in self.steps)
+        return Intensity(lead, (Slope(_STAY_NS, last_rps, last_rps),))
+
+    def offsets(self, random: Random) -> Iterator[int]:
+        return _following(self.intensity(), self.even, random)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diurnal:
+    """A sinusoid around `rate_rps`, rising at first, by `amplitude` (a share of the mean) at most."""
+
+    rate_rps: float
+    amplitude: float
+    period_ns: int
+    even: bool = False
+
+    def __post_init__(self) -> None:
+        _check_rate("rate", self.rate_rps)
+        _check("amplitude", self.amplitude, 0.0, 1.0)
+        _check_length("period", self.period_ns)
+
+    def text(self) -> str:
+        return _text(
+            "diurnal", self.even, f"amplitude={_plain(self.amplitude)}", f"period={_duration(self.period_ns)}"
+        )
+
+    def intensity(self) -> Intensity:
+        return Intensity((), (Wave(self.period_ns, self.rate_rps, self.amplitude),))
+
+    def offsets(self, random: Random) -> Iterator[int]:
+        return _following(self.intensity(), self.even, random)
+
+
+# ---------------------------------------------------------------- saying and checking
+
+
+def _text(name: str, even: bool, *fields: str) -> str:
+    return f"{name}:" + ",".join((*fields, *(("spacing=even",) if even else ())))
+
+
+def _plain(value: float) -> str:
+    """All its digits, and no more."""
+    return repr(value).removesuffix(".0")
+
+
+def _duration(ns: int) -> str:
+    """Exactly, in the largest unit of which it is a whole number."""
+    unit, per = next((unit, per) for unit, per in _UNITS.items() if ns % per == 0)
+    return f"{ns // per}{unit}"
+
+
+def _check_rate(name: str, rate_rps: float) -> None:
+    if not _RATE_MIN <= rate_rps <= _RATE_MAX:
+        raise ValueError(
+            f"{name}: expected requests per second from {_RATE_MIN:g} to {_RATE_MAX:g}, got {rate_rps:g}"
+        )
+
+
+def _check_length(name: str, length_ns: int) -> None:
+    if not 0 < length_ns <= _LENGTH_NS_MAX:
+        raise ValueError(f"{name}: expected a time above 0, at most 1,000 days")
+
+
+def _check(name: str, value: float, least: float, most: float) -> None:
+    if not least <= value <= most:
+        raise ValueError(f"{name}: expected a number from {least:g} to {most:g}, got {value:g}")

@@ -1,0 +1,1 @@
+"""Prompts of exact token lengths."""

@@ -1,0 +1,163 @@
+"""Messages of words: any number of tokens, and no two begin alike.
+
+`words.say` has some hundred places to begin at, so that of many texts some would be the same from their first
+token on, and a prefix cache would find what nobody meant to share. So each text opens with a sentence that is
+its key's alone. Of one key, the shorter text is what the longer one begins with.
+
+All counts are by the project's tokenizer (`words.count_tokens`).
+"""
+
+import functools
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from llmtap.errors import ConfigError
+from llmtap.workload.prompts.words import VOCABULARY, count_tokens, cut, say, token_ids
+
+__all__ = ["QUESTION", "WORDS", "Document", "FileText", "Words", "Writer", "fitted_text", "prose"]
+
+WORDS: Final = tuple(
+    word[1:] for word in VOCABULARY if len(word) > 2 and word[0] == "Ġ" and word[1:].islower()
+)
+"""Common words, of one token each, with a space before them or without."""
+_OPENING: Final = 8
+"""Tokens of the sentence that tells texts apart: seven words out of some hundred, and a full stop."""
+_FILLER: Final = "."
+"""A token wherever it stands, however often."""
+
+QUESTION: Final = (
+    "\n\nQuestion: what does the text above say about the river, the house on the hill, and the people who"
+    " came there before the winter? Tell it in your own words, from the first page to the last, and show"
+    " which lines of the text you took it from. Name each place only once, in the order in which they were"
+    " found, and say so where the text does not tell what you want to know at all."
+)
+"""The fixed question of seed 000, A.5: 100 tokens."""
+
+
+class Writer(Protocol):
+    """Writes messages of exactly as many tokens as wanted."""
+
+    def text(self, tokens: int, key: str, topic: str) -> str:
+        """So many tokens, always the same for a key; messages of one topic have in common what there is."""
+        ...
+
+    def describe(self) -> Mapping[str, Any]:
+        """Domain and language (seed 000, 4.3.1)."""
+        ...
+
+
+def prose(tokens: int, key: str) -> str:
+    """A text of so many tokens that begins like no other key's."""
+    opening = _opening(key)
+    if tokens <= len(opening):
+        return "".join(opening[:tokens])
+    said = say(tokens - len(opening), key)
+    return "".join(opening) + " " + "".join(said)
+
+
+def _opening(key: str) -> list[str]:
+    first, *others = random.Random(key).choices(WORDS, k=_OPENING - 1)
+    return [first.capitalize(), *(" " + word for word in others), "."]
+
+
+def fitted_text(text: str, tokens: int, filler: str = _FILLER, more: str = "") -> str:
+    """A text cut to so many tokens, or made so long: whole pieces of it, then of `more`, then the filler.
+
+    A text that has just so many comes back as it is.
+    """
+    if more and count_tokens(text) == tokens:
+        return text  # whose last piece may be another one with more behind it
+    kept: list[str] = []
+    left = tokens
+    for piece in cut(text + more):
+        n = _tokens_of(piece)
+        if n > left:
+            break
+        kept.append(piece)
+        left -= n
+    # The filler would become one piece with a space before it.
+    while left and kept and kept[-1].isspace():
+        left += _tokens_of(kept.pop())
+    return "".join(kept) + filler * left
+
+
+@functools.lru_cache(1 << 15)
+def _tokens_of(piece: str) -> int:
+    return len(token_ids(piece))
+
+
+class Words:
+    """Sentences of common English words, without meaning."""
+
+    def text(self, tokens: int, key: str, topic: str) -> str:
+        return prose(tokens, key)
+
+    def describe(self) -> Mapping[str, Any]:
+        return {"kind": "words", "domain": "general", "language": "English words without meaning"}
+
+
+class Document:
+    """[document][question]: words, and at their end the same question of 100 tokens (seed 000, A.5)."""
+
+    def text(self, tokens: int, key: str, topic: str) -> str:
+        """At least the question's tokens and one more, or only the question's beginning."""
+        document = tokens - _question_tokens()
+        if document < 1:
+            return fitted_text(QUESTION.lstrip(), tokens)
+        return prose(document, key) + QUESTION
+
+    def describe(self) -> Mapping[str, Any]:
+        return {
+            "kind": "document",
+            "domain": "document and question", "language": "English words without meaning",
+            "structure": "[document][question]", "question_tokens": _question_tokens(),
+        }  # fmt: skip
+
+
+@functools.cache
+def _question_tokens() -> int:
+    return count_tokens(QUESTION)
+
+
+class FileText:
+    """Stretches of a text file, which begin at a line of the key's choice, after an opening of its own."""
+
+    def __init__(self, path: Path, place: str) -> None:
+        """Raises ConfigError with `place` where the file cannot be read or has no text."""
+        import hashlib
+
+        try:
+            data = path.read_bytes()
+            text = data.decode()
+        except OSError as exc:
+            raise ConfigError(place, f"{path} cannot be read: {exc.strerror}") from None
+        except UnicodeDecodeError as exc:
+            raise ConfigError(place, f"{path} is not UTF-8: byte {exc.start}") from None
+        self._lines = [line for line in text.splitlines(keepends=True) if line.strip()]
+        if not self._lines:
+            raise ConfigError(place, f"{path} has no text")
+        self._name = path.name
+        self._sha256 = hashlib.sha256(data).hexdigest()
+
+    def text(self, tokens: int, key: str, topic: str) -> str:
+        lines = self._lines
+        start = random.Random(f"line/{key}").randrange(len(lines))
+        parts = ["".join(_opening(key)), "\n"]
+        have = _OPENING
+        while have < tokens:
+            # A piece never spans the end of a line and the beginning of the next one that has a letter, so
+            # that this is off by some white space at most: what is too much is cut.
+            stretch = "".join(lines[start : start + 64])
+            parts.append(stretch)
+            have += count_tokens(stretch)
+            start = (start + 64) % len(lines) if start + 64 < len(lines) else 0
+        return fitted_text("".join(parts), tokens)
+
+    def describe(self) -> Mapping[str, Any]:
+        return {
+            "kind": "file", "file": self._name, "sha256": self._sha256, "lines": len(self._lines),
+            "preprocessing": "empty lines left out; a message is a stretch from a line of the seed's choice,"
+            " after an opening sentence of its own",
+        }  # fmt: skip

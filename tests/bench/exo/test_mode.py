@@ -1,0 +1,187 @@
+"""The exo benchmark against the simulated engine: what it finds is what the server's own truth says."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmtap.bench.exo.mode import ExoBench, ExoOptions, Grid
+from llmtap.bench.exo.prompts import Prompts
+from llmtap.bench.exo.result import ExoResult, rows_of
+from llmtap.errors import ConfigError
+from llmtap.sim.server.options import EngineOptions, SimOptions, load_engine
+from llmtap.units import Duration
+from llmtap.workload.prompts.counter import load_counter
+from tests.bench.support import Silent
+from tests.support.busy_machine import measures
+from tests.support.exo import LIMIT_S, bench
+from tests.support.model_folder import model_folder
+from tests.support.nvml import FakeGpu, FakeNvml
+from tests.support.peer import play
+from tests.support.sim_engine import engine
+
+MS = 1_000_000
+S = 1_000 * MS
+
+
+@pytest.mark.parametrize(
+    ("grid", "place"),
+    [
+        (Grid(pp=[], tg=[8]), "--pp"),
+        (Grid(pp=[64], tg=[]), "--tg"),
+        (Grid(pp=[0], tg=[8]), "--pp"),
+        (Grid(pp=[64], tg=[8], concurrency=[0]), "--concurrency"),
+        (Grid(pp=[64], tg=[8], concurrency=[1_001]), "--concurrency"),
+        (Grid(pp=[64], tg=[8, 1]), "--tg"),
+    ],
+)
+def test_a_grid_that_cannot_be_measured_is_refused(grid: Grid, place: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        grid.check()
+    assert caught.value.place == place
+
+
+def test_one_token_is_refused_with_the_reason() -> None:
+    with pytest.raises(ConfigError, match="from the first token to the last"):
+        Grid(pp=[64], tg=[1]).check()
+
+
+def test_the_grid_goes_pp_by_pp() -> None:
+    cells = Grid(pp=[8, 4], tg=[2, 3], concurrency=[1, 5]).cells()
+    assert [(c.pp, c.tg, c.concurrency) for c in cells] == [
+        (8, 2, 1), (8, 2, 5), (8, 3, 1), (8, 3, 5), (4, 2, 1), (4, 2, 5), (4, 3, 1), (4, 3, 5),
+    ]  # fmt: skip
+
+
+def cached() -> EngineOptions | None:
+    """An engine with a prefix cache of blocks of 16 tokens."""
+    return load_engine("continuous_batching", {}, serving={"prefix_cache": "true"}, readings={})
+
+
+@measures
+def test_rates_are_those_of_the_server_s_truth() -> None:
+    async def measured() -> tuple[ExoResult, list[dict[str, Any]]]:
+        async with engine(SimOptions(ttft=Duration(80 * MS), itl=Duration(8 * MS))) as e:
+            result = await bench(
+                e.url,
+                Grid(pp=[40], tg=[24], concurrency=[1, 3], repeat=2, warmup=1),
+                nvml=FakeNvml(FakeGpu(used=3 << 30)),
+            )
+            return result, await e.truths()
+
+    result, truths = play(measured(), LIMIT_S)
+    runs = result.runs
+    assert len(truths) == 1 + (1 + 3) * 2, "the warm-up's, and a batch for each point and repeat"
+    assert len(runs) == len(truths) - 1
+    assert [(r.concurrency, r.repeat_index, r.concurrent_index) for r in runs] == [
+        (n, repeat, index) for n in (1, 3) for repeat in (0, 1) for index in range(n)
+    ]
+    for one in runs:
+        assert one.outcome == "complete" and one.error is None
+        assert (one.pp_tokens, one.stats.prompt_tokens, one.stats.generation_tokens) == (40, 40, one.tg)
+        assert one.eos_banned and one.finish_reason == "length"
+        assert one.timing == "client" and one.timing_source == "stamps by kernel"
+        assert one.prefix_cache_hit is None, "a server without a cache"
+        assert one.output_text_preview
+        assert one.stats.peak_memory_usage == {"inBytes": 3 << 30}
+        assert one.batch.energy is not None and one.batch.energy.average_power_w == pytest.approx(300.0)
+        # By the formulas, from what stands beside.
+        assert one.ttft_s is not None and one.stats.prompt_tps == pytest.approx(40 / one.ttft_s)
+        assert one.elapsed_s is not None and one.batch.wall_s is not None
+        assert one.elapsed_s <= one.batch.wall_s
+    by_repeat = [[r for r in runs if (r.concurrency, r.repeat_index) == (3, i)] for i in (0, 1)]
+    for together in by_repeat:
+        rates = [r.stats.generation_tps for r in together]
+        told = together[0].batch
+        assert all(r.batch == told for r in together)
+        assert told.per_req_tps == max(rate for rate in rates if rate is not None)
+        assert told.agg_gen_tps == pytest.approx(3 * told.per_req_tps)
+        assert told.wall_s is not None and told.wall_gen_tps == pytest.approx(72 / told.wall_s)
+    # The server's own account of the last batch: what it wrote is what we stamped, as far as we get to run.
+    planted = sorted(23 / ((ns[-1] - ns[0]) / S) for ns in (truth["sent_ns"][0] for truth in truths[-3:]))
+    seen = sorted(r.stats.generation_tps or 0 for r in by_repeat[1])
+    assert seen[1] == pytest.approx(planted[1], rel=0.25)
+    assert json.loads(result.to_json()).keys() == {"runs", "cluster", "system_metrics"}
+
+
+def test_without_the_cache_every_prompt_is_computed() -> None:
+    async def measured() -> ExoResult:
+        async with engine(behind=cached()) as e:
+            return await bench(e.url, Grid(pp=[64], tg=[4], concurrency=[1, 2], repeat=2))
+
+    result = play(measured(), LIMIT_S)
+    assert {r.prefix_cache_hit for r in result.runs} == {"none"}
+    assert not any(r.prompt_tps_stored for r in result.runs)
+    assert any("words of its own" in note for note in result.cluster["bench"]["notes"])
+    assert (result.cluster["server"], result.cluster["owned_by"]) == ("vllm", "llmtap")
+    assert any(
+        "simulated engine, which knows the fields of vllm" in note
+        for note in result.cluster["bench"]["notes"]
+    )
+
+
+def test_with_the_cache_hits_are_told_and_their_rates_kept() -> None:
+    async def measured() -> ExoResult:
+        async with engine(behind=cached()) as e:
+            return await bench(e.url, Grid(pp=[64, 160], tg=[4], repeat=2, use_prefix_cache=True))
+
+    cold, again, longer, long_again = play(measured(), LIMIT_S).runs
+    assert (cold.prefix_cache_hit, cold.cached_tokens, cold.prompt_tps_stored) == ("none", 0, False)
+    assert (again.prefix_cache_hit, again.prompt_tps_stored) == ("exact", True)
+    assert again.stats.prompt_tps == cold.stats.prompt_tps
+    assert (longer.prefix_cache_hit, longer.cached_tokens) == ("partial", 64)
+    assert longer.ttft_s is not None and longer.stats.prompt_tps == pytest.approx((160 - 64) / longer.ttft_s)
+    assert (long_again.prefix_cache_hit, long_again.stats.prompt_tps) == ("exact", longer.stats.prompt_tps)
+
+
+def test_a_prompt_shorter_than_the_template_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
+    folder = str(model_folder(tmp_path / "m"))
+
+    async def refused() -> tuple[ConfigError, int]:
+        async with engine() as e:
+            with pytest.raises(ConfigError) as caught:
+                await bench(e.url, Grid(pp=[4_000, 3], tg=[4]), tokenizer=folder)
+            return caught.value, len(await e.truths())
+
+    error, sent = play(refused(), LIMIT_S)
+    counter = load_counter(folder, chat=True, place="")
+    smallest = Prompts(counter, alike=False, seed=0).smallest()
+    assert (error.place, error.hint, sent) == ("--pp", f"the smallest possible is {smallest}", 0)
+    assert error.problem.startswith("3 is too small")
+
+
+def test_answers_that_fail_are_runs_without_rates() -> None:
+    async def measured() -> ExoResult:
+        async with engine(SimOptions(ttft=Duration(0), itl=Duration(0))) as e:
+            options: dict[str, Any] = {"headers": [("x-sim-fault", "reset"), ("x-sim-fault-after", "3")]}
+            return await bench(e.url, Grid(pp=[16], tg=[8], concurrency=[2]), **options)
+
+    result = play(measured(), LIMIT_S)
+    for one in result.runs:
+        assert one.outcome == "upstream_reset" and one.error
+        assert one.stats.generation_tps is None
+        assert one.batch.agg_gen_tps is one.batch.wall_s is None
+    assert rows_of(result.runs)[0].failed == 2
+    assert result.runs[0].batch.findings, "a run that failed is not to be believed"
+
+
+def test_it_stops_between_batches_and_tells_what_it_has() -> None:
+    class Stopping(Silent):
+        bench: ExoBench
+
+        def step(self, name: str, said: str) -> None:
+            super().step(name, said)
+            if len(self.steps) == 3:
+                self.bench.stop()
+
+    async def measured() -> ExoResult:
+        async with engine() as e:
+            watcher = Stopping()
+            options = ExoOptions(target=e.url, metrics="none")
+            watcher.bench = one = ExoBench(options, Grid(pp=[16], tg=[4], repeat=9), watcher)
+            return await one.run()
+
+    result = play(measured(), LIMIT_S)
+    assert [r.repeat_index for r in result.runs] == [0, 1]
+    assert result.cluster["bench"]["stopped"] is True

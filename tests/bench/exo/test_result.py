@@ -1,0 +1,145 @@
+"""Rates and batches of the exo benchmark, by hand: every figure here was worked out on paper."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from llmtap.bench.exo.result import (
+    Batch,
+    Run,
+    Stats,
+    batch_of,
+    generation_tps,
+    prefill_tps,
+    prefix_hit,
+    rows_of,
+    timing_of,
+)
+from llmtap.exchange.exchange import Exchange, Tokens
+from llmtap.exchange.outcome import Outcome, TokenSource
+from tests.support.exchanges import streamed
+
+MS = 1_000_000
+S = 1_000 * MS
+
+
+def test_generation_counts_the_gaps_between_tokens() -> None:
+    assert generation_tps(129, 2.56) == 50.0
+    assert generation_tps(2, 0.02) == 50.0
+    assert generation_tps(1, 2.0) is None, "one token has no gap"
+    assert generation_tps(None, 2.0) is generation_tps(5, None) is generation_tps(5, 0.0) is None
+
+
+def test_prefill_counts_the_tokens_that_were_computed() -> None:
+    assert prefill_tps(512, None, 0.128) == prefill_tps(512, 0, 0.128) == 4_000.0
+    assert prefill_tps(512, 448, 0.016) == 4_000.0
+    assert prefill_tps(512, 512, 0.016) is None, "nothing was computed"
+    assert prefill_tps(None, 0, 1.0) is prefill_tps(512, 0, None) is None
+
+
+@pytest.mark.parametrize(
+    ("prompt", "cached", "known", "hit"),
+    [
+        (512, None, True, None),
+        (512, 0, True, "none"),
+        (512, 496, True, "exact"),  # all but the block with the last token
+        (512, 495, True, "partial"),
+        (512, 511, True, "exact"),
+        (520, 512, False, "partial"),  # another prompt's beginning, however much of this one it is
+        (512, 512, False, "exact"),
+        (None, 5, True, None),
+    ],
+)
+def test_how_much_was_cached(prompt: int | None, cached: int | None, known: bool, hit: str | None) -> None:
+    assert prefix_hit(prompt, cached, known=known) == hit
+
+
+def told(*entries: tuple[str, float], stream: bool = True) -> Exchange:
+    timing = [{"name": name, "ms": ms, "where": "timings"} for name, ms in entries]
+    return streamed(words=5, gap_ms=20, server_timing=timing or None, stream=stream)
+
+
+def test_the_server_s_times_go_before_ours() -> None:
+    found = timing_of(told(("prefill", 50.0), ("decode", 200.0)))
+    assert (found.by, found.prefill_s, found.decode_s, found.source) == ("server", 0.05, 0.2, "timings")
+    found = timing_of(told(("queue", 7.0), ("ttft_from_schedule", 50.0), ("decode", 200.0)))
+    assert (found.by, found.prefill_s) == ("server", 0.05)
+
+
+@pytest.mark.parametrize("entries", [(), (("prefill", 50.0),), (("decode", 200.0),)])
+def test_a_server_that_does_not_tell_both_is_measured_by_our_stamps(entries: Any) -> None:
+    found = timing_of(told(*entries))
+    # Submitted after 1 ms, the first word after 100 ms, four gaps of 20 ms.
+    assert (found.by, found.prefill_s, found.decode_s) == ("client", 0.099, 0.08)
+    assert found.source == "stamps by kernel"
+
+
+def test_an_answer_in_one_piece_has_only_the_server_s_times() -> None:
+    found = timing_of(told(stream=False))
+    assert (found.by, found.prefill_s, found.decode_s) == ("client", None, None)
+    found = timing_of(told(("decode", 200.0), stream=False))
+    assert (found.by, found.prefill_s, found.decode_s) == ("server", None, 0.2)
+
+
+def answer(tokens: int, end_s: float, late_ms: float, outcome: Outcome = Outcome.COMPLETE) -> Exchange:
+    """Of a batch that began at 100 s."""
+    x = streamed(
+        outcome=outcome,
+        tokens=Tokens(64, tokens, None, 0, TokenSource.USAGE),
+        dispatch_late_ns=round(late_ms * MS),
+    )
+    x.timeline.response_end_ns = 100 * S + round(end_s * S)
+    return x
+
+
+def batch(*answers: Exchange, rates: Sequence[float | None]) -> Batch:
+    return batch_of(answers, rates, began_ns=100 * S, start_s=3.0, energy=None, findings=[])
+
+
+def test_the_aggregate_is_the_fastest_one_s_rate_times_the_number() -> None:
+    answers = [answer(20, 1.0, 0.1), answer(20, 1.2, 0.4), answer(20, 1.6, 0.2), answer(20, 1.1, 0.3)]
+    found = batch(*answers, rates=[40.0, 50.0, 45.0, 48.0])
+    assert found.per_req_tps == 50.0
+    assert found.agg_gen_tps == 200.0
+    assert found.wall_s == 1.6
+    assert found.wall_gen_tps == 50.0, "80 tokens in 1.6 s"
+    assert found.start_spread_s == pytest.approx(0.3e-3)
+
+
+def test_a_batch_with_a_failure_has_no_aggregate() -> None:
+    failed = answer(3, 0.5, 0.1, Outcome.UPSTREAM_RESET)
+    found = batch(answer(20, 1.0, 0.1), failed, rates=[40.0, None])
+    assert found.per_req_tps == 40.0
+    assert found.agg_gen_tps is found.wall_s is found.wall_gen_tps is None
+
+
+def run(repeat: int, prompt_tps: float | None, rate: float, *, stored: bool = False, index: int = 0) -> Run:
+    told = batch(answer(20, 1.0, 0.0), answer(20, 1.0, 0.0), rates=[rate, rate])
+    return Run(
+        elapsed_s=1.0, output_text_preview=None,
+        stats=Stats(
+            prompt_tps=prompt_tps, generation_tps=rate, prompt_tokens=64, generation_tokens=20,
+            peak_memory_usage=None,
+        ),
+        model_id="m", placement_sharding=None, placement_instance_meta=None, placement_nodes=None,
+        pp_tokens=64, tg=20, repeat_index=repeat, concurrency=2, concurrent_index=index,
+        prefix_cache_hit="exact" if stored else "none", pp=64, cached_tokens=0, prompt_tps_stored=stored,
+        timing="client", timing_source="", ttft_s=None, dispatch_late_s=0.0, uncertainty_s=0.0,
+        eos_banned=True, peak_memory_source=None, outcome="complete", finish_reason="length", error=None,
+        batch=told,
+    )  # fmt: skip
+
+
+def test_a_row_is_the_median_of_its_repeats_and_their_range() -> None:
+    runs = [run(0, 100.0, 10.0), run(0, 300.0, 10.0, index=1), run(1, 500.0, 40.0), run(2, 240.0, 20.0)]
+    (row,) = rows_of([*runs, run(3, 9_999.0, 20.0, stored=True)])
+    assert (row.pp_tokens, row.tg, row.concurrency, row.repeats, row.failed) == (64, 20, 2, 4, 0)
+    # Of the first repeat 200, the middle of its two requests; a stored rate is no measurement.
+    assert row.prompt_tps is not None
+    assert (row.prompt_tps.n, row.prompt_tps.median) == (3, 240.0)
+    assert (row.prompt_tps.low, row.prompt_tps.high) == (200.0, 500.0)
+    assert row.agg_gen_tps is not None
+    assert (row.agg_gen_tps.low, row.agg_gen_tps.median, row.agg_gen_tps.high) == (20.0, 40.0, 80.0)
+    assert row.hits == {"none": 4, "exact": 1}
+    assert row.joules is None

@@ -1,0 +1,279 @@
+"""Differences that were planted between systems are found, those that were not are not, and what makes a
+comparison unfair is said."""
+
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+import pytest
+
+from llmtap.bench.report.compare import compare_results
+from llmtap.errors import ConfigError
+from llmtap.report.compare import compare_markdown
+from llmtap.report.compare_page import compare_html
+from tests.support.bench_results import results_folder
+
+QUICK = {"quick": True, "params.requests": 200}
+
+
+def one(told: dict[str, Any], figure: str, step: str | None = "load", other: str = "b") -> dict[str, Any]:
+    (row,) = [
+        row
+        for row in told["tests"][0]["comparisons"]
+        if (row["figure"], row["step"], row["b_system"]) == (figure, step, other)
+    ]
+    return row
+
+
+def check(told: dict[str, Any], demand: str) -> dict[str, Any]:
+    row: dict[str, Any] = next(row for row in told["tests"][0]["checklist"]["rows"] if row["id"] == demand)
+    return row
+
+
+def notes(told: dict[str, Any]) -> str:
+    return "\n".join(told["tests"][0]["notes"])
+
+
+def pair(tmp_path: Path, **of_b: Any) -> dict[str, Any]:
+    a = results_folder(tmp_path / "a")
+    return compare_results(a, [results_folder(tmp_path / "b", place_in_turn=1, **of_b)])
+
+
+def test_ten_percent_more_are_found_where_they_were_planted_and_nowhere_else(tmp_path: Path) -> None:
+    told = pair(tmp_path, slower=1.1)
+    row = one(told, "TTFT P50")
+    assert (row["finding"], row["samples"], row["key"], row["n"], row["m"]) == ("worse", "runs", True, 3, 3)
+    assert row["low"] < 0.01 < row["high"]
+    assert row["share"] == pytest.approx(0.1, abs=0.04)
+    assert row["p"] <= row["p_adjusted"] < 0.05
+    assert one(told, "TPOT P50")["finding"] == "no difference shown"
+    assert not one(told, "TPOT P50")["key"]
+    assert one(told, "output rate, mean of runs")["finding"] == "no difference shown"
+
+
+def test_faster_is_better(tmp_path: Path) -> None:
+    assert one(pair(tmp_path, slower=0.8), "TTFT P50")["finding"] == "better"
+
+
+def test_gaps_are_what_the_itl_test_is_about(tmp_path: Path) -> None:
+    a = results_folder(tmp_path / "a", test="itl")
+    b = results_folder(tmp_path / "b", test="itl", gaps_slower=1.2, place_in_turn=1)
+    told = compare_results(a, [b])
+    for step in ("25-percent", "90-percent"):
+        row = one(told, "TBC P50", step)
+        assert (row["key"], row["finding"]) == (True, "worse")
+        assert row["share"] == pytest.approx(0.2, abs=0.05)
+        assert one(told, "TTFT P50", step)["finding"] == "no difference shown"
+    assert told["tests"][0]["charts"][1]["title"] == "TBC, 25-percent"
+
+
+def test_the_same_system_twice_seldom_differs(tmp_path: Path) -> None:
+    """Of 20 comparisons one is expected to have a finding among what the test is about, at 5 %."""
+    wrong = 0
+    for i in range(20):
+        a = results_folder(tmp_path / f"a{i}", requests=40)
+        b = results_folder(tmp_path / f"b{i}", requests=40)
+        found = compare_results(a, [b])["tests"][0]["comparisons"]
+        assert len(found) == 9
+        wrong += any(row["finding"] in ("better", "worse") for row in found if row["key"])
+    assert wrong <= 4
+
+
+def test_one_run_compares_requests_and_supports_no_claim(tmp_path: Path) -> None:
+    a = results_folder(tmp_path / "a", runs=1, requests=1_000)
+    b = results_folder(tmp_path / "b", runs=1, requests=1_000, slower=1.1, spread=0.0)
+    told = compare_results(a, [b])
+    row = one(told, "TTFT P50")
+    assert (row["samples"], row["n"], row["m"], row["finding"]) == ("requests", 1_000, 1_000, "worse")
+    assert "bootstrap" in row["method"]
+    assert {row["figure"] for row in told["tests"][0]["comparisons"]}.isdisjoint(
+        {"TBC P50", "output rate, mean of runs"}
+    )
+    assert "a has 1 of the 3 independent runs" in notes(told)
+    assert "b has 1 of the 3 independent runs" in notes(told)
+    assert (check(told, "6.3-p2")["status"], check(told, "6.3-p3")["status"]) == ("not met", "met")
+
+
+def test_three_runs_with_equal_requests_are_fair(tmp_path: Path) -> None:
+    told = pair(tmp_path)
+    checklist = told["tests"][0]["checklist"]
+    assert [row["id"] for row in checklist["rows"] if row["status"] in ("not met", "cannot tell")] == []
+    assert checklist["level"] == "unconditionally compliant"
+    assert "runs were not taken in turn" not in notes(told)
+    assert "claim" not in notes(told)
+
+
+def test_further_runs_of_one_system_are_left_out_and_the_others_are_fair(tmp_path: Path) -> None:
+    told = pair(tmp_path, runs=5)
+    assert check(told, "6.1-1a")["status"] == "met"
+    assert check(told, "6.3-p2")["evidence"].startswith("3 and 3 runs")
+    assert one(told, "TTFT P50")["m"] == 3
+    assert "not sent to all systems (6.1): run 4, 5 of b" in notes(told)
+    assert [len(system["seeds"]) for system in told["tests"][0]["systems"]] == [3, 3]
+
+
+def test_runs_with_too_few_requests_in_common_are_all_compared_and_called_unfair(tmp_path: Path) -> None:
+    told = pair(tmp_path, runs=4, changes={"seed": 7})
+    assert check(told, "6.1-1a")["status"] == "not met"
+    assert check(told, "6.3-p2")["evidence"].startswith("3 and 4 runs")
+    assert "left out" not in notes(told)
+
+
+def test_another_workload_is_named(tmp_path: Path) -> None:
+    changes = {"steps.0.result.plan.workload.sha256": "0" * 64, "steps.0.result.plan.workload.name": "mine"}
+    told = pair(tmp_path, changes=changes)
+    assert check(told, "6.1-1a")["status"] == "not met"
+    assert "other requests in load" in check(told, "6.1-1a")["evidence"]
+    assert "mine" in check(told, "6.4-p1")["evidence"]
+
+
+def test_a_quick_run_is_named(tmp_path: Path) -> None:
+    told = pair(tmp_path, changes=QUICK)
+    assert check(told, "6.1-1d")["status"] == "not met"
+    assert "200" in check(told, "6.1-1d")["evidence"]
+    assert "--quick, which gives demands of the methodology up, was measured: b" in notes(told)
+    assert [system["quick"] for system in told["tests"][0]["systems"]] == [False, True]
+
+
+def test_other_parameters_are_named_and_nothing_is_tested(tmp_path: Path) -> None:
+    told = pair(tmp_path, changes=QUICK | {"params.rate": 8.0}, slower=1.5)
+    test = told["tests"][0]
+    assert "requests 10000 of a, 200 of b" in test["unlike"]
+    assert any(said.startswith("rate ") and said.endswith("8.0 of b") for said in test["unlike"])
+    assert test["comparisons"]
+    for row in test["comparisons"]:
+        assert (row["p"], row["p_adjusted"], row["low"], row["finding"]) == (None, None, None, "not tested")
+        assert row["a"]
+        assert row["b"]
+    assert check(told, "6.3-p3")["status"] == "not met"
+    assert "a difference counts as one" not in notes(told)
+    assert not [chart for chart in test["charts"] if chart["title"].startswith("Difference")]
+
+
+def test_a_load_of_other_requests_is_not_tested_and_others_are(tmp_path: Path) -> None:
+    a = results_folder(tmp_path / "a", test="itl")
+    b = results_folder(
+        tmp_path / "b", test="itl", place_in_turn=1,
+        changes={"steps.0.result.plan.workload.sha256": "0" * 64},
+    )  # fmt: skip
+    told = compare_results(a, [b])
+    (said,) = told["tests"][0]["unlike"]
+    assert said.startswith("25-percent: ")
+    assert "000000000000" in said
+    assert one(told, "TBC P50", "25-percent")["finding"] == "not tested"
+    assert one(told, "TBC P50", "90-percent")["finding"] == "no difference shown"
+
+
+def test_fewer_runs_of_the_same_load_are_no_other_load(tmp_path: Path) -> None:
+    a = results_folder(tmp_path / "a", requests=1_000)
+    told = compare_results(a, [results_folder(tmp_path / "b", runs=1, requests=1_000)])
+    assert told["tests"][0]["unlike"] == []
+    assert one(told, "TTFT P50")["p"] is not None
+
+
+def test_runs_that_are_not_valid_are_named_once(tmp_path: Path) -> None:
+    late = {"step": "load", "what": "late", "says": "requests left late"}
+    told = pair(tmp_path, changes={"verdict": {"valid": False, "findings": [late]}})
+    assert notes(told).count("b: not valid are its runs 1, 2, 3 of 3: requests left late") == 1
+    assert [system["valid"] for system in told["tests"][0]["systems"]] == [True, False]
+
+
+def test_loads_that_only_one_has_are_left_out_and_said(tmp_path: Path) -> None:
+    a = results_folder(tmp_path / "a", test="throughput")
+    b = results_folder(tmp_path / "b", test="throughput", changes={"steps.2.name": "search/3rps"})
+    told = compare_results(a, [b])
+    compared = {row["step"] for row in told["tests"][0]["comparisons"]}
+    assert compared == {"search/1rps", "search/2rps"}
+    assert "all systems has them: search/4rps of a" in notes(told)
+    assert "all systems has them: search/3rps of b" in notes(told)
+
+
+def test_what_a_search_found_is_compared_and_more_is_better(tmp_path: Path) -> None:
+    found = {"measurements.max_output_tps": 1_000.0, "measurements.max_request_rps": None}
+    a = results_folder(tmp_path / "a", test="throughput", changes=found)
+    more = found | {"measurements.max_output_tps": 1_200.0}
+    b = results_folder(tmp_path / "b", test="throughput", changes=more)
+    told = compare_results(a, [b])
+    row = one(told, "maximum output rate", None)
+    assert (row["finding"], row["key"], row["unit"], row["difference"]) == ("better", True, "tok/s", 200.0)
+    assert "maximum request rate" not in {row["figure"] for row in told["tests"][0]["comparisons"]}
+    single = compare_results(
+        results_folder(tmp_path / "c", test="throughput", changes=found, runs=1),
+        [results_folder(tmp_path / "d", test="throughput", changes=more, runs=1)],
+    )
+    row = one(single, "maximum output rate", None, "d")
+    assert (row["a"], row["b"], row["finding"], row["p"]) == (1_000.0, 1_200.0, "not tested", None)
+
+
+def test_other_hardware_is_normalised(tmp_path: Path) -> None:
+    told = pair(tmp_path, changes={"sut.hardware.count": 4, "sut.hardware.price_per_hour": 10.0})
+    first, second = told["tests"][0]["normalised"]
+    assert second["output_tps_max"] == pytest.approx(300 * 11 / 60)
+    assert second["tokens_per_gpu_second"] == pytest.approx(2 * first["tokens_per_gpu_second"])
+    assert second["tokens_per_currency"] == pytest.approx(2 * first["tokens_per_currency"])
+    assert check(told, "6.1-1c")["status"] == "met"
+    assert "sut.hardware.count: 8 / 4" in check(told, "6.4-p7")["evidence"]
+
+
+def test_where_nothing_says_by_what_to_normalise_a_note_stands_for_the_table(tmp_path: Path) -> None:
+    bare = {"sut.hardware.count": 0, "sut.hardware.price_per_hour": None}
+    a = results_folder(tmp_path / "a", changes=bare)
+    told = compare_results(a, [results_folder(tmp_path / "b", changes=bare)])
+    assert "output rates are not normalised (6.2): no system has accelerators" in notes(told)
+    assert "Output rates, normalised" not in compare_markdown(told) + compare_html(told)
+    one_has = compare_results(a, [results_folder(tmp_path / "c")])
+    assert "are not normalised" not in notes(one_has)
+    assert "Output rates, normalised" in compare_markdown(one_has)
+
+
+def test_answers_that_did_not_come_whole_are_told(tmp_path: Path) -> None:
+    told = pair(tmp_path, failed=30)
+    assert "b, load: 810 of 900 requests (90.0%) were answered whole" in notes(told)
+
+
+def test_runs_of_one_after_all_runs_of_the_other_are_told(tmp_path: Path) -> None:
+    a = results_folder(tmp_path / "a", systems=1)
+    b = results_folder(tmp_path / "b", systems=1, place_in_turn=3)
+    assert "not taken in turn, but all of a, then all of b" in notes(compare_results(a, [b]))
+
+
+def test_three_systems_are_each_held_against_the_first(tmp_path: Path) -> None:
+    a, b, c = (
+        results_folder(tmp_path / name, slower=slower, place_in_turn=i, systems=3)
+        for i, (name, slower) in enumerate({"a": 1.0, "b": 1.0, "c": 1.3}.items())
+    )
+    told = compare_results(a, [b, c])
+    assert one(told, "TTFT P50", other="c")["finding"] == "worse"
+    assert one(told, "TTFT P50", other="b")["finding"] == "no difference shown"
+    assert [series["name"] for series in told["tests"][0]["charts"][0]["series"]] == ["b", "c"]
+    assert [table["caption"][:12] for table in told["tests"][0]["tables"]] == [
+        "b against a:", "b against a:", "c against a:", "c against a:",
+    ]  # fmt: skip
+
+
+def test_tests_that_not_all_have_are_left_out_and_said(tmp_path: Path) -> None:
+    a, b = results_folder(tmp_path / "a"), results_folder(tmp_path / "b")
+    results_folder(tmp_path / "x", test="itl")
+    (tmp_path / "x/itl").rename(a / "itl")
+    told = compare_results(a, [b])
+    assert [test["test"] for test in told["tests"]] == ["ttft"]
+    assert told["left_out"] == [{"test": "itl", "only": ["a"]}]
+
+
+def test_folders_of_one_name_are_told_apart_by_their_paths(tmp_path: Path) -> None:
+    a = results_folder(tmp_path / "one/r", runs=1)
+    b = results_folder(tmp_path / "two/r", runs=1)
+    assert [system["label"] for system in compare_results(a, [b])["systems"]] == [str(a), str(b)]
+
+
+def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
+    a = results_folder(tmp_path / "a", runs=1)
+    with pytest.raises(ConfigError, match="is no results folder"):
+        compare_results(a, [tmp_path])
+    with pytest.raises(ConfigError, match="is named twice"):
+        compare_results(a, [tmp_path / "a/../a"])
+    with pytest.raises(ConfigError, match="no test in common: a has ttft; b has itl"):
+        compare_results(a, [results_folder(tmp_path / "b", test="itl", runs=1)])
+    rmtree(a / "ttft/steps/load")
+    with pytest.raises(ConfigError, match=r"lacks its requests\.parquet"):
+        compare_results(a, [results_folder(tmp_path / "c", runs=1)])

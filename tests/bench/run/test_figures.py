@@ -1,0 +1,177 @@
+"""Rows of percentiles, texts of tables and points of charts, against values worked out by hand."""
+
+from itertools import pairwise
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmtap.bench.run.figures import (
+    cdf_series,
+    clustered_row,
+    histogram_series,
+    latency_row,
+    line_series,
+    load_lines,
+    ms,
+    ms_of,
+    spanned,
+)
+from llmtap.bench.run.loads import closed_load, open_load
+from tests.bench.support import measured
+
+_SECONDS = st.lists(st.floats(0, 100), min_size=1, max_size=700)
+
+
+def test_a_row_has_percentiles_with_intervals_and_the_plain_figures() -> None:
+    # 1 to 101 ms: rank (n - 1) p is a whole number for every p but the last.
+    row = latency_row([i / 1_000 for i in range(101, 0, -1)])
+    assert row["n"] == 101
+    assert (row["min"], row["max"]) == (0.001, 0.101)
+    assert row["mean"] == pytest.approx(0.051)
+    values = {name: row[name]["value"] for name in ("p50", "p90", "p95", "p99", "p999")}
+    assert values == pytest.approx({"p50": 0.051, "p90": 0.091, "p95": 0.096, "p99": 0.1, "p999": 0.1009})
+    for name in values:
+        assert row[name]["low"] <= row[name]["value"]
+        # Of 101 values none tells how high P99 may be.
+        if name in ("p99", "p999"):
+            assert row[name]["high"] is None
+        else:
+            assert row[name]["high"] >= row[name]["value"]
+        assert (row[name]["n"], row[name]["level"]) == (101, 0.95)
+    assert row["marks"] == ["p95", "p99", "p999"]
+
+
+@pytest.mark.parametrize(("n", "marks"), [(0, []), (999, ["p99", "p999"]), (1_000, ["p999"]), (10_000, [])])
+def test_too_few_samples_are_marked_by_the_rules_of_the_draft(n: int, marks: list[str]) -> None:
+    assert latency_row([0.001] * n)["marks"] == marks
+
+
+def test_nothing_measured_is_none_and_not_0() -> None:
+    for row in (latency_row([]), clustered_row([])):
+        assert row == {
+            "n": 0, "mean": None, "min": None, "max": None, "p50": None, "p90": None, "p95": None,
+            "p99": None, "p999": None, "marks": [],
+        }  # fmt: skip
+
+
+def test_the_interval_of_groups_is_that_of_so_many_groups() -> None:
+    """Gaps of a request are alike: 100 values of each of 20 requests say little more than 20 values."""
+    random = Random(3)
+    groups = [
+        [random.gauss(level, 0.001) for _ in range(100)] for level in (random.random() for _ in range(20))
+    ]
+    alike, apart = clustered_row(groups), latency_row([value for group in groups for value in group])
+    assert alike["p50"]["value"] == pytest.approx(apart["p50"]["value"])
+    widths = [row["p50"]["high"] - row["p50"]["low"] for row in (alike, apart)]
+    assert widths[0] > 2 * widths[1]
+
+
+def test_one_group_alone_has_values_and_no_interval() -> None:
+    row = clustered_row([[0.1, 0.2, 0.3]], {"p50": 0.5})
+    assert row["p50"] == {"value": 0.2, "low": None, "high": None, "n": 3, "level": 0.95}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.127, "127 ms"), (1.2434, "1,243 ms"), (0.0382, "38.2 ms"), (0.00342, "3.42 ms"), (0.0, "0.00 ms"),
+        (0.09996, "100 ms"), (0.009996, "10.0 ms"), (None, "-"),
+    ],
+)  # fmt: skip
+def test_times_are_ms_with_as_many_digits_as_say_something(seconds: float | None, text: str) -> None:
+    assert ms(seconds) == text
+
+
+def test_what_is_doubtful_is_marked_and_a_unit_may_be_left_out() -> None:
+    assert ms(0.524, doubtful=True) == "524 ms *"
+    assert ms(0.524, doubtful=True, unit=False) == "524 *"
+    assert ms(None, doubtful=True) == "-"
+    row = latency_row([0.1, 0.2, 0.3])
+    assert ms_of(row, "p99") == "298 ms * (298 ms or more)"
+    assert ms_of(row, "mean") == "200 ms"
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "text"),
+    [
+        (0.2009, 0.2005, 0.2016, "200.9 ms (200.5 to 201.6)"), (0.501, 0.470, 0.532, "501 ms (470 to 532)"),
+        (0.00342, 0.0034, 0.00345, "3.42 ms (3.40 to 3.45)"), (0.24, 0.233, None, "240 ms (233 ms or more)"),
+        (0.04, None, 0.05, "40.0 ms (50.0 ms or less)"), (0.04, None, None, "40.0 ms"),
+        (-0.06, -0.0712, -0.0488, "-60.0 ms (-71.2 to -48.8)"), (0.05, 0.05, 0.05, "50.0 ms (50.0 to 50.0)"),
+        (0.2, 0.2, 0.2 + 1e-12, "200.00 ms (200.00 to 200.00)"), (None, None, None, "-"),
+        (2.547, 2.5, 2.6, "2,547 ms (2,500 to 2,600)"),
+    ],
+)  # fmt: skip
+def test_a_figure_is_told_with_its_interval_and_digits_that_tell_its_ends_apart(
+    value: float | None, low: float | None, high: float | None, text: str
+) -> None:
+    assert spanned({"value": value, "low": low, "high": high}) == text
+
+
+def test_an_open_end_is_null_and_told_as_such() -> None:
+    """Of 30 values none tells how high P99.9 may be."""
+    row = latency_row([0.2 + i / 1_000 for i in range(30)])
+    assert (row["p999"]["low"], row["p999"]["high"]) == (pytest.approx(0.228971), None)
+    assert row["p999"]["method"] == "order statistics, open above"
+    assert ms_of(row, "p999", unit=False) == "229 * (229 or more)"
+    assert row["p50"]["high"] is not None
+    assert spanned(None) == "-"
+
+
+@given(_SECONDS)
+def test_a_cdf_rises_to_1_in_few_points(values: list[float]) -> None:
+    series = cdf_series("c", values)
+    assert len(series.x) == len(series.y) == min(len(values), 500)
+    assert series.x == sorted(series.x)  # type: ignore[type-var]
+    assert series.y == sorted(series.y)  # type: ignore[type-var]
+    assert series.x[0] == min(values) * 1e3
+    assert (series.x[-1], series.y[-1]) == (max(values) * 1e3, 1)
+    for x, y in zip(series.x, series.y, strict=True):
+        assert y is not None and isinstance(x, float)
+        below = sum(value * 1e3 <= x for value in values) / len(values)
+        assert y <= below + 1e-12  # of equal values one is told, which may be any of them
+
+
+@pytest.mark.parametrize("n", [500, 501, 12_345])
+def test_a_cdf_of_many_values_is_thinned_and_its_tail_is_whole(n: int) -> None:
+    series = cdf_series("c", [i / 1e3 for i in range(1, n + 1)])
+    assert len(series.x) == 500
+    assert series.x[0] == pytest.approx(1)
+    assert series.x[-100:] == pytest.approx([float(i) for i in range(n - 99, n + 1)])
+    assert series.y == pytest.approx([x / n for x in series.x if isinstance(x, float)])
+    steps = [b - a for a, b in pairwise(x for x in series.x if isinstance(x, float))]
+    assert max(steps) <= n / 399 + 1
+
+
+@given(_SECONDS)
+def test_a_histogram_has_every_value_in_one_bin(values: list[float]) -> None:
+    series = histogram_series("h", values, bins=7)
+    assert len(series.x) == len(series.y) == 7
+    assert sum(share or 0 for share in series.y) == pytest.approx(1)
+
+
+def test_a_histogram_leaves_out_what_is_beyond_its_span() -> None:
+    series = histogram_series("h", [0.001, 0.001, 0.003, 9.0], bins=2, span=(0.0, 0.004))
+    assert series.x == pytest.approx([1.0, 3.0])
+    assert series.y == [0.5, 0.25]
+
+
+def test_a_line_has_its_intervals_in_ms_and_gaps_where_nothing_is_known() -> None:
+    figure = {"value": 0.002, "low": 0.001, "high": None}
+    series = line_series("l", [1, 2], [figure, None])
+    assert (series.x, series.y, series.low, series.high) == ([1, 2], [2.0, None], [1.0, None], [None, None])
+
+
+def test_the_lines_of_a_load_say_how_it_was_sent() -> None:
+    found = measured("load", [{}, {"outcome": "truncated"}], seconds=2.34)
+    lines = load_lines(open_load("synthetic-uniform", rate_rps=4, seed=7, requests=2), found)
+    assert lines == {
+        "Workload": "synthetic-uniform, seed 7",
+        "Load model": "open loop, 4 requests/s, arrivals poisson",
+        "Request count": "2 sent, 1 answered whole",
+        "Test duration": "2.3 s",
+    }
+    closed = load_lines(closed_load("synthetic-uniform", slots=3, seed=7, requests=2), found)
+    assert closed["Load model"] == "closed loop, 3 at a time"

@@ -1,0 +1,331 @@
+"""Tests are checked before anything is sent, run in their order, kept, judged, and gone on with."""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmtap.bench.report.report import load_document
+from llmtap.bench.run.folder import Folder
+from llmtap.bench.run.perform import ORDER, Bench
+from llmtap.bench.run.registry import TESTS
+from llmtap.bench.run.registry import test_named as named
+from llmtap.bench.run.session import Interrupted
+from llmtap.bench.sut.file import load_bench
+from llmtap.errors import ConfigError
+from tests.bench.support import Silent, sim
+from tests.support.peer import play
+
+NOBODY = "http://127.0.0.1:9"
+QUICK = ("target.endpoint=completions", "target.metrics=none", "ttft.requests=12", "ttft.concurrency=4")
+SLOW = ("--ttft", "20ms", "--itl", "1ms")
+
+
+def bench(results: Path, url: str, *sets: str, tests: Sequence[str] = ("ttft",), **more: Any) -> Bench:
+    file = load_bench(None, target=url, sets=[*QUICK, *sets], tests=tests)
+    return Bench(file, Folder(results), Silent(), **({"warmup": "3"} | more))
+
+
+def run(one: Bench, *names: str) -> dict[str, Any]:
+    told: dict[str, Any] = play(one.run(names or ("ttft",)), limit_s=250)
+    return told
+
+
+def steps(one: Bench) -> list[tuple[str, str]]:
+    assert isinstance(one.watcher, Silent)
+    return one.watcher.steps
+
+
+def test_the_order_has_every_test_and_what_others_need_first() -> None:
+    assert sorted(ORDER) == sorted(TESTS)
+    assert ORDER[0] == "throughput"
+    assert ORDER.index("capacity") < ORDER.index("memory-pressure")
+
+
+def test_a_test_leaves_its_report_judged_and_a_second_run_measures_nothing(tmp_path: Path) -> None:
+    with sim(*SLOW) as url:
+        told = run(bench(tmp_path, url, command="llmtap bench ttft"))
+        asked = json.loads((tmp_path / "bench.json").read_text())
+        again = bench(tmp_path, url)
+        cached = run(again)
+    (report,) = told["tests"]
+    assert (asked["command"], asked["asked"]) == ("llmtap bench ttft", ["ttft"])
+    assert [(step["name"], step["load"]["closed"], step["cached"]) for step in report["steps"]] == [
+        ("load", 4, False)
+    ]
+    assert report["steps"][0]["requests"]["rows"] == 12
+    assert "12 requests byte for byte" in report["exact_requests"]
+    assert report["compliance"]["level"] == "not compliant"
+    assert "timeline" not in report["steps"][0]["result"]
+    assert report["warmups"][0]["requests"] == 3
+    assert report["deviations"][-1].startswith("4.5.2: warm-ups were of 3 requests, as --warmup says")
+    assert "no measured prompt was sent to warm up" in report["notes"][-1]
+    assert report["itl_option"] == "B (even)"
+    assert report["configuration"]["ITL option (4.6.3)"].startswith("B (even): a chunk's gap spread evenly")
+    assert report["versions"]["llmtap"]
+    assert json.loads((tmp_path / "ttft/result.json").read_text())["measurements"] == report["measurements"]
+    assert steps(again) == [("load", "measured before")]
+    assert cached["tests"][0]["measurements"] == report["measurements"]
+    assert cached["tests"][0]["warmups"] == report["warmups"]
+    assert load_document(tmp_path)["tests"][0]["measurements"] == report["measurements"]
+
+
+def test_a_missing_parameter_is_named_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    place = tmp_path / "results"
+    one = bench(place, NOBODY, "ttft.concurrency=none")
+    with pytest.raises(ConfigError) as caught:
+        run(one)
+    assert caught.value.place == "tests.ttft.rate"
+    assert "--set ttft.rate=VALUE" in (caught.value.hint or "")
+    assert not place.exists()
+
+
+def test_a_missing_arm_is_named(tmp_path: Path) -> None:
+    one = bench(tmp_path / "r", NOBODY, tests=("prefix-cache",))
+    with pytest.raises(ConfigError) as caught:
+        run(one, "prefix-cache")
+    assert caught.value.place == "[arms.cache_off]"
+
+
+def test_several_go_on_without_the_one_that_cannot_run(tmp_path: Path) -> None:
+    with sim(*SLOW) as url:
+        one = bench(tmp_path, url, tests=("ttft", "prefix-cache"))
+        told = run(one, "prefix-cache", "ttft")
+    assert [report["test"] for report in told["tests"]] == ["ttft"]
+    (left,) = told["not_run"]
+    assert (left["test"], left["begun"]) == ("prefix-cache", False)
+    assert "[arms.cache_off]" in left["why"]
+    assert steps(one)[0][0] == "prefix-cache"
+
+
+def test_what_a_load_refuses_is_a_key_of_the_file(tmp_path: Path) -> None:
+    with sim(*SLOW) as url:
+        one = bench(tmp_path, url, "target.endpoint=chat.completions")
+        with pytest.raises(ConfigError) as caught:
+            run(one)
+    assert caught.value.place == "target.endpoint"
+    assert "--" not in (caught.value.hint or "")
+
+
+def test_runs_have_steps_and_seeds_of_their_own_and_the_first_is_where_it_was(tmp_path: Path) -> None:
+    with sim(*SLOW) as url:
+        first = bench(tmp_path, url, runs=3)
+        told = run(first)
+        more = bench(tmp_path, url, runs=4)
+        again = run(more)
+    assert isinstance(first.watcher, Silent)
+    title = "ttft (5.1 Time to First Token)"
+    assert first.watcher.lefts == [
+        f"{title}, run 1 of 3, then 2 more", f"{title}, run 2 of 3, then 1 more", f"{title}, run 3 of 3",
+    ]  # fmt: skip
+    assert [report["run"] for report in told["tests"]] == [1]
+    assert [(one["run"], one["seed"]) for one in told["repeats"]] == [(2, 1_000_042), (3, 2_000_042)]
+    assert told["runs"] == 3
+    place = tmp_path / "ttft"
+    reports = [json.loads((place / at / "result.json").read_text()) for at in (".", "run-2", "run-3")]
+    assert [report["steps"][0]["result"]["plan"]["seed"] for report in reports] == [42, 1_000_042, 2_000_042]
+    assert [report["warmups"][0]["requests"] for report in reports] == [3, 3, 3]
+    assert len({report["steps"][0]["requests"]["sha256"] for report in reports}) == 3
+    assert [said == "measured before" for _, said in steps(more)] == [True, True, True, False]
+    assert [one["run"] for one in again["repeats"]] == [2, 3, 4]
+    assert [one["run"] for one in load_document(tmp_path)["repeats"]] == [2, 3, 4]
+
+
+def test_a_further_run_finds_what_other_tests_found_in_their_first(tmp_path: Path) -> None:
+    one = bench(tmp_path, NOBODY)
+    first, second = (one._prepared(named("itl"), number)[0] for number in (1, 2))
+    assert second.folder.path == tmp_path / "itl/run-2"
+    assert first.results.path == second.results.path == tmp_path
+
+
+def test_what_speaks_against_a_further_run_names_it(tmp_path: Path) -> None:
+    with sim("--set", "faults.reset_rate=1") as url:
+        told = run(bench(tmp_path, url, warmup="none", runs=2))
+    assert not told["verdict"]["valid"]
+    found = {finding["step"] for finding in told["verdict"]["findings"] if finding["what"] == "no_answers"}
+    assert found == {"load", "run-2/load"}
+
+
+def kept(place: Path) -> dict[str, bytes]:
+    """All files of a folder."""
+    return {str(path.relative_to(place)): path.read_bytes() for path in place.rglob("*") if path.is_file()}
+
+
+def refused(one: Bench, *names: str) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        run(one, *names)
+    assert caught.value.place == "--results"
+    assert steps(one) == [], "nothing is sent"
+    return caught.value
+
+
+def test_other_parameters_replace_nothing_unless_somebody_says_so(tmp_path: Path) -> None:
+    with sim(*SLOW) as url:
+        told = run(bench(tmp_path, url, runs=2))
+        before = kept(tmp_path)
+        for sets, more, says in (
+            (("ttft.requests=13",), {}, "requests 12 there, 13 now"),
+            ((), {"warmup": "2"}, '--warmup "3" there, "2" now'),
+            ((), {"seed": 7}, "--seed 42 there, 7 now"),
+            ((), {"quick": True}, "--quick false there, true now"),
+            (("target.model=other",), {}, 'target.model null there, "other" now'),
+            (("target.headers.authorization=x",), {}, "target.headers.authorization none there"),
+        ):  # fmt: skip
+            why = refused(bench(tmp_path, url, *sets, **more))
+            assert says.replace("null", "none") in why.problem
+            assert "--again" in (why.hint or "")
+        many = refused(bench(tmp_path, url, "ttft.requests=13", "ttft.concurrency=3", warmup="2", seed=7))
+        assert many.problem.endswith("and 1 more")
+        assert kept(tmp_path) == before
+        anew = bench(tmp_path, url, "ttft.requests=13", again=True)
+        second = run(anew)
+    assert [len(one["tests"][0]["steps"]) for one in (told, second)] == [1, 1]
+    assert second["tests"][0]["steps"][0]["requests"]["rows"] == 13
+    assert not (tmp_path / "ttft/run-2").exists(), "it was of other parameters"
+
+
+def test_a_key_that_is_another_one_is_refused_and_shown_nowhere(tmp_path: Path) -> None:
+    with sim(*SLOW) as url:
+        run(bench(tmp_path, url, "target.headers.authorization=Bearer hunter1"))
+        why = refused(bench(tmp_path, url, "target.headers.authorization=Bearer hunter2"))
+    assert "a key or a query" in why.problem
+    assert "hunter" not in str(why)
+
+
+def test_what_the_sut_is_declared_to_be_is_told_anew_and_measures_nothing(tmp_path: Path) -> None:
+    with sim(*SLOW) as url:
+        run(bench(tmp_path, url, "sut.model=a"))
+        same = bench(tmp_path, url, "sut.model=a", "sut.hardware.count=8")
+        more = run(same)
+        other = bench(tmp_path, url, "sut.model=b")
+        run(other)
+    assert steps(same) == [("load", "measured before")]
+    assert more["tests"][0]["sut"]["hardware"]["count"] == 8
+    (name, said), load = steps(other)
+    assert name == "ttft"
+    assert 'sut.model "a" there, "b" now' in said
+    assert load == ("load", "measured before")
+
+
+def test_results_of_before_that_was_kept_are_judged_by_their_report(tmp_path: Path) -> None:
+    with sim(*SLOW) as url:
+        run(bench(tmp_path, url))
+        (tmp_path / "ttft/asked.json").unlink()
+        assert "requests 12 there, 9 now" in refused(bench(tmp_path, url, "ttft.requests=9")).problem
+        again = bench(tmp_path, url)
+        run(again)
+    assert steps(again) == [("load", "measured before")]
+
+
+def test_another_test_goes_to_the_same_folder(tmp_path: Path) -> None:
+    levels = ("tradeoff.max_rate=20", "tradeoff.levels=50,100", "tradeoff.duration=1s")
+    with sim(*SLOW) as url:
+        run(bench(tmp_path, url))
+        run(bench(tmp_path, url, *levels, tests=("tradeoff",), quick=True), "tradeoff")
+        asked = bench(tmp_path, url, *levels, "tradeoff.max_rate=30", tests=("tradeoff",), quick=True)
+        refused(asked, "tradeoff")
+    assert {report["test"] for report in load_document(tmp_path)["tests"]} == {"ttft", "tradeoff"}
+
+
+def test_where_nothing_was_measured_other_parameters_are_welcome(tmp_path: Path) -> None:
+    with sim(*SLOW) as url:
+        with pytest.raises(ConfigError):
+            run(bench(tmp_path, url, "target.endpoint=chat.completions"))
+        assert run(bench(tmp_path, url, "ttft.requests=9"))["tests"][0]["steps"][0]["requests"]["rows"] == 9
+
+
+class Impatient(Silent):
+    """Stops a benchmark as soon as a step of that name begins."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.stop: Any = None
+
+    def step(self, name: str, said: str) -> None:
+        super().step(name, said)
+        if name == self.name:
+            self.stop()
+
+
+def test_an_interruption_keeps_what_was_whole(tmp_path: Path) -> None:
+    levels = ("tradeoff.max_rate=20", "tradeoff.levels=50,100", "tradeoff.duration=1s")
+    with sim(*SLOW) as url:
+        one = bench(tmp_path, url, *levels, tests=("tradeoff",), quick=True)
+        watcher = Impatient("levels/100.0")
+        watcher.stop, one.watcher = one.stop, watcher
+        with pytest.raises(Interrupted):
+            run(one, "tradeoff")
+        assert not (tmp_path / "tradeoff/result.json").exists()
+        other = bench(tmp_path, url, *levels[1:], "tradeoff.max_rate=30", tests=("tradeoff",), quick=True)
+        assert "max_rate 20.0 there, 30.0 now" in refused(other, "tradeoff").problem
+        again = bench(tmp_path, url, *levels, tests=("tradeoff",), quick=True)
+        told = run(again, "tradeoff")
+    assert [name for name, _ in watcher.steps] == ["levels/050.0", "levels/100.0"]
+    assert [said == "measured before" for _, said in steps(again)] == [True, False]
+    assert [step["cached"] for step in told["tests"][0]["steps"]] == [True, False]
+
+
+def test_what_is_measured_anew_and_interrupted_goes_on_without_again(tmp_path: Path) -> None:
+    levels = ("tradeoff.levels=50,100", "tradeoff.duration=1s", "tradeoff.max_rate=20")
+    more: dict[str, Any] = {"tests": ("tradeoff",), "quick": True}
+    with sim(*SLOW) as url:
+        run(bench(tmp_path, url, *levels[:-1], "tradeoff.max_rate=30", **more), "tradeoff")
+        one = bench(tmp_path, url, *levels, again=True, **more)
+        watcher = Impatient("levels/100.0")
+        watcher.stop, one.watcher = one.stop, watcher
+        with pytest.raises(Interrupted):
+            run(one, "tradeoff")
+        assert not (tmp_path / "tradeoff/result.json").exists(), "that was of other parameters"
+        on = bench(tmp_path, url, *levels, **more)
+        run(on, "tradeoff")
+    assert [said == "measured before" for _, said in steps(on)] == [True, False]
+
+
+def test_once_it_was_stopped_nothing_is_sent(tmp_path: Path) -> None:
+    one = bench(tmp_path, NOBODY)
+    one.stop()
+    with pytest.raises(Interrupted):
+        run(one)
+
+
+def test_files_of_others_are_not_written_among(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(ConfigError) as caught:
+        run(bench(tmp_path, NOBODY))
+    assert caught.value.place == "--results"
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_folder_without_results_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no results folder"):
+        load_document(tmp_path)
+
+
+def test_keys_are_in_no_file(tmp_path: Path) -> None:
+    with sim(*SLOW) as url:
+        run(bench(tmp_path, url, "target.headers.authorization=Bearer hunter2"))
+    for path in tmp_path.rglob("*"):
+        assert path.is_dir() or b"hunter2" not in path.read_bytes(), path
+
+
+def test_answers_that_all_fail_are_not_to_be_believed(tmp_path: Path) -> None:
+    with sim("--set", "faults.reset_rate=1") as url:
+        told = run(bench(tmp_path, url, warmup="none"))
+    assert not told["verdict"]["valid"]
+    assert "no_answers" in [finding["what"] for finding in told["verdict"]["findings"]]
+
+
+def test_one_is_told_as_one(tmp_path: Path) -> None:
+    with sim(*SLOW) as url:
+        one = bench(tmp_path, url, "ttft.requests=1", "ttft.concurrency=1", warmup="1")
+        (report,) = run(one)["tests"]
+    assert steps(one) == [("load", "1 at a time, 1 request")]
+    assert report["notes"][0].startswith("TTFT of 1 answer;")
+    assert report["deviations"][-1].startswith("4.5.2: warm-ups were of 1 request, as --warmup says")
+    assert report["exact_requests"].endswith("1 of 1 load, 1 request byte for byte")
+    said = str(report["compliance"])
+    assert re.findall(r"[^0-9,.] 1 (?:answers|requests)\b.{0,30}", said) == []

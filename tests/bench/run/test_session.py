@@ -1,0 +1,56 @@
+"""A load is warmed up for by other requests, primed, sent, and kept where its result says it is."""
+
+import json
+from pathlib import Path
+
+from llmtap.bench.run.loads import Load, closed_load
+from tests.bench.support import session_to, sim, truths
+from tests.support.peer import play
+
+CACHING = ("--scheduler", "continuous_batching", "--serving", "prefix_cache=true")
+
+
+def load_of(folder: Path, tokens: int, output: int, *, requests: int = 6) -> Load:
+    file = folder / f"{tokens}-{output}.toml"
+    file.write_text(f"input = {tokens}\noutput = {output}\n")
+    return closed_load(str(file), slots=2, seed=42, requests=requests)
+
+
+def cached_tokens(folder: Path, *, primed: bool) -> int:
+    """Of a load behind a warm-up by requests of its own lengths, by a server that keeps prefixes."""
+    load = load_of(folder, 200, 4)
+    with sim(*CACHING) as url:
+        session = session_to(url, folder / f"results-{primed}", warmup="6")
+        measuring = session.measure("load", load, warm_by=load, prime=load if primed else None)
+        found = play(measuring, limit_s=250)
+        assert len(truths(url)) == (18 if primed else 12), "a number is just as many, without probes"
+    (warmed,) = session.warmups
+    assert (warmed["requests"], warmed["before"], warmed["probes"]) == (6, None, [])
+    return sum(tokens or 0 for tokens in found.table.column("cached_tokens").to_pylist())
+
+
+def test_a_warm_up_leaves_no_measured_prompt_in_a_prefix_cache(tmp_path: Path) -> None:
+    assert cached_tokens(tmp_path, primed=False) == 0
+    assert cached_tokens(tmp_path, primed=True) > 6 * 100, "the server tells what it finds"
+
+
+def test_the_cache_is_primed_after_the_warm_up_and_just_before_the_load(tmp_path: Path) -> None:
+    warm, prime, load = (load_of(tmp_path, 20, output, requests=n) for output, n in ((2, 3), (3, 2), (5, 4)))
+    with sim("--ttft", "5ms", "--itl", "1ms") as url:
+        session = session_to(url, tmp_path, warmup="3")
+        found = play(session.measure("load", load, warm_by=warm, prime=prime), limit_s=250)
+        told = sorted(truths(url), key=lambda one: int(one["accepted_ns"]))
+    assert [len(one["sent_ns"][0]) for one in told] == [2] * 3 + [3] * 2 + [5] * 4
+    assert (found.n, found.result["primed"], found.result["warmup"]["requests"]) == (4, 2, 3)
+
+
+def test_a_result_names_the_place_where_its_capture_lies_in_the_end(tmp_path: Path) -> None:
+    with sim("--ttft", "5ms", "--itl", "1ms") as url:
+        session = session_to(url, tmp_path, "ttft", warmup="none")
+        found = play(session.measure("search/4rps", load_of(tmp_path, 20, 3)), limit_s=250)
+    place = tmp_path / "ttft/steps/search/4rps"
+    assert Path(found.result["capture"]["to"]) == place / "capture"
+    assert (place / "capture").is_dir()
+    kept = json.loads((place / "step.json").read_text())
+    assert kept["result"]["capture"] == found.result["capture"]
+    assert not list(tmp_path.rglob("*.unfinished"))

@@ -1,0 +1,251 @@
+"""What a server tells is told right, with who said so; what it does not is a comment that can be filled in.
+
+Between the offsets that are told of a clock lies the true one, whenever it was asked.
+"""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmtap.bench.compliance.judge import judge
+from llmtap.bench.sut.detect import Detected, detect, narrowed
+from llmtap.bench.sut.file import load_bench
+from llmtap.bench.sut.starter import open_declarations, starter_text
+from llmtap.bench.sut.target import Target
+from llmtap.errors import ConfigError
+from llmtap.workload.prompts.words import tokenizer_json
+from tests.bench.support import sim
+from tests.support.loading import events
+from tests.support.peer import play
+
+S = 1_000_000_000
+
+
+@asynccontextmanager
+async def serving(answers: dict[str, Any], stream: list[bytes] | None = None) -> AsyncIterator[str]:
+    """A server that knows these paths: JSON, or text; and a stream for whatever it is asked to generate."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if request.method == "POST" and stream is not None:
+            assert (await request.json())["stream"] is True
+            head = {"Content-Type": "text/event-stream", "x-litellm-applied-guardrails": "pii-mask"}
+            return web.Response(body=b"".join(stream), headers=head)
+        if request.path not in answers:
+            return web.json_response({"error": "no such thing"}, status=404)
+        told = answers[request.path]
+        return web.Response(text=told) if isinstance(told, str) else web.json_response(told)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+def found(answers: dict[str, Any], stream: list[bytes] | None = None, **target: Any) -> Detected:
+    async def run() -> Detected:
+        async with serving(answers, stream) as url:
+            return await detect(Target(url=url, **target))
+
+    told: Detected = play(run(), limit_s=250)
+    return told
+
+
+def values(detected: Detected) -> dict[str, Any]:
+    return {key: fact.value for key, fact in detected.facts.items()}
+
+
+def models(*ids: str, owner: str = "vllm", **more: Any) -> dict[str, Any]:
+    return {"object": "list", "data": [{"id": one, "owned_by": owner, **more} for one in ids]}
+
+
+def loaded(detected: Detected, tmp_path: Path) -> Any:
+    file = tmp_path / "bench.toml"
+    file.write_text(starter_text(detected), encoding="utf-8")
+    return load_bench(file)
+
+
+def test_our_own_simulator_is_known_with_its_chunks(tmp_path: Path) -> None:
+    with sim("--tokens-per-chunk", "4") as url:
+        detected = asyncio.run(detect(Target(url=url)))
+    told = values(detected)
+    assert told["sut.software"] == "llmtap sim serve"
+    assert told["sut.chunking"] == "several tokens per chunk"
+    assert told["sut.protocol"] == "SSE"
+    assert told["sut.clock.placement"] == "same machine"
+    assert told["target.endpoint"] == "completions"
+    assert told["target.server"] == "vllm"
+    assert "owned_by of GET /v1/models is llmtap" in detected.facts["target.server"].how
+    assert not any(key.startswith("sut.tokenizer.") for key in open_declarations(detected))
+    assert told["sut.tokenizer.vocabulary"] == len(tokenizer_json()["model"]["vocab"])
+    file = loaded(detected, tmp_path)
+    assert (file.target.url, file.target.model) == (url, told["target.model"])
+    assert file.sut.chunking == "several tokens per chunk"
+    assert file.sut.hardware.count == 0
+
+
+def test_vllm_tells_its_version_its_cache_and_its_model(tmp_path: Path) -> None:
+    answers = {
+        "/v1/models": models("qwen", root="Qwen/Qwen2-7B"), "/version": {"version": "0.9.1"},
+        "/health": "",
+        "/metrics": 'vllm:cache_config_info{block_size="16",enable_prefix_caching="False"} 1.0\n',
+    }  # fmt: skip
+    detected = found(answers, events(6))
+    told = values(detected)
+    assert told["sut.software"] == "vLLM 0.9.1"
+    assert told["sut.boundary"] == "model engine"
+    assert told["sut.prefix_cache"] is False
+    assert told["sut.tokenizer.source"] == "Qwen/Qwen2-7B"
+    assert told["sut.chunking"] == "one token per chunk"
+    assert told["target.server"] == "vllm"
+    assert detected.facts["target.server"].how == "owned_by of GET /v1/models"
+    assert "blocks of the KV cache have 16 tokens" in detected.notes
+    assert loaded(detected, tmp_path).sut.prefix_cache is False
+
+
+def test_sglang_tells_what_it_was_started_with() -> None:
+    told = values(found({
+        "/v1/models": models("m", owner="sglang"), "/get_model_info": {"model_path": "org/m"},
+        "/get_server_info": {
+            "version": "0.4.6", "disable_radix_cache": True, "max_running_requests": 48, "tp_size": 2,
+            "quantization": "fp8",
+        },
+    }))  # fmt: skip
+    assert told["sut.software"] == "SGLang 0.4.6"
+    assert told["sut.prefix_cache"] is False
+    assert told["sut.max_batch"] == 48
+    assert told["sut.model"] == "org/m, fp8"
+
+
+def test_litellm_is_a_gateway_with_guardrails(tmp_path: Path) -> None:
+    answers = {
+        "/v1/models": models("a", "b", owner="openai"), "/health/readiness": {"litellm_version": "1.70.0"},
+        "/guardrails/list": {"guardrails": [
+            {"guardrail_name": "pii", "litellm_params": {"mode": ["pre_call", "post_call"]}},
+        ]},
+    }  # fmt: skip
+    detected = found(answers, events(3), model="a")
+    told = values(detected)
+    assert told["sut.boundary"] == "application gateway"
+    assert told["sut.software"] == "LiteLLM 1.70.0"
+    assert told["sut.guardrails.names"] == ["pii"]
+    assert told["sut.guardrails.input_filter"] is told["sut.guardrails.output_filter"] is True
+    assert told["target.endpoint"] == "chat.completions"
+    assert detected.hints["target.model"] == "one of a, b"
+    assert "pii-mask" in detected.hints["sut.guardrails.names"]
+    assert loaded(detected, tmp_path).sut.guardrails.names == ["pii"]
+
+
+def test_a_server_that_tells_nothing_leaves_comments(tmp_path: Path) -> None:
+    detected = found({}, None)
+    assert set(detected.facts) <= {
+        "sut.clock.placement", "sut.hardware.cpu", "sut.hardware.accelerator", "sut.hardware.count",
+    }  # fmt: skip
+    assert "Server" in detected.hints["sut.software"]
+    assert loaded(detected, tmp_path).sut.boundary is None
+
+
+def marks(text: str) -> dict[str, str]:
+    """Of what is commented out, by its table and name: what stands behind it."""
+    told, table = {}, ""
+    for line in text.splitlines():
+        table = line.strip("[]") if line.startswith("[") else table
+        found = re.fullmatch(r"# ([a-z_]+) = .*  # (MUST \(.*\)|optional)", line)
+        if found:
+            told[f"{table}.{found[1]}"] = found[2]
+    return told
+
+
+def test_what_the_draft_demands_is_marked_and_counted() -> None:
+    nothing = Detected("http://127.0.0.1:1")
+    told = marks(starter_text(nothing))
+    assert told["sut.tokenizer.vocabulary"] == "MUST (4.4.1)"
+    assert told["sut.tokenizer.special"] == "MUST (4.4.3)"
+    assert told["sut.model"] == "MUST (5.1.2, 5.1.5 of ttft)"
+    assert told["sut.clock.accuracy"] == "MUST (4.7.2)"
+    assert {told[key] for key in ("sut.software", "sut.hardware.price_per_hour", "sut.notes")} == {"optional"}
+    assert {key for key, mark in told.items() if mark != "optional"} == set(open_declarations(nothing))
+
+
+def test_what_follows_from_what_is_known_is_demanded_or_not() -> None:
+    here = Detected("http://127.0.0.1:1")
+    here.know("sut.clock.placement", "same machine", "it is")
+    here.know("sut.hardware.accelerator", "none", "it has none")
+    told = open_declarations(here)
+    assert not {"sut.clock.accuracy", "sut.clock.synchronization", "sut.hardware.memory"} & set(told)
+    assert "sut.boundary" in told
+
+
+def test_a_file_with_all_that_is_marked_leaves_no_demand_on_declarations_open(tmp_path: Path) -> None:
+    text = starter_text(Detected("http://127.0.0.1:1"))
+    file = tmp_path / "bench.toml"
+    file.write_text(re.sub(r"^# (.*  # MUST )", r"\1", text, flags=re.MULTILINE))
+    sut = msgspec.to_builtins(load_bench(file).sut)
+    rows = {one.requirement.id: one.verdict for one in judge({"test": "ttft", "sut": sut}).rows}
+    for demand in ("4.1-1", "4.4.1-1a", "4.4.1-1b", "4.4.1-1c", "4.4.3-1a", "4.7.2-3", "4.8-1", "5.1.2-1i"):
+        assert rows[demand].status == "met", rows[demand]
+
+
+def test_every_comment_can_be_filled_in(tmp_path: Path) -> None:
+    """A key that stands in a comment is read when the sign before it is taken away."""
+    text = starter_text(Detected("http://127.0.0.1:1", hints={"sut.model": "one of\nmany"}))
+    head, _, _ = text.partition("# Configurations of the server")
+    filled = re.sub(r"^# ([a-z_]+ = )", r"\1", head, flags=re.MULTILINE)
+    assert filled != head
+    file = tmp_path / "bench.toml"
+    file.write_text(filled)
+    told = load_bench(file)
+    assert None not in (told.sut.boundary, told.sut.chunking, told.sut.clock.accuracy, told.target.key_env)
+
+
+@pytest.mark.parametrize(
+    "text", ['a "quote"', "back\\slash", "line\nbreak", "tab\tand\x7fdelete", "наука 数"], ids=ascii
+)
+def test_whatever_a_server_says_is_toml(tmp_path: Path, text: str) -> None:
+    detected = Detected("http://127.0.0.1:1")
+    detected.know("sut.model", text, "it said so")
+    assert loaded(detected, tmp_path).sut.model == text
+
+
+def test_nobody_there_is_told() -> None:
+    with pytest.raises(ConfigError) as caught:
+        asyncio.run(detect(Target(url="http://127.0.0.1:9")))
+    assert (caught.value.place, caught.value.problem) == ("--target", "http://127.0.0.1:9 cannot be reached")
+
+
+@given(
+    st.integers(-3 * S, 3 * S),
+    st.lists(st.tuples(st.integers(0, 20 * S), st.integers(0, S), st.integers(0, S)), min_size=1, max_size=8),
+)
+def test_the_true_offset_is_never_outside(offset_ns: int, asked: list[tuple[int, int, int]]) -> None:
+    """The server reads its clock between the asking and the hearing, and tells whole seconds of it."""
+    trips = []
+    for begin_ns, there_ns, back_ns in asked:
+        date_s = (begin_ns + there_ns + offset_ns) // S
+        trips.append((begin_ns, begin_ns + there_ns + back_ns, date_s))
+    told = narrowed(trips)
+    assert told is not None
+    assert told.low_ns <= offset_ns <= told.high_ns
+
+
+def test_more_dates_narrow_the_offset_and_a_clock_that_was_set_is_seen() -> None:
+    trips = [(k * S // 4, k * S // 4 + 1_000, (k * S // 4 + S // 10) // S) for k in range(4)]
+    told = narrowed(trips)
+    assert told is not None
+    assert told.high_ns - told.low_ns < S // 3
+    assert narrowed([(0, 10, 5), (S, S + 10, 1)]) is None
+    assert narrowed([]) is None

@@ -1,0 +1,257 @@
+"""Defaults < quick < file < flags; and whoever mistypes is told which key, where, and what was meant."""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmtap import __version__
+from llmtap.bench.compliance.judge import judge
+from llmtap.bench.run import registry
+from llmtap.bench.run.registry import TESTS
+from llmtap.bench.sut.file import BenchFile, load_bench, params_told, without_keys
+from llmtap.bench.sut.target import Arm, Target
+from llmtap.bench.tests.guardrail_figures import ARMS
+from llmtap.errors import ConfigError
+from llmtap.workload.prompts.words import VOCABULARY
+
+HOUSE = Path(__file__).parents[3]
+URL = "http://127.0.0.1:9"
+ENDPOINTS = "'chat.completions', 'completions', 'responses'"
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "bench.toml"
+    file.write_text(text)
+    return file
+
+
+def refused(file: Path | None = None, *sets: str, tests: tuple[str, ...] = ("ttft",)) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        load_bench(file, target=URL, sets=sets, tests=tests)
+    return caught.value
+
+
+def flags(*sets: str, tests: tuple[str, ...] = ("ttft",)) -> BenchFile:
+    return load_bench(None, target=URL, sets=sets, tests=tests)
+
+
+def params(file: BenchFile, name: str = "ttft", *, quick: bool = False) -> Any:
+    return file.params_of(registry.test_named(name), quick=quick)
+
+
+def test_the_example_loads_and_says_what_the_comments_beside_it_say() -> None:
+    file = load_bench(HOUSE / "config/bench.toml")
+    assert file.sut.hardware.accelerator == "H100 SXM"
+    assert file.arms.keys() == {"cache_off", "cache_on", *ARMS}
+    assert params(file).requests == 10_000
+    assert [one.name for one in params(file, "fairness").classes] == ["short", "long"]
+
+
+def test_the_example_of_the_embedded_engine_has_the_arms_of_all_tests() -> None:
+    file = load_bench(HOUSE / "config/bench-sim.toml", tests=list(registry.TESTS))
+    arms = {"baseline", "input_filter", "output_filter", "full", "cache_off", "cache_on"}
+    assert file.arms.keys() == arms
+    assert file.arms["cache_on"].url != file.target.url
+
+
+def test_the_example_of_the_embedded_engine_declares_its_tokenizer() -> None:
+    sut = load_bench(HOUSE / "config/bench-sim.toml").sut
+    assert sut.tokenizer.name == f"llmtap words, {__version__}"
+    assert sut.tokenizer.vocabulary == len(VOCABULARY)
+    report = {"test": "ttft", "sut": msgspec.to_builtins(sut)}
+    rows = {one.requirement.id: one.verdict for one in judge(report).rows}
+    for demand in ("4.4.1-1a", "4.4.1-1b", "4.4.1-1c", "4.4.2-1", "4.4.3-1a", "4.4.3-1b", "4.4.3-1c"):
+        assert rows[demand].status == "met", rows[demand]
+
+
+def test_each_place_gives_way_to_the_next(tmp_path: Path) -> None:
+    usual = registry.test_named("ttft").params()
+    assert params(flags()) == usual
+    quick = params(flags(), quick=True).requests
+    assert quick < usual.requests
+    file = written(tmp_path, "[tests.ttft]\nrequests = 7\n")
+    assert params(load_bench(file, target=URL), quick=True).requests == 7
+    over = load_bench(file, target=URL, sets=["requests=8"], tests=["ttft"])
+    assert params(over, quick=True).requests == 8
+
+
+def test_a_flag_names_the_target_over_the_file(tmp_path: Path) -> None:
+    file = written(tmp_path, '[target]\nurl = "http://there:1"\n')
+    assert load_bench(file).target.url == "http://there:1"
+    assert load_bench(file, target=URL).target.url == URL
+
+
+def test_without_an_address_nothing_runs() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_bench(None)
+    assert caught.value.place == "--target"
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "hint"),
+    [
+        ("[targets]\n", "[targets]", "'target'"),
+        ("sut = 3\n", "sut", "[sut]"),
+        ('[target]\nmodle = "x"\n', "target.modle", "'model'"),
+        ("[sut.hardware]\ncounts = 1\n", "sut.hardware.counts", "'count'"),
+        ("[arms.a]\nheader = {}\n", "arms.a.header", "'headers'"),
+        ("[arms]\na = 1\n", "arms.a", "[arms.NAME]"),
+        ("[tests.tttf]\n", "[tests.tttf]", "'ttft'"),
+        ("[tests.ttft]\nrequest = 1\n", "tests.ttft.request", "'requests'"),
+        (
+            '[[tests.fairness.classes]]\nnam = "x"\n',
+            "tests.fairness.classes[0].nam",
+            "'name'",
+        ),
+    ],
+)
+def test_a_key_that_nobody_knows_is_named_with_the_nearest(
+    tmp_path: Path, text: str, place: str, hint: str
+) -> None:
+    found = refused(written(tmp_path, text))
+    assert found.place == f"{place} (bench.toml)"
+    assert hint in (found.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "problem"),
+    [
+        ("[tests.ttft]\nrequests = 0\n", "tests.ttft.requests", "expected a whole number >= 1, got 0"),
+        ('[tests.ttft]\nrequests = "7"\n', "tests.ttft.requests", "'7' is no whole number"),
+        ("[tests.ttft]\nrate = inf\n", "tests.ttft.rate", "inf is no number that can be used"),
+        ("[tests.ttft]\nrate = -1.0\n", "tests.ttft.rate", "> 0"),
+        ('[tests.throughput]\nduration = "soon"\n', "tests.throughput.duration", "a duration"),
+        ("[target]\nheaders = { a = 1 }\n", "target.headers[...]", "a whole number is no text"),
+        ('[target]\nendpoint = "foo"\n', "target.endpoint", f"'foo' is none of {ENDPOINTS}"),
+        ('[target]\nserver = "tgi"\n', "target.server", "'auto', 'openai', 'vllm', 'sglang'"),
+        ('[sut]\nboundary = "gatewy"\n', "sut.boundary", "'gatewy' is none of 'model engine', 'app"),
+        ('[sut]\nprefix_cache = "yes"\n', "sut.prefix_cache", "'yes' is neither true nor false"),
+        ("[sut]\nboundary = 3\n", "sut.boundary", "3 is none of 'model engine', 'application"),
+        ('[tests.fairness]\nclasses = "short"\n', "tests.fairness.classes", "'short' is no list"),
+        ("[[tests.fairness.classes]]\n", "tests.fairness.classes[0]", "name is missing"),
+        ("[sut.hardware]\ncount = -1\n", "sut.hardware.count", ">= 0"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_named_with_its_key(
+    tmp_path: Path, text: str, place: str, problem: str
+) -> None:
+    found = refused(written(tmp_path, text))
+    assert found.place == f"{place} (bench.toml)"
+    assert problem in found.problem
+
+
+@pytest.mark.parametrize(
+    ("given", "test", "hint"),
+    [
+        ("sut.boundary=gatewy", "ttft", "did you mean 'application gateway'?"),
+        ("target.server=vlm", "ttft", "did you mean 'vllm'?"),
+        ("levels=abc", "tradeoff", "such as --set levels=10,20,"),
+        ("classes=short,long", "fairness", """such as --set classes='[{"name":"short","share":0.8,"""),
+        ('classes=[{"nam":"a"}]', "fairness", "did you mean 'name'?"),
+    ],
+)
+def test_a_flag_that_does_not_fit_is_told_what_would(given: str, test: str, hint: str) -> None:
+    assert (refused(None, given, tests=(test,)).hint or "").startswith(hint)
+
+
+def test_the_example_of_a_list_is_one_that_fits() -> None:
+    hint = refused(None, "classes=abc", tests=("fairness",)).hint or ""
+    (given,) = shlex.split(hint.removeprefix("such as --set "))
+    usual = registry.test_named("fairness").params().classes
+    assert params(flags(given, tests=("fairness",)), "fairness").classes == usual
+
+
+def test_a_number_in_quotation_marks_is_told_so(tmp_path: Path) -> None:
+    assert refused(written(tmp_path, '[tests.ttft]\nrate = "4"\n')).hint == "without quotation marks"
+    assert refused(written(tmp_path, '[tests.ttft]\nrate = "four"\n')).hint is None
+
+
+def test_what_is_no_file_or_no_toml_is_named(tmp_path: Path) -> None:
+    assert refused(tmp_path / "none.toml").place == "--config"
+    assert "is not TOML" in refused(written(tmp_path, "[target\n")).problem
+
+
+def test_a_flag_sets_a_parameter_of_each_test_that_has_it() -> None:
+    file = flags("workload=conversation", "ttft.requests=5", tests=("ttft", "throughput"))
+    assert params(file).workload == params(file, "throughput").workload == "conversation"
+    assert params(file).requests == 5
+    assert params(flags("duration=90s", tests=("ttft", "throughput")), "throughput").duration == 90 * 10**9
+
+
+def test_a_flag_sets_any_key_of_other_tables() -> None:
+    file = flags(
+        "target.model=tiny", "sut.hardware.count=8", "sut.prefix_cache=off", "target.body.top_p=0.5",
+        "sut.guardrails.names=a, b", "arms.cache_off.url=http://x:1", "arms.cache_off.headers.x-cache=off",
+    )  # fmt: skip
+    assert file.target.model == "tiny"
+    assert file.sut.hardware.count == 8
+    assert file.sut.prefix_cache is False
+    assert msgspec.json.decode(file.target.body["top_p"]) == 0.5
+    assert file.sut.guardrails.names == ["a", "b"]
+    assert file.arms["cache_off"] == Arm(url="http://x:1", headers={"x-cache": "off"})
+
+
+def test_a_flag_reads_numbers_lists_and_none_by_the_type_of_its_parameter(tmp_path: Path) -> None:
+    assert params(flags("rate=2.5")).rate == 2.5
+    file = written(tmp_path, "[tests.ttft]\nrate = 1.0\n")
+    assert params(load_bench(file, target=URL, sets=["rate=none"], tests=["ttft"])).rate is None
+    for text in ("10,50", "[10, 50]"):
+        assert params(flags(f"levels={text}", tests=("tradeoff",)), "tradeoff").levels == (10, 50)
+    one = '{"name":"%s","share":0.5,"input":[1,2],"output":[3,4]}'
+    classes = f"[{one % 'a'},{one % 'b'}]"
+    found = params(flags(f"classes={classes}", tests=("fairness",)), "fairness").classes
+    assert [one.input for one in found] == [(1, 2), (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("given", "place", "problem"),
+    [
+        ("requests", "--set", "expected NAME=VALUE"),
+        ("reqests=1", "--set reqests", "there is no such parameter"),
+        ("throughput.reqests=1", "--set throughput.reqests", "there is no such parameter"),
+        ("requests=many", "--set requests", "'many' is no whole number"),
+        ("requests=0", "--set requests", "expected a whole number >= 1, got '0'"),
+        ("rate=abc", "--set rate", "'abc' is no number"),
+        ("rate=inf", "--set rate", "'inf' is no number that can be used"),
+        ("target.endpoint=foo", "--set target.endpoint", f"'foo' is none of {ENDPOINTS}"),
+        ("sut.boundary=foo", "--set sut.boundary", "'foo' is none of 'model engine', 'application gate"),
+        ("target.modle=x", "--set target.modle", "there is no such parameter"),
+        ("workload.x=1", "--set workload.x", "is no table"),
+        ("duration=90s", "--set duration", "there is no such parameter"),
+    ],
+)
+def test_a_flag_that_does_not_fit_is_named(given: str, place: str, problem: str) -> None:
+    found = refused(None, given)
+    assert found.place == place
+    assert problem in found.problem
+
+
+@given(st.floats(min_value=1e-6, max_value=1e6))
+def test_a_number_is_the_same_by_flag_and_by_file(rate: float) -> None:
+    assert params(flags(f"rate={rate!r}")).rate == rate
+
+
+def test_results_have_no_keys_in_them() -> None:
+    target = Target(
+        url="http://me:secret1@host:1/v1?key=secret2", metrics="http://host/metrics?token=secret3",
+        headers={"Authorization": "Bearer secret4", "X-Api-Key": "secret5", "x-team": "perf"},
+        body={"api_key": msgspec.Raw(b'"secret6"'), "max_tokens": msgspec.Raw(b"7")},
+    )  # fmt: skip
+    told = without_keys(target)
+    assert "secret" not in str(told)
+    assert told["url"] == "http://host:1/v1"
+    assert told["headers"]["x-team"] == "perf"
+    assert told["body"]["max_tokens"] == 7
+    assert "secret" not in str(without_keys(Arm(headers={"cookie": "secret"})))
+
+
+@pytest.mark.parametrize("name", TESTS)
+def test_parameters_of_every_test_can_be_told_as_json(name: str) -> None:
+    for quick in (False, True):
+        told = params_told(params(flags(), name, quick=quick))
+        assert msgspec.json.decode(msgspec.json.encode(told)).keys() == told.keys()

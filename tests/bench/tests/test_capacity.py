@@ -1,0 +1,176 @@
+"""5.5 finds the concurrency that was planted: by TTFT, by failures, by memory; and of an engine with so many
+seats."""
+
+from heapq import heapreplace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmtap.bench.run.loads import Load
+from llmtap.bench.run.measurement import Measurement
+from llmtap.bench.tests.capacity import TEST
+from llmtap.errors import ConfigError
+from llmtap.units import Duration
+from tests.bench.support import Planted, measured, perform, session_to, sim
+from tests.support.busy_machine import measures
+
+S = 1_000_000_000
+SECOND = Duration(S)
+
+
+def rows_of(load: Load, seats: int, service_s: float, broken: float = 0.0) -> list[dict[str, Any]]:
+    """A closed loop on so many seats: who finds none waits. Above them the last `broken` of all fail."""
+    assert load.closed is not None
+    n, rows = len(load.plan.requests), []
+    slots, free = [0.0] * load.closed, [0.0] * seats
+    fail_from = n - round(broken * n) if load.closed > seats else n
+    for row in range(n):
+        at = slots[0]
+        begin = max(at, free[0])
+        heapreplace(free, begin + service_s)
+        heapreplace(slots, begin + service_s)
+        rows.append({
+            "row": row, "sent_ns": round(at * S), "end_ns": round((begin + service_s) * S),
+            "ttft_ns": round((begin + 0.05 - at) * S), "ttft_any_ns": round((begin + 0.05 - at) * S),
+            "e2e_ns": round((begin + service_s - at) * S), "tpot_ns": (service_s - 0.05) / 255 * S,
+            "input_tokens": 44, "output_tokens": 256,
+            "outcome": "complete" if row < fail_from else "upstream_error",
+        })  # fmt: skip
+    return rows
+
+
+def planted(results: Path, seats: int, service_s: float = 1.0, **more: Any) -> Planted:
+    broken = more.pop("broken", 0.0)
+
+    def answer(name: str, load: Load) -> Measurement:
+        assert load.closed is not None
+        full = load.closed > seats
+        rows = rows_of(load, 10_000 if more else seats, service_s)
+        if broken:
+            rows = rows_of(load, seats, service_s, broken)
+        return measured(name, rows, load={"stopped": None}, **(more if full else {}))
+
+    return Planted(results, answer, "capacity")
+
+
+def test_capacity_by_ttft(tmp_path: Path) -> None:
+    """19 seats for answers of 1 s: the 20th waits for one."""
+    session = planted(tmp_path, 19)
+    found = perform(TEST, session, ttft_p99=Duration(S // 2))
+    levels = [name.removeprefix("search/") for name, _ in session.asked]
+    assert levels == ["0008", "0016", "0032", "0024", "0020", "0018", "0019"]
+    told = found.measurements
+    assert (told["max_concurrency"], told["limit"]) == (19, 20)
+    assert told["max_concurrency_by_completion"] == 32, "all completed, however late"
+    assert told["output_tps"] == pytest.approx(19 * 256, rel=0.02)
+    # A prompt of 44 all the time, and an answer that is at half on average, but for its first 50 ms.
+    assert told["tokens_in_flight"] == pytest.approx(19 * (44 + 0.95 * 128), rel=0.02)
+    table = found.tables[0]
+    assert table.caption.startswith("Table 7")
+    assert table.heads == ["Concurrency", "Completion", "TTFT P99", "TPOT P99", "Errors", "Status"]
+    assert [(row[0], row[5]) for row in table.rows] == [
+        ("8", "Pass"), ("16", "Pass"), ("18", "Pass"), ("19", "Pass"), ("20", "Fail"), ("24", "Fail"),
+        ("32", "Fail"),
+    ]  # fmt: skip
+    assert table.rows[0][1:5] == ["100%", "50.0 ms * (50.0 to 50.0)", "3.73 ms * (3.73 to 3.73)", "0"]
+    assert found.tables[1].rows[0] == ["Maximum concurrent requests", "19"]
+
+
+def test_each_level_lasts_as_long_as_the_draft_has_it(tmp_path: Path) -> None:
+    """100 completions per slot are 100 s with answers of 1 s."""
+    session = planted(tmp_path, 19)
+    perform(TEST, session, ttft_p99=Duration(S // 2))
+    assert all(len(load.plan.requests) >= 100 * (load.closed or 0) for _, load in session.asked)
+    assert all(step.table["sent_ns"][-1].as_py() > 60 * S for step in session.steps)
+    assert all(set(load.plan.requests.output) == {256} for _, load in session.asked)
+
+
+def test_quick_answers_are_asked_for_longer_once_and_then_it_is_known(tmp_path: Path) -> None:
+    """Answers of 0.1 s: 100 of each slot take 10 s, which is no minute."""
+    session = planted(tmp_path, 5, 0.1)
+    found = perform(TEST, session, ttft_p99=Duration(S // 10), initial=2, maximum=8)
+    names = [name.removeprefix("search/") for name, _ in session.asked]
+    assert names[:2] == ["0002", "0002-longer"]
+    assert not any(name.endswith("-longer") for name in names[2:])
+    assert found.measurements["max_concurrency"] == 5
+    assert found.measurements["levels"][0]["step"] == "search/0002-longer"
+    assert found.deviations == []
+    held = [step for step in session.steps[1:] if len(step.ended_well())]
+    assert all(step.table["sent_ns"][-1].as_py() >= 60 * S for step in held)
+
+
+def test_capacity_by_completion(tmp_path: Path) -> None:
+    """Above 10 at a time 2 % of the requests fail: 98 % complete, and 99 % are needed."""
+    session = planted(tmp_path, 10, broken=0.02)
+    found = perform(TEST, session, ttft_p99=Duration(60 * S), maximum=64)
+    told = found.measurements
+    assert (told["max_concurrency"], told["max_concurrency_by_completion"]) == (10, 10)
+    beyond = next(level for level in told["levels"] if level["concurrency"] == 16)
+    assert beyond["completion"]["value"] == pytest.approx(0.98, abs=0.001)
+    assert beyond["endings"] == {"upstream_error": beyond["failed"]}
+    assert "completed, 99.0% needed" in beyond["why"]
+
+
+def test_one_out_of_memory_error_is_one_too_many(tmp_path: Path) -> None:
+    """Above 12 the server says so once, in a thousand answers."""
+    errors = {"CUDA error: out of memory": 1, "the upstream ended early": 2}
+    session = planted(tmp_path, 12, errors=errors)
+    found = perform(TEST, session, ttft_p99=SECOND)
+    assert found.measurements["max_concurrency"] == 12
+    levels = found.measurements["levels"]
+    assert {level["concurrency"]: level["memory_errors"] for level in levels}[16] == 1
+
+
+def test_where_nothing_meets_the_criteria_it_goes_down_to_one_and_says_so(tmp_path: Path) -> None:
+    session = planted(tmp_path, 8)
+    found = perform(TEST, session, ttft_p99=Duration(S // 100))
+    assert [load.closed for _, load in session.asked] == [8, 4, 2, 1]
+    assert found.measurements["max_concurrency"] is None
+    assert found.measurements["output_tps"] is None
+    assert "not even one request at a time" in found.notes[0]
+
+
+def test_where_all_meet_them_the_maximum_is_no_limit(tmp_path: Path) -> None:
+    found = perform(TEST, planted(tmp_path, 1_000), ttft_p99=SECOND, initial=8, maximum=20)
+    assert (found.measurements["max_concurrency"], found.measurements["limit"]) == (20, None)
+    assert "is no limit" in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("params", "place"),
+    [
+        ({"ttft_p99": None}, "ttft_p99"),
+        ({"initial": 9, "maximum": 8}, "maximum"),
+        ({"duration": Duration(30 * S)}, "duration"),
+        ({"per_slot": 10}, "per_slot"),
+        ({"votes": 4}, "votes"),
+    ],
+)
+def test_what_cannot_be_is_named(tmp_path: Path, params: dict[str, Any], place: str) -> None:
+    session = planted(tmp_path, 8)
+    with pytest.raises(ConfigError) as caught:
+        perform(TEST, session, **{"ttft_p99": SECOND, **params})
+    assert caught.value.place == place
+    assert not session.asked
+
+
+@measures
+def test_an_engines_seats_are_counted(tmp_path: Path) -> None:
+    """Six seats for answers of 64 tokens, 0.47 s: the seventh waits for about as long, the sixth does not."""
+    workload = tmp_path / "planted.toml"
+    workload.write_text("input = 8\noutput = 8\n")
+    with sim("--scheduler", "continuous_batching", "--serving", "seqs_max=6") as url:
+        session = session_to(url, tmp_path / "results", "capacity")
+        session.quick = True
+        found = perform(
+            TEST, session, workload=str(workload), output_tokens=64, ttft_p99=Duration(S // 4), initial=6,
+            maximum=24, duration=SECOND, per_slot=3,
+        )  # fmt: skip
+    told = found.measurements
+    assert (told["max_concurrency"], told["limit"]) == (6, 7)
+    assert [level["concurrency"] for level in told["levels"]] == [6, 7, 9, 12]
+    assert all(level["failed"] == 0 for level in told["levels"])
+    # Six at a time make a token each in 7.25 ms, but for the prompts between: 800/s at the most.
+    assert 500 < told["output_tps"] < 830
+    assert told["tokens_in_flight"] == pytest.approx(6 * (8 + 32), rel=0.25)

@@ -1,0 +1,241 @@
+"""Fairness as planted: slowdowns by hand, and engines of which one lets short requests wait for long ones."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from llmtap.bench.run.loads import Load
+from llmtap.bench.run.measurement import Measurement
+from llmtap.bench.tests.classes import ClassMix, RequestClass
+from llmtap.bench.tests.fairness import TEST, FairnessParams
+from llmtap.errors import ConfigError
+from llmtap.sim.engine import Engine
+from llmtap.sim.schedulers.registry import SCHEDULERS
+from llmtap.sim.serving import Setup
+from llmtap.sim.virtual import play
+from llmtap.units import NS_PER_S, Duration
+from tests.bench.support import Planted, measured, perform, session_to, sim
+
+S = 1_000_000_000
+SECOND = Duration(NS_PER_S)
+
+
+def served(ttft_s: Callable[[str, bool, Random], float]) -> Callable[[str, Load], Measurement]:
+    """A server whose TTFT depends on the class, and on whether it is mixed; it takes 20 ms a token."""
+
+    def answer(name: str, load: Load) -> Measurement:
+        random, rows = Random(name), []
+        requests = load.plan.requests
+        for row in range(len(requests)):
+            of = load.class_of(row) or ""
+            ttft_ns = round(ttft_s(of, name == "mix", random) * S)
+            e2e_ns = ttft_ns + 20_000_000 * requests.output[row]
+            rows.append({
+                "row": row, "request_class": of, "sent_ns": requests.arrival_ns[row], "ttft_ns": ttft_ns,
+                "ttft_any_ns": ttft_ns, "e2e_ns": e2e_ns, "end_ns": requests.arrival_ns[row] + e2e_ns,
+                "tpot_ns": 20e6, "output_tokens": requests.output[row],
+            })  # fmt: skip
+        return measured(name, rows, seconds=320.0)
+
+    return answer
+
+
+def test_slowdowns_by_hand(tmp_path: Path) -> None:
+    """Short requests wait three times as long in the mix, long ones as long as alone: J = 16 / (2 * 10)."""
+    times = {("short", False): 0.1, ("short", True): 0.3, ("long", False): 0.4, ("long", True): 0.4}
+    session = Planted(tmp_path, served(lambda of, mixed, _: times[of, mixed]), "fairness")
+    found = perform(TEST, session, rate=10.0, duration=Duration(60 * S), requests_per_class=20)
+    told = found.measurements
+    assert told["jain"]["headline"]["value"] == pytest.approx(0.8)
+    assert told["jain"]["headline"]["low"] == pytest.approx(0.8)
+    assert told["jain"]["slowdown"] == pytest.approx({"short": 3.0, "long": 1.0})
+    for name in ("p50", "p95", "p99", "mean"):
+        short, long = (told["classes"][one]["inflation"][name] for one in ("short", "long"))
+        assert (short if name == "mean" else short["value"]) == pytest.approx(3.0)
+        assert (long if name == "mean" else long["value"]) == pytest.approx(1.0)
+    assert told["classes"]["short"]["starvation"]["value"] == 0.0
+    results, metrics = found.tables[:2]
+    assert results.caption == "Table 8: Per-Class Results"
+    assert results.heads == ["Class", "Count", "TTFT P50", "TTFT P99", "TPOT P50", "TPOT P99"]
+    assert results.rows[0][0] == "Short"
+    assert results.rows[0][2].startswith("300 ms (300 to 300)")
+    assert metrics.caption == "Table 9: Fairness Metrics"
+    assert [row[0] for row in metrics.rows] == [
+        "Jain's Fairness Index", "Short Class Starvation", "Long Class Starvation",
+    ]  # fmt: skip
+    assert metrics.rows[0][1] == "0.80"
+    assert [series.name for series in found.charts[0].series] == [
+        "short, mixed", "short, alone", "long, mixed", "long, alone",
+    ]  # fmt: skip
+    assert any("significant unfairness" in note for note in found.notes)
+
+
+def test_each_class_alone_is_as_much_work_as_the_mix(tmp_path: Path) -> None:
+    mix = ClassMix(FairnessParams().classes)
+    for isolation in ("tokens", "requests"):
+        session = Planted(tmp_path, served(lambda of, mixed, _: 0.1), "fairness")
+        perform(
+            TEST, session, rate=10.0, duration=Duration(30 * S), requests_per_class=10, isolation=isolation
+        )
+        rates = {name: load.rate_rps or 0.0 for name, load in session.asked}
+        assert list(rates) == ["alone/short", "alone/long", "mix"]
+        assert rates["mix"] == 10.0
+        if isolation == "requests":
+            assert rates["alone/short"] == rates["alone/long"] == 10.0
+        else:
+            for name in ("short", "long"):
+                work = rates[f"alone/{name}"] * mix.alone(name).mean_tokens()
+                assert work == pytest.approx(10.0 * mix.mean_tokens())
+        first = [load.plan.requests.input[:5] for _, load in session.asked]
+        assert len({tuple(column) for column in first}) == 3
+
+
+def test_who_waits_five_medians_is_starved(tmp_path: Path) -> None:
+    """In the mix one short request in twenty takes 0.6 s, the others 0.1 s."""
+
+    def ttft_s(of: str, mixed: bool, random: Random) -> float:
+        return 0.6 if of == "short" and mixed and random.random() < 0.05 else 0.1
+
+    session = Planted(tmp_path, served(ttft_s), "fairness")
+    found = perform(TEST, session, rate=20.0, duration=Duration(100 * S))
+    short, long = (found.measurements["classes"][name]["starvation"] for name in ("short", "long"))
+    assert short["low"] < 0.05 < short["high"]
+    assert short["threshold"] == 0.5
+    assert short["starved"] == round(short["value"] * short["n"])
+    assert long["value"] == 0.0
+
+
+def test_noise_is_within_the_intervals(tmp_path: Path) -> None:
+    """Lognormal TTFT; the mix makes short ones 1.5 times as slow: J of (1.5 m, m), m the mean by median."""
+
+    def ttft_s(of: str, mixed: bool, random: Random) -> float:
+        return 0.1 * random.lognormvariate(0, 0.5) * (1.5 if of == "short" and mixed else 1)
+
+    session = Planted(tmp_path, served(ttft_s), "fairness")
+    found = perform(TEST, session, rate=20.0, duration=Duration(120 * S))
+    told = found.measurements
+    head = told["jain"]["headline"]
+    assert head["low"] < 2.5**2 / (2 * (1.5**2 + 1)) < head["high"]
+    for name, planted in (("short", 1.5), ("long", 1.0)):
+        inflation = told["classes"][name]["inflation"]["p50"]
+        assert inflation["low"] < planted < inflation["high"]
+
+
+def test_a_mix_that_is_too_small_or_too_much_is_a_deviation(tmp_path: Path) -> None:
+    """In the mix a queue grows by a second a second: the load is twice what is served."""
+    quick = served(lambda of, mixed, _: 0.1)
+
+    def answer(name: str, load: Load) -> Measurement:
+        if name != "mix":
+            return quick(name, load)
+        rows = []
+        for row, at_ns in enumerate(load.plan.requests.arrival_ns):
+            ttft_ns = 100_000_000 + at_ns
+            rows.append({
+                "row": row, "request_class": load.class_of(row), "sent_ns": at_ns, "ttft_ns": ttft_ns,
+                "ttft_any_ns": ttft_ns, "e2e_ns": ttft_ns + S // 10, "end_ns": at_ns + ttft_ns + S // 10,
+            })  # fmt: skip
+        return measured(name, rows)
+
+    found = perform(
+        TEST,
+        Planted(tmp_path, answer, "fairness"),
+        rate=10.0,
+        duration=Duration(20 * S),
+        requests_per_class=2,
+    )
+    said = " ".join(found.deviations)
+    assert "requests of class long, 500 wanted" in said
+    assert "the mix was above saturation" in said
+    assert "alone was above" not in said
+
+
+def test_a_share_is_of_what_the_mix_itself_saturates_at(tmp_path: Path) -> None:
+    session = Planted(tmp_path, served(lambda of, mixed, _: 0.1), "fairness")
+    found = perform(TEST, session, max_rate=20.0, share=0.9, duration=SECOND, requests_per_class=2)
+    assert found.measurements["rate_rps"] == 18.0
+    assert found.measurements["load_share"] == 0.9
+    assert not [one for one in found.deviations if "of saturation" in one]
+
+
+def test_classes_are_checked_first(tmp_path: Path) -> None:
+    session = Planted(tmp_path, served(lambda of, mixed, _: 0.1), "fairness")
+    with pytest.raises(ConfigError, match="fewer than two"):
+        perform(TEST, session, classes=[{"name": "a", "share": 1.0, "input": [1, 2], "output": [1, 2]}])
+
+
+CLASSES = (
+    RequestClass(name="short", share=0.8, input=(8, 16), output=(2, 4)),
+    RequestClass(name="long", share=0.2, input=(40, 60), output=(60, 80)),
+)
+
+
+class Times:
+    """Keeps when each request's first token and its end came."""
+
+    def __init__(self) -> None:
+        self.first_ns: dict[int, int] = {}
+        self.end_ns: dict[int, int] = {}
+
+    def ended(self, request: int, token_ns: Sequence[int], end_ns: int, *, served: bool) -> None:
+        assert served
+        self.first_ns[request], self.end_ns[request] = token_ns[0], end_ns
+
+
+def engine(scheduler: str) -> Callable[[str, Load], Measurement]:
+    """The simulated engine in virtual time, as `sim serve` has it behind a socket."""
+
+    def answer(name: str, load: Load) -> Measurement:
+        requests, times = load.plan.requests, Times()
+        requests.predicted = requests.output
+        play(requests, Engine(SCHEDULERS[scheduler].build(requests, Setup())), watch=times)
+        rows = []
+        for row, at_ns in enumerate(requests.arrival_ns):
+            rows.append({
+                "row": row, "request_class": load.class_of(row), "sent_ns": at_ns,
+                "ttft_ns": times.first_ns[row] - at_ns, "ttft_any_ns": times.first_ns[row] - at_ns,
+                "e2e_ns": times.end_ns[row] - at_ns, "end_ns": times.end_ns[row],
+                "output_tokens": requests.output[row],
+            })  # fmt: skip
+        return measured(name, rows, seconds=320.0)
+
+    return answer
+
+
+def test_an_engine_of_whole_batches_is_less_fair_than_one_that_composes_anew(tmp_path: Path) -> None:
+    """Static FIFO runs a batch until its longest request is done (T = 60 ms + 7 ms a token: 0.15 s for short
+    ones, 0.9 s with a long one), so in the mix short ones wait for others' tokens. Continuous batching lets
+    them in at the next token: what a prompt of 50 tokens takes, 10 ms, is all there is to wait for."""
+    found = {
+        name: perform(
+            TEST, Planted(tmp_path / name, engine(name), "fairness"), classes=CLASSES, rate=6.0,
+            duration=Duration(100 * S), requests_per_class=100,
+        )
+        for name in ("static_fifo", "continuous_batching")
+    }  # fmt: skip
+    fifo, continuous = (one.measurements for one in found.values())
+    assert fifo["classes"]["short"]["sent"] > 400
+    slow, quick = (one["classes"]["short"]["inflation"]["p50"] for one in (fifo, continuous))
+    assert slow["low"] > 2
+    assert 0.9 < quick["low"] < quick["high"] < 1.1
+    assert fifo["jain"]["headline"]["high"] < 0.9 < continuous["jain"]["headline"]["low"]
+    assert fifo["classes"]["long"]["inflation"]["p50"]["value"] < slow["low"]
+    assert any("significant unfairness" in note for note in found["static_fifo"].notes)
+    assert not any("significant unfairness" in note for note in found["continuous_batching"].notes)
+
+
+def test_it_runs_on_a_real_socket(tmp_path: Path) -> None:
+    with sim("--scheduler", "continuous_batching") as url:
+        session = session_to(url, tmp_path, "fairness", warmup="none")
+        found = perform(TEST, session, classes=CLASSES, rate=8.0, requests_per_class=6, duration=SECOND)
+    classes = found.measurements["classes"]
+    assert [step.name for step in session.steps] == ["alone/short", "alone/long", "mix"]
+    mixed = session.steps[-1]
+    for name, (low, high) in (("short", (2, 4)), ("long", (60, 80))):
+        assert classes[name]["ttft"]["n"] == classes[name]["sent"] >= 6
+        of = mixed.of_class(name)
+        assert of.n == classes[name]["sent"]
+        assert all(low <= tokens <= high for tokens in of.values("output_tokens"))
+    assert found.measurements["jain"]["headline"]["value"] <= 1.0

@@ -1,0 +1,215 @@
+"""Guardrails of known cost: planned blocks, and filters that a simulated gateway applies by header."""
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from llmtap.bench.run.loads import Load
+from llmtap.bench.run.measurement import Measurement
+from llmtap.bench.sut.target import Arm
+from llmtap.bench.tests.guardrail_overhead import TEST
+from llmtap.errors import ConfigError
+from tests.bench.support import Planted, measured, perform, session_to, sim
+from tests.support.busy_machine import measures
+
+INPUT = {"x-sim-input-filter-ms": "40"}
+OUTPUT = {"x-sim-output-hold": "4", "x-sim-output-filter-ms": "30"}
+ARMS = {
+    "baseline": Arm(), "input_filter": Arm(headers=INPUT), "output_filter": Arm(headers=OUTPUT),
+    "full": Arm(headers=INPUT | OUTPUT),
+}  # fmt: skip
+COSTS_MS = {"baseline": 0, "baseline_again": 0, "input_filter": 40, "output_filter": 30, "full": 70}
+
+
+def answer(name: str, load: Load) -> Measurement:
+    """100 ms to the first token, and what the arm costs."""
+    arm, random, rows = name.rpartition("/")[2], Random(name), []
+    for row, at_ns in enumerate(load.plan.requests.arrival_ns):
+        ttft_ns = round((100 + COSTS_MS.get(arm, 0) + random.gauss(0, 1)) * 1e6)
+        rows.append({
+            "row": row, "sent_ns": at_ns, "ttft_ns": ttft_ns, "ttft_any_ns": ttft_ns, "e2e_ns": 2 * ttft_ns,
+            "end_ns": at_ns + 2 * ttft_ns, "output_tokens": 20, "input_tokens": 50,
+        })  # fmt: skip
+    return measured(name, rows)
+
+
+def planted(tmp_path: Path, arms: dict[str, Arm] | None = None) -> Planted:
+    session = Planted(tmp_path, answer, "guardrail-overhead")
+    session.arms = ARMS if arms is None else arms
+    return session
+
+
+def run(session: Planted, **params: Any) -> Any:
+    return perform(TEST, session, **{"max_rate": 20.0, "requests": 30, "repeats": 3, **params})
+
+
+def test_the_draft_s_tables(tmp_path: Path) -> None:
+    found = run(planted(tmp_path))
+    tables = {table.caption: table for table in found.tables}
+    first = found.tables[0]
+    assert first.caption == "Table 13: Guardrail Overhead at 25 % of capacity (5 requests/s)"
+    assert [caption[:37] for caption in list(tables)[1:3]] == [
+        "Table 13: Guardrail Overhead at 50 % ", "Table 13: Guardrail Overhead at 75 % ",
+    ]  # fmt: skip
+    assert all(" ms (" in cell for cell in first.rows[0][1:2])
+    assert first.heads == ["Configuration", "TTFT P50", "TTFT P99", "E2E P50", "E2E P99"]
+    assert [row[0] for row in first.rows] == [
+        "Baseline", "Input Filter", "Output Filter", "Full Filter", "Baseline again (A/A)",
+    ]  # fmt: skip
+    overhead = tables["Overhead against the baseline, with 95 % intervals (5.10.4)"]
+    assert len(overhead.rows) == 3 * 4 * 2
+    assert overhead.rows[0][:4] == ["25 %", "Input Filter", "TTFT", overhead.rows[0][3]]
+    assert overhead.rows[0][3].startswith(("39.", "40."))
+    # 90 pairs: nine lie beyond P90, so P95 and P99 have no interval, and P50 has one.
+    assert all(" ms (" in row[4] for row in overhead.rows)
+    assert {row[6] for row in overhead.rows} == {"-"}
+    assert any("fewer than five pairs lie beyond" in note for note in found.notes)
+    assert not any(caption.startswith("Table 14") for caption in tables)
+    said = " ".join(found.notes)
+    assert "maximum throughput was not measured" in said
+    assert "no request was refused" in said
+    assert "A/A" in said and "overhead at 25 %" not in said, "overheads are in the table"
+    assert found.deviations == []
+    kinds = [(chart.kind, len(chart.series)) for chart in found.charts]
+    assert kinds == [("cdf", 5), ("points", 4), ("cdf", 5), ("points", 4)]
+    assert found.charts[1].series[0].x == [25.0, 50.0, 75.0]
+    line = found.charts[1].series[0]
+    assert line.low[0] - 1 < 40 < line.high[0] + 1
+
+
+def test_a_table_of_dashes_is_left_out_and_a_note_says_why(tmp_path: Path) -> None:
+    """Two requests in a block are fewer than three answers long."""
+    found = run(planted(tmp_path), requests=2, repeats=2)
+    assert all(one["throughput"] is None for one in found.measurements["levels"][0]["arms"].values())
+    assert not any(table.caption.startswith("Throughput at each load") for table in found.tables)
+    assert any(note.startswith("no throughput at a load") for note in found.notes)
+    longer = run(planted(tmp_path))
+    assert any(table.caption.startswith("Throughput at each load") for table in longer.tables)
+
+
+def test_an_overhead_at_a_percentile_has_its_interval_and_its_mark(tmp_path: Path) -> None:
+    """600 pairs: six lie beyond P99, which is an interval, and fewer than ten."""
+    found = run(planted(tmp_path), requests=200, levels=[50.0])
+    (table,) = (table for table in found.tables if table.caption.startswith("Overhead against"))
+    for row in table.rows:
+        assert " ms (" in row[4] and " ms (" in row[5]
+        assert " ms * (" in row[6]
+    assert not any("is a dash" in note for note in found.notes)
+
+
+def test_all_arms_of_a_repeat_get_the_same_requests_and_repeats_others(tmp_path: Path) -> None:
+    session = planted(tmp_path)
+    run(session, requests=8)
+    assert len(session.asked) == 5 * 3 * 3
+    loads: dict[str, set[str]] = {}
+    for name, load in session.asked:
+        loads.setdefault(name.rpartition("/")[0], set()).add(load.fingerprint())
+    assert {len(prints) for prints in loads.values()} == {1}
+    assert len(set().union(*loads.values())) == len(loads) == 9
+    inputs = {tuple(load.plan.requests.input) for _, load in session.asked}
+    assert len(inputs) == 9, "a load's prompts are no other load's"
+    rates = {name.partition("-")[0]: load.rate_rps for name, load in session.asked}
+    assert rates == {"25": 5.0, "50": 10.0, "75": 15.0}
+    # Neither arms nor loads come in one order always.
+    arms = [name.rpartition("/")[2] for name, _ in session.asked]
+    assert len({tuple(arms[i : i + 5]) for i in range(0, 45, 5)}) > 3
+
+
+def test_arms_that_take_a_command_have_longer_turns(tmp_path: Path) -> None:
+    session = planted(tmp_path, {**ARMS, "full": Arm(apply=["true"])})
+    found = run(session, requests=8)
+    arms = [name.rpartition("/")[2] for name, _ in session.asked]
+    for repeat in range(3):
+        of_repeat = arms[repeat * 15 : (repeat + 1) * 15]
+        assert all(len(set(of_repeat[i : i + 3])) == 1 for i in range(0, 15, 3))
+    assert "takes a command" in found.configuration["Order of blocks"]
+
+
+def test_what_there_is_not_is_said(tmp_path: Path) -> None:
+    arms = {name: ARMS[name] for name in ("baseline", "full")}
+    found = run(planted(tmp_path, arms), levels=[50.0], repeats=1)
+    said = " ".join(found.deviations)
+    assert "no such arm is declared: Input Filter, Output Filter" in said
+    assert "not tested at 25 %, 75 % of capacity" in said
+    assert "1 independent runs" in said
+    assert [row[0] for row in found.tables[0].rows] == ["Baseline", "Full Filter", "Baseline again (A/A)"]
+
+
+@pytest.mark.parametrize(
+    ("arms", "says"),
+    [({}, "arms.baseline"), ({"full": Arm()}, "arms.baseline"), ({"baseline": Arm()}, "arms.input_filter")],
+)
+def test_without_two_configurations_nothing_is_sent(tmp_path: Path, arms: dict[str, Arm], says: str) -> None:
+    session = planted(tmp_path, arms)
+    with pytest.raises(ConfigError) as caught:
+        run(session)
+    assert says in caught.value.place
+    assert not session.asked
+
+
+def test_a_search_fills_table_14(tmp_path: Path) -> None:
+    """The baseline answers 16 at a time, the full filter 8."""
+
+    def limited(name: str, load: Load) -> Measurement:
+        if load.closed is None:
+            return answer(name, load)
+        each_ns = round(1e9 * max(1.0, load.closed / (8 if "/full/" in name else 16)))
+        rows: list[dict[str, Any]] = []
+        for row in range(len(load.plan.requests)):
+            at_ns = (row // load.closed * load.closed + row % load.closed) * each_ns // load.closed
+            rows.append({
+                "row": row, "sent_ns": at_ns, "ttft_ns": 1, "ttft_any_ns": 1, "e2e_ns": each_ns,
+                "end_ns": at_ns + each_ns, "output_tokens": 10,
+            })  # fmt: skip
+        return measured(name, rows)
+
+    session = Planted(tmp_path, limited, "guardrail-overhead")
+    session.arms = {name: ARMS[name] for name in ("baseline", "full")}
+    found = perform(TEST, session, requests=10, repeats=1, search=True, levels=[50.0])
+    assert found.measurements["capacity"]["rps"] == pytest.approx(16, rel=0.05)
+    (table,) = (table for table in found.tables if table.caption == "Table 14: Throughput Impact")
+    assert table.heads == ["Configuration", "Max Throughput", "Reduction"]
+    assert [row[0] for row in table.rows] == ["Baseline", "Full Filter"]
+    found_tps = [float(row[1].removesuffix(" tok/s")) for row in table.rows]
+    assert found_tps == [pytest.approx(160, rel=0.05), pytest.approx(80, rel=0.05)]
+    assert table.rows[0][2] == "-"
+    assert float(table.rows[1][2].removesuffix("%")) == pytest.approx(-50, abs=2)
+
+
+@measures
+def test_filters_of_known_cost_are_found_and_a_second_baseline_is_not(tmp_path: Path) -> None:
+    """The input filter takes 40 ms before the engine. The output filter lets four tokens go together, 30 ms
+    later: the first with the fourth, three gaps of 2 ms late, and the last 30 ms late."""
+    planted_ms = {"input_filter": (40, 40), "output_filter": (36, 30), "full": (76, 70)}
+    with sim("--ttft", "40ms", "--itl", "2ms", "--tokens", "12") as url:
+        session = session_to(url, tmp_path, "guardrail-overhead", arms=ARMS, warmup="none")
+        found = perform(TEST, session, max_rate=40.0, levels=[50.0], requests=16, repeats=3, output_tokens=12)
+    arms = found.measurements["levels"][0]["arms"]
+    for arm, costs in planted_ms.items():
+        for metric, cost_ms in zip(("ttft", "e2e"), costs, strict=True):
+            found_ms = arms[arm]["overhead"][metric]["overall"]
+            # A busy machine is late by some ms, in one arm more than in another.
+            low, high = found_ms["low"] * 1e3 - 3, found_ms["high"] * 1e3 + 3
+            assert low < cost_ms < high, (arm, metric, found_ms)
+            assert found_ms["value"] * 1e3 == pytest.approx(cost_ms, abs=10)
+    for metric in ("ttft", "e2e"):
+        noise = arms["baseline_again"]["overhead"][metric]["overall"]
+        assert noise["low"] * 1e3 - 3 < 0 < noise["high"] * 1e3 + 3
+    assert {one["refused"] for one in arms.values()} == {0}
+
+
+def test_benign_requests_that_are_refused_are_a_deviation(tmp_path: Path) -> None:
+    refusing = {"x-sim-refusal-rate": "0.5"}
+    arms = {"baseline": Arm(), "full": Arm(headers=refusing)}
+    with sim("--ttft", "5ms", "--itl", "1ms", "--tokens", "4") as url:
+        session = session_to(url, tmp_path, "guardrail-overhead", arms=arms, warmup="none")
+        found = perform(TEST, session, max_rate=80.0, levels=[50.0], requests=20, repeats=1, output_tokens=4)
+    full = found.measurements["levels"][0]["arms"]["full"]
+    assert 0 < full["refused"] < 20
+    assert full["refused"] + full["complete"] == 20
+    assert any(
+        f"{full['refused']} benign requests were refused (Full Filter" in one for one in found.deviations
+    )
+    assert any("refused although the content is benign" in note for note in found.notes)

@@ -1,0 +1,241 @@
+"""ITL as planted: shapes by hand, and servers with a steady pace, with stalls, and with chunks."""
+
+import json
+from collections.abc import Callable
+from itertools import pairwise
+from math import exp, sqrt
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from llmtap.bench.run.loads import Load
+from llmtap.bench.run.measurement import Measurement
+from llmtap.bench.tests.itl import TEST
+from llmtap.errors import ConfigError
+from llmtap.metrics.statistics import percentile
+from tests.bench.support import Planted, measured, perform, session_to, sim, truths
+from tests.support.busy_machine import measures
+
+MS = 1_000_000
+DIRECT = "direct (single-token chunks); tokens by usage"
+CHUNKED = "A (time between chunks); tokens by usage"
+
+
+def answers(gaps: Callable[[int], list[float]], n: int = 100, policy: str = DIRECT, **more: Any) -> Any:
+    """Measurements of `n` answers, whose gaps in ms `gaps` says."""
+
+    def answer(name: str, load: Load) -> Measurement:
+        rows = []
+        for i in range(n):
+            told = [round(gap * MS) for gap in gaps(i)]
+            rows.append({"gaps_ns": told, "output_tokens": len(told) + 1, "itl_policy": policy})
+        return measured(name, rows, **more)
+
+    return answer
+
+
+def lognormal(sigma: float, mean: float, count: int) -> Callable[[int], list[float]]:
+    """Gaps with a lognormal factor whose mean is 1."""
+
+    def gaps(i: int) -> list[float]:
+        random = Random(f"{sigma}/{i}")
+        return [mean * random.lognormvariate(-sigma * sigma / 2, sigma) for _ in range(count)]
+
+    return gaps
+
+
+def test_a_level_has_the_draft_s_figures(tmp_path: Path) -> None:
+    """Each answer has 98 gaps of 10 ms and a pause, of 1 to 100 ms more."""
+    session = Planted(tmp_path, answers(lambda i: [10.0] * 98 + [11.0 + i]), "itl")
+    found = perform(TEST, session, max_rate=8.0, levels=[50.0, 25.0])
+    assert [(name, load.rate_rps) for name, load in session.asked] == [
+        ("25-percent", 2.0),
+        ("50-percent", 4.0),
+    ]
+    low, high = found.measurements["levels"]
+    assert (low["level"], low["rate_rps"], high["level"]) == (25.0, 2.0, 50.0)
+    assert low["itl"]["n"] == 9_900
+    assert low["itl"]["p50"]["value"] == low["itl"]["p90"]["value"] == 0.01
+    assert low["itl"]["max"] == 0.11
+    # 10 ms and, once in 99, 50.5 ms more on average.
+    assert low["itl"]["mean"] == pytest.approx(0.01 + 0.0505 / 99)
+    # One gap in 99 is a pause: the standard deviation of an answer is its excess times sqrt(98) / 99.
+    assert low["jitter"]["p50"]["value"] == pytest.approx(0.0505 * sqrt(98) / 99)
+    assert low["max_pause"]["p50"]["value"] == pytest.approx(0.0605)
+    assert low["max_pause"]["max"] == pytest.approx(0.11)
+    table = found.tables[0]
+    assert table.caption == "Table 6: ITL Results at 25 % of saturation (2 requests/s)"
+    assert [row[0] for row in table.rows] == [
+        "ITL Samples", "ITL P50", "ITL P90", "ITL P95", "ITL P99", "ITL P99.9", "ITL Mean", "ITL Std Dev",
+        "P99/P50 Ratio",
+    ]  # fmt: skip
+    values = {row[0]: row[1] for row in table.rows}
+    told_ms = "10.0 ms (10.0 to 10.0)"
+    assert (values["ITL Samples"], values["ITL P50"], values["ITL P90"]) == ("9900", told_ms, told_ms)
+    assert [chart.kind for chart in found.charts] == ["cdf", "histogram", "line"]
+    assert found.charts[2].series[0].x == [25.0, 50.0]
+    assert found.deviations == []
+    assert found.configuration["ITL measurement"].startswith("option A, direct")
+    assert found.itl_option == "A (direct)"
+
+
+def test_a_lognormal_pace_is_found_unimodal_with_its_percentiles_inside_the_intervals(tmp_path: Path) -> None:
+    session = Planted(tmp_path, answers(lognormal(0.3, 20.0, 99)), "itl")
+    found = perform(TEST, session, max_rate=8.0, levels=[50.0])
+    (one,) = found.measurements["levels"]
+    for name, z in (("p50", 0.0), ("p90", 1.2816), ("p95", 1.6449), ("p99", 2.3263)):
+        truth = 0.02 * exp(-0.045 + 0.3 * z)
+        assert one["itl"][name]["low"] < truth < one["itl"][name]["high"]
+    assert one["std"] == pytest.approx(0.02 * sqrt(exp(0.09) - 1), rel=0.05)
+    assert one["p99_p50"] == pytest.approx(exp(0.3 * 2.3263), rel=0.1)
+    assert one["modality"]["unimodal"] and one["modality"]["modes"] == []
+    assert found.tables[-1].rows[0][:2] == ["50 %", "unimodal"]
+
+
+def test_stalls_make_a_second_mode(tmp_path: Path) -> None:
+    """One gap in twelve waits for a prefill of 50 ms."""
+
+    def gaps(i: int) -> list[float]:
+        random = Random(f"stall/{i}")
+        return [random.gauss(60, 2) if random.random() < 1 / 12 else random.gauss(8, 0.5) for _ in range(99)]
+
+    found = perform(TEST, Planted(tmp_path, answers(gaps), "itl"), max_rate=8.0, levels=[75.0])
+    (one,) = found.measurements["levels"]
+    assert not one["modality"]["unimodal"]
+    assert one["modality"]["p"] < 0.01
+    first, *others = one["modality"]["modes"]
+    assert first == pytest.approx(0.008, rel=0.05)
+    assert others and all(other == pytest.approx(0.06, rel=0.1) for other in others)
+    assert found.tables[-1].rows[0][:2] == ["75 %", "multimodal"]
+
+
+def test_chunks_of_several_tokens_are_called_time_between_chunks(tmp_path: Path) -> None:
+    chunking = {"single_token_share": 0.1, "tokens_per_chunk_mean": 3.7, "tokens_per_chunk_max": 5}
+    session = Planted(tmp_path, answers(lambda i: [30.0] * 60, policy=CHUNKED, chunking=chunking), "itl")
+    found = perform(TEST, session, max_rate=8.0, levels=[50.0])
+    (one,) = found.measurements["levels"]
+    assert (one["term"], one["option"]) == ("TBC", "A")
+    assert [row[0] for row in found.tables[0].rows][:2] == ["TBC Samples", "TBC P50"]
+    (note,) = [note for note in found.notes if "chunks have" in note]
+    assert "3.70 tokens on average, 10% of one token" in note
+
+
+@pytest.mark.parametrize(("option", "option_found", "p50"), [("auto", "C", 0.005), ("A", "A", 0.02)])
+def test_the_server_s_stamps_are_taken_where_it_tells_them(
+    option: str, option_found: str, p50: float, tmp_path: Path
+) -> None:
+    def answer(name: str, load: Load) -> Measurement:
+        row = {"gaps_ns": [20 * MS] * 60, "server_gaps_ns": [5 * MS] * 60, "output_tokens": 61}
+        return measured(name, [{**row, "itl_policy": f"C (the server's stamps) beside {CHUNKED}"}] * 100)
+
+    found = perform(TEST, Planted(tmp_path, answer, "itl"), max_rate=8.0, levels=[50.0], option=option)
+    (one,) = found.measurements["levels"]
+    assert (one["option"], found.itl_option) == (option_found, option_found)
+    assert one["itl"]["p50"]["value"] == p50
+
+
+def test_answers_that_are_too_short_are_left_out_and_told(tmp_path: Path) -> None:
+    session = Planted(tmp_path, answers(lambda i: [10.0] * (60 if i % 2 else 20)), "itl")
+    found = perform(TEST, session, max_rate=8.0, levels=[50.0])
+    (one,) = found.measurements["levels"]
+    assert (one["requests"], one["answers"], one["too_short"], one["itl"]["n"]) == (100, 50, 50, 3_000)
+    assert any("fewer than 50 tokens" in note for note in found.notes)
+    assert len(found.deviations) == 1  # too few answers, and too few gaps
+
+
+def test_tokens_that_came_in_one_read_are_noted(tmp_path: Path) -> None:
+    found = perform(
+        TEST, Planted(tmp_path, answers(lambda i: [0.0, 0.0, 30.0] * 20), "itl"), max_rate=8.0, levels=[50.0]
+    )
+    (one,) = found.measurements["levels"]
+    assert one["zero_share"] == pytest.approx(2 / 3)
+    assert not one["modality"]["unimodal"]
+    assert any("66.7% of gaps are 0" in note for note in found.notes)
+
+
+def test_nothing_that_was_answered_is_nothing_told(tmp_path: Path) -> None:
+    def answer(name: str, load: Load) -> Measurement:
+        return measured(name, [{"outcome": "upstream_error"}])
+
+    found = perform(TEST, Planted(tmp_path, answer, "itl"), max_rate=8.0, levels=[50.0])
+    assert found.measurements["levels"][0]["itl"]["p50"] is None
+    assert found.charts == []
+
+
+def test_saturation_is_what_the_throughput_test_found(tmp_path: Path) -> None:
+    session = Planted(tmp_path, answers(lambda i: [10.0] * 60), "itl")
+    with pytest.raises(ConfigError) as caught:
+        perform(TEST, session)
+    assert caught.value.place == "max_rate"
+    folder = tmp_path / "throughput"
+    folder.mkdir()
+    told = {"params": {"workload": "synthetic-uniform"}, "measurements": {"sustainable_load_rps": 20.0}}
+    (folder / "result.json").write_text(json.dumps(told))
+    found = perform(TEST, session)
+    assert [one["rate_rps"] for one in found.measurements["levels"]] == [5.0, 10.0, 15.0, 18.0]
+
+
+def test_a_workload_of_short_answers_needs_another_length(tmp_path: Path) -> None:
+    session = Planted(tmp_path, answers(lambda i: [10.0] * 60), "itl")
+    with pytest.raises(ConfigError) as caught:
+        perform(TEST, session, max_rate=8.0, workload="synthetic-skewed")
+    assert caught.value.place == "output_tokens"
+    found = perform(TEST, session, max_rate=8.0, workload="synthetic-skewed", output_tokens=60)
+    assert set(session.asked[-1][1].plan.requests.output) == {60}
+    assert found.deviations == []
+
+
+# ---------------------------------------------------------------- a real server
+
+
+def file_of(tmp_path: Path, given: int, made: int) -> str:
+    file = tmp_path / "own.toml"
+    file.write_text(f'input = {given}\noutput = {made}\ncontent = {{ kind = "ids" }}\n')
+    return str(file)
+
+
+def gaps_of(url: str, n: int, stamps: str) -> list[float]:
+    """Between tokens by the server's own stamps, of its last answers; ascending, seconds."""
+    told = [one[stamps][0] for one in truths(url)[-n:]]
+    return sorted((b - a) / 1e9 for times in told for a, b in pairwise(times))
+
+
+@measures
+def test_a_noisy_pace_of_a_server_has_one_mode_and_its_percentiles(tmp_path: Path) -> None:
+    with sim("--ttft", "5ms", "--itl", "15ms", "--jitter", "0.3") as url:
+        session = session_to(url, tmp_path, "itl", target={"endpoint": "completions"}, warmup="none")
+        params: dict[str, Any] = {"workload": file_of(tmp_path, 16, 60), "requests": 100}
+        found = perform(TEST, session, max_rate=40.0, levels=[50.0], **params)
+        sent = gaps_of(url, 100, "sent_ns")
+    (one,) = found.measurements["levels"]
+    assert (one["answers"], one["itl"]["n"], one["term"]) == (100, 5_900, "ITL")
+    assert found.deviations == []
+    if not session.steps[-1].result["verdict"]["valid"]:
+        pytest.skip("the sender had no CPU in time, as it says: gaps of 0 are then a mode of their own")
+    assert one["modality"]["unimodal"], one["modality"]
+    for name, p in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
+        truth = percentile(sent, p)
+        assert truth is not None
+        assert one["itl"][name]["low"] - 0.001 < truth < one["itl"][name]["high"] + 0.001
+
+
+@measures
+def test_prefills_that_stall_decodes_are_found_as_a_second_mode(tmp_path: Path) -> None:
+    """Continuous batching takes in a prompt of 512 tokens in 51 ms, in which nobody who runs makes a token; a
+    step takes 6 to 8."""
+    with sim("--scheduler", "continuous_batching") as url:
+        session = session_to(url, tmp_path, "itl", target={"endpoint": "completions"}, warmup="none")
+        params: dict[str, Any] = {"workload": file_of(tmp_path, 512, 60), "requests": 60}
+        found = perform(TEST, session, max_rate=10.0, levels=[80.0], **params)
+        made = gaps_of(url, 60, "made_ns")
+    (one,) = found.measurements["levels"]
+    assert not one["modality"]["unimodal"]
+    # A step; and one prompt, or several together, and a step. Who is late moves a mode, and not from one to
+    # the other.
+    assert one["modality"]["modes"][0] < 0.02
+    assert one["modality"]["modes"][-1] > 0.05
+    stalled = sum(gap > 0.04 for gap in session.steps[0].gaps()) / one["itl"]["n"]
+    assert stalled == pytest.approx(sum(gap > 0.04 for gap in made) / len(made), abs=0.02)
+    assert one["max_pause"]["p50"]["value"] > 0.05

@@ -1,0 +1,186 @@
+"""Scaling with the length of the prompt, as planted: exact laws by hand, and engines with known prefill."""
+
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from llmtap.bench.run.loads import Load
+from llmtap.bench.run.measurement import Measurement
+from llmtap.bench.tests.long_context import TEST
+from llmtap.errors import ConfigError
+from llmtap.metrics.scaling import fit_power
+from llmtap.sim.latency import SEED_ITERATIONS
+from tests.bench.support import Planted, measured, perform, session_to, sim
+from tests.support.busy_machine import measures
+
+LENGTHS = [1_024, 2_048, 4_096, 8_192, 16_384]
+Law = Callable[[float], float]
+
+
+def served(law: Law, *, noise: float = 0.02, limit: int = 1 << 30) -> Callable[[str, Load], Measurement]:
+    """A server whose TTFT in seconds is `law` of the prompt's length, with noise of that share; it refuses
+    prompts longer than `limit`."""
+
+    def answer(name: str, load: Load) -> Measurement:
+        random = Random(name)
+        rows: list[dict[str, Any]] = []
+        for length in load.plan.requests.input:
+            ttft_ns = round(law(length) * random.gauss(1, noise) * 1e9)
+            told = {
+                "ttft_ns": ttft_ns,
+                "e2e_ns": ttft_ns + 10**9,
+                "input_tokens": length,
+                "output_tokens": 256,
+            }
+            rows.append(told if length <= limit else {"outcome": "refused", "input_tokens": length})
+        return measured(name, rows, seconds=2.0, outcomes={"complete": len(rows)})
+
+    return answer
+
+
+def test_lengths_are_sent_in_ascending_order_each_with_texts_of_its_own(tmp_path: Path) -> None:
+    session = Planted(tmp_path, served(lambda length: 1e-4 * length), "long-context")
+    found = perform(TEST, session, lengths=[512, 256], requests=4, throughput_concurrency=2)
+    assert [name for name, _ in session.asked] == [
+        "256-tokens", "256-tokens-2-at-a-time", "512-tokens", "512-tokens-2-at-a-time",
+    ]  # fmt: skip
+    for name, load in session.asked:
+        length = int(name.partition("-")[0])
+        assert set(load.plan.requests.input) == {length}
+        assert set(load.plan.requests.output) == {256}
+        assert load.about["input_tokens"] == length
+    texts = [load.plan.prompts.prompt(0).text for _, load in session.asked if load.plan.prompts is not None]
+    assert len({text[:40] for text in texts}) == 4
+    assert len({load.fingerprint() for _, load in session.asked}) == 4
+    assert found.measurements["lengths"][0]["throughput_max"]["requests_per_s"] == 3.0  # 6 of 2 slots in 2 s
+
+
+def test_table_12_has_the_draft_s_columns(tmp_path: Path) -> None:
+    session = Planted(tmp_path, served(lambda length: 68e-6 * length, noise=0), "long-context")
+    found = perform(TEST, session, lengths=[1_000, 10_000], requests=20)
+    table = found.tables[0]
+    assert table.caption == "Table 12: Long Context Scaling"
+    assert table.heads == ["Context (tokens)", "TTFT Mean", "TTFT P95", "ms/1K tokens"]
+    texts = [[text.partition(" (")[0] for text in row] for row in table.rows]
+    assert texts == [["1000", "68.0 ms", "68.0 ms *", "68.0"], ["10000", "680 ms", "680 ms *", "68.0"]]
+    assert all(" to " in row[1] for row in table.rows)
+    assert found.deviations == []
+
+
+def test_a_linear_law_is_found_linear(tmp_path: Path) -> None:
+    session = Planted(tmp_path, served(lambda length: 0.05 + 68e-6 * length), "long-context")
+    found = perform(TEST, session, lengths=LENGTHS, throughput_concurrency=None)
+    told = found.measurements
+    assert told["best_fit"] == "linear"
+    assert told["fits"]["linear"]["slope"] == pytest.approx(68e-6, rel=0.03)
+    assert told["fits"]["linear"]["r2"] > 0.99
+    assert found.notes[0].startswith("Best fit: Linear (R^2 = 0.99") or "1.0000" in found.notes[0]
+    assert "microseconds per input token" in found.notes[0]
+
+
+@pytest.mark.parametrize("k", [0.8, 1.3, 2.0])
+def test_a_power_law_s_exponent_lies_within_its_interval(k: float, tmp_path: Path) -> None:
+    session = Planted(tmp_path, served(lambda length: 2e-5 * length**k), "long-context")
+    found = perform(TEST, session, lengths=LENGTHS, throughput_concurrency=None)
+    exponent = found.measurements["scaling_exponent"]
+    assert exponent["low"] < k < exponent["high"]
+    assert exponent["high"] - exponent["low"] < 0.1
+    assert found.measurements["local_exponents"] == [pytest.approx(k, abs=0.06)] * (len(LENGTHS) - 1)
+    if k != 2.0:  # which is a parabola, too
+        assert found.measurements["best_fit"] == "power"
+
+
+def test_a_quadratic_law_is_found_quadratic(tmp_path: Path) -> None:
+    session = Planted(
+        tmp_path, served(lambda length: 0.03 + 60e-6 * length + 4e-9 * length**2), "long-context"
+    )
+    found = perform(TEST, session, lengths=LENGTHS, throughput_concurrency=None)
+    told = found.measurements
+    assert told["best_fit"] == "quadratic"
+    assert told["fits"]["quadratic"]["c2"] == pytest.approx(4e-9, rel=0.1)
+    assert "Best fit: Quadratic" in found.notes[0]
+    chart = found.charts[0]
+    assert chart.log_x and chart.log_y
+    assert [series.name.partition(":")[0] for series in chart.series][:2] == ["mean TTFT", "Quadratic"]
+
+
+def test_what_the_sut_refuses_ends_the_test(tmp_path: Path) -> None:
+    session = Planted(tmp_path, served(lambda length: 1e-4 * length, limit=4_096), "long-context")
+    found = perform(TEST, session, lengths=LENGTHS, throughput_concurrency=None)
+    assert [one["length"] for one in found.measurements["lengths"]] == [1_024, 2_048, 4_096]
+    assert session.asked[-1][0] == "8192-tokens"
+    assert any("no answer at 8,192 tokens" in note for note in found.notes)
+    nothing = perform(TEST, session, lengths=[8_192])
+    assert nothing.measurements["scaling_exponent"] is None
+    assert nothing.charts == []
+
+
+def test_few_requests_and_other_lengths_of_answers_are_deviations(tmp_path: Path) -> None:
+    session = Planted(tmp_path, served(lambda length: 1e-4 * length), "long-context")
+    found = perform(TEST, session, lengths=[256], requests=3, output_tokens=8, throughput_concurrency=None)
+    assert len(found.deviations) == 2
+    assert found.measurements["scaling_exponent"] is None  # one length has no slope
+
+
+@pytest.mark.parametrize(
+    ("given", "place"),
+    [({"lengths": [256, 256]}, "lengths"), ({"workload": "synthetic-uniform"}, "workload")],
+)
+def test_what_cannot_be_sent_is_named(given: dict[str, Any], place: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        perform(TEST, Planted(tmp_path, served(lambda length: 1.0), "long-context"), **given)
+    assert caught.value.place == place
+
+
+# ---------------------------------------------------------------- a real server
+
+
+@measures
+@pytest.mark.parametrize(
+    ("attention_ms", "lengths", "best", "warmup"),
+    [
+        (0, [1_024, 2_048, 4_096, 8_192], "linear", "none"),
+        (100, [512, 1_024, 2_048, 4_096], "quadratic", "3"),
+    ],
+)
+def test_an_engine_s_prefill_is_found_as_planted(
+    attention_ms: int, lengths: list[int], best: str, warmup: str, tmp_path: Path
+) -> None:
+    """A pass and a part of it for each token; with attention, the square of the length besides."""
+
+    def planted(length: float) -> float:
+        own = SEED_ITERATIONS.duration_ns(round(length), 0) / 1e9
+        return own + attention_ms / 1e3 * (length / 1_000) ** 2
+
+    with sim("--scheduler", "continuous_batching", "--serving", f"attention={attention_ms}ms") as url:
+        session = session_to(url, tmp_path, "long-context", warmup=warmup)
+        found = perform(
+            TEST, session, lengths=lengths, requests=3, output_tokens=2, throughput_concurrency=None
+        )
+    told = found.measurements
+    for one in told["lengths"]:
+        assert one["context"] == one["length"]
+        # Nothing is faster than planted; sending, reading and counting a prompt come on top.
+        assert planted(one["length"]) <= one["ttft"]["min"]
+    k = fit_power(lengths, [planted(length) for length in lengths]).k
+    exponent = told["scaling_exponent"]
+    assert exponent["low"] < k < exponent["high"]
+    if best == "quadratic":
+        assert told["best_fit"] == best
+        assert told["fits"]["quadratic"]["c2"] == pytest.approx(attention_ms * 1e-9, rel=0.1)
+    else:
+        assert told["fits"]["linear"]["slope"] == pytest.approx(SEED_ITERATIONS.prefill_ns * 1e-9, rel=0.1)
+    # It was warmed up once, by short requests that are no step.
+    assert [step.name for step in session.steps] == [f"{length}-tokens" for length in lengths]
+    assert [warmed["requests"] for warmed in session.warmups] == ([3] if warmup == "3" else [])
+    # And is not sent again, nor warmed up, by who goes on with these results.
+    again = session_to(url, tmp_path, "long-context", warmup=warmup)
+    once_more = perform(
+        TEST, again, lengths=lengths, requests=3, output_tokens=2, throughput_concurrency=None
+    )
+    assert all(step.cached for step in again.steps)
+    assert once_more.measurements == told
+    assert [warmed["requests"] for warmed in again.warmups] == ([3] if warmup == "3" else [])

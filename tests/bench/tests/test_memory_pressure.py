@@ -1,0 +1,216 @@
+"""5.8 tells what the server counts, and no more: preemptions of an engine whose memory is too small, and what
+becomes of requests that are planted."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import msgspec
+import pytest
+
+from llmtap.bench.run.loads import Load
+from llmtap.bench.run.measurement import Measurement
+from llmtap.bench.tests.memory_pressure import TEST, WARNING
+from llmtap.errors import ConfigError
+from llmtap.units import Duration
+from tests.bench.support import Planted, Silent, measured, perform, session_to, sim
+from tests.support.busy_machine import measures
+
+S = 1_000_000_000
+
+
+class Told(Silent):
+    """Keeps what it was told is left, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lefts: list[str] = []
+
+    def left(self, said: str) -> None:
+        self.lefts.append(said)
+
+
+def rows_of(n: int, ttft_s: float, failing: int, seconds: float) -> list[dict[str, Any]]:
+    rows = []
+    for row in range(n):
+        sent_ns = round(row * seconds / n * S)
+        rows.append({
+            "row": row, "sent_ns": sent_ns, "end_ns": sent_ns + S, "ttft_ns": round(ttft_s * S),
+            "ttft_any_ns": round(ttft_s * S), "e2e_ns": S, "tpot_ns": 0.01 * S, "input_tokens": 100,
+            "output_tokens": 50, "gaps_ns": [10_000_000] * 49,
+            "outcome": "upstream_error" if row < failing else "complete",
+        })  # fmt: skip
+    return rows
+
+
+Level = tuple[float, int, int | None]
+"""TTFT in s, requests that fail of 1,000, preemptions that the server counts."""
+
+
+def planted(results: Path, levels: dict[int, Level], lost_at: str = "") -> Planted:
+    """By slots."""
+
+    def answer(name: str, load: Load) -> Measurement:
+        if name == lost_at:
+            raise ConfigError("--target", "http://127.0.0.1:9 cannot be reached: refused")
+        if name in ("before", "after"):
+            return measured(name, rows_of(5, 0.2, 0, 5.0), seconds=5.0, load={"stopped": None})
+        assert load.closed is not None
+        ttft_s, failing, events = levels[load.closed]
+        server = {} if events is None else {"preemptions": {"total": events}}
+        return measured(
+            name, rows_of(1_000, ttft_s, failing, 120.0), seconds=130.0, load={"stopped": "the time was up"},
+            system={"summary": {"server": server}}, errors={"CUDA out of memory": failing // 2},
+        )  # fmt: skip
+
+    session = Planted(results, answer, "memory-pressure")
+    session.watcher = Told()
+    return session
+
+
+DRAFT: dict[int, Level] = {
+    100: (0.523, 3, 0),
+    110: (0.789, 18, 52),
+    125: (1.456, 55, 187),
+    150: (3.234, 177, 2_000),
+}
+"""Table 11, with a capacity of 100; at 150 % twice as many preemptions as requests."""
+
+
+def test_table_11_is_told_as_it_was_planted(tmp_path: Path) -> None:
+    session = planted(tmp_path, DRAFT)
+    found = perform(TEST, session, capacity=100)
+    assert [(name, load.closed) for name, load in session.asked] == [
+        ("before", 1), ("levels/100", 100), ("levels/110", 110), ("levels/125", 125), ("levels/150", 150),
+        ("after", 1),
+    ]  # fmt: skip
+    table = found.tables[0]
+    assert table.caption.startswith("Table 11")
+    assert table.heads == ["Oversub Level", "Complete", "Preempt", "Fail Rate", "TTFT P99"]
+    assert all(" to " in row[-1] for row in table.rows)
+    assert [[*row[:-1], row[-1].partition(" ms")[0]] for row in table.rows] == [
+        ["100% (base)", "99.7%", "0%", "0.3%", "523"],
+        ["110%", "98.2%", "5.2% at most", "1.8%", "789"],
+        ["125%", "94.5%", "18.7% at most", "5.5%", "1,456"],
+        ["150%", "82.3%", "100% at most", "17.7%", "3,234"],
+    ]
+    told = found.measurements
+    assert [level["pattern"] for level in told["levels"]] == ["base"] + ["requests fail"] * 3
+    assert [level["memory_errors"] for level in told["levels"]] == [1, 9, 27, 88]
+    assert told["levels"][2]["ttft_p99_increase"] == pytest.approx(1.456 / 0.523 - 1)
+    assert told["levels"][0]["drain"] == pytest.approx(10.0)
+    assert told["levels"][0]["longest_pause_p99"] == pytest.approx(0.01)
+    assert told["recovered"] is True
+    # Who failed may have been preempted before: of recovery nothing is known.
+    assert [level["preemption_recovery_rate"] for level in told["levels"]] == [None] * 4
+    assert [level["preemption_loss_tokens"] for level in told["levels"]] == [None] * 4
+
+
+def test_it_warns_before_anything_is_sent(tmp_path: Path) -> None:
+    session = planted(tmp_path, DRAFT)
+    found = perform(TEST, session, capacity=100)
+    watcher = session.watcher
+    assert isinstance(watcher, Told)
+    assert watcher.lefts[0] == WARNING
+    assert WARNING in found.notes
+
+
+def test_what_the_server_does_not_tell_is_not_measurable_and_not_0(tmp_path: Path) -> None:
+    silent: dict[int, Level] = {slots: (ttft, 0, None) for slots, (ttft, _, _) in DRAFT.items()}
+    found = perform(TEST, planted(tmp_path, silent), capacity=100)
+    assert [row[2] for row in found.tables[0].rows] == ["not measurable"] * 4
+    assert all(level["preemption_events"] is None for level in found.measurements["levels"])
+    assert any("preemption is not measurable" in note for note in found.notes)
+    assert [level["pattern"] for level in found.measurements["levels"]] == [
+        "base", "as at the base", "requests wait", "requests wait",
+    ]  # fmt: skip
+
+
+def test_where_nobody_failed_all_that_were_preempted_recovered(tmp_path: Path) -> None:
+    levels: dict[int, Level] = {100: (0.5, 0, 0), 150: (0.6, 0, 7)}
+    found = perform(TEST, planted(tmp_path, levels), capacity=100, levels=[100, 150])
+    rates = [level["preemption_recovery_rate"] for level in found.measurements["levels"]]
+    assert rates == [None, 1.0]
+    assert [row[2] for row in found.tables[1].rows] == ["nothing to recover", "100%"]
+
+
+@pytest.mark.parametrize("at", ["levels/125", "after"])
+def test_a_system_that_is_lost_is_a_finding(tmp_path: Path, at: str) -> None:
+    session = planted(tmp_path, DRAFT, lost_at=at)
+    found = perform(TEST, session, capacity=100)
+    told = found.measurements
+    assert "cannot be reached" in told["system_lost"]
+    assert told["recovered"] is False
+    assert len(told["levels"]) == (2 if at == "levels/125" else 4)
+    assert any("could not be reached" in note for note in found.notes)
+
+
+def test_capacity_is_what_the_capacity_test_found(tmp_path: Path) -> None:
+    result = tmp_path / "capacity" / "result.json"
+    result.parent.mkdir()
+    measurements = {"max_concurrency": 100, "workload": "synthetic-uniform"}
+    result.write_text(json.dumps({"measurements": measurements}))
+    session = planted(tmp_path, DRAFT)
+    found = perform(TEST, session)
+    assert found.measurements["capacity"] == 100
+    assert "5.5" in found.measurements["capacity_source"]
+    assert found.deviations[0].startswith("5.8.3, 1: capacity was determined with synthetic-uniform")
+
+
+def test_slots_are_above_capacity_however_small_it_is(tmp_path: Path) -> None:
+    levels: dict[int, Level] = dict.fromkeys((3, 4, 5), (0.5, 0, 0))
+    session = planted(tmp_path, levels)
+    perform(TEST, session, capacity=3)
+    assert [load.closed for _, load in session.asked[1:-1]] == [3, 4, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("params", "place"),
+    [
+        ({}, "capacity"),
+        ({"capacity": 8, "duration": Duration(60 * S)}, "duration"),
+        ({"capacity": 8, "levels": [110, 150]}, "levels"),
+        ({"capacity": 8, "levels": [100, 150, 125]}, "levels"),
+    ],
+)
+def test_what_cannot_be_is_named(tmp_path: Path, params: dict[str, Any], place: str) -> None:
+    session = planted(tmp_path, DRAFT)
+    with pytest.raises(ConfigError) as caught:
+        perform(TEST, session, **params)
+    assert caught.value.place == place
+    assert not session.asked
+
+
+def preemptions(url: str) -> float:
+    with urlopen(f"{url}/metrics", timeout=60) as response:
+        text = response.read().decode()
+    found = re.search(r"^vllm:num_preemptions_total\{[^}]*\} (\S+)$", text, re.MULTILINE)
+    assert found is not None
+    return float(found[1])
+
+
+@measures
+def test_an_engine_whose_memory_is_too_small_preempts_and_that_is_told(tmp_path: Path) -> None:
+    """Requests of 16 + 48 tokens need 4 blocks of 16, and there are 20: room for five at a time. Eight are
+    seated, since there is room for their prompts, and there is none for their answers."""
+    workload = tmp_path / "planted.toml"
+    workload.write_text("input = 16\noutput = 48\n")
+    with sim("--scheduler", "continuous_batching", "--serving", "kv_tokens=320") as url:
+        session = session_to(url, tmp_path / "results", "memory-pressure")
+        session.quick = True
+        session.target = msgspec.structs.replace(session.target, metrics=None)
+        found = perform(
+            TEST, session, workload=str(workload), capacity=5, levels=[100, 160], duration=Duration(3 * S)
+        )
+        counted = preemptions(url)
+    base, beyond = found.measurements["levels"]
+    assert (base["concurrency"], beyond["concurrency"]) == (5, 8)
+    assert base["preemption_events"] == 0
+    assert beyond["preemption_events"] == counted > 0
+    assert 0 < beyond["preemption_rate_max"] <= 1
+    assert beyond["preemption_recovery_rate"] == 1.0
+    assert (base["fail_rate"], beyond["fail_rate"]) == (0.0, 0.0)
+    assert found.measurements["recovered"] is True
+    assert found.measurements["system_lost"] is None

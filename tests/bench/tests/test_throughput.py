@@ -1,0 +1,253 @@
+"""5.2 finds the load that was planted: of queues worked out here, and of an engine whose capacity follows
+from its latency model."""
+
+from heapq import heapreplace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from llmtap.bench.run.loads import Load
+from llmtap.bench.run.measurement import Measurement
+from llmtap.bench.run.session import Interrupted, Session
+from llmtap.bench.sut.sut import Hardware, Sut
+from llmtap.bench.tests.throughput import TEST
+from llmtap.errors import ConfigError
+from llmtap.load.workers.messages import Progress
+from llmtap.sim.latency import SEED_ITERATIONS
+from llmtap.units import Duration
+from tests.bench.support import Planted, Silent, measured, perform, session_to, sim, truths
+from tests.support.busy_machine import measures
+
+S = 1_000_000_000
+
+
+def queued(load: Load, *, servers: int = 8, service_s: float = 1.0, failing: int = 0) -> list[dict[str, Any]]:
+    """What came of a load where so many are served at a time for so long each, first come, first served.
+
+    The first token comes 0.1 s after the service begins; each `failing`-th request fails at once.
+    """
+    assert load.duration_ns is not None
+    rows: list[dict[str, Any]] = []
+    free = [0.0] * servers
+
+    def serve(at: float, row: int) -> float:
+        begin = max(at, free[0])
+        heapreplace(free, begin + service_s)
+        ttft, e2e = begin + 0.1 - at, begin + service_s - at
+        rows.append({
+            "row": row, "sent_ns": round(at * S), "end_ns": round((at + e2e) * S),
+            "ttft_ns": round(ttft * S), "ttft_any_ns": round(ttft * S), "e2e_ns": round(e2e * S),
+            "tpot_ns": (e2e - ttft) / 49 * S, "input_tokens": 100, "output_tokens": 50,
+            "outcome": "complete",
+        })  # fmt: skip
+        return at + e2e
+
+    requests = load.plan.requests
+    if load.closed is None:
+        for row, arrival_ns in enumerate(requests.arrival_ns):
+            if arrival_ns < load.duration_ns:
+                if failing and row % failing == failing - 1:
+                    at = {"sent_ns": arrival_ns, "end_ns": arrival_ns, "outcome": "upstream_error"}
+                    rows.append({"row": row, **at})
+                else:
+                    serve(arrival_ns / S, row)
+        return rows
+    slots = [0.0] * load.closed
+    for row in range(len(requests)):
+        if slots[0] >= load.duration_ns / S:
+            break
+        heapreplace(slots, serve(slots[0], row))
+    return rows
+
+
+def planted(results: Path, **queue: Any) -> Planted:
+    def answer(name: str, load: Load) -> Measurement:
+        rows = queued(load, **queue)
+        over = len(rows) < len(load.plan.requests)
+        return measured(name, rows, load={"stopped": "the time was up" if over else None})
+
+    return Planted(results, answer, "throughput")
+
+
+def test_without_a_constraint_the_limit_is_where_the_queue_grows(tmp_path: Path) -> None:
+    """8 servers of 1 s: 8 requests a second. Beginning with 1, doubled to 16, and halved to a step of 1."""
+    session = planted(tmp_path)
+    found = perform(TEST, session, arrivals="uniform")
+    assert [name for name, _ in session.asked] == [
+        f"search/{rate}rps" for rate in (1, 2, 4, 8, 16, 12, 10, 9)
+    ]
+    told = found.measurements
+    assert (told["sustainable_load_rps"], told["limit"]) == (8.0, 9.0)
+    assert told["max_request_rps"] == pytest.approx(8.0, abs=0.1)
+    assert told["max_output_tps"] == pytest.approx(400, rel=0.01)
+    assert told["max_input_tps"] == pytest.approx(800, rel=0.02)
+    assert told["steady"] is True
+    assert told["latency"]["e2e"]["p99"]["value"] == pytest.approx(1.0, abs=0.01)
+    summary, latency, levels = found.tables
+    assert dict(row for row in summary.rows)["Sustainable Load"] == "8.00 req/s"
+    assert [row[0] for row in latency.rows] == ["TTFT", "TPOT", "End-to-End"]
+    assert [row[0] for row in levels.rows] == ["1", "2", "4", "8", "9", "10", "12", "16"], "ascending"
+    assert [row[-2] for row in levels.rows] == ["Pass"] * 4 + ["Fail"] * 4
+    assert all("the queue grows" in row[-1] for row in levels.rows[4:])
+    assert found.charts[0].marks[0].x == 8.0
+
+
+def test_with_poisson_arrivals_it_is_near_that(tmp_path: Path) -> None:
+    """At 8 of 8 a second any queue grows; at 6 none does, at 10 all do."""
+    found = perform(TEST, planted(tmp_path), duration=Duration(120 * S))
+    assert 6 <= found.measurements["sustainable_load_rps"] <= 9
+
+
+def test_with_an_slo_the_limit_is_where_it_is_broken(tmp_path: Path) -> None:
+    """In a closed loop of n on 8 servers of 1 s, who waits has its first token 1.1 s after it asked."""
+    session = planted(tmp_path)
+    found = perform(
+        TEST, session, mode="closed", ttft_p99=Duration(S), concurrency_max=64, workload="synthetic-uniform"
+    )
+    told = found.measurements
+    assert told["sustainable_concurrency"] == 8
+    assert told["sustainable_load_rps"] == pytest.approx(8.0, abs=0.2)
+    assert told["constraint"] == {"ttft_p99": 1.0, "tpot_p99": None}
+    assert [round(level["concurrency"]) for level in told["levels"]] == [1, 2, 4, 8, 16, 12, 10, 9]
+    assert "TTFT P99 1,100 ms > 1,000 ms" in told["levels"][-1]["why"]
+    assert any("closed loop" in said for said in found.deviations)
+
+
+def test_failures_end_a_search_and_an_slo(tmp_path: Path) -> None:
+    """Every fifth request fails, at any rate: fewer than 90 % complete, which is what saturation is, too."""
+    found = perform(TEST, planted(tmp_path / "a", failing=5), arrivals="uniform", duration=Duration(200 * S))
+    assert found.measurements["sustainable_load_rps"] is None
+    assert any("not even the lowest level is sustained" in note for note in found.notes)
+    assert [table.caption[:8] for table in found.tables] == ["Table 3:", "All load"]
+    # Every twentieth is 5 %: no saturation, but an SLO on a P99 leaves 1 %.
+    few = planted(tmp_path / "b", failing=20)
+    found = perform(TEST, few, arrivals="uniform", rate_max=1.0, ttft_p99=Duration(5 * S))
+    assert "of the requests failed" in found.measurements["levels"][0]["why"]
+
+
+def test_where_the_highest_holds_it_says_that_it_is_no_limit(tmp_path: Path) -> None:
+    found = perform(TEST, planted(tmp_path), arrivals="uniform", rate_max=4.0)
+    assert (found.measurements["sustainable_load_rps"], found.measurements["limit"]) == (4.0, None)
+    assert any("is no limit" in note for note in found.notes)
+
+
+def test_a_closed_loop_is_sent_again_where_its_requests_were_over(tmp_path: Path) -> None:
+    """Answers of 20 ms: 50 a second and slot, of which nobody knew beforehand."""
+    session = planted(tmp_path, service_s=0.02, servers=512)
+    perform(TEST, session, mode="closed", concurrency_max=2)
+    names = [name for name, _ in session.asked]
+    assert names[:2] == ["search/1slots", "search/1slots-longer"]
+    assert "search/2slots-longer" not in names, "by then it was known"
+    found = session.steps[-1]
+    assert found.table["sent_ns"][-1].as_py() > 59 * S
+
+
+def test_votes_try_the_two_levels_at_the_limit_again(tmp_path: Path) -> None:
+    session = planted(tmp_path)
+    perform(TEST, session, arrivals="uniform", rate_step=4.0, rate_min=4.0, votes=3)
+    names = [name.removeprefix("search/") for name, _ in session.asked]
+    assert names == ["4rps", "8rps", "16rps", "12rps", "8rps-2", "12rps-2"]
+    seeds = {load.plan.describe()["seed"] for _, load in session.asked}
+    assert len(seeds) == len(names), "each with requests of its own"
+
+
+@pytest.mark.parametrize(
+    ("params", "place"),
+    [
+        ({"duration": Duration(59 * S)}, "duration"),
+        ({"rate_min": 1.5}, "rate_min"),
+        ({"rate_min": 4.0, "rate_max": 2.0}, "rate_max"),
+        ({"mode": "closed", "concurrency_min": 9, "concurrency_max": 8}, "concurrency_max"),
+        ({"votes": 2}, "votes"),
+        ({"arrivals": "poison"}, "arrivals"),
+    ],
+)
+def test_what_cannot_be_is_named(tmp_path: Path, params: dict[str, Any], place: str) -> None:
+    session = planted(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        perform(TEST, session, **params)
+    assert caught.value.place == place
+    assert not session.asked
+
+
+def test_quick_is_what_gives_the_minute_up(tmp_path: Path) -> None:
+    session = planted(tmp_path)
+    session.quick = True
+    assert TEST.check is not None
+    TEST.check(session, TEST.params(**TEST.quick))
+
+
+# ---------------------------------------------------------------- against an engine
+
+
+WORKLOAD = "name = 'planted'\ninput = 8\noutput = 32\n"
+
+
+def capacity_bounds(seats: int, tokens_in: int, tokens_out: int) -> tuple[float, float]:
+    """Requests per second of a full engine, by its latency model: the prompts of one round are taken in one
+    by one, or all in one go; then all seats decode."""
+    decode_s = (tokens_out - 1) * SEED_ITERATIONS.duration_ns(0, seats) / S
+    one_by_one_s = seats * SEED_ITERATIONS.duration_ns(tokens_in, 0) / S
+    at_once_s = SEED_ITERATIONS.duration_ns(seats * tokens_in, 0) / S
+    return seats / (decode_s + one_by_one_s), seats / (decode_s + at_once_s)
+
+
+class Stopping(Silent):
+    """Stops a session as soon as something of a step was sent."""
+
+    def __init__(self, at: str) -> None:
+        super().__init__()
+        self.at = at
+        self.session: Session | None = None
+
+    def sending(self, progress: Progress, planned: int) -> None:
+        if self.session is not None and self.steps[-1][0] == self.at and progress.sent:
+            self.session.stop()
+
+
+@measures
+def test_an_engines_capacity_is_found_and_a_stopped_search_goes_on(tmp_path: Path) -> None:
+    """Two seats, prompts of 8 tokens and answers of 32: 9.1 to 9.5 requests a second, so 8 and not 12."""
+    least, most = capacity_bounds(2, 8, 32)
+    assert 9.0 < least < most < 9.6
+    workload = tmp_path / "planted.toml"
+    workload.write_text(WORKLOAD)
+    params = {
+        "workload": str(workload), "duration": Duration(6 * S), "arrivals": "uniform", "rate_min": 4.0,
+        "rate_step": 4.0,
+    }  # fmt: skip
+    sut = Sut(hardware=Hardware(count=2), max_batch=2)
+    with sim("--scheduler", "continuous_batching", "--serving", "seqs_max=2") as url:
+
+        def session() -> Session:
+            made = session_to(url, tmp_path / "results", "throughput", sut=sut)
+            made.quick = True
+            made.target = msgspec.structs.replace(made.target, metrics=None)
+            return made
+
+        first = session()
+        stopping = Stopping("search/16rps")
+        first.watcher, stopping.session = stopping, first
+        with pytest.raises(Interrupted):
+            perform(TEST, first, **params)
+        before = len(truths(url))
+        second = session()
+        found = perform(TEST, second, **params)
+        sent = len(truths(url)) - before
+    watcher = second.watcher
+    assert isinstance(watcher, Silent)
+    assert [(name, said == "measured before") for name, said in watcher.steps] == [
+        ("search/4rps", True), ("search/8rps", True), ("search/16rps", False), ("search/12rps", False),
+    ]  # fmt: skip
+    told = found.measurements
+    # Only what was missing was sent: 16/s and 12/s for 6 s, and a warm-up of 3.
+    assert 6 * (16 + 12) <= sent <= 6 * (16 + 12) + 10
+    assert (told["sustainable_load_rps"], told["limit"]) == (8.0, 12.0)
+    # At 16/s the engine does what it can.
+    beyond = max(told["levels"], key=lambda level: level["offered_rps"])
+    assert 0.8 * least < beyond["completed_rps"] < 1.1 * most
+    assert told["max_output_tps"] == pytest.approx(8 * 32, rel=0.15)
+    assert told["tokens_per_gpu_second"] == pytest.approx(told["max_output_tps"] / 2, rel=0.01)
+    assert 0 < told["batch_utilization"] <= 1

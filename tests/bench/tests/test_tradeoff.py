@@ -1,0 +1,168 @@
+"""5.3's points are those of curves that were planted: of rows worked out here, and of an engine's."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmtap.bench.run.loads import Load
+from llmtap.bench.run.measurement import Measurement
+from llmtap.bench.tests.tradeoff import TEST
+from llmtap.errors import ConfigError
+from llmtap.units import Duration
+from tests.bench.support import Planted, measured, perform, session_to, sim
+from tests.support.busy_machine import measures
+
+S = 1_000_000_000
+OVER = {"stopped": "the time was up"}
+Curve = Callable[[float], tuple[float, float]]
+
+
+def rows_of(load: Load, ttft_s: float, served_rps: float) -> list[dict[str, Any]]:
+    """A request each time one was planned; the answers end one after the other at `served_rps` at most, and
+    have 20 tokens."""
+    assert load.duration_ns is not None
+    rows, end_s = [], 0.0
+    for row, arrival_ns in enumerate(load.plan.requests.arrival_ns):
+        if arrival_ns >= load.duration_ns:
+            break
+        at = arrival_ns / S
+        end_s = max(at + 0.5, end_s + 1 / served_rps)
+        rows.append({
+            "row": row, "sent_ns": arrival_ns, "end_ns": round(end_s * S), "ttft_ns": round(ttft_s * S),
+            "ttft_any_ns": round(min(ttft_s, end_s - at) * S), "e2e_ns": round((end_s - at) * S),
+            "tpot_ns": 0.01 * S, "input_tokens": 10, "output_tokens": 20, "outcome": "complete",
+        })  # fmt: skip
+    return rows
+
+
+def planted(results: Path, curve: Curve) -> Planted:
+    """By the offered rate: TTFT, and how many answers a second there are at most."""
+
+    def answer(name: str, load: Load) -> Measurement:
+        assert load.rate_rps is not None
+        return measured(name, rows_of(load, *curve(load.rate_rps)), load=OVER)
+
+    return Planted(results, answer, "tradeoff")
+
+
+def table_5(rate: float) -> tuple[float, float]:
+    """TTFT is 0.1 s / (1 - rate / 20), and 10 s from there on; never more than 20 answers a second."""
+    return (0.1 / (1 - rate / 20) if rate < 19.9 else 10.0), 20.0
+
+
+def test_the_points_of_a_planted_curve(tmp_path: Path) -> None:
+    """TTFT is 2 x the smallest (0.111 s, at 2 a second) at 11 a second: so the knee is the level of 12."""
+    session = planted(tmp_path, table_5)
+    found = perform(
+        TEST, session, max_rate=20.0, arrivals="uniform", ttft_p99=Duration(S // 4), tpot_p99=Duration(S)
+    )
+    told = found.measurements
+    assert [name for name, _ in session.asked] == [f"levels/{p:03d}.0" for p in range(10, 121, 10)]
+    assert [load.rate_rps for _, load in session.asked] == [pytest.approx(2.0 * i) for i in range(1, 13)]
+    assert told["knee_rps"] == pytest.approx(12.0)
+    assert told["queue_grows_from_rps"] == pytest.approx(22.0)
+    assert told["operating_point_rps"] == pytest.approx(12.0), "at 14 it is 0.333 s"
+    assert told["operating_point_output_tps"] == pytest.approx(12 * 20, rel=0.03)
+    assert told["peak_rps"] in (pytest.approx(20.0), pytest.approx(22.0), pytest.approx(24.0))
+    achieved = [level["output_tps"] for level in told["levels"]]
+    assert achieved[:10] == [pytest.approx(20 * 2 * i, rel=0.05) for i in range(1, 11)]
+    assert achieved[10:] == [pytest.approx(400, rel=0.03)] * 2
+    assert [level["queue"] for level in told["levels"]] == ["stable"] * 10 + ["growing"] * 2
+    assert [level["holds"] for level in told["levels"]] == [True] * 6 + [False] * 6
+    table = found.tables[0]
+    assert table.caption.startswith("Table 5")
+    assert table.heads[:7] == [
+        "Offered (r/s)", "Achieved (tok/s)", "TTFT P50", "TTFT P99", "TPOT P50", "TPOT P99", "Success",
+    ]  # fmt: skip
+    assert (table.rows[0][0], table.rows[0][6]) == ("2.00", "100%")
+    assert table.rows[0][2].startswith("111 ms (111 to 111)")
+    marks = {mark.says: mark.x for mark in found.charts[3].marks}
+    assert marks["knee"] == pytest.approx(12.0)
+
+
+def test_both_readings_of_saturation(tmp_path: Path) -> None:
+    """Beyond 20 a second it makes less: the rule fires at 22, where the peak is at 20."""
+    session = planted(tmp_path, lambda rate: (0.1, 30.0 if rate < 21 else 15.0))
+    told = perform(TEST, session, max_rate=20.0, arrivals="uniform").measurements
+    assert (told["saturation_rps"], told["peak_rps"]) == (pytest.approx(22.0), pytest.approx(20.0))
+    assert told["operating_point_rps"] is None, "no SLO was given"
+
+
+def test_a_curve_without_saturation_says_so(tmp_path: Path) -> None:
+    found = perform(TEST, planted(tmp_path, lambda _: (0.1, 1e6)), max_rate=10.0, arrivals="uniform")
+    told = found.measurements
+    assert (told["knee_rps"], told["saturation_rps"]) == (None, None)
+    assert any("capacity was estimated too low" in note for note in found.notes)
+    assert "none of these levels" in found.tables[2].rows[0][1]
+
+
+def test_capacity_is_what_the_throughput_test_found(tmp_path: Path) -> None:
+    result = tmp_path / "throughput" / "result.json"
+    result.parent.mkdir()
+    told = {"params": {"workload": "synthetic-uniform"}, "measurements": {"sustainable_load_rps": 7.5}}
+    result.write_text(json.dumps(told))
+    session = planted(tmp_path, table_5)
+    found = perform(TEST, session)
+    assert found.measurements["capacity_rps"] == 7.5
+    assert session.asked[-1][1].rate_rps == pytest.approx(9.0)
+    assert "throughput test" in found.configuration["Estimated capacity"]
+
+
+def test_without_it_a_short_search_comes_first(tmp_path: Path) -> None:
+    """20 a second are served: 16 are sustained and 32 not, and then in steps of 16 / 12."""
+    session = planted(tmp_path, table_5)
+    found = perform(TEST, session, arrivals="uniform")
+    assert 20 - 16 / 12 <= found.measurements["capacity_rps"] <= 20 * 1.01
+    names = [name for name, _ in session.asked]
+    assert names[:6] == [f"capacity/rough/{rate}rps" for rate in (1, 2, 4, 8, 16, 32)]
+    assert names[6:9] == [f"capacity/fine/{rate}rps" for rate in (8, 16, 32)]
+    assert len(names) == 6 + 6 + 12
+    assert names[-12:] == [f"levels/{p:03d}.0" for p in range(10, 121, 10)]
+    assert all(load.duration_ns == 20 * S for name, load in session.asked if name.startswith("capacity/"))
+
+
+@pytest.mark.parametrize(
+    ("params", "place"),
+    [
+        ({"duration": Duration(30 * S)}, "duration"),
+        ({"levels": [10, 50, 100]}, "levels"),
+        ({"levels": [20, 10, *range(30, 121, 10)]}, "levels"),
+        ({"levels": list(range(20, 121, 10))}, "levels"),
+        ({"arrivals": "ramp"}, "arrivals"),
+    ],
+)
+def test_what_cannot_be_is_named(tmp_path: Path, params: dict[str, Any], place: str) -> None:
+    session = planted(tmp_path, table_5)
+    with pytest.raises(ConfigError) as caught:
+        perform(TEST, session, max_rate=10.0, **params)
+    assert caught.value.place == place
+    assert not session.asked
+
+
+@measures
+def test_an_engines_knee_is_where_it_was_planted(tmp_path: Path) -> None:
+    """Two seats, prompts of 1,000 tokens (94 ms) and answers of 32 (206 ms): 5.07 requests a second.
+
+    Evenly spaced, requests at up to 80 % of 5 never wait for a seat, so each first token comes after 94 ms
+    and a step at most; at 150 % the wait grows by half a second each second.
+    """
+    workload = tmp_path / "planted.toml"
+    workload.write_text("input = 1000\noutput = 32\n")
+    with sim("--scheduler", "continuous_batching", "--serving", "seqs_max=2") as url:
+        session = session_to(url, tmp_path / "results", "tradeoff")
+        session.quick = True
+        found = perform(
+            TEST, session, workload=str(workload), max_rate=5.0, levels=[30, 60, 80, 150],
+            duration=Duration(6 * S), arrivals="uniform",
+        )  # fmt: skip
+    told = found.measurements
+    assert told["knee_rps"] == pytest.approx(7.5)
+    assert told["queue_grows_from_rps"] == pytest.approx(7.5)
+    assert told["peak_rps"] == pytest.approx(7.5)
+    for level, rate in zip(told["levels"][:3], (1.5, 3.0, 4.0), strict=True):
+        assert level["output_tps"] == pytest.approx(32 * rate, rel=0.2)
+        assert level["ttft"]["p50"]["value"] == pytest.approx(0.1, abs=0.05)
+    assert told["levels"][3]["output_tps"] == pytest.approx(32 * 5.07, rel=0.2)

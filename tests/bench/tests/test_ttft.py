@@ -1,0 +1,169 @@
+"""TTFT as planted: by hand in a table, and by a server that says itself what it sent when."""
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from llmtap.bench.run.loads import Load
+from llmtap.bench.run.measurement import Measurement
+from llmtap.bench.tests.ttft import TEST
+from llmtap.errors import ConfigError
+from llmtap.metrics.statistics import percentile
+from tests.bench.support import Planted, measured, perform, session_to, sim, truths
+from tests.support.busy_machine import measures
+
+MS = 1_000_000
+
+
+def session_of(tmp_path: Path, rows: list[dict[str, Any]], **result: Any) -> Planted:
+    def answer(name: str, load: Load) -> Measurement:
+        return measured(name, rows, **result)
+
+    return Planted(tmp_path, answer, "ttft")
+
+
+def cells(found: Any, caption: str) -> dict[str, list[str]]:
+    """Rows of a table by their first cell."""
+    (table,) = [table for table in found.tables if table.caption.startswith(caption)]
+    assert all(len(row) == len(table.heads) for row in table.rows)
+    return {row[0]: row[1:] for row in table.rows}
+
+
+def test_the_draft_s_tables_have_what_was_planted(tmp_path: Path) -> None:
+    """TTFT of 1 to 1,001 ms; inputs below 512 tokens have the first 400 of them."""
+    rows = [
+        {
+            "ttft_ns": i * MS,
+            "ttft_any_ns": i * MS,
+            "input_tokens": 255 if i <= 200 else 256 if i <= 400 else 5_000,
+        }
+        for i in range(1, 1_002)
+    ]
+    session = session_of(tmp_path, rows, seconds=100.0)
+    found = perform(TEST, session, rate=10.0, requests=20)
+    assert [(name, load.rate_rps) for name, load in session.asked] == [("load", 10.0)]
+    assert cells(found, "Table 1") == {
+        "Requests": ["1001"], "TTFT P50": ["501 ms (470 to 532)"], "TTFT P90": ["901 ms (884 to 922)"],
+        "TTFT P95": ["951 ms (938 to 965)"], "TTFT P99": ["991 ms (984 to 997)"],
+        "TTFT P99.9": ["1,000 ms * (998 ms or more)"], "TTFT Mean": ["501 ms"], "TTFT Min": ["1.00 ms"],
+        "TTFT Max": ["1,001 ms"],
+    }  # fmt: skip
+    buckets = cells(found, "Table 2")
+    assert found.tables[1].heads == ["Input Tokens", "P50 (ms)", "P95 (ms)", "P99 (ms)"]
+    assert list(buckets) == ["0-256", "256-512", "4096+"]
+    assert [text.partition(" (")[0] for text in buckets["0-256"]] == ["100", "190", "198 *"]
+    assert buckets["0-256"][2].endswith(" or more)")
+    assert buckets["256-512"][0].startswith("300 (")
+    told = found.measurements["ttft_by_input"]
+    assert [(one["from"], one["below"], one["n"]) for one in told] == [
+        (0, 256, 200), (256, 512, 200), (4_096, None, 601),
+    ]  # fmt: skip
+    assert any(note.startswith("*") for note in found.notes)
+    assert found.measurements["ttft"]["marks"] == ["p999"]
+    assert found.measurements["ttft_any"] is None
+    assert [chart.kind for chart in found.charts] == ["cdf", "histogram"]
+    assert found.configuration["Load model"] == "open loop, 10 requests/s, arrivals poisson"
+
+
+def test_a_length_that_the_server_does_not_tell_is_the_plan_s(tmp_path: Path) -> None:
+    session = session_of(tmp_path, [{"row": row, "ttft_ns": MS} for row in range(40)])
+    found = perform(TEST, session, concurrency=2, requests=40)
+    (_, load), *_ = session.asked
+    counts = [sum(low <= n < high for n in load.plan.requests.input) for low, high in ((0, 256), (256, 512))]
+    assert [one["n"] for one in found.measurements["ttft_by_input"]] == counts
+
+
+def test_inputs_of_one_length_have_no_buckets(tmp_path: Path) -> None:
+    rows = [{"ttft_ns": MS, "input_tokens": 100}] * 5
+    found = perform(TEST, session_of(tmp_path, rows), concurrency=2, requests=5)
+    assert found.measurements["ttft_by_input"] is None
+    assert [table.caption for table in found.tables] == ["Table 1: TTFT Results"]
+
+
+def test_tokens_before_the_content_are_told_apart(tmp_path: Path) -> None:
+    """Three of four think first; one of these never comes to the content."""
+    rows = [
+        {"ttft_ns": 900 * MS, "ttft_any_ns": 100 * MS}, {"ttft_ns": 700 * MS, "ttft_any_ns": 100 * MS},
+        {"ttft_any_ns": 100 * MS}, {"ttft_ns": 300 * MS, "ttft_any_ns": 300 * MS},
+    ]  # fmt: skip
+    found = perform(TEST, session_of(tmp_path, rows), concurrency=2, requests=4)
+    any_token = found.measurements["ttft_any"]
+    assert any_token["answers_with_others_first"] == 3
+    assert (any_token["n"], any_token["p50"]["value"]) == (4, 0.1)
+    assert (found.measurements["ttft"]["n"], found.measurements["ttft"]["p50"]["value"]) == (3, 0.7)
+    (note,) = [note for note in found.notes if "another kind" in note]
+    assert "first content token; 75% of answers" in note
+    assert len(found.charts[0].series) == 2
+    assert "Time to any token" in cells(found, "Components")
+
+
+def test_parts_that_the_server_tells_are_told(tmp_path: Path) -> None:
+    rows = [
+        {"ttft_ns": (10 + i) * MS, "server_queue_ns": 4.0 * MS, "server_prefill_ns": i * 1.0 * MS}
+        for i in range(3)
+    ]
+    found = perform(TEST, session_of(tmp_path, rows), concurrency=2, requests=3)
+    assert found.measurements["server_queue"]["mean"] == pytest.approx(0.004)
+    assert found.measurements["server_prefill"]["max"] == pytest.approx(0.002)
+    assert list(cells(found, "Components")) == ["Queue wait (server)", "Prefill (server)"]
+
+
+def test_answers_that_did_not_come_whole_are_counted_and_in_no_figure(tmp_path: Path) -> None:
+    rows = [{"ttft_ns": MS}, {"ttft_ns": 900 * MS, "outcome": "truncated"}]
+    found = perform(TEST, session_of(tmp_path, rows), concurrency=2, requests=2)
+    assert (found.measurements["requests"], found.measurements["answered"]) == (2, 1)
+    assert found.measurements["ttft"]["max"] == 0.001
+    assert any("did not come whole" in note for note in found.notes)
+
+
+def test_where_nothing_was_answered_nothing_is_told(tmp_path: Path) -> None:
+    found = perform(TEST, session_of(tmp_path, [{"outcome": "upstream_error"}]), concurrency=2, requests=1)
+    assert cells(found, "Table 1")["TTFT P50"] == ["-"]
+    assert found.charts == []
+
+
+@pytest.mark.parametrize(("given", "place"), [({}, "rate"), ({"rate": 1.0, "concurrency": 2}, "concurrency")])
+def test_one_load_model_has_to_be_chosen(given: dict[str, Any], place: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        perform(TEST, session_of(tmp_path, []), **given)
+    assert caught.value.place == place
+
+
+@measures
+def test_a_server_s_ttft_is_found_within_the_intervals(tmp_path: Path) -> None:
+    """TTFT uniform between 20 and 60 ms. The server says when it sent each first token, and when the request
+    was there: what we see is that, and the way there and back."""
+    with sim("--ttft", "40ms", "--itl", "1ms", "--spread", "0.5") as url:
+        session = session_to(url, tmp_path, "ttft", target={"endpoint": "completions"}, warmup="none")
+        workload = tmp_path / "short.toml"
+        workload.write_text('input = 32\noutput = 3\ncontent = { kind = "ids" }\n')
+        found = perform(TEST, session, workload=str(workload), requests=150, rate=60.0)
+        told = truths(url)[-150:]
+    sent = sorted((one["sent_ns"][0][0] - one["accepted_ns"]) / 1e9 for one in told)
+    ttft = found.measurements["ttft"]
+    assert ttft["n"] == found.measurements["answered"] == 150
+    assert ttft["min"] >= sent[0]
+    for name, p in (("p50", 0.5), ("p90", 0.9)):
+        truth = percentile(sent, p)
+        assert truth is not None
+        assert ttft[name]["value"] >= truth
+        # A machine that is busy lengthens the way; the run says so itself.
+        if session.steps[0].result["verdict"]["valid"]:
+            assert ttft[name]["low"] - 0.005 <= truth <= ttft[name]["high"]
+    assert ttft["p50"]["value"] >= 0.02
+    assert session.steps[0].table.column("input_tokens").unique().to_pylist() == [32]
+    # The same again is not sent again.
+    again = session_to(url, tmp_path, "ttft", target={"endpoint": "completions"}, warmup="none")
+    once_more = perform(TEST, again, workload=str(workload), requests=150, rate=60.0)
+    assert once_more.measurements == found.measurements
+    assert again.steps[0].cached
+
+
+def test_the_histogram_leaves_out_the_slowest(tmp_path: Path) -> None:
+    random = Random(5)
+    rows = [{"ttft_ns": round(random.uniform(10, 20) * MS)} for _ in range(999)] + [{"ttft_ns": 9_000 * MS}]
+    found = perform(TEST, session_of(tmp_path, rows), concurrency=2, requests=1_000)
+    histogram = found.charts[1].series[0]
+    assert max(x for x in histogram.x if isinstance(x, float)) < 21

@@ -1,0 +1,272 @@
+"""What must go goes wherever it stands; ordinary prose stays; what was redacted once stays as it is."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmtap.capture.privacy.redaction import BODY_BYTES_MAX, BUILT_IN, Redactor
+
+ALL = Redactor(("email", "card", "phone", "key"))
+MIB = 1 << 20
+
+PLANTED: dict[str, list[str]] = {
+    "[email]": [
+        "ann@example.com", "ann.lee+news@mail.example.co.uk", "o_x-1%2@sub-domain.example.museum",
+        "jürgen@münchen.example",
+    ],
+    "[card]": [
+        "4111111111111111", "4111 1111 1111 1111", "4111-1111-1111-1111", "378282246310005",
+        "3782 822463 10005", "5555 5555 5555 4444", "6011111111111117", "3530111333300000", "30569309025904",
+    ],
+    "[phone]": [
+        "+49 30 123456", "+442079460958", "+1 (415) 555-2671", "+33 1 23 45 67 89", "(415) 555-2671",
+        "415-555-2671", "415.555.2671", "1-800-555-1234", "020 7946 0958", "030/1234567", "0171 1234567",
+        "01 23 45 67 89", "090-1234-5678", "(11) 91234-5678", "138-0013-8000", "0049 30 1234567",
+    ],
+    "[key]": [
+        "sk-proj-abcDEF1234567890", "sk-ant-api03-AbCd_Ef-123456", "sk-abcdefghijklmnopqrstuvwx",
+        "pk-lf-1234abcd",
+        "ghp_abcdefghijklmnopqrstuvwxyz0123456789", "github_pat_11ABCDEFG0abcdefghijklmnop",
+        "glpat-abcdefghij1234567890", "AKIAIOSFODNN7EXAMPLE", "AIzaSyA1234567890abcdefghijklmnopqrstuvw",
+        "xoxb-123456789012-abcdef", "sk_live_4eC39HqLyjWDarjtT1zdp7dc", "rk_test_4eC39HqLyjWDarjtT1",
+        "hf_abcdefghijklmnopqrstuvwx1234", "gsk_abcdefgh1234567890", "nvapi-abcdefghij1234567890",
+        "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.dozjgNryP4J3jVmNHl0w5N",
+        "-----BEGIN RSA PRIVATE KEY-----\nMIIEow+IB/AA\n=\n-----END RSA PRIVATE KEY-----",
+        "-----BEGIN PRIVATE KEY-----\nMIIEow+IB/AA-cut off",
+    ],
+}  # fmt: skip
+"""By the mark that must be all that is left."""
+
+CASES = [(mark, secret) for mark, secrets in PLANTED.items() for secret in secrets]
+
+PROSE = """
+The tide came in at the harbour and the gulls went quiet. In 2024-01-15 at 10:30:45 (that is 01/02/2024, or
+01.02.2024) we shipped version 1.2.3.4567 to 192.168.100.200; it handled 1234567890 requests,
+10 000 000 people, 250 300 1024 units and pi is 3.14159265358979. See pages 123-456, Nature (2019) 1234-1240,
+ISBN 978-0-306-40615-7, zip 02139-4307, $1,234,567.89, 1700000000000000000 ns, 2024-01-15T10:30:00+01:00.
+The password: must be at least 8 characters. The secret is persistence! Each token is 3.5 bytes on average.
+Token: a unit of text. Cookie: the best dessert. A bearer of bad news; basic authorization: a must.
+Use max_tokens=100, max_token=4096, eos_token="</s>", password=None, token = tokenizer.next(),
+api_key=load(path), key: value123, secret-santa-2024-party, sk-learn-estimator, @decorator, a@b,
+user@localhost, pkg@1.2.3, x += 10. Call the function 1000000 times, text 12345678 words, room 101,
+flight LH 0455, 50/50, 3-2-1, +1 for that. 550e8400-e29b-41d4-a716-446655440000 is an id,
+https://example.com/a/b?page=2&size=100 a link, C++20 a language.
+"""
+
+
+@pytest.mark.parametrize("line", PROSE.strip().splitlines())
+def test_ordinary_prose_stays_as_it_is(line: str) -> None:
+    assert ALL.text(line) == (line, 0)
+    assert ALL.body(json.dumps({line: [line]}).encode())[1] == 0
+
+
+@pytest.mark.parametrize(("mark", "secret"), CASES)
+@pytest.mark.parametrize(
+    "around", ["{}", "It is {}.", "({})", '"{}"', "a, {}, b", "x\n{}\ny", "é {} é", "my: {};"]
+)
+def test_a_secret_goes_wherever_it_stands(mark: str, secret: str, around: str) -> None:
+    text, hits = ALL.text(around.format(secret))
+    cut_off = secret.endswith("cut off")
+    assert hits == 1
+    assert text == (around.format(mark) if not cut_off else around.split("{}")[0] + mark)
+
+
+@pytest.mark.parametrize(
+    ("text", "redacted"),
+    [
+        ("Authorization: Bearer abc.def-123456 next", "Authorization: Bearer [key] next"),
+        ('{"authorization": "Basic dXNlcjpwYXNz"}', '{"authorization": "Basic [key]"}'),
+        ("proxy-authorization=abcdef", "proxy-authorization=[key]"),
+        ("use bearer abcdef123456xyz here", "use bearer [key] here"),
+        ("Cookie: sid=abc; theme=dark\nnext", "Cookie: [key]\nnext"),
+        ("set-cookie: sid=abc", "set-cookie: [key]"),
+        ("https://user:pa55@host.example/x", "https://[key]@host.example/x"),
+        ("postgres://u:p@db/x", "postgres://[key]@db/x"),
+        ("https://x.example/?key=abcd1234&x=1", "https://x.example/?key=[key]&x=1"),
+        ("curl -H 'x-api-key: abc123def'", "curl -H 'x-api-key: [key]'"),
+        ("password=swordfish", "password=[key]"),
+        ("PASSWORD: hunter2!", "PASSWORD: [key]"),
+        ("password is hunter2", "password is [key]"),
+        ('api_key: "zzz-yyy"', 'api_key: "[key]"'),
+        ("export OPENAI_API_KEY=foo-bar-baz", "export OPENAI_API_KEY=[key]"),
+        ("AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMI/K7MDENG", "AWS_SECRET_ACCESS_KEY=[key]"),
+        ("dbPassword=letmein", "dbPassword=[key]"),
+        ("clientSecret => 'abc def'", "clientSecret => '[key]'"),
+        ('{\\"password\\": \\"hunter2\\"}', '{\\"password\\": \\"[key]\\"}'),
+        ("token: 12345678", "token: [key]"),
+        ("order 2024 4111111111111111", "order 2024 [card]"),
+        ("4111 1111 1111 1111, 12/26, 123", "[card], 12/26, 123"),
+        ("4111 1111 1111 1112", "4111 1111 1111 1112"),
+        ("call me at 555 123 4567", "call me at [phone]"),
+        ("tel: 030-123456", "tel: [phone]"),
+        ("phone 4155552671", "phone [phone]"),
+        ("a@b.cc,c@d.ee;<e@f.gg>", "[email],[email];<[email]>"),
+    ],
+)  # fmt: skip
+def test_what_names_a_secret_stays_and_the_secret_goes(text: str, redacted: str) -> None:
+    assert ALL.text(text)[0] == redacted
+    assert ALL.text(redacted) == (redacted, 0)
+
+
+_NOISE = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+_TREES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**40), 2**40)
+    | st.floats(allow_nan=False, allow_infinity=False) | _NOISE,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_NOISE, inner, max_size=3),
+    max_leaves=10,
+)  # fmt: skip
+
+
+@settings(deadline=None)
+@given(
+    _TREES,
+    _NOISE,
+    _NOISE,
+    st.sampled_from(CASES),
+    st.lists(st.sampled_from(["[", "{", "k", "x"]), max_size=6),
+)
+def test_a_secret_goes_at_any_depth_of_a_body(
+    tree: Any, before: str, after: str, case: tuple[str, str], way: list[str]
+) -> None:
+    secret = case[1]
+    planted: Any = f"{before} {secret} {after}"
+    for step in way:
+        if step == "[":
+            planted = [tree, planted]
+        elif step == "k" and isinstance(planted, str):
+            planted = {planted: tree}
+        else:
+            planted = {"a": tree, "b": planted}
+    text, hits = ALL.body(json.dumps(planted).encode())
+    assert text is not None and hits >= 1
+    assert json.dumps(secret)[1:-1] not in text and json.dumps(secret, ensure_ascii=False)[1:-1] not in text
+    assert ALL.body(text.encode())[0] is not None
+
+
+@settings(deadline=None)
+@given(_TREES)
+def test_a_body_that_hides_nothing_keeps_its_value(tree: Any) -> None:
+    raw = json.dumps(tree).encode()
+    text, hits = ALL.body(raw)
+    if hits == 0:
+        assert text is not None and json.loads(text) == json.loads(raw)
+
+
+@settings(deadline=None)
+@given(st.text(st.sampled_from("a1@.:=-+ ()[]key'\"\\/"), max_size=60))
+def test_what_was_redacted_once_stays_as_it_is(text: str) -> None:
+    once, hits = ALL.text(text)
+    assert hits or once == text
+    assert ALL.text(ALL.text(once)[0])[0] == ALL.text(once)[0]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["api_key", "apikey", "API-Key", "x-api-key", "Authorization", "password", "userPassword", "token",
+     "access_token", "client_secret", "secret", "Cookie", "set-cookie", "aws_secret_access_key",
+     "private_key"],
+)  # fmt: skip
+@pytest.mark.parametrize("value", ["plain", 7, ["plain"], {"a": "plain"}])
+def test_a_member_whose_name_says_secret_loses_its_value(name: str, value: Any) -> None:
+    text, hits = ALL.body(json.dumps({"a": [{name: value}]}).encode())
+    assert (json.loads(text or ""), hits) == ({"a": [{name: "[key]"}]}, 1)
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "tokenizer", "keys", "prompt_tokens", "monkey", "secretary"])
+def test_a_member_whose_name_only_sounds_so_keeps_it(name: str) -> None:
+    assert ALL.body(json.dumps({name: "plain"}).encode()) == (json.dumps({name: "plain"}).replace(" ", ""), 0)
+
+
+@pytest.mark.parametrize("value", [None, True, "", [], {}])
+def test_what_is_empty_is_no_secret(value: Any) -> None:
+    assert ALL.body(json.dumps({"password": value}).encode())[1] == 0
+
+
+def test_a_tools_parameter_called_password_keeps_its_type_and_loses_its_default() -> None:
+    tool = {"properties": {"password": {"type": "string", "description": "of a@b.cc", "default": "hunter2"}}}
+    text, hits = ALL.body(json.dumps(tool).encode())
+    assert hits == 2
+    assert json.loads(text or "") == {
+        "properties": {"password": {"type": "string", "description": "of [email]", "default": "[key]"}}
+    }
+
+
+def test_a_list_of_header_fields_loses_the_values_of_secret_ones() -> None:
+    text, _ = ALL.body(b'[{"name":"Authorization","value":"abc"},{"name":"Accept","value":"abc"}]')
+    assert text == '[{"name":"Authorization","value":"[key]"},{"name":"Accept","value":"abc"}]'
+
+
+def test_names_of_members_are_redacted_and_none_is_lost() -> None:
+    text, hits = ALL.body(b'{"a@b.cc":1,"c@d.ee":2}')
+    assert hits == 2 and sorted(json.loads(text or "").values()) == [1, 2] and "@" not in (text or "")
+
+
+def test_a_card_as_a_number_goes() -> None:
+    assert ALL.body(b'{"n":4111111111111111,"m":4111111111111112}') == (
+        '{"n":"[card]","m":4111111111111112}',
+        1,
+    )
+
+
+def test_only_the_rules_that_were_asked_for_apply() -> None:
+    text = "a@b.cc 4111111111111111 +49 30 123456 password=swordfish"
+    assert Redactor(()).text(text) == (text, 0)
+    assert Redactor(()).body(b'{"password":"x"}') == ('{"password":"x"}', 0)
+    for name in BUILT_IN:
+        redacted, hits = Redactor((name,)).text(text)
+        assert hits == 1 and f"[{name}]" in redacted
+
+
+def test_patterns_of_the_operators_own() -> None:
+    own = Redactor((r"re:ACME-\d+", "email", r"re:z*"))
+    assert own.text("ACME-42 of a@b.cc, zzz") == ("[redacted] of [email], [redacted]", 3)
+
+
+def test_media_are_replaced_and_short_ones_stay() -> None:
+    file = "QUJDREVGR0hJSktMTU5PUFFSU1RVVldYWVo1" * 200
+    url = f"data:image/png;base64,{file}"
+    assert ALL.text(url) == ("[media]", 1)
+    assert ALL.text(f"see ![x]({url}) there") == ("see ![x]([media]) there", 1)
+    assert ALL.text(file + "==") == ("[media]", 1)
+    assert ALL.text(url[:200]) == (url[:200], 0)
+    assert ALL.text("a" * 10_000) == ("a" * 10_000, 0)
+    assert ALL.text("word " * 2_000) == ("word " * 2_000, 0)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"plain text", b"{", b"\xff", b'"\\ud800"', b"[" * 100_000, b"1e999", b"NaN",
+     b'"' + b"x" * BODY_BYTES_MAX + b'"'],
+    ids=range(9),
+)  # fmt: skip
+def test_what_is_no_json_that_we_keep_is_none(body: bytes) -> None:
+    assert ALL.body(body) == (None, 0)
+
+
+def test_numbers_of_any_length_pass() -> None:
+    assert ALL.body(b'{"a":-7,"b":1.5,"c":123456789012345678901234567890}')[0] is not None
+
+
+def test_a_deep_body_is_redacted_or_none() -> None:
+    for depth in (100, 300, 900):
+        text, _ = ALL.body(b'{"a":' * depth + b'"ann@example.com"' + b"}" * depth)
+        assert text is None or "ann@" not in text
+
+
+@pytest.mark.parametrize(
+    "unit",
+    ["1", "4", "1-", "44 ", "4444 ", "-", "a@", "a", "a.", "@", "-----BEGIN ", "-----BEGIN PRIVATE KEY-----",
+     "eyJ-", "hf_", "sk-", "token ", "password:   ", "://", "://a:", "cookie: a=", "bearer ", "data:a/a;",
+     "'",
+     "\\", " ", "+1 ", "(415) ", "01 ", "call ", "call.:#- ", "0030 12 ", "authorization: bearer ", "?key=",
+     "&", "é"],
+)  # fmt: skip
+def test_a_megabyte_made_to_hurt_is_worked_through(unit: str) -> None:
+    """A pattern that backtracks takes hours for these: the test's time limit is the assertion."""
+    text, hits = ALL.text(unit * (MIB // len(unit)))
+    assert len(text) > 0 and hits >= 0
+    if unit in ("a", "-", "@", " ", "\\", "'", "a@", "é", "1", "token ", "://"):
+        assert hits == 0

@@ -1,0 +1,323 @@
+"""Turns of one conversation are linked, nobody else's are, and nothing is invented."""
+
+import json
+import random
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmtap.capture.privacy.sessions import Keys, Sessions
+from llmtap.exchange.exchange import Exchange, Timeline
+from llmtap.exchange.prompt import read_prompt
+from llmtap.exchange.request_shape import Turn
+
+SALT = b"s" * 32
+S = 1_000_000_000
+WALL = 1_700_000_000 * S
+MONO = 5_000 * S
+
+Message = dict[str, Any]
+
+
+def user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def bot(text: str) -> Message:
+    return {"role": "assistant", "content": text}
+
+
+class Client:
+    """Sends requests through one Sessions, at the seconds it is told."""
+
+    def __init__(self, **options: Any) -> None:
+        options.setdefault("headers", ("X-Session-Id",))
+        options.setdefault("fields", ("session_id", "metadata.session_id"))
+        options.setdefault("named", True)
+        self.sessions = Sessions(SALT, **options)
+        self.seq = 0
+
+    def exchange(
+        self, at_s: float, until_s: float | None, *, tenant: str = "a", relay: str = "r0", status: int = 200,
+        mono_s: float = 0,
+    ) -> Exchange:  # fmt: skip
+        self.seq += 1
+        arrival_ns = MONO + int((at_s + mono_s) * S)
+        t = Timeline(arrival_ns)
+        if until_s is not None:
+            t.last_token_ns = t.response_end_ns = t.delivered_ns = arrival_ns + int((until_s - at_s) * S)
+        x = Exchange(relay, self.seq, WALL + int(at_s * S), t, tenant=tenant)
+        x.status = status
+        return x
+
+    def keys(self, *messages: Message, header: str | None = None, **body: Any) -> Keys:
+        if messages:
+            body["messages"] = list(messages)
+        headers = [] if header is None else [(b"x-session-id", header.encode())]
+        return self.sessions.keys(headers, read_prompt(json.dumps(body).encode(), None))
+
+    def send(self, at_s: float, until_s: float | None, *messages: Message, header: str | None = None,
+             body: dict[str, Any] | None = None, **about: Any) -> Turn:  # fmt: skip
+        turn = self.sessions.turn(
+            self.exchange(at_s, until_s, **about), self.keys(*messages, header=header, **(body or {}))
+        )
+        assert turn is not None
+        return turn
+
+
+HELLO = user("Hello")
+LATER = (HELLO, bot("Hi!"), user("What is tin?"))
+LATEST = (*LATER, bot("A metal."), user("Why?"))
+
+
+def test_a_conversation_is_linked_turn_by_turn_with_its_think_times() -> None:
+    client = Client()
+    one, two, three = client.send(0, 2, HELLO), client.send(5, 8, *LATER), client.send(8.5, 9, *LATEST)
+    assert re.fullmatch("[0-9a-f]{16}", one.session)
+    assert one == Turn(one.session, "prefix", 0, None, None, "human")
+    assert two == Turn(one.session, "prefix", 1, "r0-1", 3 * S, "human")
+    assert three == Turn(one.session, "prefix", 2, "r0-2", S // 2, "human")
+
+
+def test_the_longest_beginning_is_the_parent() -> None:
+    client = Client()
+    client.send(0, 1, HELLO)
+    client.send(2, 3, *LATER)
+    assert client.send(4, 5, *LATEST).parent == "r0-2"
+    # And where the turn between was not seen, the one before it.
+    other = Client()
+    other.send(0, 1, HELLO)
+    assert other.send(4, 5, *LATEST).parent == "r0-1"
+
+
+@pytest.mark.parametrize("again", [LATER, (*LATER[:2], user("What is lead?"))], ids=["regenerate", "edit"])
+def test_a_branch_stays_in_its_session_at_the_number_of_what_it_replaces(again: tuple[Message, ...]) -> None:
+    client = Client()
+    opened = client.send(0, 1, HELLO)
+    first, second = client.send(2, 3, *LATER), client.send(5, 6, *again)
+    assert first.session == second.session == opened.session
+    assert (second.number, second.parent, second.think_ns) == (1, "r0-1", 4 * S)
+
+
+def test_the_same_opening_again_is_another_session() -> None:
+    client = Client()
+    assert client.send(0, 1, HELLO).session != client.send(2, 3, HELLO).session
+
+
+def test_people_with_the_same_opening_are_told_apart_as_soon_as_they_differ() -> None:
+    client = Client()
+    people: dict[str, list[Message]] = {name: [HELLO] for name in ("ann", "bob", "eve")}
+    sessions: dict[str, list[str]] = {name: [] for name in people}
+    for turn in range(4):
+        for i, (name, said) in enumerate(people.items()):
+            at_s = turn * 10 + i
+            sessions[name].append(client.send(at_s, at_s + 0.5, *said).session)
+            said += [bot("Hi!"), user(f"{name} says {turn}")]
+    opened = {found[0] for found in sessions.values()}
+    later = [set(found[1:]) for found in sessions.values()]
+    assert all(len(found) == 1 for found in later), "one conversation, one session"
+    assert set.union(*later) == opened and len(opened) == 3, "each goes on from one of the openings"
+
+
+def test_of_equals_the_answered_unfollowed_latest_is_taken() -> None:
+    client = Client()
+    client.send(0, 1, HELLO)
+    client.send(2, 3, HELLO)
+    client.send(4, 5, HELLO, status=429)
+    client.send(4, 60, HELLO)
+    assert client.send(10, 11, *LATER).parent == "r0-2"
+    assert client.send(12, 13, *LATER).parent == "r0-1"
+    # Both are followed now: the one whose answer it repeats, and of these the latest.
+    assert client.send(14, 15, *LATER).parent == "r0-2"
+
+
+def test_tenants_never_meet() -> None:
+    client = Client()
+    a = client.send(0, 1, HELLO, tenant="a")
+    b = client.send(2, 3, *LATER, tenant="b")
+    assert (b.number, b.parent) == (0, None) and a.session != b.session
+    named = [client.send(4, 5, HELLO, header="x", tenant=tenant).session for tenant in ("a", "b")]
+    assert named[0] != named[1]
+
+
+@pytest.mark.parametrize(
+    ("messages", "by"),
+    [
+        ([user("x")], "human"),
+        ([user("x"), bot("y"), {"role": "tool", "content": "3"}], "tool"),
+        ([user("x"), bot("y"), {"role": "tool", "content": "3"}, {"role": "tool", "content": "4"}], "tool"),
+        ([user("x"), bot("y"), {"role": "tool", "content": "3"}, user("stop")], "human"),
+        ([user("x"), bot("y"), {"role": "tool", "content": "3"}, {"role": "system", "content": "!"}], "tool"),
+        (
+            [user("x"), bot("y"), {"role": "user", "content": [{"type": "tool_result", "content": "3"}]}],
+            "tool",
+        ),
+        ([user("x"), bot("y")], "human"),
+        ([{"role": "system", "content": "!"}], "human"),
+    ],
+)
+def test_tools_are_told_from_people(messages: list[Message], by: str) -> None:
+    assert Client().keys(*messages).by == by
+
+
+def test_an_explicit_id_names_its_session_by_a_keyed_hash() -> None:
+    client = Client()
+    one = client.send(0, 1, HELLO, header="conversation-7")
+    two = client.send(3, 4, user("and?"), header="conversation-7")
+    assert one.source == two.source == "explicit"
+    assert two == Turn(one.session, "explicit", 1, "r0-1", 2 * S, "human")
+    assert Client().send(9, 9, header="conversation-7").session == one.session, "the same salt, the same name"
+    unnamed = [Client(named=False).send(0, 1, HELLO, header="conversation-7").session for _ in range(2)]
+    assert len({one.session, *unnamed}) == 3, "at the level none it tells nothing"
+
+
+def test_an_unnamed_explicit_session_keeps_its_random_name() -> None:
+    client = Client(named=False)
+    assert client.send(0, 1, HELLO, header="x").session == client.send(2, 3, *LATER, header="x").session
+
+
+@pytest.mark.parametrize(
+    ("header", "body", "same_as"),
+    [
+        ("x", {}, "x"), (None, {"session_id": "x"}, "x"), (None, {"metadata": {"session_id": "x"}}, "x"),
+        ("x", {"session_id": "y"}, "x"), (None, {"session_id": "x", "metadata": {"session_id": "y"}}, "x"),
+        (None, {"session_id": 7}, "7"), ("", {"session_id": "x"}, "x"), (None, {"session_id": "é"}, "é"),
+    ],
+)  # fmt: skip
+def test_headers_come_before_fields_and_each_in_its_order(header: Any, body: Any, same_as: str) -> None:
+    client = Client()
+    assert client.keys(HELLO, header=header, **body).named == client.keys(HELLO, header=same_as).named
+
+
+@pytest.mark.parametrize("value", ["", None, True, {"id": "x"}, ["x"], 1.5])
+def test_what_is_no_name_names_nothing(value: Any) -> None:
+    assert Client().keys(HELLO, session_id=value, metadata="x").named is None
+
+
+def test_within_a_named_session_the_chain_finds_the_parent_and_else_the_latest_that_ended() -> None:
+    client = Client()
+    client.send(0, 1, HELLO, header="x")
+    client.send(2, 3, user("a helper's own words"), header="x")
+    assert client.send(5, 6, *LATER, header="x").parent == "r0-1"
+    assert client.send(7, 8, user("more"), header="x").parent == "r0-3"
+    # One that was under way at the arrival is no parent of this, nor is another session's.
+    assert client.send(7.5, 9, user("aside"), header="x").parent == "r0-3"
+    assert client.send(20, 21, *LATER, header="y").parent is None
+
+
+def test_without_messages_there_is_no_session_unless_it_is_named() -> None:
+    client = Client()
+    assert client.sessions.turn(client.exchange(0, 1), client.keys(prompt="Once")) is None
+    assert client.sessions.turn(client.exchange(0, 1), client.sessions.keys([], None)) is None
+    assert len(client.sessions) == 0
+    named = client.send(0, 1, header="x", body={"prompt": "Once"})
+    assert (named.number, named.by) == (0, None)
+    assert client.send(2, 3, header="x", body={"prompt": "Once upon"}).number == 1
+
+
+def test_think_time_needs_an_end_that_came_before() -> None:
+    client = Client()
+    client.send(0, None, HELLO)
+    assert client.send(5, 6, *LATER).think_ns is None
+    late = Client()
+    late.send(0, 10, HELLO)
+    turn = late.send(5, 12, *LATER)
+    assert (turn.parent, turn.think_ns) == ("r0-1", None)
+
+
+def test_a_parent_that_its_client_left_is_linked_from_its_last_token() -> None:
+    client = Client()
+    left = client.exchange(0, 2)
+    left.timeline.delivered_ns = left.timeline.response_end_ns = None
+    client.sessions.turn(left, client.keys(HELLO))
+    assert client.send(3, 4, *LATER).think_ns == S
+
+
+@pytest.mark.parametrize(
+    ("token_s", "end_s", "delivered_s", "arrival_s", "think_ns"),
+    [
+        (2.0, 2.0, 2.5, 2.5, 0),  # at the very end
+        (2.0, 2.0, 2.5, 2.25, 0),  # our write has not returned yet
+        (2.0, 2.0, 2.5, 2.0, 0),
+        (1.5, 2.0, 2.5, 1.75, 0),  # the usage, or the end of the body, is still to come
+        (None, 2.0, 2.5, 2.25, 0),  # an answer of no token
+        (None, 2.0, 2.5, 1.75, None),
+        (1.5, 2.0, 2.5, 1.25, None),  # while tokens come: not of this answer
+        (1.5, 2.0, None, 1.75, 0),
+        (1.5, None, 2.5, 1.75, None),  # it broke off
+        (1.5, 2.0, 2.5, 2.75, S // 4),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("relay", ["r0", "r1"])
+def test_who_asks_before_the_end_was_stamped_but_has_the_answer_took_no_time_to_think(
+    token_s: float | None, end_s: float | None, delivered_s: float | None, arrival_s: float,
+    think_ns: int | None, relay: str,
+) -> None:  # fmt: skip
+    client = Client()
+    x = client.exchange(0, None)
+    t = x.timeline
+    t.last_token_ns, t.response_end_ns, t.delivered_ns = (
+        None if at_s is None else t.arrival_ns + int(at_s * S) for at_s in (token_s, end_s, delivered_s)
+    )
+    assert client.sessions.turn(x, client.keys(HELLO)) is not None
+    turn = client.send(arrival_s, 9, *LATER, relay=relay)
+    assert (turn.number, turn.parent, turn.think_ns) == (1, "r0-1", think_ns)
+
+
+def test_a_wall_clock_that_was_set_does_not_move_think_times_of_one_relay() -> None:
+    client = Client()
+    client.send(0, 2, HELLO)
+    assert client.send(1805, 1806, *LATER, mono_s=-1800).think_ns == 3 * S
+    other = Client()
+    other.send(0, 2, HELLO)  # another relay, after a restart of the host
+    assert other.send(5, 6, *LATER, relay="r1", mono_s=-4_000).think_ns == 3 * S
+
+
+def test_memory_is_bounded_by_count_and_by_time() -> None:
+    client = Client(exchanges_max=10, idle_ns=100 * S)
+    for i in range(50):
+        client.send(i, i + 0.5, user(f"question {i}"), header="x")
+        assert len(client.sessions) <= 10
+    assert client.send(60, 61, user("question 0"), bot("y"), user("z")).parent is None
+    assert client.send(62, 63, user("question 45"), bot("y"), user("z")).parent == "r0-46"
+    client.send(1000, 1001, user("much later"))
+    assert len(client.sessions) == 1
+    assert len(client.sessions._by_key) == 1, "nothing is left of what was forgotten"
+
+
+def test_a_probe_that_asks_the_same_all_day_is_not_remembered_without_end() -> None:
+    client = Client()
+    for i in range(1000):
+        client.send(i / 10, i / 10 + 0.01, user("ping"))
+    assert max(map(len, client.sessions._by_key.values())) == 256
+    assert client.send(200, 201, user("ping"), bot("pong"), user("really?")).parent == "r0-1000"
+
+
+def test_nothing_that_was_said_is_in_memory_or_in_what_is_told() -> None:
+    client = Client()
+    turn = client.send(0, 1, user("planted words"), header="planted id", tenant="planted tenant")
+    assert "planted" not in repr(turn) + repr(list(client.sessions._order)) + repr(client.sessions._by_key)
+    assert "planted" not in repr(client.keys(user("planted words"), header="planted id"))
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 6), st.booleans())
+def test_any_interleaving_of_different_conversations_links_each_to_itself(
+    seed: int, people: int, named: bool
+) -> None:
+    rng = random.Random(seed)
+    client = Client()
+    talks: list[list[Message]] = [[user(f"I am {i}")] for i in range(people)]
+    told: list[list[Turn]] = [[] for _ in talks]
+    for step in range(20):
+        i = rng.randrange(people)
+        header = f"talk {i}" if named else None
+        told[i].append(client.send(step, step + 0.5, *talks[i], header=header))
+        talks[i] += [bot(rng.choice("xyz")), user(rng.choice("abc"))]
+    for turns in told:
+        assert [turn.number for turn in turns] == list(range(len(turns)))
+        assert len({turn.session for turn in turns}) <= 1
+    assert len({turn.session for turns in told for turn in turns}) == sum(1 for turns in told if turns)

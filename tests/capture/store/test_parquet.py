@@ -1,0 +1,174 @@
+"""Files are small, and every reader gets from them what was written."""
+
+import errno
+import io
+from itertools import pairwise
+
+import duckdb
+import polars
+import pyarrow as pa
+import pyarrow.dataset
+import pyarrow.parquet as pq
+import pytest
+
+from llmtap.capture.schema import SCHEMA, CaptureInfo, Ledger, info_of
+from llmtap.capture.store import parquet
+from llmtap.capture.store.parquet import write_parquet
+from tests.support import capture_rows
+
+_INFO = CaptureInfo(
+    capture="c1",
+    level="shape",
+    tokenizer="gpt-4o",
+    ledger=Ledger(dropped={"memory": 2}),
+    damaged={"batches": 1},
+)
+
+
+def _batches(*sizes, tokens=6):
+    starts = [1 + sum(sizes[:i]) for i in range(len(sizes))]
+    return [
+        capture_rows.batch(n, seed=i, start=start, tokens=tokens)
+        for i, (n, start) in enumerate(zip(sizes, starts, strict=True))
+    ]
+
+
+def _full():
+    """Rows of the level `full` and rows that are all null."""
+    text = 'Grüße,\n"you" 🙂\0' * 3
+    return pa.RecordBatch.from_pylist(
+        [{"id": "a", "request_body": text, "event_us": []}, {}, {"id": "b", "blocks": [-(1 << 63), None]}],
+        schema=SCHEMA,
+    )
+
+
+def test_pyarrow_reads_equal_rows_columns_and_the_files_own_words(tmp_path):
+    path = tmp_path / "a.parquet"
+    batches = [*_batches(5, 3, 0, 7), _full()]
+    assert write_parquet(path, _INFO, batches) == 18
+    table = pq.read_table(path)
+    assert table.equals(pa.Table.from_batches(batches))
+    assert table.schema.equals(SCHEMA)
+    assert info_of(pq.read_schema(path)) == _INFO
+    assert info_of(pa.dataset.dataset(path).schema) == _INFO
+
+
+def test_duckdb_reads_equal_rows(tmp_path):
+    path = tmp_path / "a.parquet"
+    batches = [*_batches(5, 7), _full()]
+    write_parquet(path, _INFO, batches)
+    with duckdb.connect() as db:
+        # Everything but the moment itself, which comes back in the session's time zone.
+        got = db.sql(
+            "SELECT * EXCLUDE (arrival), epoch_us(arrival) AS arrival FROM read_parquet(?)",
+            params=[str(path)],
+        ).to_arrow_table()
+        gaps = db.execute(
+            "SELECT max(list_max([event_us[i] - event_us[i - 1] for i in range(2, len(event_us) + 1)]))"
+            " FROM read_parquet(?)",
+            [str(path)],
+        ).fetchone()
+        kinds = db.execute(
+            "SELECT DISTINCT unnest(event_class) AS c FROM read_parquet(?) ORDER BY c", [str(path)]
+        ).fetchall()
+    sent = pa.Table.from_batches(batches)
+    sent = sent.set_column(
+        sent.schema.get_field_index("arrival"), "arrival", sent["arrival"].cast(pa.int64())
+    )
+    assert got.select(sent.schema.names).to_pylist() == sent.to_pylist()
+    lists = [us for us in sent["event_us"].to_pylist() if us]
+    assert gaps == (max(b - a for us in lists for a, b in pairwise(us)),)
+    assert [c for (c,) in kinds] == ["content", "done", "metadata", "role", "usage"]
+
+
+def test_polars_reads_equal_rows(tmp_path):
+    path = tmp_path / "a.parquet"
+    batches = [*_batches(5, 7), _full()]
+    write_parquet(path, _INFO, batches)
+    frame = polars.read_parquet(path)
+    assert frame.columns == SCHEMA.names
+    assert frame.to_arrow().cast(SCHEMA).to_pylist() == pa.Table.from_batches(batches).to_pylist()
+    assert frame.schema["arrival"] == polars.Datetime("us", "UTC")
+
+
+def test_no_column_has_a_type_or_an_encoding_that_older_readers_lack(tmp_path):
+    path = tmp_path / "a.parquet"
+    write_parquet(path, _INFO, _batches(50))
+    meta = pq.read_metadata(path)
+    group = meta.row_group(0)
+    columns = [group.column(i) for i in range(group.num_columns)]
+    assert {c.physical_type for c in columns} <= {"BYTE_ARRAY", "INT32", "INT64", "BOOLEAN", "DOUBLE"}
+    assert {e for c in columns for e in c.encodings} <= {"PLAIN", "RLE", "RLE_DICTIONARY", "PLAIN_DICTIONARY"}
+    assert {c.compression for c in columns} == {"ZSTD"}
+    classes = next(c for c in columns if c.path_in_schema.startswith("event_class"))
+    assert classes.has_dictionary_page
+
+
+def test_statistics_hold_what_one_filters_by_and_no_text(tmp_path):
+    path = tmp_path / "a.parquet"
+    write_parquet(path, _INFO, [*_batches(20), _full()])
+    group = pq.read_metadata(path).row_group(0)
+    found = {
+        group.column(i).path_in_schema
+        for i in range(group.num_columns)
+        if group.column(i).is_stats_set and group.column(i).statistics.has_min_max
+    }
+    assert {"arrival", "arrival_ns", "tenant", "model", "status", "outcome"} <= found
+    assert not found & {"request_body", "response_text", "usage", "path", "error"}
+
+
+def test_rows_keep_their_order_and_row_groups_stay_small(tmp_path, monkeypatch):
+    path = tmp_path / "a.parquet"
+    batches = _batches(*[10] * 12)
+    monkeypatch.setattr(parquet, "GROUP_BYTES", 4 * batches[0].nbytes)
+    read = 0
+
+    def counted():
+        nonlocal read
+        for read, batch in enumerate(batches, 1):  # noqa: B007
+            yield batch
+
+    write_parquet(path, _INFO, counted())
+    meta = pq.read_metadata(path)
+    assert read == 12
+    assert meta.num_row_groups in (3, 4)
+    assert max(meta.row_group(i).num_rows for i in range(meta.num_row_groups)) <= 50
+    assert pq.read_table(path, columns=["seq"])["seq"].to_pylist() == list(range(1, 121))
+
+
+def test_a_file_without_rows_still_says_what_it_knows(tmp_path):
+    path = tmp_path / "a.parquet"
+    assert write_parquet(path, _INFO, []) == 0
+    assert pq.read_table(path).num_rows == 0
+    assert info_of(pq.read_schema(path)) == _INFO
+    with duckdb.connect() as db:
+        assert db.execute("SELECT count(*) FROM read_parquet(?)", [str(path)]).fetchone() == (0,)
+    assert polars.read_parquet(path).height == 0
+
+
+def test_a_disk_that_is_full_raises_its_own_error():
+    class Full(io.BytesIO):
+        def write(self, data):
+            if self.tell() > 3_000:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().write(data)
+
+    with pytest.raises(OSError, match="No space left") as caught:
+        write_parquet(Full(), _INFO, _batches(50, tokens=50))
+    assert caught.value.errno == errno.ENOSPC
+
+
+def test_events_take_three_bytes_and_exchanges_four_hundred_beside_them(tmp_path):
+    path = tmp_path / "a.parquet"
+    n = 1_000
+    batch = capture_rows.batch(n, seed=11, tokens=200)
+    write_parquet(path, _INFO, [batch])
+    events = sum(len(us) for us in batch.column("event_us").to_pylist())
+    group = pq.read_metadata(path).row_group(0)
+    event_bytes = sum(
+        group.column(i).total_compressed_size
+        for i in range(group.num_columns)
+        if group.column(i).path_in_schema.startswith("event_")
+    )
+    assert event_bytes / events <= 3.0
+    assert (path.stat().st_size - event_bytes) / n <= 400

@@ -1,0 +1,340 @@
+"""Invariant: what is read back from a row is the exchange that was written, in whole microseconds; nothing
+that comes from outside can stop a row.
+"""
+
+from array import array
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmtap.capture.schema import SCHEMA
+from llmtap.capture.store.rows import exchanges_of, to_batch
+from llmtap.exchange.exchange import Exchange, Tokens
+from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
+from llmtap.exchange.request_shape import Asked, Said, Turn
+from llmtap.metrics.latency import measure
+from tests.support.exchanges import US, WALL_NS, any_exchange, streamed
+
+POINTS = (
+    "request_end_ns", "submit_ns", "head_ns", "first_byte_ns", "first_any_ns", "first_token_ns",
+    "first_reasoning_ns", "first_tool_call_ns", "first_refusal_ns", "first_content_ns", "last_token_ns",
+    "response_end_ns", "delivered_ns",
+)  # fmt: skip
+SAME = (
+    "relay", "seq", "arrival_wall_ns", "outcome", "method", "path", "endpoint", "dialect", "model",
+    "response_model", "tenant", "route", "arm", "unit", "excluded", "trace_parent", "request_id", "status",
+    "stream", "finish_reason", "refusal", "guardrail", "retries", "no_token_reason", "usage", "server_timing",
+    "error", "uncertain", "clock", "anchor", "turn_without_think", "reads", "request_bytes", "response_bytes",
+    "unparsed_events", "unlogged_events",
+)  # fmt: skip
+
+
+def rows_of(*exchanges: Exchange, level: str = "shape") -> list[dict[str, Any]]:
+    batch, failed = to_batch(exchanges, capture="c1", level=level)
+    assert not failed
+    batch.validate(full=True)
+    assert batch.schema.equals(SCHEMA)
+    rows: list[dict[str, Any]] = batch.to_pylist()
+    return rows
+
+
+def row_of(x: Exchange, level: str = "shape") -> dict[str, Any]:
+    (row,) = rows_of(x, level=level)
+    return row
+
+
+def again(*exchanges: Exchange, level: str = "full") -> list[Exchange]:
+    batch, failed = to_batch(exchanges, capture="c1", level=level)
+    assert not failed
+    return list(exchanges_of(batch))
+
+
+def us(ns: int | None) -> int | None:
+    return None if ns is None else ns // US
+
+
+def told(x: Exchange, name: str) -> Any:
+    if name != "turn_without_think":
+        return getattr(x, name)
+    return (
+        None if x.turn is None else (x.turn.session, x.turn.source, x.turn.number, x.turn.parent, x.turn.by)
+    )
+
+
+# ---------------------------------------------------------------- there and back
+
+
+@given(st.lists(any_exchange(), max_size=4))
+def test_what_is_read_back_is_what_was_written(exchanges: list[Exchange]) -> None:
+    found = again(*exchanges)
+    assert len(found) == len(exchanges)
+    for x, y in zip(exchanges, found, strict=True):
+        for name in SAME:
+            assert told(y, name) == told(x, name), name
+        a, b = x.timeline, y.timeline
+        assert b.arrival_ns == x.arrival_wall_ns
+        for name in POINTS:
+            since = None if getattr(a, name) is None else getattr(a, name) - a.arrival_ns
+            back = None if getattr(b, name) is None else getattr(b, name) - b.arrival_ns
+            assert us(back) == us(since), name
+        assert b.paused_ns == a.paused_ns // US * US
+        assert [t - b.arrival_ns for t in b.events.t_ns] == [
+            (t - a.arrival_ns) // US * US for t in a.events.t_ns
+        ]
+        for name in ("classes", "sizes", "tokens", "flags"):
+            assert getattr(b.events, name) == getattr(a.events, name), name
+        assert y.tokens.output == x.tokens.output
+        assert y.tokens.source is x.tokens.source
+        assert (y.tokens.reasoning, y.tokens.cached) == (x.tokens.reasoning, x.tokens.cached)
+        if x.tokens.input is not None:
+            assert y.tokens.input == x.tokens.input
+        for name in ("request_ns", "first_chunk_ns", "chunk_max_ns"):
+            assert us(getattr(y.added, name)) == us(getattr(x.added, name))
+        for name in ("slo_ttft_ns", "slo_tpot_ns", "dispatch_late_ns"):
+            assert us(getattr(y, name)) == us(getattr(x, name))
+        assert (y.scheduled_ns is None) == (x.scheduled_ns is None)
+        if x.scheduled_ns is not None and y.scheduled_ns is not None:
+            assert us(y.scheduled_ns - b.arrival_ns) == us(x.scheduled_ns - a.arrival_ns)
+        assert 0 <= y.uncertainty_ns - x.uncertainty_ns < US
+        gaps = None if x.server_gaps_ns is None else [ns // US * US for ns in x.server_gaps_ns]
+        assert (None if y.server_gaps_ns is None else list(y.server_gaps_ns)) == gaps
+        assert us(y.turn and y.turn.think_ns) == us(x.turn and x.turn.think_ns)
+        assert y.said == x.said
+        assert_same_request(x, y)
+
+
+def assert_same_request(x: Exchange, y: Exchange) -> None:
+    if x.asked is None:
+        assert y.asked is None
+        return
+    assert y.asked is not None
+    for name in (
+        "max_tokens", "temperature", "top_p", "n", "tools", "images", "response_format", "roles", "sizes",
+        "blocks", "block_size", "block_unit",
+    ):  # fmt: skip
+        assert getattr(y.asked, name) == getattr(x.asked, name), name
+    if x.tokens.input is None:
+        assert y.asked.tokens == x.asked.tokens
+
+
+@given(any_exchange())
+def test_metrics_of_what_is_read_back_are_right_within_a_microsecond(x: Exchange) -> None:
+    (y,) = again(x)
+    a, b = measure(x), measure(y)
+    for name, value in a.metrics().items():
+        found = b.metrics()[name]
+        if name == "smooth_benefit" or (value is None) != (found is None):
+            continue
+        if value is not None and found is not None:
+            assert abs(found - value) < 1.001e-6, name
+    submit = x.timeline.submit_ns
+    for name in ("ttft", "ttft_any", "ttfb", "e2e", "first_event"):
+        # Only an answer less than a microsecond before the request was out comes to have a latency: of 0.
+        if a.metrics()[name] is None and b.metrics()[name] is not None:
+            assert b.metrics()[name] == 0
+            assert submit is not None
+        else:
+            assert (a.metrics()[name] is None) == (b.metrics()[name] is None), name
+    for name in ("tokens_per_chunk", "output_events", "itl_policy"):
+        assert getattr(a, name) == getattr(b, name)
+    for name in ("tbc_ns", "itl_b_ns", "itl_even_ns", "itl_c_ns"):
+        gaps, back = getattr(a, name) or [], getattr(b, name) or []
+        assert len(gaps) == len(back)
+        assert all(abs(m - n) < 1_001 for m, n in zip(gaps, back, strict=True)), name
+
+
+@given(st.lists(any_exchange(), max_size=3), st.sampled_from(("none", "shape", "full")))
+def test_a_row_read_and_written_again_is_the_same_row(exchanges: list[Exchange], level: str) -> None:
+    first, _ = to_batch(exchanges, capture="c1", level=level)
+    second, failed = to_batch(list(exchanges_of(first)), capture="c1", level=level)
+    assert not failed
+    if level == "none":  # the sizes that this is the sum of are not kept
+        first, second = first.drop_columns(["prompt_bytes"]), second.drop_columns(["prompt_bytes"])
+    assert second.equals(first)
+
+
+def test_a_part_of_a_batch_reads_as_that_part() -> None:
+    xs = [streamed(i, words=i) for i in range(5)]
+    xs[2].asked = Asked(roles=["user"], sizes=array("q", [7]))
+    batch, _ = to_batch(xs, capture="c1", level="shape")
+    part = list(exchanges_of(batch.slice(2, 2)))
+    assert [x.seq for x in part] == [2, 3]
+    assert part[1].timeline.events.t_ns[0] - part[1].timeline.arrival_ns == 100_000 * US
+    assert [len(x.timeline.events) for x in part] == [3, 4]
+    assert part[0].asked is not None
+    assert part[0].asked.sizes == array("q", [7])
+
+
+def test_no_exchanges_are_a_batch_of_no_rows() -> None:
+    batch, failed = to_batch([], capture="c1", level="shape")
+    assert (batch.num_rows, batch.schema.equals(SCHEMA), failed) == (0, True, [])
+
+
+def test_a_row_of_nulls_is_an_exchange_of_which_nothing_is_known() -> None:
+    nulls = pa.RecordBatch.from_arrays([pa.nulls(2, field.type) for field in SCHEMA], schema=SCHEMA)
+    x, _ = exchanges_of(nulls)
+    assert (x.relay, x.seq, x.arrival_wall_ns, x.outcome) == ("", 0, 0, Outcome.COMPLETE)
+    assert x.asked is x.turn is x.said is x.refusal is x.usage is None
+    assert x.tokens == Tokens()
+    assert not len(x.timeline.events)
+
+
+def test_a_turn_whose_place_is_not_known_has_none() -> None:
+    x = streamed(turn=Turn("s1", "explicit", -1))
+    assert row_of(x)["turn"] is None
+    (y,) = again(x)
+    assert y.turn == x.turn
+
+
+# ---------------------------------------------------------------- values
+
+
+def test_offsets_are_whole_microseconds_rounded_down() -> None:
+    x = streamed(words=1)
+    a = x.timeline.arrival_ns
+    x.timeline.submit_ns = a + 1_999
+    x.scheduled_ns = a - 1
+    x.timeline.events.t_ns[0] = a + 5_999
+    x.uncertainty_ns = 1_001
+    row = row_of(x)
+    assert (row["submit_us"], row["scheduled_us"], row["event_us"][0]) == (1, -1, 5)
+    assert row["uncertainty_us"] == 2
+    assert row["arrival_ns"] == WALL_NS
+    assert row["arrival"].timestamp() == WALL_NS / 1e9
+
+
+def test_event_lists_hold_names_and_null_for_tokens_that_nobody_told() -> None:
+    row = row_of(streamed(words=2))
+    assert row["event_class"] == ["content", "content", "done"]
+    assert row["event_tokens"] == [1, 1, None]
+    assert row["event_us"] == [100_000, 120_000, 121_000]
+    assert row["event_bytes"] == [181, 181, 12]
+    assert row["event_flags"] == [2, 2, 0]
+    assert row["id"] == "run.0.1-1"
+
+
+def test_the_source_of_the_input_count_is_told() -> None:
+    asked = Asked(tokens=42)
+    by_usage = row_of(streamed(asked=asked))
+    by_tokenizer = row_of(streamed(asked=asked, tokens=Tokens(output=3, source=TokenSource.CHUNKS)))
+    by_nobody = row_of(streamed(tokens=Tokens()))
+    told = [(row["input_tokens"], row["input_token_source"]) for row in (by_usage, by_tokenizer, by_nobody)]
+    assert told == [(100, "usage"), (42, "tokenizer"), (None, None)]
+    assert [row["token_source"] for row in (by_usage, by_tokenizer, by_nobody)] == ["usage", "chunks", None]
+
+
+HUGE = 10**30
+HOSTILE: list[tuple[str, Any, str, Any]] = [
+    ("model", "a\ud800b", "model", "a?b"),
+    ("model", "nul\x00 and \x1b[2J", "model", "nul\x00 and \x1b[2J"),
+    ("error", "\udfff", "error", "?"),
+    ("model", 17, "model", "17"),
+    ("status", HUGE, "status", None),
+    ("status", "two hundred", "status", None),
+    ("retries", 2**31, "retries", None),
+    ("request_bytes", -HUGE, "request_bytes", None),
+    ("slo_ttft_ns", HUGE, "slo_ttft_us", None),
+    ("tokens", Tokens(HUGE, HUGE, HUGE, HUGE, TokenSource.USAGE), "output_tokens", None),
+    ("tokens", Tokens(True, 1.5), "input_tokens", 1),  # type: ignore[arg-type]
+    ("asked", Asked(max_tokens=HUGE), "max_tokens", None),
+    ("asked", Asked(max_tokens="many"), "max_tokens", None),  # type: ignore[arg-type]
+    ("asked", Asked(temperature=10**400), "temperature", None),
+    ("asked", Asked(temperature=2**60), "temperature", float(2**60)),
+    ("asked", Asked(temperature="hot"), "temperature", None),  # type: ignore[arg-type]
+    ("asked", Asked(tools=2**40), "tools", None),
+    ("asked", Asked(roles=["user", "my word is x", "\ud800"]), "message_roles", ["user", "other", "other"]),
+    ("turn", Turn("\ud800", "explicit", 2**40, think_ns=HUGE), "think_us", None),
+    ("usage", {"n": HUGE}, "usage", '{"n":' + str(HUGE) + "}"),
+    ("usage", {"n": "\ud800"}, "usage", '{"n":"?"}'),
+    ("usage", {"n": object()}, "usage", None),
+    ("usage", {"n": "x" * 70_000, "m": 1}, "usage", '{"n":null,"m":1}'),
+    ("usage", {str(i): i for i in range(9_999)}, "usage", None),
+    ("usage", {"said": "a whole sentence", "tier": "standard"}, "usage", '{"said":null,"tier":"standard"}'),
+    ("usage", {"said \"that\"": 1, "m": [1, {"x": "a\nb"}]}, "usage", '{"m":[1,{"x":null}]}'),
+    ("server_timing", [{"name": "what he wrote", "ms": 1.5}], "server_timing", '[{"name":null,"ms":1.5}]'),
+    ("path", "/v1/keys/sk-live_abcdef/chat", "path", "/v1/keys/*/chat"),
+    ("path", "/openai/deployments/gpt-4.1-mini-2025-04-14/chat", "path",
+     "/openai/deployments/gpt-4.1-mini-2025-04-14/chat"),
+    ("path", "/v1/responses/resp_68af4030592c81938ec0a5fbab4a3e9f", "path", "/v1/responses/*"),
+    ("path", "/" + "x" * 9_999 + "/\ud800", "path", "/*/*"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("attribute", "value", "column", "written"), HOSTILE)
+def test_nothing_from_outside_stops_a_row(attribute: str, value: Any, column: str, written: Any) -> None:
+    good = streamed(1)
+    row, other = rows_of(streamed(2, **{attribute: value}), good)
+    assert row[column] == written
+    assert other == row_of(good)
+
+
+def test_usage_nested_too_deep_is_left_out() -> None:
+    deep: dict[str, object] = {}
+    for _ in range(100_000):
+        deep = {"a": deep}
+    assert row_of(streamed(usage=deep))["usage"] is None
+
+
+def test_an_exchange_that_cannot_be_a_row_costs_no_other() -> None:
+    broken = streamed(2)
+    broken.timeline.events.t_ns.pop()
+    batch, failed = to_batch([streamed(1), broken, streamed(3)], capture="c1", level="shape")
+    assert batch.column("seq").to_pylist() == [1, 3]
+    (error,) = failed
+    assert "not as long" in str(error)
+
+
+# ---------------------------------------------------------------- privacy
+
+
+def revealing() -> Exchange:
+    asked = Asked(
+        max_tokens=9, tools=2, roles=["system", "user"], sizes=array("q", [30, 12]),
+        blocks=array("q", [17, 4]), block_size=16, block_unit="bytes",
+    )  # fmt: skip
+    return streamed(asked=asked, turn=Turn("s1", "prefix", 2, "run.0.1-9", 5 * US, "tool"))
+
+
+def test_the_level_none_keeps_nothing_that_was_made_of_text() -> None:
+    row = row_of(revealing(), "none")
+    for name in (
+        "message_roles", "message_bytes", "blocks", "block_size", "block_unit", "event_bytes", "session",
+        "session_source", "turn", "parent", "think_us", "turn_by", "request_body", "response_text",
+    ):  # fmt: skip
+        assert row[name] is None, name
+    assert (row["level"], row["prompt_bytes"], row["max_tokens"], row["tools"]) == ("none", 42, 9, 2)
+    assert row["event_us"] == [100_000, 120_000, 140_000, 141_000]
+
+
+def test_the_level_none_keeps_a_conversation_that_named_itself() -> None:
+    row = row_of(streamed(turn=Turn("mine", "explicit", 1, None, 7 * US, "human")), "none")
+    assert (row["session"], row["turn"], row["think_us"]) == ("mine", 1, 7)
+
+
+@pytest.mark.parametrize("level", ["none", "shape"])
+def test_below_the_level_full_nothing_that_was_said_is_written(level: str) -> None:
+    x = revealing()
+    x.said = Said("SECRET asked", "SECRET answered", 2)
+    row = row_of(x, level)
+    assert "SECRET" not in str(row)
+    assert row["redactions"] is None
+    assert row["level"] == level
+
+
+def test_a_row_says_what_it_has_itself() -> None:
+    kept = streamed(1, said=Said("asked", None, 2))
+    rows = rows_of(kept, streamed(2), level="full")
+    assert [row["level"] for row in rows] == ["full", "shape"]
+    assert [row["request_body"] for row in rows] == ["asked", None]
+    assert [row["redactions"] for row in rows] == [2, None]
+
+
+def test_an_unknown_class_of_a_later_version_is_metadata() -> None:
+    batch, _ = to_batch([streamed(words=1)], capture="c1", level="shape")
+    at = SCHEMA.get_field_index("event_class")
+    column = pa.array([["content", "telepathy"]], SCHEMA.field("event_class").type)
+    (x,) = exchanges_of(batch.set_column(at, SCHEMA.field("event_class"), column))
+    assert list(x.timeline.events.classes) == [EventClass.CONTENT, EventClass.METADATA]

@@ -1,0 +1,291 @@
+"""Whatever happens to a spool, what comes out of it is what went in, batch by batch, or is counted."""
+
+import errno
+import os
+import random
+import stat
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmtap.capture.schema import SCHEMA, VERSION, CaptureInfo, Ledger, RelayCount
+from llmtap.capture.store import spool as spools
+from llmtap.capture.store.migrations import CaptureVersionError
+from llmtap.capture.store.spool import SpoolError, SpoolWriter, read_spool
+from tests.support import capture_rows
+
+_INFO = CaptureInfo(capture="c1", level="shape", config="f00d")
+_SIZES = (3, 1, 7, 2, 5)
+
+
+def _write(path, sizes=_SIZES, *, notes=()):
+    """A spool of batches of these sizes; the batches, and where each frame ends (the head's end first)."""
+    writer = SpoolWriter(path, _INFO)
+    ends, batches, start = [writer.bytes], [], 1
+    for i, n in enumerate(sizes):
+        batch = capture_rows.batch(n, seed=i, start=start, tokens=4)
+        start += n
+        writer.append(batch, notes[i] if i < len(notes) else None)
+        batches.append(batch)
+        ends.append(writer.bytes)
+    writer.close()
+    assert path.stat().st_size == ends[-1]
+    return batches, ends
+
+
+def _read(path):
+    contents = read_spool(path)
+    batches = list(contents.batches())
+    assert sum(b.num_rows for b in batches) == contents.rows
+    return contents, batches
+
+
+def test_what_is_written_is_read_with_what_the_spool_says_of_itself(tmp_path):
+    path = tmp_path / "a.spool"
+    last = Ledger({"r0": RelayCount(18, {"overflow": 2})}, {"disk_full": 1}, "m1")
+    written, _ = _write(path, notes=[Ledger({"r0": RelayCount(3)}), None, last])
+    contents, batches = _read(path)
+    assert batches == written
+    assert contents.info == _INFO
+    assert contents.ledger == last
+    assert (contents.rows, contents.notes, contents.damaged) == (sum(_SIZES), 2, {})
+    assert all(b.schema.equals(SCHEMA) for b in batches)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_ledger_may_be_noted_alone(tmp_path):
+    path = tmp_path / "a.spool"
+    writer = SpoolWriter(path, _INFO)
+    writer.note(Ledger(dropped={"memory": 5}), sync=True)
+    writer.close()
+    contents, batches = _read(path)
+    assert batches == []
+    assert (contents.rows, contents.notes, contents.ledger.dropped) == (0, 1, {"memory": 5})
+
+
+def test_a_spool_is_never_written_over(tmp_path):
+    path = tmp_path / "a.spool"
+    _write(path)
+    with pytest.raises(FileExistsError):
+        SpoolWriter(path, _INFO)
+
+
+def test_a_zero_length_spool_holds_nothing_and_lost_nothing(tmp_path):
+    path = tmp_path / "a.spool"
+    path.touch()
+    contents, batches = _read(path)
+    assert (batches, contents.rows, contents.damaged) == ([], 0, {})
+
+
+def test_a_spool_torn_at_any_byte_gives_all_batches_before_the_tear(tmp_path):
+    path, torn = tmp_path / "a.spool", tmp_path / "torn.spool"
+    written, ends = _write(path)
+    data = path.read_bytes()
+    rng = random.Random(5)
+    cuts = {end + d for end in ends[1:] for d in (-1, 0, 1, 5, 27)} | set(
+        rng.sample(range(ends[0], len(data)), 60)
+    )
+    for cut in sorted(c for c in cuts if c <= len(data)):
+        torn.write_bytes(data[:cut])
+        contents, batches = _read(torn)
+        whole = sum(end <= cut for end in ends[1:])
+        assert batches == written[:whole], cut
+        left = cut - max(end for end in ends if end <= cut)
+        assert contents.damaged == ({"batches": 1, "bytes": left} if left else {}), cut
+
+
+def test_a_torn_head_is_no_lost_batch(tmp_path):
+    path = tmp_path / "a.spool"
+    _, ends = _write(path)
+    path.write_bytes(path.read_bytes()[: ends[0] - 100])
+    contents, batches = _read(path)
+    assert batches == []
+    assert contents.damaged == {"batches": 0, "bytes": ends[0] - 100}
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"\0" * 5_000, b"LTSP", b"LTSP" * 1_000, random.Random(1).randbytes(300_000)],
+    ids=["zeros", "magic", "magics", "noise"],
+)
+def test_appended_garbage_costs_no_batch_and_becomes_no_row(tmp_path, garbage):
+    path = tmp_path / "a.spool"
+    written, _ = _write(path)
+    with path.open("ab") as file:
+        file.write(garbage)
+    contents, batches = _read(path)
+    assert batches == written
+    assert contents.damaged["bytes"] == len(garbage)
+
+
+@pytest.mark.parametrize("at", range(len(_SIZES)))
+def test_a_flipped_bit_costs_its_batch_only_and_the_gap_is_counted(tmp_path, at):
+    path = tmp_path / "a.spool"
+    written, ends = _write(path)
+    data = bytearray(path.read_bytes())
+    begin, end = ends[at], ends[at + 1]
+    for place in (begin, begin + 4, begin + 16, begin + 25, (begin + end) // 2, end - 1):
+        broken = bytearray(data)
+        broken[place] ^= 0x10
+        path.write_bytes(broken)
+        contents, batches = _read(path)
+        assert batches == written[:at] + written[at + 1 :], place
+        assert contents.damaged == {"batches": 1, "bytes": end - begin}, place
+
+
+def test_several_batches_lost_in_one_stretch_are_each_counted(tmp_path):
+    path = tmp_path / "a.spool"
+    written, ends = _write(path)
+    data = bytearray(path.read_bytes())
+    data[ends[1] : ends[4]] = bytes(ends[4] - ends[1])
+    path.write_bytes(data)
+    contents, batches = _read(path)
+    assert batches == [written[0], written[4]]
+    assert contents.damaged == {"batches": 3, "bytes": ends[4] - ends[1]}
+
+
+def test_without_its_head_a_spool_of_this_version_still_gives_its_rows(tmp_path):
+    path = tmp_path / "a.spool"
+    written, ends = _write(path)
+    data = bytearray(path.read_bytes())
+    data[ends[0] // 2] ^= 1
+    path.write_bytes(data)
+    contents, batches = _read(path)
+    assert batches == written
+    assert contents.info.level == "full", "which covers every level that a row may have"
+    assert contents.damaged == {"batches": 0, "bytes": ends[0]}
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_any_damage_leaves_only_batches_that_were_written(tmp_path_factory, data):
+    folder = tmp_path_factory.getbasetemp()
+    path, broken = folder / "whole.spool", folder / "broken.spool"
+    if not path.exists():
+        _write(path)
+    whole = bytearray(path.read_bytes())
+    allowed = [b.to_pylist() for b in read_spool(path).batches()]
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(whole) - 1))
+        match data.draw(st.sampled_from(["flip", "cut", "insert", "zero"])):
+            case "flip":
+                whole[at] ^= 1 << data.draw(st.integers(0, 7))
+            case "cut":
+                del whole[at : at + data.draw(st.integers(1, 3_000))]
+            case "insert":
+                whole[at:at] = data.draw(st.binary(max_size=200))
+            case "zero":
+                whole[at : at + 4_096] = bytes(min(4_096, len(whole) - at))
+        if not whole:
+            return
+    broken.write_bytes(whole)
+    for batch in read_spool(broken).batches():
+        assert batch.to_pylist() in allowed
+
+
+_OLD = pa.schema([("id", pa.string()), ("tenant_name", pa.string()), ("status", pa.int32())])
+
+
+def test_a_spool_of_an_older_version_is_read_through_the_chain_of_migrations(tmp_path):
+    path = tmp_path / "old.spool"
+    old = CaptureInfo(capture="c0", schema_version=VERSION - 1)
+    writer = SpoolWriter(path, old, schema=_OLD)
+    writer.append(
+        pa.RecordBatch.from_pydict({"id": ["a", "b"], "tenant_name": ["t", None], "status": [200, 429]}, _OLD)
+    )
+    writer.close()
+
+    def renamed(batch):
+        return batch.rename_columns(["id", "tenant", "status"])
+
+    contents = read_spool(path, steps={VERSION - 1: renamed})
+    (batch,) = contents.batches()
+    assert contents.info == old
+    assert batch.schema.equals(SCHEMA)
+    assert batch.select(["id", "tenant", "status"]).to_pylist() == [
+        {"id": "a", "tenant": "t", "status": 200},
+        {"id": "b", "tenant": None, "status": 429},
+    ]
+    assert batch.column("model").null_count == 2
+
+
+def test_an_older_spool_without_its_head_is_counted_as_lost_and_not_guessed(tmp_path):
+    path = tmp_path / "old.spool"
+    writer = SpoolWriter(path, CaptureInfo(schema_version=VERSION - 1), schema=_OLD)
+    head = writer.bytes
+    writer.append(pa.RecordBatch.from_pydict({"id": ["a"], "tenant_name": ["t"], "status": [1]}, _OLD))
+    writer.close()
+    data = bytearray(path.read_bytes())
+    data[head - 1] ^= 1
+    path.write_bytes(data)
+    contents, batches = _read(path)
+    assert batches == []
+    assert contents.damaged == {"batches": 1, "bytes": head}
+
+
+def test_a_spool_of_a_newer_version_is_told_and_left_alone(tmp_path):
+    path = tmp_path / "new.spool"
+    SpoolWriter(path, CaptureInfo(schema_version=VERSION + 1)).close()
+    before = path.read_bytes()
+    with pytest.raises(CaptureVersionError, match=r"new\.spool"):
+        read_spool(path)
+    assert path.read_bytes() == before
+
+
+def test_a_spool_that_is_not_there_is_one_sentence(tmp_path):
+    with pytest.raises(SpoolError, match=r"gone\.spool: No such file"):
+        read_spool(tmp_path / "gone.spool")
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("where", ["pwrite", "fdatasync"])
+def test_a_failed_write_leaves_the_file_as_it_was_and_may_be_tried_again(tmp_path, monkeypatch, code, where):
+    path = tmp_path / "a.spool"
+    writer = SpoolWriter(path, _INFO)
+    first, second = capture_rows.batch(2, seed=1, tokens=4), capture_rows.batch(3, seed=2, start=3, tokens=4)
+    writer.append(first)
+    end = writer.bytes
+    real = os.pwrite
+    calls = []
+
+    def short(fd, data, at):
+        """Takes 100 bytes, then has no room: as disks fill."""
+        calls.append(at)
+        if len(calls) > 1:
+            raise OSError(code, os.strerror(code))
+        return real(fd, bytes(data[:100]), at)
+
+    def unsure(fd):
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(spools.os, where, short if where == "pwrite" else unsure)
+        with pytest.raises(OSError, match=os.strerror(code)):
+            writer.append(second, Ledger(meter="m"), sync=True)
+    assert path.stat().st_size == end == writer.bytes
+    assert (writer.rows, writer.batches, writer.notes) == (2, 1, 0)
+    writer.append(second, sync=True)
+    writer.close()
+    contents, batches = _read(path)
+    assert batches == [first, second]
+    assert contents.damaged == {}
+
+
+def test_a_removed_file_is_written_anew_with_all_it_held(tmp_path):
+    path = tmp_path / "in" / "a.spool"
+    path.parent.mkdir()
+    writer = SpoolWriter(path, _INFO)
+    first, second = capture_rows.batch(2, seed=1, tokens=4), capture_rows.batch(3, seed=2, start=3, tokens=4)
+    writer.append(first)
+    assert writer.present
+    path.unlink()
+    path.parent.rmdir()
+    assert not writer.present
+    path.parent.mkdir()
+    writer.restore()
+    assert writer.present
+    writer.append(second)
+    writer.close()
+    assert _read(path)[1] == [first, second]

@@ -1,0 +1,184 @@
+"""What can be said about an experiment, and what each mistake is told."""
+
+import tomllib
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from llmtap.channel.experiment import Arm, Experiment, ExperimentOptions, read_switch, resolve, switch_word
+from llmtap.channel.frames import CONTROL
+from llmtap.config import load_settings
+from llmtap.errors import ConfigError
+from llmtap.supervisor.supervisor import check_settings
+from tests.support.experiments import an_experiment
+
+HOUSE = Path(__file__).parents[2]
+A, B = {"name": "a"}, {"name": "b", "headers": {"X-Arm": "b"}}
+S = 1_000_000_000
+
+
+def loaded(tmp_path: Path, toml: str) -> ExperimentOptions:
+    file = tmp_path / "llmtap.toml"
+    file.write_text("[experiment]\n" + toml)
+    return load_settings(file, {}, {}).experiment
+
+
+TWO = '[[experiment.arms]]\nname = "a"\n[[experiment.arms]]\nname = "b"\n'
+
+
+@pytest.mark.parametrize(
+    ("toml", "place", "problem"),
+    [
+        (TWO, "experiment.arms", "no arm changes anything"),
+        (TWO + "headers = {X = '1'}\nbody = {n = 2}", "experiment.arms[1]", "headers and body"),
+        (TWO + "headers = {X = '1'}\nupstream = 'http://x'", "experiment.arms[1]", "upstream and headers"),
+        (TWO + "headers = {Host = 'x'}", "experiment.arms[1].headers", "'Host'"),
+        (TWO + "headers = {Content-Length = '1'}", "experiment.arms[1].headers", "Content-Length"),
+        (TWO + "headers = {'X Y' = '1'}", "experiment.arms[1].headers", "'X Y'"),
+        (TWO + 'headers = {X = "a\\r\\nB: c"}', "experiment.arms[1].headers", "cannot stand"),
+        (TWO + "body = {n = nan}", "experiment.arms[1].body", "JSON"),
+        (TWO + "body = {n = inf}", "experiment.arms[1].body", "JSON"),
+        (TWO + "weight = 0", "experiment.arms[1].weight", "not above 0"),
+        (TWO + "weight = -1", "experiment.arms[1].weight", "not above 0"),
+        (TWO + "weight = nan", "experiment.arms[1].weight", "not above 0"),
+        (TWO + "wieght = 1", "experiment.arms[1]", "wieght"),
+        (TWO + "weight = 'x'", "experiment.arms[1].weight", "float"),
+        ("control = 'c'\n" + TWO + "body = {n = 1}", "experiment.control", "'c'"),
+        ("control = 'b'\n" + TWO + "body = {n = 1}", "experiment.control", "changes something"),
+        ("unit = 'user'\n" + TWO, "experiment.unit", "user"),
+        ("until = 'tomorrow'\n" + TWO, "experiment.until", "tomorrow"),
+        ("until = 2026-03-01T12:00:00\n" + TWO, "experiment.until", "time zone"),
+        ("name = 'a b'\n" + TWO, "experiment.name", "'a b'"),
+        ("key = ''\n" + TWO, "experiment.key", "empty"),
+        ("alpha = 0.0\n" + TWO, "experiment.alpha", "0"),
+        ("tenant_headers = ['a b']\n", "experiment.tenant_headers", "'a b'"),
+        ("aa = true\n[[experiment.arms]]\nname = 'a'\n", "experiment.arms", "1 arms"),
+        ("aa = true\n" + TWO.replace('"b"', '"a"'), "experiment.arms[1].name", "there already"),
+        ("aa = true\n" + "[[experiment.arms]]\nname='x'\n" * 9, "experiment.arms", "9 arms"),
+        (
+            "[[experiment.arms]]\nname='a'\nbody={n=1}\n[[experiment.arms]]\nname='b'\nbody={n=2}\n",
+            "experiment.arms",
+            "a control",
+        ),
+    ],
+)
+def test_what_cannot_be_is_told_with_its_key(tmp_path: Path, toml: str, place: str, problem: str) -> None:
+    with pytest.raises(ConfigError) as told:
+        loaded(tmp_path, toml)
+    assert told.value.place.split(" ")[0] == place
+    assert problem in told.value.problem
+
+
+@pytest.mark.parametrize(
+    ("toml", "place"),
+    [
+        ("enabled = true\n", "experiment.arms"),
+        (TWO + "upstream = 'gw'", "experiment.arms[1].upstream"),
+        (TWO + "upstream = 'http://127.0.0.1:8080'", "experiment.arms[1].upstream"),
+    ],
+)
+def test_what_a_look_at_the_world_finds(tmp_path: Path, toml: str, place: str) -> None:
+    file = tmp_path / "llmtap.toml"
+    file.write_text("[relay]\nupstream = 'http://gw'\n[experiment]\n" + toml)
+    with pytest.raises(ConfigError) as told:
+        check_settings(load_settings(file, {}, {}))
+    assert told.value.place == place
+
+
+def test_without_arms_there_is_no_experiment() -> None:
+    assert resolve(ExperimentOptions(), "k", 0) is None
+
+
+@pytest.mark.parametrize(
+    ("until", "ends_ns"),
+    [
+        (None, None),
+        ("90s", 1_090 * S),
+        ("2h", (1_000 + 7_200) * S),
+        ("2026-03-01T12:00:00Z", int(datetime(2026, 3, 1, 12, tzinfo=UTC).timestamp()) * S),
+        ("2026-03-01T14:00:00+02:00", int(datetime(2026, 3, 1, 12, tzinfo=UTC).timestamp()) * S),
+    ],
+)
+def test_an_end_is_a_date_or_counts_from_the_start(until: str | None, ends_ns: int | None) -> None:
+    e = an_experiment(start_wall_ns=1_000 * S, until=until)
+    assert e.until_wall_ns == ends_ns
+    if ends_ns is not None:
+        assert (e.over(ends_ns - 1), e.over(ends_ns)) == (False, True)
+
+
+def test_a_date_may_be_written_as_toml_knows_dates(tmp_path: Path) -> None:
+    options = loaded(tmp_path, "aa = true\nuntil = 2026-03-01T12:00:00Z\n" + TWO)
+    e = resolve(options, "k", 0)
+    assert e is not None
+    assert e.until_wall_ns == int(datetime(2026, 3, 1, 12, tzinfo=UTC).timestamp()) * S
+
+
+def test_arms_may_come_from_the_environment() -> None:
+    environ = {"LLMTAP_EXPERIMENT_ARMS": '[{"name":"a"},{"name":"b","body":{"n":2}}]'}
+    (_, b) = load_settings(None, environ, {"experiment.enabled": "true"}).experiment.arms
+    assert b == Arm(name="b", body={"n": 2})
+
+
+@pytest.mark.parametrize(
+    ("arm", "route", "changes"),
+    [
+        ({}, None, {}),
+        ({"upstream": "http://x:1"}, "upstream http://x:1", {"upstream": "http://x:1"}),
+        ({"headers": {"X-B": "secret", "X-A": "1"}}, "headers X-A,X-B", {"headers": ["X-A", "X-B"]}),
+        ({"body": {"n": 1, "m": "secret"}}, "body m,n", {"body": ["m", "n"]}),
+    ],
+)
+def test_an_arm_says_what_it_changes_and_no_value(
+    arm: dict[str, Any], route: str | None, changes: dict[str, object]
+) -> None:
+    made = Arm(name="x", **arm)
+    assert (made.route, made.changes) == (route, changes)
+
+
+def test_the_control_is_the_first_arm_without_a_change() -> None:
+    assert an_experiment(B, A).control == "a"
+    assert an_experiment(A, B, {"name": "c"}, control="c").control == "c"
+    assert an_experiment(B, A, aa=True).control == "b"
+
+
+def test_an_experiment_travels_between_processes() -> None:
+    e = an_experiment(
+        A, {"name": "b", "body": {"deep": {"x": [1, None, "é"]}, "f": 1.5}}, disclosure={"k": [1]}
+    )
+    again = msgspec.json.decode(msgspec.json.encode(e), type=Experiment)
+    assert again == e
+    assert (again.without_key().key, again.without_key().id) == ("", e.id)
+
+
+def test_ids_tell_configurations_apart_and_keys_are_only_fingerprinted() -> None:
+    e = an_experiment(A, B)
+    assert an_experiment(A, B).id == e.id
+    others = [
+        an_experiment(A, B, key="salt"),
+        an_experiment(A, B, enabled=False),
+        an_experiment(A, B, aa=True),
+    ]
+    assert len({e.id, *(o.id for o in others)}) == 4
+    assert "pepper" not in e.key_fingerprint
+    assert others[0].key_fingerprint != e.key_fingerprint == others[1].key_fingerprint
+
+
+def test_a_switch_word_cannot_be_an_acknowledgement() -> None:
+    for on in (True, False):
+        for number in (0, 1, 0xFFFF_FFFF):
+            word = switch_word(number, on)
+            assert word & CONTROL
+            assert word < 1 << 64
+            assert read_switch(word) == (number, on)
+
+
+def test_the_example_says_what_it_promises() -> None:
+    file = HOUSE / "config/experiment.toml"
+    said = tomllib.loads(file.read_text())["experiment"]
+    settings = load_settings(file, {}, {"relay.upstream": "http://127.0.0.1:4000"})
+    check_settings(settings)
+    assert settings.experiment.enabled
+    assert [arm.name for arm in settings.experiment.arms] == [arm["name"] for arm in said["arms"]]

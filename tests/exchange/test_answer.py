@@ -1,0 +1,200 @@
+"""Invariant: however a body is cut, it turns out to be the same kind and says the same things."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmtap.exchange import answer
+from llmtap.exchange.answer import AnswerReader, BodyKind
+from llmtap.protocol import ndjson
+from llmtap.protocol.delta import Delta, EventClass
+
+UNTIMED = settings(deadline=None)  # a busy machine is no failure
+
+CHAT = "/v1/chat/completions"
+SSE, JSON = b"text/event-stream; charset=utf-8", b"application/json"
+STREAM = b"".join([
+    b'data: {"object":"chat.completion.chunk","choices":[{"delta":{"content":"hi"}}]}\n\n',
+    b": k\n\n",
+    b"data: [DONE]\n\n",
+])  # fmt: skip
+ANSWER = b'{"object":"chat.completion","choices":[{"message":{"content":"hi"},"finish_reason":"stop"}]}'
+OLLAMA = b"".join([
+    b'{"model":"m","message":{"role":"assistant","content":"a"},"done":false}\n',
+    b'{"model":"m","message":{"role":"assistant","content":"b"},"done":false}\n',
+    b'{"model":"m","message":{"role":"assistant","content":""},"done":true,"done_reason":"stop"}\n',
+])  # fmt: skip
+LINES = b"application/x-ndjson"
+ERROR = b'{"error":{"message":"m","type":"t"}}'
+
+
+def read(reader: AnswerReader, body: bytes, edges: list[int], *, whole: bool = True) -> list[Delta]:
+    cuts = [0, *sorted(e % (len(body) + 1) for e in edges), len(body)]
+    out = [d for a, b in pairwise(cuts) if a < b for d in reader.feed(body[a:b])]
+    return out + reader.close(whole=whole)
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body", "kind", "classes"),
+    [
+        (SSE, STREAM, BodyKind.SSE, ["content", "keepalive", "done"]),
+        (SSE, b"\n\n" + STREAM, BodyKind.SSE, ["content", "keepalive", "done"]),
+        (SSE, b"\xef\xbb\xbf" + STREAM, BodyKind.SSE, ["content", "keepalive", "done"]),
+        (SSE, ANSWER, BodyKind.JSON, ["content"]),
+        (SSE, b" " + ERROR, BodyKind.JSON, ["error"]),
+        (JSON, ANSWER, BodyKind.JSON, ["content"]),
+        (JSON, ANSWER + b"\n\n", BodyKind.JSON, ["content"]),
+        (JSON, b"\n\r\n\n" + ANSWER, BodyKind.JSON, ["keepalive"] * 3 + ["content"]),
+        (JSON, STREAM, BodyKind.SSE, ["content", "keepalive", "done"]),
+        (b"application/problem+json", ERROR, BodyKind.JSON, ["error"]),
+        (None, STREAM, BodyKind.SSE, ["content", "keepalive", "done"]),
+        (None, ANSWER, BodyKind.JSON, ["content"]),
+        (b"text/plain", b": k\n\n", BodyKind.SSE, ["keepalive"]),
+        (b"text/plain", b"  \n", BodyKind.UNDECIDED, []),
+        (SSE, b"data: [DONE]", BodyKind.SSE, ["done"]),
+        (LINES, OLLAMA, BodyKind.NDJSON, ["content", "content", "done"]),
+        (
+            b"application/jsonl; charset=utf-8",
+            OLLAMA.rstrip(),
+            BodyKind.NDJSON,
+            ["content", "content", "done"],
+        ),
+        (LINES, b"\r\n" + OLLAMA, BodyKind.NDJSON, ["keepalive", "content", "content", "done"]),
+        (LINES, OLLAMA[:-3], BodyKind.NDJSON, ["content", "content"]),
+        (LINES, OLLAMA.replace(b"\n", b"\r\n"), BodyKind.NDJSON, ["content", "content", "done"]),
+        (LINES, STREAM, BodyKind.SSE, ["content", "keepalive", "done"]),
+        (LINES, b'{"error":"m"}', BodyKind.NDJSON, ["error"]),
+        (JSON, OLLAMA, BodyKind.NDJSON, ["content", "content", "done"]),
+        (None, OLLAMA, BodyKind.NDJSON, ["content", "content", "done"]),
+        (JSON, OLLAMA.splitlines()[2] + b"\n", BodyKind.JSON, ["done"]),
+        (JSON, ANSWER.replace(b",", b",\n"), BodyKind.JSON, ["content"]),
+        (JSON, b"", BodyKind.UNDECIDED, []),
+    ],
+)
+@UNTIMED
+@given(edges=st.lists(st.integers(0, 300), max_size=6))
+def test_the_body_tells_what_it_is(
+    content_type: bytes | None, body: bytes, kind: BodyKind, classes: list[str], edges: list[int]
+) -> None:
+    for cut in (edges, list(range(len(body)))):
+        reader = AnswerReader(content_type, CHAT)
+        deltas = read(reader, body, cut)
+        assert [d.event_class.name.lower() for d in deltas] == classes
+        assert reader.kind is kind
+        assert reader.streamed == (kind in (BodyKind.SSE, BodyKind.NDJSON))
+
+
+@pytest.mark.parametrize("body", [b"<html>502</html>", b"deep thoughts", b"event horizon, of sorts"])
+def test_a_body_of_no_known_kind_is_timed_by_its_reads(body: bytes) -> None:
+    reader = AnswerReader(b"text/html", CHAT)
+    assert [(d.event_class, d.size, d.parsed) for d in reader.feed(body)] == [
+        (EventClass.METADATA, len(body), False)
+    ]
+    assert len(reader.feed(b"x")) == 1
+    assert reader.close(whole=True) == []
+
+
+def test_a_short_body_of_no_known_kind_is_told_at_its_end() -> None:
+    reader = AnswerReader(None, CHAT)
+    assert reader.feed(b"ok") == []
+    assert [d.size for d in reader.close(whole=True)] == [2]
+
+
+def test_sizes_are_those_of_the_events_in_the_body() -> None:
+    assert [d.size for d in read(AnswerReader(SSE, CHAT), STREAM, [])] == [len(STREAM) - 19, 5, 14]
+    assert [d.size for d in read(AnswerReader(JSON, CHAT), b"\n\r\n" + ANSWER, [])] == [1, 2, len(ANSWER)]
+
+
+def test_a_line_is_an_event_when_its_last_byte_is_there() -> None:
+    for content_type in (LINES, JSON, None):
+        reader = AnswerReader(content_type, "/api/chat")
+        lines = OLLAMA.splitlines(keepends=True)
+        assert [[d.size for d in reader.feed(line)] for line in lines] == [[len(line)] for line in lines]
+        assert (reader.dialect.name, reader.close(whole=True)) == ("ollama.native", [])
+
+
+def test_lines_of_no_known_dialect_are_timed_and_counted() -> None:
+    reader = AnswerReader(LINES, "/api/pull")
+    deltas = reader.feed(b'{"status":"pulling"}\nnot json\n')
+    assert [(d.event_class, d.parsed) for d in deltas] == [(EventClass.METADATA, False)] * 2
+    reader.give_up()
+    assert ([d.size for d in reader.feed(b"rest")], reader.streamed) == ([4], True)
+
+
+def test_a_line_that_is_too_long_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ndjson.LineParser.__init__, "__defaults__", (80,))
+    reader = AnswerReader(LINES, "/api/chat")
+    assert [d.text for d in reader.feed(b'{"x":"' + b"y" * 90 + b'"}\n' + OLLAMA)][:2] == ["a", "b"]
+    assert reader.skipped == 2, "the last line has more than 80 bytes, too"
+
+
+def frame(payload: bytes, first: int = 0x81) -> bytes:
+    return bytes([first, len(payload)]) + payload
+
+
+def test_what_comes_down_a_tunnel_is_read_as_messages() -> None:
+    reader = AnswerReader.of_tunnel("/v1/realtime")
+    delta = frame(b'{"type":"response.text.delta","delta":"hi"}')
+    stream = frame(b'{"type":"session.created"}') + delta + frame(b"", 0x89) + frame(b"\0\1", 0x82)
+    stream += frame(b"plain") + frame(b"\x03\xe8", 0x88)
+    deltas = read(reader, stream, [3, 30, 31, 99])
+    assert [d.event_class.name.lower() for d in deltas] == [
+        "metadata", "content", "keepalive", "metadata", "metadata", "metadata",
+    ]  # fmt: skip
+    assert [d.parsed for d in deltas] == [True, True, True, False, False, True]
+    assert (deltas[1].text, deltas[1].size, sum(d.size for d in deltas)) == ("hi", len(delta), len(stream))
+    assert (reader.dialect.name, reader.kind, reader.streamed) == (
+        "openai.realtime", BodyKind.MESSAGES, False,
+    )  # fmt: skip
+
+
+def test_a_tunnel_of_anything_else_is_timed_by_its_reads() -> None:
+    reader = AnswerReader.of_tunnel("/v1/realtime")
+    assert [d.event_class for d in reader.feed(frame(b"", 0x89) + b"HTTP/2")] == [EventClass.KEEPALIVE]
+    assert [(d.size, d.parsed) for d in reader.feed(b"more")] == [(4, False)]
+    assert (reader.kind, reader.streamed, reader.close(whole=True)) == (BodyKind.OPAQUE, False, [])
+
+
+@pytest.mark.parametrize(("whole", "n"), [(True, 1), (False, 0)])
+def test_a_json_body_that_was_cut_off_says_nothing(whole: bool, n: int) -> None:
+    deltas = read(AnswerReader(JSON, CHAT), ANSWER[:-9], [], whole=whole)
+    assert [d.parsed for d in deltas] == [False] * n
+
+
+def test_a_json_body_that_is_too_long_is_one_unparsed_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answer, "BODY_BYTES_MAX", 50)
+    (delta,) = read(AnswerReader(JSON, CHAT), ANSWER, [20, 40, 60])
+    assert (delta.event_class, delta.parsed, delta.size) == (EventClass.METADATA, False, len(ANSWER))
+
+
+def test_endless_white_space_is_not_kept() -> None:
+    reader = AnswerReader(None, CHAT)
+    deltas = [d for _ in range(9) for d in reader.feed(b" " * 1000)]
+    assert reader.kind is BodyKind.OPAQUE
+    assert sum(d.size for d in deltas) == 9000
+    reader = AnswerReader(SSE, CHAT)
+    assert [d for _ in range(9) for d in reader.feed(b"\n" * 1000)] == []
+    assert reader.feed(STREAM) != []
+
+
+def test_after_giving_up_reads_are_all_there_is() -> None:
+    reader = AnswerReader(SSE, CHAT)
+    reader.feed(STREAM[:20])
+    reader.give_up()
+    assert [d.size for d in reader.feed(STREAM[20:])] == [len(STREAM) - 20]
+    assert reader.close(whole=True) == []
+    assert reader.streamed
+    plain = AnswerReader(JSON, CHAT)
+    plain.give_up()
+    assert not plain.streamed
+
+
+@UNTIMED
+@given(st.lists(st.binary(min_size=1, max_size=30), max_size=6), st.sampled_from([None, SSE, JSON, b"x/y"]))
+def test_no_bytes_raise(reads: list[bytes], content_type: bytes | None) -> None:
+    reader = AnswerReader(content_type, CHAT)
+    for data in reads:
+        reader.feed(data)
+    reader.close(whole=True)

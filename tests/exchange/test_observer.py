@@ -1,0 +1,916 @@
+"""Invariants: every point is the stamp of the read that brought it, however the bytes were cut; bad bytes
+never raise and never lose the timing; what the relay saw of the end stands, unless the events know more."""
+
+import gzip
+import json
+import zlib
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+from unittest import mock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmtap.exchange import answer, observer, request, token_run
+from llmtap.exchange.exchange import BLANK, OUTPUT, Exchange
+from llmtap.exchange.observer import UNSEEN_NS, Observer
+from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
+
+UNTIMED = settings(deadline=None)  # a busy machine is no failure
+
+REQUEST = (
+    b"POST /v1/chat/completions?x=1 HTTP/1.1\r\nHost: g\r\nX-Request-Id: req-1\r\nContent-Length: 9\r\n\r\n"
+)
+OK = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n%b\r\n"
+
+
+def sse(value: Any) -> bytes:
+    return b"data: %b\n\n" % (value if isinstance(value, bytes) else json.dumps(value).encode())
+
+
+def chunk(delta: dict[str, Any], reason: str | None = None, **top: Any) -> bytes:
+    choice = {"index": 0, "delta": delta, "finish_reason": reason}
+    return sse({"object": "chat.completion.chunk", "choices": [choice], **top})
+
+
+ROLE = chunk({"role": "assistant", "content": ""}, model="acme-8b-0901")
+STOP = chunk({}, "stop")
+DONE = sse(b"[DONE]")
+
+
+def observe(
+    *reads: tuple[int, bytes],
+    head: bytes = OK % b"",
+    request: bytes = REQUEST,
+    body: bytes = b"",
+    outcome: str = "complete",
+    end_ns: int | None = 900,
+    status: int | None = None,
+    error: str | None = None,
+    **options: Any,
+) -> Exchange:
+    """The exchange of a response that was read so; stamps are small numbers of ns."""
+    o = Observer("r1", 7, 10, 1_700_000_000_000_000_000, request, **options)
+    o.request_data(body, 20)
+    o.request_end(20)
+    o.submitted(30, 5)
+    if head:
+        o.response_head(head, 40, 1)
+    for t_ns, data in reads:
+        o.response_data(data, t_ns, t_ns // 10)
+    if end_ns is not None:
+        o.response_end(end_ns)
+    return o.finish(950, outcome, status, error, 11, 12, 13, 14)
+
+
+def test_a_key_in_place_of_a_model_is_in_no_exchange() -> None:
+    key = "sk-proj-4aBcD9eFgH1jKlMnOpQrStUv"
+    body = json.dumps({"model": key, "messages": []}).encode()
+    request = REQUEST.replace(b"Content-Length: 9", b"Content-Length: %d" % len(body))
+    x = observe((50, chunk({"content": "a"}, model=key)), request=request, body=body)
+    assert (x.model, x.response_model) == ("*", "*")
+    x = observe((50, chunk({"content": "a"}, model="gpt-4o-2024-08-06")))
+    assert (x.model, x.response_model) == ("gpt-4o-2024-08-06", "gpt-4o-2024-08-06")
+
+
+def names(x: Exchange) -> list[str]:
+    return [EventClass(c).name.lower() for c in x.timeline.events.classes]
+
+
+def test_the_points_of_a_streamed_answer() -> None:
+    x = observe(
+        (100, b": hold on\n\n"),
+        (110, ROLE),
+        (120, chunk({"reasoning_content": "hm"})),
+        (130, chunk({"content": "\n\n"})),
+        (140, chunk({"content": "Hi"}) + chunk({"content": " you"})),
+        (150, chunk({"content": "!"})[:20]),
+        (160, chunk({"content": "!"})[20:]),
+        (170, STOP),
+        (180, DONE),
+        body=b'{"model":"acme-8b","stream":true}',
+    )
+    t = x.timeline
+    assert (t.arrival_ns, t.request_end_ns, t.submit_ns, t.head_ns) == (10, 20, 30, 40)
+    assert (t.first_byte_ns, t.first_any_ns, t.first_token_ns) == (100, 100, 120)
+    assert (t.first_reasoning_ns, t.first_content_ns, t.last_token_ns) == (120, 140, 160)
+    assert (t.response_end_ns, t.delivered_ns, t.paused_ns) == (900, 950, 11)
+    assert names(x) == [
+        "keepalive", "role", "reasoning", "content", "content", "content", "content", "metadata", "done",
+    ]  # fmt: skip
+    assert list(t.events.t_ns) == [100, 110, 120, 130, 140, 140, 160, 170, 180]
+    assert [f & BLANK for f in t.events.flags] == [0, 0, 0, 1, 0, 0, 0, 0, 0]
+    assert [bool(f & OUTPUT) for f in t.events.flags] == [n in ("reasoning", "content") for n in names(x)]
+    assert t.events.sizes[1] == len(ROLE)
+    assert (x.id, x.relay, x.seq, x.method, x.path) == ("r1-7", "r1", 7, "POST", "/v1/chat/completions")
+    assert (x.endpoint, x.dialect, x.model, x.stream) == ("chat.completions", "openai.chat", "acme-8b", True)
+    assert (x.status, x.outcome, x.finish_reason, x.error) == (200, Outcome.COMPLETE, "stop", None)
+    assert (x.reads, x.uncertainty_ns, x.request_bytes, x.response_bytes) == (9, 12, 13, 14)
+    assert (x.added.request_ns, x.added.first_chunk_ns, x.added.chunk_max_ns) == (5, 10, 18)
+    assert list(x.added.chunks_ns) == [10, 11, 12, 13, 14, 15, 16, 17, 18]
+    assert (x.tokens.output, x.tokens.source) == (5, TokenSource.CHUNKS)
+    assert (x.request_id, x.clock, x.unparsed_events) == ("req-1", "mono", 0)
+
+
+STREAM = b"".join([b": k\n\n", ROLE, chunk({"content": "a"}), chunk({"content": " b"}), STOP, DONE])
+
+
+def framed(body: bytes, size: int) -> bytes:
+    pieces = [body[i : i + size] for i in range(0, len(body), size)]
+    return b"".join(b"%x;e=1\r\n%b\r\n" % (len(p), p) for p in pieces) + b"0\r\nx-trailer: 1\r\n\r\n"
+
+
+@UNTIMED
+@given(st.integers(1, 200), st.lists(st.integers(0, 2000), max_size=10), st.booleans())
+def test_every_cut_of_the_wire_bytes_gives_the_same_exchange(
+    size: int, edges: list[int], coded: bool
+) -> None:
+    head = OK % (b"Transfer-Encoding: chunked\r\n" + (b"Content-Encoding: gzip\r\n" if coded else b""))
+    wire = framed(gzip.compress(STREAM, mtime=0) if coded else STREAM, size)
+    cuts = [0, *sorted(e % (len(wire) + 1) for e in edges), len(wire)]
+    reads = [(100, wire[a:b]) for a, b in pairwise(cuts)]
+    one, many = observe((100, wire), head=head), observe(*reads, head=head)
+    assert many.timeline.events == one.timeline.events
+    assert names(many) == ["keepalive", "role", "content", "content", "metadata", "done"]
+    assert (many.outcome, many.tokens, many.finish_reason) == (one.outcome, one.tokens, one.finish_reason)
+
+
+def test_a_read_with_nothing_but_framing_is_no_byte_of_the_body() -> None:
+    x = observe(
+        (100, b"%x\r\n" % len(STREAM)),
+        (110, STREAM[:1]),
+        (120, STREAM[1:]),
+        (130, b"\r\n0\r\n"),
+        (140, b"\r\n"),
+        head=OK % b"Transfer-Encoding: chunked\r\n",
+    )
+    assert (x.timeline.first_byte_ns, x.timeline.first_any_ns, x.reads) == (110, 120, 2)
+    assert list(x.added.chunks_ns) == [11, 12]
+
+
+def test_an_event_has_the_time_of_the_read_that_lets_the_decoder_yield_its_end() -> None:
+    coded = gzip.compress(STREAM)
+    x = observe((100, coded[:12]), (110, coded[12:]), head=OK % b"Content-Encoding: gzip\r\n")
+    assert (x.timeline.first_byte_ns, x.timeline.first_any_ns) == (100, 110)
+
+
+def test_a_whole_answer_comes_with_its_last_byte() -> None:
+    answer = json.dumps(
+        {
+            "object": "chat.completion",
+            "model": "m",
+            "choices": [{"message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}],
+            "usage": {
+                "prompt_tokens": 9,
+                "completion_tokens": 4,
+                "completion_tokens_details": {"reasoning_tokens": 2},
+                "prompt_tokens_details": {"cached_tokens": 1},
+            },
+        }
+    ).encode()
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(answer)
+    x = observe((100, answer[:50]), (110, answer[50:]), head=head)
+    t = x.timeline
+    assert (t.first_byte_ns, t.first_any_ns, t.first_content_ns, t.last_token_ns) == (100, 110, 110, 110)
+    assert (x.stream, x.model, x.outcome, names(x)) == (False, "m", Outcome.COMPLETE, ["content"])
+    assert (x.tokens.input, x.tokens.output, x.tokens.reasoning, x.tokens.cached) == (9, 4, 2, 1)
+    assert x.tokens.source is TokenSource.USAGE
+    assert x.usage is not None
+    assert x.usage["prompt_tokens"] == 9
+
+
+def test_a_whole_answer_without_usage_is_not_one_token() -> None:
+    x = observe((100, b'{"choices":[{"message":{"content":"Hi"}}]}'))
+    assert (x.tokens.output, x.tokens.source) == (None, TokenSource.NONE)
+
+
+# Token counts.
+
+
+def with_ids(text: str, *ids: int) -> bytes:
+    return sse({"choices": [{"index": 0, "delta": {"content": text}, "token_ids": ids}]})
+
+
+def with_logprobs(text: str, n: int) -> bytes:
+    return sse({"choices": [{"index": 0, "delta": {"content": text}, "logprobs": {"content": [{}] * n}}]})
+
+
+def running(n: int, reason: str | None = None, index: int = 0) -> bytes:
+    choice = {"index": index, "delta": {"content": "x"}, "finish_reason": reason}
+    return sse({"choices": [choice], "usage": {"prompt_tokens": 3, "completion_tokens": n}})
+
+
+USAGE = sse({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 40}})
+
+
+@pytest.mark.parametrize(
+    ("stream", "output", "source"),
+    [
+        (ROLE + with_ids("a b", 1, 2) + with_ids("c", 3) + USAGE, 40, TokenSource.USAGE),
+        (ROLE + with_ids("a b", 1, 2) + with_ids("c", 3), 3, TokenSource.TOKEN_IDS),
+        (ROLE + with_logprobs("a b", 2) + with_ids("c", 3), 1, TokenSource.TOKEN_IDS),
+        (ROLE + with_logprobs("a b", 2) + with_logprobs("c", 1), 3, TokenSource.LOGPROBS),
+        (running(1) + running(4) + running(6), 6, TokenSource.RUNNING_USAGE),
+        (running(1) + running(4) + running(6, "stop"), 6, TokenSource.USAGE),
+        (running(1) + running(2, index=1) + running(4) + running(3, "stop", 1), 7, TokenSource.RUNNING_USAGE),
+        (running(1) + running(4) + USAGE, 40, TokenSource.USAGE),
+        (ROLE + chunk({"content": "a"}) + chunk({"content": "b"}), 2, TokenSource.CHUNKS),
+        (ROLE + chunk({"tool_calls": [{"function": {"name": "f"}}]}), None, TokenSource.NONE),
+        (ROLE + DONE, None, TokenSource.NONE),
+    ],
+)
+def test_tokens_by_the_ladder(stream: bytes, output: int | None, source: TokenSource) -> None:
+    x = observe((100, stream))
+    assert (x.tokens.output, x.tokens.source) == (output, source)
+
+
+# How it ended.
+
+CONTENT = chunk({"content": "a"})
+ERROR = sse({"error": {"message": "secret text", "type": "server_error", "code": None}})
+
+
+@pytest.mark.parametrize(
+    ("stream", "outcome", "error"),
+    [
+        (ROLE + CONTENT + STOP + DONE, Outcome.COMPLETE, None),
+        (ROLE + CONTENT + STOP, Outcome.COMPLETE, None),
+        (ROLE + CONTENT + DONE, Outcome.COMPLETE, None),
+        (ROLE + CONTENT + b"data: [DONE]", Outcome.COMPLETE, None),
+        (
+            ROLE + CONTENT,
+            Outcome.TRUNCATED,
+            "upstream ended the stream without a finish reason or an end marker",
+        ),
+        (
+            ROLE + CONTENT + ERROR + DONE,
+            Outcome.UPSTREAM_ERROR,
+            "upstream sent an error in its answer (server_error)",
+        ),
+        (ERROR, Outcome.UPSTREAM_ERROR, "upstream sent an error in its answer (server_error)"),
+        (sse({"error": "secret"}), Outcome.UPSTREAM_ERROR, "upstream sent an error in its answer (error)"),
+        (
+            sse({"error": {"type": "not a word, but a text"}}),
+            Outcome.UPSTREAM_ERROR,
+            "upstream sent an error in its answer",
+        ),
+        (ROLE + CONTENT + chunk({}, "content_filter") + DONE, Outcome.REFUSED, None),
+        (sse({"type": "acme_start"}), Outcome.COMPLETE, None),
+        (b": k\n\n", Outcome.COMPLETE, None),
+    ],
+)
+def test_the_events_refine_a_clean_end(stream: bytes, outcome: Outcome, error: str | None) -> None:
+    x = observe((100, stream))
+    assert (x.outcome, x.error) == (outcome, error)
+
+
+@pytest.mark.parametrize(
+    "said", ["client_cancelled", "upstream_reset", "upstream_timeout", "truncated", "rejected"]
+)
+def test_an_end_that_the_relay_saw_to_be_unclean_stands(said: str) -> None:
+    finished = ROLE + chunk({}, "content_filter") + DONE
+    for stream in (ROLE + CONTENT, ROLE + ERROR, *([] if said == "client_cancelled" else [finished])):
+        x = observe((100, stream), outcome=said, end_ns=None, error="said so")
+        assert (x.outcome.value, x.error) == (said, "said so")
+
+
+@pytest.mark.parametrize("last", [DONE, chunk({}, "stop")])
+def test_a_client_that_hangs_up_at_the_end_marker_has_it_all(last: bytes) -> None:
+    # Many clients close as soon as they have read [DONE], before the last bytes of the framing.
+    x = observe((100, ROLE + CONTENT + last), outcome="client_cancelled", end_ns=None, error="left")
+    assert (x.outcome, x.error) == (Outcome.COMPLETE, None)
+    assert x.timeline.response_end_ns == x.timeline.events.t_ns[-1]
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "error"),
+    [
+        (
+            429,
+            b'{"error":{"message":"m","type":"tokens","code":"rate_limit"}}',
+            "upstream answered 429 (rate_limit)",
+        ),
+        (500, b"<html>oops</html>", "upstream answered 500"),
+        (503, b"", "upstream answered 503"),
+        (400, b'data: {"error":{"code":"bad"}}\n\ndata: [DONE]\n\n', "upstream answered 400 (bad)"),
+    ],
+)
+def test_an_error_status_is_the_upstreams_error(status: int, body: bytes, error: str) -> None:
+    head = b"HTTP/1.1 %d No\r\nContent-Length: %d\r\n\r\n" % (status, len(body))
+    x = observe((100, body), head=head)
+    assert (x.outcome, x.error, x.status) == (Outcome.UPSTREAM_ERROR, error, status)
+
+
+def test_an_error_as_json_with_200_is_an_error() -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n"
+    x = observe((100, b'{"error":{"code":502,"message":"m"}}'), head=head)
+    assert (x.outcome, x.error) == (Outcome.UPSTREAM_ERROR, "upstream sent an error in its answer (502)")
+    assert names(x) == ["error"]
+
+
+def test_an_answer_the_relay_made_itself_has_the_status_it_gave() -> None:
+    x = observe(head=b"", outcome="upstream_error", status=502, error="no upstream", end_ns=None)
+    assert (x.status, x.outcome, x.error) == (502, Outcome.UPSTREAM_ERROR, "no upstream")
+    assert x.timeline.head_ns is None
+    assert x.timeline.response_end_ns is None
+
+
+# The request.
+
+
+@pytest.mark.parametrize(
+    ("target", "path", "endpoint"),
+    [
+        (b"/v1/chat/completions", "/v1/chat/completions", "chat.completions"),
+        (b"/team/a/v1/chat/completions/?a=b", "/team/a/v1/chat/completions/", "chat.completions"),
+        (b"/deployments/m/chat/completions?v=1", "/deployments/m/chat/completions", "chat.completions"),
+        (b"/v1/completions", "/v1/completions", "completions"),
+        (b"http://g:80/v1/completions?q", "/v1/completions", "completions"),
+        (b"http://g", "/", None),
+        (b"/v1/models", "/v1/models", None),
+        (b"/completion", "/completion", "llamacpp.completion"),
+        (b"*", "*", None),
+    ],
+)  # fmt: skip
+def test_path_and_endpoint(target: bytes, path: str, endpoint: str | None) -> None:
+    method = b"OPTIONS" if target == b"*" else b"POST"
+    x = observe(request=method + b" " + target + b" HTTP/1.1\r\nHost: g\r\n\r\n")
+    assert (x.path, x.endpoint) == (path, endpoint)
+
+
+def post(*fields: bytes) -> bytes:
+    return b"\r\n".join([b"POST /v1/chat/completions HTTP/1.1", b"Host: g", *fields, b"", b""])
+
+
+BODY = b'{"messages":[],"model":"acme-8b","stream":true}'
+
+
+@pytest.mark.parametrize(
+    ("request_head", "body", "model"),
+    [
+        (post(b"Content-Length: 50"), BODY, "acme-8b"),
+        (post(b"Transfer-Encoding: chunked"), framed(BODY, 7), "acme-8b"),
+        (post(b"Content-Length: 50", b"Content-Encoding: gzip"), gzip.compress(BODY, mtime=0), "acme-8b"),
+        (post(b"Content-Length: 50", b"Content-Encoding: lzw"), BODY, None),
+        (post(b"Content-Length: 50", b"Content-Encoding: gzip"), BODY, None),
+        (post(b"Transfer-Encoding: chunked"), BODY, None),
+        (post(b"Content-Length: 50"), b'{"model":5,"stream":"yes"}', None),
+        (post(b"Content-Length: 50"), BODY[:-5], None),
+        (post(b"Content-Length: 50"), b'{"model":"\xff"}', None),
+        (post(b"Content-Length: 50"), b"--boundary\r\n", None),
+        (post(), b"", None),
+    ],
+)
+def test_the_model_asked_for(request_head: bytes, body: bytes, model: str | None) -> None:
+    x = observe(request=request_head, body=body, head=b"", end_ns=None, outcome="upstream_reset")
+    assert x.model == model
+    assert x.stream == (model is not None), "without an answer, what was asked for"
+
+
+def test_the_model_of_the_answer_serves_where_the_request_names_none() -> None:
+    assert observe((100, ROLE + DONE)).model == "acme-8b-0901"
+    assert observe((100, ROLE + DONE), body=BODY).model == "acme-8b"
+
+
+def test_a_request_body_that_is_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request, "REQUEST_BYTES_MAX", 30)
+    assert observe(body=BODY).model is None
+
+
+def test_the_request_id_is_the_requests_or_else_the_answers() -> None:
+    head = OK % b"X-REQUEST-ID: up-9\r\n"
+    assert observe(head=head).request_id == "req-1"
+    assert observe(head=head, request=post()).request_id == "up-9"
+    assert observe(request=post()).request_id is None
+    long = observe(request=post(b"X-Request-Id: " + b"x" * 5000)).request_id
+    assert long == "x" * 256
+
+
+def test_a_request_whose_body_never_ended_is_read_as_far_as_it_came() -> None:
+    o = Observer("r", 1, 0, 0, post(b"Content-Length: 50"))
+    o.request_data(BODY, 1)
+    x = o.finish(None, "client_cancelled", None, None, 0, 0, 0, 0)
+    assert (x.model, x.timeline.request_end_ns, x.timeline.delivered_ns) == ("acme-8b", None, None)
+
+
+# What cannot be understood.
+
+
+@pytest.mark.parametrize(
+    ("head", "reads"),
+    [
+        (OK % b"Content-Encoding: snappy\r\n", [b"\x01\x02", b"\x03"]),
+        (OK % b"Content-Encoding: gzip\r\n", [b"no gzip", b"at all"]),
+        (OK % b"Transfer-Encoding: chunked\r\n", [b"zz\r\nabc", b"more"]),
+        (
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n",
+            [b"5\r\nhello", b"x"],
+        ),
+        (b"garbage\r\n\r\n", [b"data", b"data"]),
+    ],
+)
+def test_a_body_that_cannot_be_followed_is_timed_by_its_reads(head: bytes, reads: list[bytes]) -> None:
+    x = observe(*((100 + 10 * i, r) for i, r in enumerate(reads)), head=head)
+    t = x.timeline
+    assert (t.head_ns, t.first_byte_ns, t.first_any_ns, t.first_token_ns) == (40, 100, 100, None)
+    assert list(t.events.t_ns) == [100, 110]
+    assert list(t.events.sizes) == [len(r) for r in reads]
+    assert (x.unparsed_events, x.reads, x.outcome) == (2, 2, Outcome.COMPLETE)
+    assert x.error is not None
+    assert x.error.startswith("upstream sent a body that cannot be read")
+    assert observe((1, reads[0]), head=head, error="the relay's own").error == "the relay's own"
+
+
+def test_a_stream_that_breaks_keeps_what_it_said_before() -> None:
+    head = OK % b"Transfer-Encoding: chunked\r\n"
+    wire = b"%x\r\n%b\r\n" % (len(ROLE + CONTENT), ROLE + CONTENT)
+    x = observe((100, wire), (110, b"oops\r\n"), (120, b"more"), head=head)
+    assert names(x) == ["role", "content", "metadata", "metadata"]
+    assert (x.unparsed_events, x.tokens.output, x.stream, x.dialect) == (2, 1, True, "openai.chat")
+
+
+def test_other_peoples_answers_are_not_counted_as_unparsed() -> None:
+    get = b"GET /v1/models HTTP/1.1\r\nHost: g\r\n\r\n"
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n"
+    x = observe((100, b'{"object":"list","data":[]}'), head=head, request=get)
+    assert (names(x), x.unparsed_events, x.dialect, x.outcome) == (["metadata"], 0, None, Outcome.COMPLETE)
+    x = observe((100, b'{"object":"list","data":[]}'), head=head)
+    assert x.unparsed_events == 1
+    x = observe((100, sse({"type": "acme_start"})), request=get)
+    assert x.unparsed_events == 1, "an event stream is expected to be understood"
+
+
+def test_a_malformed_request_leaves_an_exchange_without_a_path() -> None:
+    x = observe(request=b"\x00\x01\r\n\r\n", head=b"", outcome="rejected", status=400, end_ns=None)
+    assert (x.method, x.path, x.outcome, x.status) == ("", "", Outcome.REJECTED, 400)
+
+
+def test_interim_heads_are_passed_over() -> None:
+    o = Observer("r", 1, 0, 0, REQUEST)
+    o.response_head(b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n", 40, 0)
+    o.response_head(OK % b"", 50, 0)
+    o.response_data(STREAM, 60, 0)
+    o.response_end(60)
+    x = o.finish(70, "complete", None, None, 0, 0, 0, 0)
+    assert (x.status, x.timeline.head_ns, x.outcome) == (200, 50, Outcome.COMPLETE)
+
+
+def test_a_head_request_has_no_body_to_understand() -> None:
+    x = observe(request=b"HEAD /v1/chat/completions HTTP/1.1\r\nHost: g\r\n\r\n")
+    assert (x.outcome, x.timeline.first_byte_ns, names(x)) == (Outcome.COMPLETE, None, [])
+
+
+def test_a_tunnel_is_timed_by_what_comes_down() -> None:
+    o = Observer(
+        "r",
+        1,
+        0,
+        0,
+        b"GET /v1/realtime HTTP/1.1\r\nHost: g\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n",
+    )
+    o.response_head(b"HTTP/1.1 101 Switching\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n", 40, 0)
+    o.upgraded(40)
+    o.tunnel(b"up", None, 50, 3)
+    o.tunnel(None, b"down", 60, 4)
+    o.tunnel(None, b"again", 70, 5)
+    x = o.finish(80, "complete", None, None, 0, 0, 100, 200)
+    assert (x.status, x.reads, x.stream, x.unparsed_events) == (101, 2, False, 2)
+    assert (x.timeline.first_byte_ns, list(x.timeline.events.t_ns)) == (60, [60, 70])
+    assert (x.added.first_chunk_ns, x.added.chunk_max_ns) == (4, 5)
+
+
+def test_a_log_has_an_end_and_the_points_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observer, "EVENTS_MAX", 3)
+    x = observe((100, ROLE), *((110 + i, CONTENT) for i in range(5)), (200, STOP + DONE))
+    assert (len(x.timeline.events), x.unlogged_events, len(x.added.chunks_ns)) == (3, 5, 3)
+    assert (x.timeline.last_token_ns, x.tokens.output, x.outcome) == (114, 5, Outcome.COMPLETE)
+
+
+def test_an_event_that_is_too_long_is_counted_as_unparsed() -> None:
+    x = observe((100, ROLE + b"data: " + b"x" * (17 << 20) + b"\n\n" + DONE))
+    assert (names(x), x.unparsed_events) == (["role", "done"], 1)
+
+
+def test_tokens_by_a_tokenizer_where_the_stream_declares_none() -> None:
+    def words(text: str) -> int:
+        return len(text.split())
+
+    stream = ROLE + chunk({"reasoning_content": "hm so"}) + chunk({"content": "one two three"}) + STOP + DONE
+    x = observe((100, stream), count_tokens=words)
+    assert (x.tokens.output, x.tokens.source) == (5, TokenSource.TOKENIZER)
+    assert list(x.timeline.events.tokens) == [-1, 2, 3, -1, -1]
+    padded = chunk({"content": "one"}, obfuscation="pad ding", p="abc def")
+    assert observe((100, padded + STOP + DONE), count_tokens=words).tokens.output == 1
+    usage = sse({"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 9}})
+    x = observe((100, stream + usage), count_tokens=words)
+    assert (x.tokens.output, x.tokens.source) == (9, TokenSource.USAGE)
+    ids = sse({"choices": [{"delta": {"content": "a b c"}, "token_ids": [1]}]})
+    x = observe((100, ROLE + ids + ids + STOP), count_tokens=words)
+    assert (x.tokens.output, x.tokens.source) == (2, TokenSource.TOKEN_IDS)
+
+
+def test_a_tokenizer_that_fails_is_given_up() -> None:
+    def fails(text: str) -> int:
+        if text == "b":
+            raise RuntimeError
+        return 7
+
+    stream = ROLE + b"".join(chunk({"content": c}) for c in "abc") + STOP + DONE
+    x = observe((100, stream), count_tokens=fails)
+    assert (x.tokens.output, x.tokens.source) == (3, TokenSource.CHUNKS)
+    x = observe((100, ROLE + chunk({"content": "x" * 70_000}) + STOP), count_tokens=len)
+    assert (x.tokens.output, x.tokens.source) == (1, TokenSource.CHUNKS)
+
+
+def test_more_tokens_than_any_answer_has_are_not_believed() -> None:
+    def running(n: int) -> bytes:
+        return chunk({"content": "a"}, usage={"prompt_tokens": 1, "completion_tokens": n})
+
+    x = observe((100, running(1) + running(10**30) + running(2 + 2**30) + running(2**39) + DONE))
+    assert sum(n for n in x.timeline.events.tokens if n > 0) <= observer.TOKENS_MAX
+
+
+def test_gaps_by_the_servers_own_clock() -> None:
+    def step(n: int, ms: float) -> bytes:
+        return chunk({"content": "a"}, timings={"predicted_n": n, "predicted_ms": ms})
+
+    x = observe(
+        (100, ROLE + step(1, 0.5)),
+        (110, step(2, 30.5)),
+        (120, step(4, 50.5)),
+        (130, STOP + DONE),
+        end_ns=10**8,
+    )
+    assert list(x.server_gaps_ns or ()) == [30_000_000, 10_000_000, 10_000_000]
+    assert (x.tokens.output, x.tokens.source) == (4, TokenSource.RUNNING_USAGE)
+    assert observe((100, STREAM)).server_gaps_ns is None
+
+
+def test_a_gateway_that_begins_again_is_counted_and_the_clock_runs_on() -> None:
+    def attempt(name: str, t_ns: int, text: str) -> list[tuple[int, bytes]]:
+        role = chunk({"role": "assistant", "content": ""}, id=name, model="m")
+        return [(t_ns, role), (t_ns + 1, chunk({"content": text}, id=name, model="m"))]
+
+    x = observe(*attempt("A", 100, "a"), *attempt("B", 200, "b"), *attempt("B", 300, "c"), (400, STOP + DONE))
+    assert (x.retries, x.timeline.first_content_ns, x.timeline.last_token_ns) == (1, 101, 301)
+    assert x.to_dict({}, {})["retries"] == 1
+
+
+FILTERED = chunk({}, "content_filter")
+
+
+@pytest.mark.parametrize(
+    ("reads", "beside", "reason"),
+    [
+        ([ROLE, chunk({"content": "a"}), STOP, DONE], {}, None),
+        ([DONE], {}, "empty"),
+        ([b": ping\n\n", DONE], {}, "empty"),
+        ([ROLE, STOP, DONE], {}, "only_metadata"),
+        ([ROLE, FILTERED, DONE], {}, "guardrail"),
+        ([ROLE, sse({"error": {"message": "m"}})], {}, "error"),
+        ([ROLE], {}, "error"),
+        ([ROLE], {"outcome": "client_cancelled", "end_ns": None}, "cancelled"),
+        ([ROLE], {"outcome": "upstream_reset", "end_ns": None}, "error"),
+    ],
+)
+def test_why_a_stream_brought_no_token(
+    reads: list[bytes], beside: dict[str, Any], reason: str | None
+) -> None:
+    x = observe(*((100 + i, data) for i, data in enumerate(reads)), **beside)
+    assert x.no_token_reason == x.to_dict({}, {})["no_token_reason"] == reason
+
+
+def test_an_answer_in_one_piece_needs_no_token() -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n"
+    assert observe((100, b'{"object":"list","data":[]}'), head=head).no_token_reason is None
+
+
+def test_a_usage_object_is_kept_without_texts() -> None:
+    usage = {
+        "completion_tokens": 2, "prompt_tokens": 1, "service_tier": "default", "note": "words of somebody",
+        "cost": 1e-5, "details": {"b": {"c": {"d": 1, "e": {"f": 1}}}, "a b": 1}, "list": [1], "big": 10**40,
+        "is_last": True, "none": None,
+    }  # fmt: skip
+    x = observe((100, ROLE + sse({"choices": [], "usage": usage}) + DONE))
+    assert x.usage == {
+        "completion_tokens": 2, "prompt_tokens": 1, "service_tier": "default", "cost": 1e-5,
+        "details": {"b": {"c": {"d": 1}}}, "is_last": True, "none": None,
+    }  # fmt: skip
+
+
+def test_names_from_a_body_are_short() -> None:
+    x = observe((100, chunk({"content": "a"}, "words of somebody", model="m" * 999) + DONE))
+    assert (x.finish_reason, len(x.response_model or "")) == ("other", 256)
+
+
+def test_trailers_are_read() -> None:
+    head = OK % b"Transfer-Encoding: chunked\r\n"
+    trailers = b"Server-Timing: queue;dur=3.5\r\n\r\n"
+    for cut in range(1, len(trailers)):
+        wire = framed(STREAM, 50).removesuffix(b"x-trailer: 1\r\n\r\n")
+        x = observe((100, wire + trailers[:cut]), (110, trailers[cut:]), head=head, end_ns=10**7)
+        assert x.server_timing == [
+            {"name": "queue", "ms": 3.5, "where": "trailer:server-timing", "unit": "ms"}
+        ]
+
+
+@UNTIMED
+@given(st.lists(st.binary(max_size=40), max_size=6), st.sampled_from([
+    b"", b"Transfer-Encoding: chunked\r\n", b"Content-Encoding: gzip\r\n", b"Content-Encoding: br, zstd\r\n",
+]), st.binary(max_size=30))  # fmt: skip
+def test_no_bytes_raise(reads: list[bytes], fields: bytes, other: bytes) -> None:
+    observe(*((100, r) for r in reads), head=OK % fields, body=other)
+    observe(*((100, r) for r in reads), head=other, request=other)
+
+
+def test_the_public_form_is_json() -> None:
+    x = observe((100, STREAM))
+    out = json.loads(json.dumps(x.to_dict({}, {}, events=True)))
+    assert out["timeline"]["first_content"] == pytest.approx(90e-9)
+    assert out["events"][0]["class"] == "keepalive"
+
+
+@pytest.mark.parametrize(("outcome", "reason"), [("complete", "empty"), ("client_cancelled", "cancelled")])
+def test_a_stream_that_was_announced_and_never_said_a_byte_is_a_stream(outcome: str, reason: str) -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 0\r\n\r\n"
+    x = observe(head=head, outcome=outcome)
+    assert (x.stream, x.no_token_reason) == (True, reason)
+
+
+def test_a_model_without_a_name_is_none() -> None:
+    assert (
+        observe((100, DONE), body=b'{"model":"","stream":true}', request=post(b"Content-Length: 26")).model
+        is None
+    )
+
+
+# Events that are known again.
+
+
+def observe_slowly(*reads: tuple[int, bytes], **how: Any) -> Exchange:
+    """The same without knowing any event again."""
+    with mock.patch.object(answer, "find_repetition", return_value=None):
+        return observe(*reads, **how)
+
+
+def in_chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def said(text: str, **top: Any) -> bytes:
+    return chunk({"content": text}, **{"model": "acme-8b-0901", **top})
+
+
+def call(arguments: str) -> bytes:
+    return chunk({"tool_calls": [{"index": 0, "function": {"arguments": arguments}}]}, model="acme-8b-0901")
+
+
+def unescaped(text: str) -> bytes:
+    return sse(json.dumps(json.loads(said(text)[6:]), ensure_ascii=False).encode("utf-8", "replace"))
+
+
+texts = st.sampled_from(
+    ["a", "tok", " ", "\n", "\u3000", '"', "\\", "\u4f60", "\ud800", "<think>", "", "I can't help"]
+)
+loose = st.sampled_from([1, 7, 10**9, -1, 1.5, "", "a", '"', "\u4f60", None, {"content": "a"}])
+events = st.one_of(
+    texts.map(said),
+    texts.map(said),  # mostly
+    texts.map(unescaped),
+    st.tuples(texts, loose).map(lambda pair: said(pair[0], seq=pair[1])),
+    st.tuples(texts, loose, loose).map(lambda three: said(three[0], id=three[1], obfuscation=three[2])),
+    texts.map(lambda text: chunk({"reasoning_content": text}, model="acme-8b-0901")),
+    texts.map(call),
+    st.integers(0, 9).map(lambda n: said("a", usage={"prompt_tokens": 1, "completion_tokens": n})),
+    st.sampled_from(
+        [
+            ROLE, STOP, DONE, b": alive\n\n", b"data:\n\n", said("x").replace(b"\n", b"\r\n"), said("x")[:-1],
+            said("a") + said("b"), said("a").replace(b": ", b":"), said("a").replace(b'"a"', b'"\\x"'),
+            chunk({"role": "assistant", "content": ""}, model="other", id="other"),
+            chunk({"content": "a", "refusal": "no"}, model="acme-8b-0901"),
+            said("a", model="other"), chunk({"content": "a"}), sse({"error": {"message": "m", "type": "t"}}),
+            said("a").replace(b'"index": 0', b'"index": 1'), b"event: message\n" + said("a"), b"\n", b"\r",
+            sse({"choices": [{"index": 0, "delta": {"content": "a"}, "token_ids": [5, 6]}]}),
+            sse({"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": "content_filter"}]}),
+        ]
+    ),
+)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=400)
+@given(
+    st.lists(
+        st.one_of(
+            events,
+            st.lists(texts, max_size=12).map(lambda run: list(map(said, run))),
+            st.lists(texts, max_size=12).map(lambda run: [said(t, seq=i) for i, t in enumerate(run)]),
+            st.lists(texts, max_size=12).map(
+                lambda run: [said(t, created=i, id=f"chat-{i}", pad="x" * i) for i, t in enumerate(run)]
+            ),
+        ),
+        max_size=12,
+    ),
+    st.lists(st.integers(0), max_size=2),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([1, 3, token_run.ROOM]),
+)
+def test_a_stream_is_the_same_whether_or_not_its_events_are_known_again(
+    parts: list[bytes | list[bytes]], cuts: list[int], count: bool, chunked: bool, together: int
+) -> None:
+    reads = [ROLE]
+    for part in parts:
+        reads += [part] if isinstance(part, bytes) else part
+    if chunked:
+        reads = [*map(in_chunk, reads), b"0\r\n\r\n"]
+    for cut in cuts:  # some events come in two reads
+        i = cut % len(reads)
+        at = cut % (len(reads[i]) + 1)
+        reads[i : i + 1] = [reads[i][:at], reads[i][at:]]
+    stamped = [(100 + i, read) for i, read in enumerate(reads)]
+    how: dict[str, Any] = {"count_tokens": len} if count else {}
+    how["head"] = OK % (b"Transfer-Encoding: chunked\r\n" if chunked else b"")
+    with mock.patch.object(token_run, "ROOM", together):
+        assert observe(*stamped, **how) == observe_slowly(*stamped, **how)
+
+
+def test_most_of_a_stream_is_known_again_and_its_firsts_and_flags_are_right() -> None:
+    words = ["a", " ", "b", '"', "\u4f60", *"cdef" * 5]
+    events = [ROLE, *map(said, words), STOP, DONE]
+    reads = [(100 + i, in_chunk(event)) for i, event in enumerate(events)]
+    head = OK % b"Transfer-Encoding: chunked\r\n"
+    with mock.patch.object(
+        answer.SseParser, "feed", autospec=True, side_effect=answer.SseParser.feed
+    ) as feed:
+        x = observe(*reads, head=head)
+    assert feed.call_count < 8, "the rest was not parsed"
+    log = x.timeline.events
+    assert list(log.t_ns) == [t_ns for t_ns, _ in reads]
+    assert list(log.sizes) == [len(event) for event in events]
+    assert [bool(f & BLANK) for f in log.flags[1:-2]] == [word == " " for word in words]
+    assert (x.timeline.first_content_ns, x.timeline.last_token_ns) == (101, reads[-3][0])
+    assert (x.tokens.output, x.finish_reason) == (len(words), "stop")
+    assert (x.reads, list(x.added.chunks_ns)) == (len(reads), [t_ns // 10 for t_ns, _ in reads])
+    assert x == observe_slowly(*reads, head=head)
+
+
+@pytest.mark.parametrize(
+    "reads",
+    [
+        [said("x")[:-1], said("a"), b"\n"],  # in the middle of an event
+        [said("x")[:9], said("a"), b"\n\n", said("b")],
+        [b"\n" + said("a")] * 4,  # the blank line before it is no part of an event
+        [said("a") + b"\n"] * 4,
+        [b"\xef\xbb\xbf" + said("a")] * 4,
+        [said("a") + said("b")] * 4,
+        [STOP, said("a"), DONE, said("b")],
+    ],
+)
+def test_what_is_not_the_same_event_alone_is_read(reads: list[bytes]) -> None:
+    stamped = [(100 + i, read) for i, read in enumerate([ROLE, *map(said, "abc"), *reads])]
+    assert observe(*stamped) == observe_slowly(*stamped)
+
+
+@pytest.mark.parametrize("level", [0, 6], ids=["stored", "packed"])
+def test_a_coded_stream_is_decoded_first(level: int) -> None:
+    events = [ROLE, *map(said, "abcdef"), STOP, DONE]
+    packer = zlib.compressobj(level, wbits=31)
+    if level:
+        parts = [packer.compress(event) + packer.flush(zlib.Z_SYNC_FLUSH) for event in events]
+    else:  # the bytes of each event stand alone in a read, and yet the decoder has to see them
+        stored = packer.compress(b"".join(events)) + packer.flush()
+        edges = [0, *(stored.index(event) + len(event) for event in events), len(stored)]
+        parts = [stored[a:b] for a, b in pairwise(edges)]
+    reads = list(enumerate(parts, 100))
+    x = observe(*reads, head=OK % b"Content-Encoding: gzip\r\n")
+    assert (x.tokens.output, x.error) == (6, None)
+    assert x == observe_slowly(*reads, head=OK % b"Content-Encoding: gzip\r\n")
+
+
+def test_a_chunk_in_the_middle_of_another_is_refused_as_ever() -> None:
+    reads = [*map(in_chunk, [ROLE, *map(said, "abc")]), in_chunk(said("d"))[:-2], in_chunk(said("e"))]
+    head = OK % b"Transfer-Encoding: chunked\r\n"
+    x = observe(*enumerate(reads, 100), head=head)
+    assert "chunk" in (x.error or "")
+    assert x == observe_slowly(*enumerate(reads, 100), head=head)
+
+
+def test_a_second_head_in_the_middle_loses_nothing_that_came_before_it() -> None:
+    o = Observer("r1", 7, 10, 20, REQUEST)
+    o.response_head(OK % b"Transfer-Encoding: chunked\r\n", 40, 1)
+    for t_ns, event in enumerate([ROLE, *map(said, "abc")], 100):
+        o.response_data(in_chunk(event), t_ns, 5)
+    o.response_head(OK % b"", 110, 1)
+    o.response_data(said("d"), 120, 5)
+    log = o.finish(None, "complete", None, None, 0, 0, 0, 0).timeline.events
+    assert list(log.t_ns) == [100, 101, 102, 103, 120]
+    assert list(log.sizes) == [len(ROLE), *[len(said("a"))] * 4]
+
+
+def test_the_first_words_are_read_when_their_events_are_known_again() -> None:
+    reads = [(100 + i, said(word)) for i, word in enumerate(["Sorry", " but", " I", " can't", " help", "."])]
+    x = observe(*reads, (200, chunk({}, "stop", model="acme-8b-0901")), (201, DONE))
+    assert x.refusal is not None
+    assert x.refusal["detail"]["value"] == "I can't help"
+
+
+def test_a_stream_whose_events_never_repeat_is_not_searched_for_ever() -> None:
+    reads = [(i, said("a", made={"at": i})) for i in range(100)]
+    with mock.patch.object(answer, "find_repetition", wraps=answer.find_repetition) as find:
+        observe(*reads)
+    assert find.call_count < 10
+
+
+def test_a_value_that_nobody_reads_may_change_with_each_event_or_now_and_then() -> None:
+    """llama.cpp's `created` is that of the chunk, another each second; OpenAI's padding always changes."""
+    kinds: list[Callable[[int], dict[str, Any]]] = [
+        lambda i: {"created": i // 50},
+        lambda i: {"obfuscation": "x" * (i % 9)},
+        lambda i: {"t_ns": i * 12_345, "seq": i},
+        lambda i: {"id": f"chat-{i}", "created": i // 50, "seq": i},
+    ]
+    for beside in kinds:
+        reads = [(i, in_chunk(said(f"tok{i}", **beside(i)))) for i in range(500)]
+        head = OK % b"Transfer-Encoding: chunked\r\n"
+        with mock.patch.object(
+            answer.SseParser, "feed", autospec=True, side_effect=answer.SseParser.feed
+        ) as feed:
+            x = observe(*reads, head=head)
+        assert feed.call_count < 30
+        assert x == observe_slowly(*reads, head=head)
+        assert x.tokens.output == 500
+
+
+def completion(text: str, **choice: Any) -> bytes:
+    value = {"index": 0, "text": text, "logprobs": None, "finish_reason": None, **choice}
+    return sse({"id": "c", "object": "text_completion", "model": "m", "choices": [value]})
+
+
+def response(kind: str, **members: Any) -> bytes:
+    return f"event: response.{kind}\n".encode() + sse({"type": f"response.{kind}", **members})
+
+
+def response_delta(kind: str, n: int, text: str) -> bytes:
+    return response(
+        f"{kind}.delta", item_id="i", output_index=0, delta=text, sequence_number=n, obfuscation="x" * (n % 9)
+    )
+
+
+OTHER_STREAMS = {
+    "completions": [*(completion(f" t{i}") for i in range(99)), completion("", finish_reason="stop"), DONE],
+    "responses": [
+        response("created", response={"id": "r", "model": "m"}),
+        *(response_delta("reasoning_summary_text", n, f" why{n}") for n in range(99)),
+        *(response_delta("output_text", n, f" t{n}" if n % 7 else " ") for n in range(99)),
+        response_delta("refusal", 99, "no"),
+        *(response_delta("function_call_arguments", n, f'"{n}",') for n in range(99)),
+        response("completed", response={"id": "r", "model": "m", "status": "completed"}),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", OTHER_STREAMS)
+def test_events_of_other_dialects_are_known_again(name: str) -> None:
+    reads = [(i, in_chunk(event)) for i, event in enumerate(OTHER_STREAMS[name])]
+    head = OK % b"Transfer-Encoding: chunked\r\nContent-Type: text/event-stream\r\n"
+    with mock.patch.object(
+        answer.AnswerReader, "feed", autospec=True, side_effect=answer.AnswerReader.feed
+    ) as feed:
+        x = observe(*reads, head=head)
+    assert feed.call_count < len(reads) / 8
+    assert (x.dialect, x.unparsed_events) == (f"openai.{name}", 0)
+    assert x == observe_slowly(*reads, head=head)
+
+
+def test_an_event_that_changes_now_and_then_is_found_each_time() -> None:
+    reads = [(i, said("a", made={"at": i // 50})) for i in range(1000)]
+    with mock.patch.object(
+        answer.SseParser, "feed", autospec=True, side_effect=answer.SseParser.feed
+    ) as feed:
+        observe(*reads)
+    assert feed.call_count < 100, "about four for each of twenty"
+
+
+def test_events_beyond_the_log_still_move_the_points_when_they_are_known_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(observer, "EVENTS_MAX", 4)
+    reads = [(100 + i, said("a")) for i in range(9)]
+    x = observe(*reads)
+    assert (len(x.timeline.events), x.unlogged_events, x.timeline.last_token_ns) == (4, 5, 108)
+    assert (x.reads, len(x.added.chunks_ns), x.added.chunk_max_ns) == (9, 4, 10)
+    assert x == observe_slowly(*reads)
+
+
+@pytest.mark.parametrize(
+    ("clock", "together", "uncertainty_ns"),
+    [("kernel", True, UNSEEN_NS), ("kernel", False, 12), ("mono", True, 12)],
+)
+def test_events_that_share_a_kernel_s_stamp_may_have_waited_unseen(
+    clock: str, together: bool, uncertainty_ns: int
+) -> None:
+    one, two = chunk({"content": "a"}), chunk({"content": "b"})
+    reads = [(50, one + two)] if together else [(50, one), (60, two)]
+    assert observe(*reads, clock=clock).uncertainty_ns == uncertainty_ns

@@ -1,0 +1,259 @@
+"""Invariant: what acts outranks what flags, signs outrank words, and no words of an answer are kept."""
+
+import json
+import re
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.observer import Observer
+from llmtap.exchange.outcome import Outcome
+from llmtap.exchange.refusal import TEXT_PATTERNS
+
+UNTIMED = settings(deadline=None)  # a busy machine is no failure
+
+ROLE = {"role": "assistant", "content": ""}
+HOOKS = "hook_results"
+APPLIED = {"x-litellm-applied-guardrails": "bedrock-post-call"}
+
+
+def chunk(delta: dict[str, Any], reason: str | None = None, **beside: Any) -> dict[str, Any]:
+    choice = {"index": 0, "delta": delta, "finish_reason": reason, **beside.pop("choice", {})}
+    return {"object": "chat.completion.chunk", "choices": [choice], **beside}
+
+
+def usage(n: int) -> dict[str, Any]:
+    return {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": n}}
+
+
+def text(words: str, reason: str | None = None) -> dict[str, Any]:
+    return chunk({"content": words}, reason)
+
+
+STOP = chunk({}, "stop")
+
+
+def observe(
+    *values: Any,
+    status: int = 200,
+    headers: dict[str, str] | None = None,
+    patterns: tuple[re.Pattern[str], ...] = TEXT_PATTERNS,
+    json_body: bool = False,
+    outcome: Outcome = Outcome.COMPLETE,
+) -> Exchange:
+    """The exchange of an event stream, `[DONE]` at its end, or of a JSON body."""
+    request = b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\ncontent-length: 0\r\n\r\n"
+    observer = Observer("r", 1, 0, 0, request, patterns=patterns)
+    observer.request_end(0)
+    observer.submitted(0, 0)
+    fields = {"content-type": "application/json" if json_body else "text/event-stream", **(headers or {})}
+    head = f"HTTP/1.1 {status} X\r\n" + "".join(f"{k}: {v}\r\n" for k, v in fields.items()) + "\r\n"
+    observer.response_head(head.encode(), 1, 0)
+    for i, value in enumerate(values):
+        data = json.dumps(value)
+        observer.response_data((data if json_body else f"data: {data}\n\n").encode(), 2 + i, 0)
+    if outcome is Outcome.COMPLETE:
+        if not json_body:
+            observer.response_data(b"data: [DONE]\n\n", 90, 0)
+        observer.response_end(99)
+    return observer.finish(99, outcome.value, None, None, 0, 0, 0, 0)
+
+
+def public(x: Exchange) -> tuple[Any, ...]:
+    """Kind, source and confidence; phase, action and whether it came late."""
+    refusal, guardrail = x.refusal or {}, x.guardrail or {}
+    return (
+        *(refusal.get(key) for key in ("kind", "source", "confidence")),
+        *(guardrail.get(key) for key in ("phase", "action", "late")),
+    )
+
+
+NOTHING = (None,) * 6
+BLOCK = {"error": {"message": "Content blocked: keyword", "type": "invalid_request_error", "code": "400"}}
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([text("fine"), STOP], NOTHING),
+        (
+            [text("a"), chunk({}, "content_filter")],
+            ("output_guardrail", "finish_reason", "high", "output", "blocked", True),
+        ),
+        (
+            [chunk({}, "content_filter"), usage(0)],
+            ("input_guardrail", "finish_reason", "medium", "input", "blocked", None),
+        ),
+        (
+            [chunk({}, "content_filter"), usage(7)],
+            ("output_guardrail", "finish_reason", "medium", "output", "blocked", None),
+        ),
+        (
+            [text("canned", "content_filter")],
+            ("output_guardrail", "finish_reason", "high", "output", "replaced", None),
+        ),
+        (
+            [text("canned"), chunk({}, "guardrail_intervened")],
+            ("output_guardrail", "finish_reason", "medium", "output", "replaced", None),
+        ),
+        ([chunk({"refusal": "no"}), STOP], ("model_refusal", "delta.refusal", "high", None, None, None)),
+        (
+            [text("a"), BLOCK],
+            ("output_guardrail", "stream_error.message", "high", "output", "blocked", True),
+        ),
+        (
+            [text("a"), STOP, {"error": {"message": "m", "code": "400"}}],
+            ("output_guardrail", "stream_error.code", "medium", "output", "blocked", True),
+        ),
+        (
+            [{HOOKS: {"before_request_hooks": [{"verdict": False}]}}, text("a"), STOP],
+            (None, None, None, "input", "flagged", None),
+        ),
+        (
+            [{HOOKS: {"before_request_hooks": [{"verdict": False}]}}, text("a"), chunk({}, "sensitive")],
+            ("output_guardrail", "finish_reason", "high", "output", "blocked", True),
+        ),
+        (
+            [chunk({"refusal": "no"}), chunk({}, "content_filter")],
+            ("model_refusal", "delta.refusal", "high", "output", "blocked", True),
+        ),
+        (
+            [text("a"), chunk({}, choice={"content_filter_results": {"hate": {"filtered": True}}}), STOP],
+            ("output_guardrail", "content_filter_results.filtered", "high", "output", "blocked", True),
+        ),
+        (
+            [text("I'm sorry, but I can't help."), STOP],
+            ("model_refusal", "text_pattern", "low", None, None, None),
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_stream_says(values: list[Any], expected: tuple[Any, ...]) -> None:
+    x = observe(chunk(ROLE), *values)
+    assert public(x) == expected
+    acted = expected[0] is not None and expected[2] != "low"
+    assert x.outcome is (Outcome.REFUSED if acted else Outcome.COMPLETE)
+
+
+def error(message: str = "m", **fields: Any) -> dict[str, Any]:
+    return {"error": {"message": message, **fields}}
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "body", "expected"),
+    [
+        (400, {}, error(code="content_filter"), ("input_guardrail", "http_status+code", "input")),
+        (400, {}, error(code="1301"), ("input_guardrail", "http_status+code", "input")),
+        (400, APPLIED, error("Violated guardrail policy"), ("output_guardrail", "error.message", "output")),
+        (400, {"x-litellm-applied-guardrails": "presidio"}, error("Violated guardrail policy"),
+         ("input_guardrail", "error.message", "input")),
+        (400, APPLIED, error("Content blocked"), ("output_guardrail", "header+error.message", "output")),
+        (403, {}, {"error": "Content violates usage guidelines."},
+         ("input_guardrail", "http_status+message", "input")),
+        (403, {}, error(metadata={"reasons": ["hate"]}),
+         ("input_guardrail", "http_status+metadata", "input")),
+        (446, {}, error(type="hooks_failed"), ("input_guardrail", "http_status", "input")),
+        (446, {}, {"who": "knows"}, ("input_guardrail", "http_status", "input")),
+        (446, {}, {**error(type="hooks_failed"), HOOKS: {"after_request_hooks": [{"verdict": False}]}},
+         ("output_guardrail", "http_status", "output")),
+        (422, {}, {"code": "900514", "type": "X", "message": {"action": "GUARDRAIL_INTERVENED",
+                                                              "direction": "RESPONSE"}},
+         ("output_guardrail", "error.message", "output")),
+        (200, {}, error(code=2017), ("output_guardrail", "error.code", "output")),
+        (400, {}, error(code="context_length_exceeded"), (None, None, None)),
+        (400, APPLIED, error("model not found"), (None, None, None)),
+        (403, {}, error(code="permission_denied"), (None, None, None)),
+    ],
+)  # fmt: skip
+def test_what_a_status_and_a_body_say(
+    status: int, headers: dict[str, str], body: dict[str, Any], expected: tuple[Any, ...]
+) -> None:
+    x = observe(body, status=status, headers=headers, json_body=True)
+    kind, source, _, phase, *_ = public(x)
+    assert (kind, source, phase) == expected
+    assert x.outcome is (Outcome.UPSTREAM_ERROR if kind is None else Outcome.REFUSED)
+    if x.refusal is not None:
+        assert x.refusal["detail"].get("http_status") == (status if status >= 400 else None)
+        assert ("header" in x.refusal["detail"]) == (headers == APPLIED or bool(headers))
+
+
+def test_a_hook_that_failed_and_did_not_deny() -> None:
+    passed = observe(text("a"), STOP, status=246)
+    assert (passed.refusal, passed.outcome) == (None, Outcome.COMPLETE)
+    assert passed.guardrail == {"phase": "input", "action": "flagged", "signal": "http_status", "event": 0}
+    hooks = {HOOKS: {"after_request_hooks": [{"verdict": False}]}}
+    told = observe(chunk(ROLE), text("a"), STOP, hooks, status=246)
+    assert told.guardrail == {"phase": "output", "action": "flagged", "signal": "http_status", "event": 3}
+
+
+def test_an_intervention_says_how_much_had_gone_out() -> None:
+    x = observe(chunk(ROLE), text("a"), text("b"), text("c"), chunk({}, "content_filter"))
+    assert x.guardrail == {
+        "phase": "output", "action": "blocked", "signal": "finish_reason", "event": 4, "late": True,
+        "tokens_before": 3,
+    }  # fmt: skip
+    ids = {"choice": {"token_ids": [1, 2, 3]}}
+    x = observe(chunk({"content": "a"}, **ids), chunk({"content": "b"}, **ids), chunk({}, "sensitive"))
+    assert x.guardrail is not None
+    assert x.guardrail["tokens_before"] == 6
+
+
+def test_an_end_by_the_network_stands_beside_the_refusal() -> None:
+    x = observe(text("a"), chunk({}, "content_filter"), outcome=Outcome.UPSTREAM_RESET)
+    assert (x.outcome, x.refusal is not None) == (Outcome.UPSTREAM_RESET, True)
+
+
+# Words.
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("I'm sorry, but I can't help with that.", "I'm sorry, but I can't help"),
+        ("  I am unable to do so", "I am unable"),
+        ("I\u2019m sorry, I can\u2019t respond to that.", "I\u2019m sorry, I can\u2019t respond to that"),
+        ("Sorry, the model cannot answer this question.", "Sorry, the model cannot answer this question"),
+        ("Sorry, no.", "Sorry,"),
+        ("As an assistant, I cannot comply with it.", "I cannot comply"),
+        ("Content blocked by policy.", "Content blocked"),
+        ("This violates the acceptable use policy.", r"violates [^\n]{0,80}\b(?:policy|guidelines)\b"),
+        ("Here you are: I'm sorry is an apology.", None),
+        ("I cannot find a bug in it.", None),
+        ("x" * 200 + " I can't help with that", None),
+    ],
+)
+def test_words_of_a_refusal(words: str, said: str | None) -> None:
+    for pieces in ([words], list(words)):
+        x = observe(chunk(ROLE), *map(text, pieces), STOP)
+        value = None if x.refusal is None else x.refusal["detail"]["value"]
+        assert value == said
+        assert x.outcome is Outcome.COMPLETE
+
+
+def test_words_count_only_where_the_answer_ended_by_itself() -> None:
+    assert observe(text("I can't help you"), chunk({}, "length")).refusal is None
+    assert observe(text("I can't help you"), chunk({}, "end_turn")).refusal is not None
+    assert observe(chunk({"reasoning": "I can't help you"}), text("so I do"), STOP).refusal is None
+    second = chunk({"content": "I can't help you"}, choice={"index": 1})
+    assert observe(text("Gladly."), second, STOP).refusal is None
+
+
+def test_words_are_configured() -> None:
+    assert observe(text("I can't help you"), STOP, patterns=()).refusal is None
+    ours = (re.compile("nope, .*"),)
+    x = observe(text("nope, my secret"), STOP, patterns=ours)
+    assert x.refusal is not None
+    assert x.refusal["detail"] == {"value": "nope, .*"}, "a pattern without `said` is told by its own text"
+
+
+@UNTIMED
+@given(st.text(max_size=80), st.lists(st.integers(0, 80), max_size=4))
+def test_no_words_of_an_answer_are_kept(words: str, edges: list[int]) -> None:
+    secret = f"I'm sorry, but I can't help {words} SECRET"
+    cuts = [0, *sorted(edges), len(secret)]
+    x = observe(*(text(secret[a:b]) for a, b in pairwise(cuts)), STOP)
+    assert x.refusal is not None
+    assert "SECRET" not in json.dumps(x.to_dict({}, {}, events=True))

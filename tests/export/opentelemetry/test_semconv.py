@@ -1,0 +1,145 @@
+"""The tables of names against the conventions' documents (November 2026); and that there is no other."""
+
+from pathlib import Path
+
+import pytest
+
+import llmtap
+from llmtap.exchange import request
+from llmtap.export.opentelemetry.semconv import (
+    VERSIONS,
+    Instrument,
+    Quantity,
+    operation_of,
+    provider_of,
+    semconv,
+)
+
+SECONDS = [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92]
+TOKENS = [1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216, 67108864]
+FIRST_TOKEN = [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0]
+PER_TOKEN = [0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5]
+
+SERVER = {
+    "gen_ai.server.request.duration": ("s", SECONDS),
+    "gen_ai.server.time_to_first_token": ("s", FIRST_TOKEN),
+    "gen_ai.server.time_per_output_token": ("s", PER_TOKEN),
+}
+METRICS = {
+    "1.41": {
+        "gen_ai.client.operation.duration": ("s", SECONDS),
+        "gen_ai.client.operation.time_to_first_chunk": ("s", SECONDS),
+        "gen_ai.client.operation.time_per_output_chunk": ("s", SECONDS),
+        "gen_ai.client.token.usage": ("{token}", TOKENS),
+        **SERVER,
+    },
+    "genai-main": {
+        "gen_ai.client.inference.duration": ("s", SECONDS),
+        "gen_ai.client.inference.time_to_first_chunk": ("s", SECONDS),
+        "gen_ai.client.inference.time_per_output_chunk": ("s", SECONDS),
+        "gen_ai.client.inference.usage.input_tokens": ("{token}", []),
+        "gen_ai.client.inference.usage.output_tokens": ("{token}", []),
+        "gen_ai.client.inference.usage.cache_read.input_tokens": ("{token}", []),
+        "gen_ai.client.inference.usage.reasoning.output_tokens": ("{token}", []),
+        "gen_ai.client.inference.operation.input_tokens": ("{token}", TOKENS),
+        "gen_ai.client.inference.operation.output_tokens": ("{token}", TOKENS),
+        "gen_ai.client.embeddings.duration": ("s", SECONDS),
+        "gen_ai.client.embeddings.operation.input_tokens": ("{token}", TOKENS),
+        **SERVER,
+    },
+    "off": {},
+}
+ATTRIBUTES = [
+    "gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model", "gen_ai.request.stream",
+    "gen_ai.response.model", "gen_ai.response.finish_reasons", "gen_ai.response.time_to_first_chunk",
+    "gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens", "gen_ai.usage.cache_read.input_tokens",
+    "gen_ai.usage.reasoning.output_tokens",
+]  # fmt: skip
+
+
+def instruments(version: str) -> dict[str, Instrument]:
+    return {m.instrument.name: m.instrument for group in VERSIONS[version].measures.values() for m in group}
+
+
+@pytest.mark.parametrize("version", METRICS)
+def test_each_version_has_exactly_its_metrics_units_and_edges(version: str) -> None:
+    found = {
+        name: (i.unit, [edge / i.scale for edge in i.edges])
+        for name, i in instruments(version).items()
+        if not name.startswith("llmtap.")
+    }
+    assert found == METRICS[version]
+
+
+def test_both_versions_share_their_attributes_and_off_has_our_own() -> None:
+    for version in ("1.41", "genai-main"):
+        table = semconv(version)  # type: ignore[arg-type]
+        assert [getattr(table, field) for field in (
+            "operation", "provider", "request_model", "request_stream", "response_model", "finish_reasons",
+            "first_chunk", "input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens",
+        )] == ATTRIBUTES  # fmt: skip
+    off = semconv("off")
+    assert off.operation == "llmtap.operation.name"
+    assert off.input_tokens == "llmtap.usage.input_tokens"
+
+
+def test_our_own_metrics_are_in_every_version_under_our_own_names() -> None:
+    ours = {"llmtap.time_to_first_token", "llmtap.inter_chunk", "llmtap.user_idle", "llmtap.exchanges"}
+    for version in VERSIONS:
+        assert {name for name in instruments(version) if name.startswith("llmtap.")} == ours
+
+
+def test_only_the_token_types_share_a_metric_and_their_attribute_tells_them_apart() -> None:
+    measures = VERSIONS["1.41"].measures
+    (read,), (written,) = measures[Quantity.INPUT_TOKENS], measures[Quantity.OUTPUT_TOKENS]
+    assert read.instrument is written.instrument
+    assert read.attributes == (("gen_ai.token.type", "input"),)
+    assert written.attributes == (("gen_ai.token.type", "output"),)
+    counter, histogram = VERSIONS["genai-main"].measures[Quantity.INPUT_TOKENS]
+    assert counter.attributes == (("gen_ai.token.modality", "unknown"),)
+    assert histogram.attributes == ()
+
+
+def test_no_other_module_spells_a_name_of_the_conventions() -> None:
+    package = Path(llmtap.__file__).parent
+    spelling = [
+        file.relative_to(package).as_posix()
+        for file in sorted(package.rglob("*.py"))
+        if "gen_ai." in file.read_text()
+    ]
+    assert spelling == ["export/semconv.py"]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "operation"),
+    [
+        ("chat.completions", "chat"), ("completions", "text_completion"), ("responses", "chat"),
+        ("messages", "chat"), ("embeddings", "embeddings"), (None, None), ("models", None),
+    ],
+)  # fmt: skip
+def test_an_endpoint_is_an_operation(endpoint: str | None, operation: str | None) -> None:
+    assert operation_of(endpoint) == operation
+
+
+def test_every_endpoint_we_know_is_some_operation() -> None:
+    assert [name for _, name in request._ENDPOINTS if operation_of(name) is None] == []
+
+
+@pytest.mark.parametrize(
+    ("host", "dialect", "provider"),
+    [
+        ("api.openai.com", "openai.chat", "openai"),
+        ("my-team.openai.azure.com", "openai.chat", "azure.ai.openai"),
+        ("api.anthropic.com", None, "anthropic"),
+        ("generativelanguage.googleapis.com", None, "gcp.gemini"),
+        ("europe-west1-aiplatform.googleapis.com", None, "gcp.vertex_ai"),
+        ("bedrock-runtime.eu-central-1.amazonaws.com", None, "aws.bedrock"),
+        ("api.x.ai", None, "x_ai"),
+        ("api.x.ai.example.com", None, "openai"),
+        ("127.0.0.1", "anthropic.messages", "anthropic"),
+        ("127.0.0.1", "openai.chat", "openai"),
+        (None, None, "openai"),
+    ],
+)
+def test_the_provider_by_best_knowledge(host: str | None, dialect: str | None, provider: str) -> None:
+    assert provider_of(host, dialect) == provider

@@ -1,0 +1,435 @@
+"""Whatever a server does, a request ends once, as one Exchange that says what happened."""
+
+import asyncio
+
+import pytest
+
+from llmtap.clock import SystemClock
+from llmtap.exchange.outcome import Outcome
+from llmtap.load.http.call import HEAD_BYTES_MAX
+from tests.support.live_proxy import port_free
+from tests.support.loading import BODY, events, sender_to, streamed_answer
+from tests.support.peer import chunked, scene, wait_until
+from tests.support.upstream import CLOSE, RESET, Call, Script, answers, says, unanswered_port, upstream
+
+COMPLETE, ERROR = Outcome.COMPLETE, Outcome.UPSTREAM_ERROR
+CUT, GONE, LATE = Outcome.TRUNCATED, Outcome.UPSTREAM_RESET, Outcome.UPSTREAM_TIMEOUT
+
+JSON = b'{"id":"c","object":"chat.completion","model":"m","choices":[{"index":0,"message":{"content":"hi"},"finish_reason":"stop"}],"usage":{"prompt_tokens":3,"completion_tokens":3}}'  # fmt: skip  # noqa: E501
+STREAM = streamed_answer(3)
+SSE = b"Content-Type: text/event-stream\r\n"
+HEAD = b"HTTP/1.1 200 OK\r\n" + SSE
+
+
+def with_length(body: bytes, more: int = 0) -> bytes:
+    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (len(body) + more) + body
+
+
+def bytewise(whole: bytes) -> list[bytes]:
+    return [whole[i : i + 1] for i in range(len(whole))]
+
+
+def in_two_reads(first: bytes, second: bytes) -> Script:
+    """With a pause, in which the first is read."""
+
+    async def script(call: Call) -> str | None:
+        await call.body()
+        await call.say(first)
+        await asyncio.sleep(0.02)
+        await call.say(second)
+        return None
+
+    return script
+
+
+# What the server says and does; then the outcome, the status, the output tokens, and words of the error.
+Case = tuple[Script, Outcome, int | None, int | None, str]
+WELL: dict[str, Case] = {
+    "with a length": (says(with_length(JSON)), COMPLETE, 200, 3, ""),
+    "a stream in chunks": (says(*STREAM), COMPLETE, 200, 3, ""),
+    "a stream in one write": (says(b"".join(STREAM)), COMPLETE, 200, 3, ""),
+    "in pieces of a byte": (says(*bytewise(b"".join(STREAM))), COMPLETE, 200, 3, ""),
+    "until the end": (says(HEAD + b"\r\n", *events(3), then=CLOSE), COMPLETE, 200, 3, ""),
+    "HTTP/1.0": (says(b"HTTP/1.0 200 OK\r\n" + SSE + b"\r\n", *events(3), then=CLOSE), COMPLETE, 200, 3, ""),
+    "no content": (says(b"HTTP/1.1 204 No Content\r\n\r\n"), COMPLETE, 204, None, ""),
+    "a length of nothing": (says(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"), COMPLETE, 200, None, ""),
+    "no chunk but the last": (
+        says(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"), COMPLETE, 200, None, "",
+    ),
+    "100 first": (says(b"HTTP/1.1 100 Continue\r\n\r\n", *STREAM), COMPLETE, 200, 3, ""),
+    "100 and 103 in one write": (
+        says(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early\r\nLink: </a>\r\n\r\n" + b"".join(STREAM)),
+        COMPLETE, 200, 3, "",
+    ),
+    "100 in pieces of a byte": (
+        says(*bytewise(b"HTTP/1.1 100 Continue\r\n\r\n" + b"".join(STREAM))), COMPLETE, 200, 3, "",
+    ),
+    "says it will close": (
+        says(*streamed_answer(3, fields=b"Connection: close\r\n"), then=CLOSE), COMPLETE, 200, 3, "",
+    ),
+    "trailers": (
+        says(HEAD + b"Transfer-Encoding: chunked\r\n\r\n", chunked(*events(3), trailers=b"X-A: 1\r\n")),
+        COMPLETE, 200, 3, "",
+    ),
+    "says more than announced": (says(with_length(JSON) + b"and more"), COMPLETE, 200, 3, ""),
+    "says more than nothing": (says(b"HTTP/1.1 204 No Content\r\n\r\nand more"), COMPLETE, 204, None, ""),
+    "says more after its chunks": (says(b"".join(STREAM) + b"and more"), COMPLETE, 200, 3, ""),
+    "says more than announced, later": (
+        in_two_reads(with_length(JSON)[:-20], with_length(JSON)[-20:] + b"and more"), COMPLETE, 200, 3, "",
+    ),
+    "a large head": (
+        says(*streamed_answer(3, fields=b"X-A: " + b"a" * 60_000 + b"\r\n")), COMPLETE, 200, 3, "",
+    ),
+    "many fields": (
+        says(*streamed_answer(3, fields=b"".join(b"X-%d: a\r\n" % i for i in range(1_000)))),
+        COMPLETE, 200, 3, "",
+    ),
+}  # fmt: skip
+BADLY: dict[str, Case] = {
+    "429": (answers(b"{}", status=b"429 Too Many Requests"), ERROR, 429, None, "upstream answered 429"),
+    "503": (answers(b"{}", status=b"503 Service Unavailable"), ERROR, 503, None, "upstream answered 503"),
+    "500 in chunks": (answers(b"oh", status=b"500 Oh", chunks=2), ERROR, 500, None, "upstream answered 500"),
+    "closes": (says(then=CLOSE), GONE, None, None, "closed the connection without an answer"),
+    "resets": (says(then=RESET), GONE, None, None, "reset the connection without an answer"),
+    "100 and closes": (
+        says(b"HTTP/1.1 100 Continue\r\n\r\n", then=CLOSE), GONE, None, None, "without an answer",
+    ),
+    "closes in its head": (says(b"HTTP/1.1 20", then=CLOSE), CUT, None, None, "within its answer"),
+    "closes after its head": (
+        says(HEAD + b"Transfer-Encoding: chunked\r\n\r\n", then=CLOSE), CUT, 200, None, "within its answer",
+    ),
+    "closes before its length": (says(with_length(JSON[:50], 9), then=CLOSE), CUT, 200, None, "closed"),
+    "closes between chunks": (says(*STREAM[:3], then=CLOSE), CUT, 200, 2, "within its answer"),
+    "closes in a chunk": (says(*STREAM[:2], STREAM[2][:9], then=CLOSE), CUT, 200, 1, "within its answer"),
+    "closes before the last chunk's end": (says(*STREAM[:-1], b"0\r\n", then=CLOSE), CUT, 200, 3, "closed"),
+    "a stream without an end": (
+        says(STREAM[0], STREAM[1], b"0\r\n\r\n"), CUT, 200, 1, "without a finish reason or an end marker",
+    ),
+    "resets before its length": (says(with_length(JSON[:50], 9), then=RESET), GONE, 200, None, "reset"),
+    "no HTTP": (says(b"SSH-2.0-x\r\n\r\n"), ERROR, None, None, "broke HTTP"),
+    "no HTTP, and no end": (says(b"220 mail\r\n"), ERROR, None, None, "broke HTTP"),
+    "no status": (says(b"HTTP/1.1 abc OK\r\n\r\n"), ERROR, None, None, "broke HTTP"),
+    "HTTP/2": (says(b"HTTP/2 200 OK\r\n\r\n"), ERROR, None, None, "broke HTTP"),
+    "a folded line": (says(b"HTTP/1.1 200 OK\r\nA: b\r\n c\r\n\r\n"), ERROR, None, None, "broke HTTP"),
+    "two lengths": (
+        says(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab"),
+        ERROR, None, None, "broke HTTP",
+    ),
+    "101": (says(b"HTTP/1.1 101 Switching\r\nUpgrade: x\r\n\r\n"), ERROR, None, None, "broke HTTP"),
+    "101, and to nothing": (says(b"HTTP/1.1 101 Switching\r\n\r\n"), ERROR, None, None, "broke HTTP"),
+    "no chunk": (says(STREAM[0] + STREAM[1] + b"zz\r\n"), ERROR, 200, None, "broke HTTP"),
+    "no chunk at once": (says(STREAM[0] + b"zz\r\n"), ERROR, 200, None, "broke HTTP"),
+    "a chunk longer than its size": (says(STREAM[0], b"1\r\nabc"), ERROR, 200, None, "broke HTTP"),
+    "a head without an end": (
+        says(HEAD + b"A: ", *[b"a" * 65_536] * (HEAD_BYTES_MAX // 65_536 + 1)), ERROR, None, None, "too long",
+    ),
+    "interim heads without an end": (
+        says(*[b"HTTP/1.1 100 Continue\r\n\r\n" * 1_000] * 12), ERROR, None, None, "too long",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("clock", ["kernel", "mono"])
+@pytest.mark.parametrize("case", WELL)
+def test_an_answer(case: str, clock: str) -> None:
+    @scene
+    async def play() -> None:
+        async with upstream() as server, sender_to(server.url + server.on(WELL[case][0]), clock=clock) as to:
+            x = await to.ask()
+            outcome, status, tokens, _ = WELL[case][1:]
+            assert (x.outcome, x.status, x.tokens.output, x.error) == (outcome, status, tokens, None)
+            assert (x.clock, x.endpoint, x.model) == (clock, "chat.completions", "m")
+            t = x.timeline
+            assert t.submit_ns is not None
+            assert t.head_ns is not None
+            assert t.response_end_ns is not None
+            # A stamp of the kernel may lie before ours of the submit, by no more than it may be off.
+            assert t.arrival_ns <= t.submit_ns <= t.head_ns + x.uncertainty_ns
+            assert t.head_ns <= t.response_end_ns
+            assert (await to.ask()).outcome is COMPLETE, "and the next one is answered, too"
+
+    play()
+
+
+@pytest.mark.parametrize("case", BADLY)
+def test_no_answer(case: str) -> None:
+    @scene
+    async def play() -> None:
+        async with upstream() as server, sender_to(server.url + server.on(BADLY[case][0])) as to:
+            x = await to.ask()
+            outcome, status, tokens, words = BADLY[case][1:]
+            assert (x.outcome, x.status, x.tokens.output) == (outcome, status, tokens), x.error
+            assert words in (x.error or "")
+            assert x.timeline.submit_ns is not None
+            assert (await to.ask()).outcome is outcome, "and the next one finds the same"
+
+    play()
+
+
+# ---------------------------------------------------------------- nobody there, and nothing comes
+
+
+async def for_ever(call: Call) -> str | None:
+    await call.body()
+    await call.left()
+    return CLOSE
+
+
+def then_silent(*pieces: bytes) -> Script:
+    async def script(call: Call) -> str | None:
+        await call.body()
+        await call.say(*pieces)
+        await call.left()
+        return CLOSE
+
+    return script
+
+
+@scene
+async def test_nobody_listens() -> None:
+    port = port_free()
+    async with sender_to(f"http://127.0.0.1:{port}") as to:
+        for _ in range(2):  # the second one knows the address already
+            x = await to.ask()
+            assert (x.outcome, x.status, x.error) == (ERROR, None, "cannot connect (Connection refused)")
+            assert x.timeline.submit_ns is None
+            assert x.model == "m"
+
+
+@scene
+async def test_nobody_accepts() -> None:
+    async with unanswered_port() as port, sender_to(f"http://127.0.0.1:{port}", connect_timeout_s=0.1) as to:
+        x = await to.ask()
+        assert (x.outcome, x.error) == (LATE, "no connection in time")
+
+
+@scene
+async def test_the_whole_time_is_over_before_a_connection_is_there() -> None:
+    async with unanswered_port() as port, sender_to(f"http://127.0.0.1:{port}", timeout_s=0.1) as to:
+        x = await to.ask()
+        assert (x.outcome, x.error) == (LATE, "no connection in time")
+        assert not to.sender.pool.attempts
+
+
+@pytest.mark.parametrize(
+    ("script", "tokens"),
+    [(for_ever, None), (then_silent(b"HTTP/1.1 1"), None), (then_silent(*STREAM[:3]), 2)],
+    ids=["never", "in its head", "in its stream"],
+)
+def test_the_answer_stops_coming(script: Script, tokens: int | None) -> None:
+    @scene
+    async def play() -> None:
+        async with upstream() as server, sender_to(server.url + server.on(script), timeout_s=0.2) as to:
+            x = await to.ask()
+            assert (x.outcome, x.error) == (LATE, "no end of the answer in time")
+            assert x.tokens.output == tokens
+            assert x.timeline.response_end_ns is None
+            await wait_until(lambda: server.open == 0)
+
+    play()
+
+
+@scene
+async def test_a_reset_that_the_loop_overlooks_is_found() -> None:
+    """libuv stops watching at the first error; data and a reset in one turn leave the reset unseen."""
+
+    async def script(call: Call) -> str | None:
+        await call.body()
+        await call.say(STREAM[0], STREAM[1])
+        return RESET
+
+    async with upstream() as server, sender_to(server.url + server.on(script)) as to:
+        for _ in range(5):
+            x = await to.ask()
+            assert x.outcome in (GONE, CUT), "the bytes may be lost with the reset, the end may not"
+
+
+# ---------------------------------------------------------------- connections
+
+
+@scene
+async def test_a_connection_is_used_again() -> None:
+    async with upstream() as server, sender_to(server.url + server.on(says(*STREAM))) as to:
+        for _ in range(3):
+            assert (await to.ask()).outcome is COMPLETE
+        assert (server.connections, to.sender.pool.connects, to.sender.pool.reuses) == (1, 1, 2)
+
+
+@scene
+async def test_each_has_a_connection_of_its_own_where_that_is_asked_for() -> None:
+    async with upstream() as server, sender_to(server.url + server.on(says(*STREAM)), fresh=True) as to:
+        for _ in range(3):
+            assert (await to.ask()).outcome is COMPLETE
+        assert [call.connection for call in server.calls] == [1, 2, 3]
+        assert all(call.head.get("connection") == b"close" for call in server.calls)
+
+
+@scene
+async def test_connections_are_opened_beforehand() -> None:
+    async with upstream() as server, sender_to(server.url + server.on(says(*STREAM))) as to:
+        assert await to.sender.open(300) == 300
+        assert await to.sender.open(10) == 300, "there are enough"
+        assert (await to.ask()).outcome is COMPLETE
+        assert server.connections == 300
+
+
+@scene
+async def test_nobody_is_there_beforehand() -> None:
+    async with unanswered_port() as port, sender_to(f"http://127.0.0.1:{port}", connect_timeout_s=0.1) as to:
+        assert await to.sender.open(3) == 0
+
+
+@pytest.mark.parametrize(
+    "more", [b"and more", with_length(JSON)], ids=["a few words", "an answer to nothing"]
+)
+def test_words_out_of_turn_end_a_connection(more: bytes) -> None:
+    """They would answer the next request (RFC 9112 9.2)."""
+
+    @scene
+    async def play() -> None:
+        async with upstream() as server, sender_to(server.url + server.on(says(*STREAM))) as to:
+            assert (await to.ask()).outcome is COMPLETE
+            await server.calls[0].peer.send(more)
+            await wait_until(lambda: to.sender.pool.idle == 0)
+            assert (await to.ask()).outcome is COMPLETE
+            assert server.connections == 2
+
+    play()
+
+
+@pytest.mark.parametrize("case", [case for case in WELL if "more" in case])
+def test_an_answer_with_more_behind_it_ends_its_connection(case: str) -> None:
+    @scene
+    async def play() -> None:
+        async with upstream() as server, sender_to(server.url + server.on(WELL[case][0])) as to:
+            for number in (1, 2):
+                assert (await to.ask()).outcome is COMPLETE
+                assert to.sender.pool.idle == 0
+                assert server.connections == number
+
+    play()
+
+
+@scene
+async def test_a_connection_that_the_server_closed_is_not_used() -> None:
+    async with upstream() as server, sender_to(server.url + server.on(says(*STREAM, then=CLOSE))) as to:
+        for _ in range(3):
+            assert (await to.ask()).outcome is COMPLETE
+            await wait_until(lambda: to.sender.pool.idle == 0)
+        assert server.connections == 3
+
+
+@scene
+async def test_a_connection_that_broke_unseen_costs_nothing() -> None:
+    """Nothing of the request has left us when the write fails: it goes out on another connection."""
+    async with upstream() as server, sender_to(server.url + server.on(says(*STREAM))) as to:
+        assert (await to.ask()).outcome is COMPLETE
+        peer = await server.take_over()
+        peer.reset()  # and no turn of the loop until we write
+        x = await to.ask()
+        assert (x.outcome, to.sender.retries.total()) == (COMPLETE, 0)
+        assert server.connections == 2
+
+
+@scene
+async def test_a_request_that_may_have_been_read_is_not_sent_again() -> None:
+    async def second_is_cut(call: Call) -> str | None:
+        await call.body()
+        if len(server.calls) == 2:
+            return CLOSE
+        await call.say(*STREAM)
+        return None
+
+    async with upstream() as server, sender_to(server.url + server.on(second_is_cut)) as to:
+        outcomes = [(await to.ask()).outcome for _ in range(3)]
+        assert outcomes == [COMPLETE, GONE, COMPLETE]
+        assert len(server.calls) == 3
+
+
+# ---------------------------------------------------------------- large bodies
+
+
+@scene
+async def test_a_slow_reader_gets_it_all_and_the_submit_is_that_of_the_last_byte() -> None:
+    body = BODY[:-1] + b',"user":"' + bytes(range(97, 123)) * 200_000 + b'"}'
+    begun = asyncio.Event()
+
+    async def script(call: Call) -> str | None:
+        await begun.wait()
+        assert await call.body() == body
+        await call.say(*STREAM)
+        return None
+
+    async with upstream() as server, sender_to(server.url + server.on(script)) as to:
+        call = to.send(body)
+        await wait_until(lambda: server.calls)
+        begun_ns = SystemClock.mono_ns()
+        begun.set()
+        x = await to.end_of(call)
+        assert x.outcome is COMPLETE
+        assert x.request_bytes > len(body)
+        assert x.timeline.submit_ns is not None
+        assert x.timeline.arrival_ns < begun_ns < x.timeline.submit_ns
+        assert x.model == "m"
+
+
+@scene
+async def test_an_answer_before_the_request_was_taken() -> None:
+    async def script(call: Call) -> str | None:
+        await call.say(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\n\r\n")
+        await call.peer.to_end()
+        return CLOSE
+
+    async with upstream() as server, sender_to(server.url + server.on(script)) as to:
+        x = await to.ask(b"[" + b" " * 20_000_000 + b"]")
+        assert (x.outcome, x.status, x.timeline.submit_ns) == (ERROR, 413, None)
+        assert to.sender.pool.idle == 0, "what is left of the request would be read as the next one"
+
+
+@scene
+async def test_the_server_goes_while_we_write() -> None:
+    async def script(call: Call) -> str | None:
+        return RESET
+
+    async with upstream() as server, sender_to(server.url + server.on(script)) as to:
+        x = await to.ask(b"[" + b" " * 20_000_000 + b"]")
+        assert (x.outcome, x.timeline.submit_ns) == (GONE, None)
+
+
+# ---------------------------------------------------------------- cut by us
+
+
+@pytest.mark.parametrize(
+    ("pieces", "tokens"),
+    [([], None), ([b"HTTP/1.1 1"], None), (STREAM[:3], 2)],
+    ids=["silent", "head", "stream"],
+)
+def test_a_call_is_cancelled(pieces: list[bytes], tokens: int | None) -> None:
+    @scene
+    async def play() -> None:
+        async with upstream() as server, sender_to(server.url + server.on(then_silent(*pieces))) as to:
+            call = to.send()
+            await wait_until(lambda: call.response_bytes == len(b"".join(pieces)) and server.calls)
+            call.cancel("enough")
+            x = to.of(call)
+            assert (x.outcome, x.error, x.tokens.output) == (Outcome.CLIENT_CANCELLED, "enough", tokens)
+            call.cancel("and again")  # does nothing
+            await wait_until(lambda: server.open == 0)
+
+    play()
+
+
+@scene
+async def test_the_sender_is_closed_with_calls_in_every_state() -> None:
+    async with upstream() as server, unanswered_port() as port:
+        async with sender_to(f"http://127.0.0.1:{port}") as to:
+            to.send()
+            to.send()
+            await asyncio.sleep(0)
+        assert {x.outcome for _, x in to.ended} == {Outcome.CLIENT_CANCELLED}
+        async with sender_to(server.url + server.on(then_silent(*STREAM[:2]))) as to:
+            begun = to.send()
+            await wait_until(lambda: begun.response_bytes)
+            to.send()
+            to.send(b" " * 20_000_000)
+        assert [x.outcome for _, x in to.ended] == [Outcome.CLIENT_CANCELLED] * 3

@@ -1,0 +1,258 @@
+"""Nothing is sent twice unasked; what is sent again is counted, and its latency tells both stories."""
+
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+
+import pytest
+
+from llmtap.exchange.outcome import Outcome
+from llmtap.load.http.retries import FIRST_NS, retry_after_ns, wait_ns
+from llmtap.load.tally import Tally
+from tests.support.loading import sender_to, streamed_answer
+from tests.support.peer import chunked, scene, wait_until
+from tests.support.upstream import CLOSE, RESET, Call, Script, unanswered_port, upstream
+
+S = 1_000_000_000
+NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
+NOW_NS = int(NOW.timestamp()) * S
+
+
+# ---------------------------------------------------------------- when
+
+
+@pytest.mark.parametrize(
+    ("value", "asked_ns"),
+    [
+        (None, None), (b"", None), (b"0", 0), (b"2", 2 * S), (b" 120 ", 120 * S), (b"007", 7 * S),
+        (b"1.5", None), (b"-1", None), (b"+1", None), (b"soon", None), (b"9" * 10, None), (b"\xb2", None),
+        (b"1, 2", None),
+    ],
+)  # fmt: skip
+def test_seconds(value: bytes | None, asked_ns: int | None) -> None:
+    assert retry_after_ns(value, NOW_NS) == asked_ns
+
+
+@pytest.mark.parametrize(("later_s", "asked_ns"), [(90, 90 * S), (0, 0), (-90, 0)])
+def test_a_date(later_s: int, asked_ns: int) -> None:
+    date = format_datetime(NOW + timedelta(seconds=later_s), usegmt=True).encode()
+    assert retry_after_ns(date, NOW_NS) == asked_ns
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"Mon, 01 Jan 99999999999999999999 00:00:00 GMT",
+        b"Mon, 01 Jan 2024 00:00:00 +99999999999999999999",
+        b"Mon, 99 Jan 2024 00:00:00 GMT",
+    ],
+)
+def test_a_date_that_is_none(value: bytes) -> None:
+    assert retry_after_ns(value, NOW_NS) is None
+
+
+def test_the_dates_of_rfc_9110() -> None:
+    """Its 5.6.7: the three forms of one moment."""
+    before_ns = (784_111_777 - 10) * S
+    assert retry_after_ns(b"Sun, 06 Nov 1994 08:49:37 GMT", before_ns) == 10 * S
+    assert retry_after_ns(b"Sunday, 06-Nov-94 08:49:37 GMT", before_ns) == 10 * S
+    assert retry_after_ns(b"Sun Nov  6 08:49:37 1994", before_ns) == 10 * S
+
+
+@pytest.mark.parametrize(
+    ("retries", "asked_ns", "longest_ns", "waits_ns"),
+    [
+        (0, None, 30 * S, FIRST_NS),
+        (1, None, 30 * S, 2 * FIRST_NS),
+        (4, None, 30 * S, 16 * FIRST_NS),
+        (20, None, 30 * S, 30 * S),
+        (100_000, None, 30 * S, 30 * S),
+        (0, None, 5, 5),
+        (0, 30 * S, 30 * S, 30 * S),
+        (7, 0, 30 * S, 0),
+        (0, 30 * S + 1, 30 * S, None),
+    ],
+)
+def test_the_wait(retries: int, asked_ns: int | None, longest_ns: int, waits_ns: int | None) -> None:
+    assert wait_ns(retries, asked_ns, longest_ns) == waits_ns
+
+
+# ---------------------------------------------------------------- on the wire
+
+
+def busy(status: bytes, *fields: bytes, close: bool = False) -> bytes:
+    lines = [b"HTTP/1.1 " + status, b"Content-Length: 2", *fields, *([b"Connection: close"] if close else [])]
+    return b"\r\n".join(lines) + b"\r\n\r\n{}"
+
+
+def first(n: int, *said: bytes, then: str | None = None) -> Script:
+    """The first `n` requests get this, the others an answer."""
+    seen = 0
+
+    async def script(call: Call) -> str | None:
+        nonlocal seen
+        await call.body()
+        seen += 1
+        if seen > n:
+            await call.say(*streamed_answer(3))
+            return None
+        await call.say(*said)
+        return then
+
+    return script
+
+
+AGAIN = b"Retry-After: 0"
+FAILS: dict[str, tuple[str, Outcome, tuple[bytes, ...], str | None]] = {
+    "429": ("429", Outcome.UPSTREAM_ERROR, (busy(b"429 Too Many Requests", AGAIN),), None),
+    "429 and closes": (
+        "429", Outcome.UPSTREAM_ERROR, (busy(b"429 Too Many Requests", AGAIN, close=True),), CLOSE,
+    ),
+    "503": ("503", Outcome.UPSTREAM_ERROR, (busy(b"503 Service Unavailable", AGAIN),), None),
+    "503 in pieces": (
+        "503", Outcome.UPSTREAM_ERROR,
+        (b"HTTP/1.1 503 No\r\nRetry-After: 0\r\nTransfer-Encoding: chunked\r\n\r\n", chunked(b"{}")),
+        None,
+    ),
+    "503 until the end": (
+        "503", Outcome.UPSTREAM_ERROR, (b"HTTP/1.1 503 No\r\nRetry-After: 0\r\n\r\n", b"{}"), CLOSE,
+    ),
+    "429 without a word of when": ("429", Outcome.UPSTREAM_ERROR, (busy(b"429 Too Many Requests"),), None),
+    "closes": ("closed", Outcome.UPSTREAM_RESET, (), CLOSE),
+    "resets": ("closed", Outcome.UPSTREAM_RESET, (), RESET),
+    "100 and closes": ("closed", Outcome.UPSTREAM_RESET, (b"HTTP/1.1 100 Continue\r\n\r\n",), CLOSE),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FAILS)
+def test_sent_again_until_it_is_answered(case: str) -> None:
+    reason, _, said, then = FAILS[case]
+
+    @scene
+    async def play() -> None:
+        async with (
+            upstream() as server,
+            sender_to(server.url + server.on(first(2, *said, then=then)), retries=3) as to,
+        ):
+            call = to.send(scheduled_ns=1)
+            x = await to.end_of(call)
+            assert (x.outcome, x.status, x.tokens.output, x.error) == (Outcome.COMPLETE, 200, 3, None)
+            assert (len(server.calls), to.sender.sent, call.retries) == (3, 1, 2)
+            assert to.sender.retries == {reason: 2}
+            assert len({await c.body() for c in server.calls}) == 1, "the same bytes each time"
+
+    play()
+
+
+@pytest.mark.parametrize("retries", [0, 2])
+@pytest.mark.parametrize("case", FAILS)
+def test_not_more_often_than_asked_for(case: str, retries: int) -> None:
+    reason, outcome, said, then = FAILS[case]
+
+    @scene
+    async def play() -> None:
+        script = first(9, *said, then=then)
+        async with upstream() as server, sender_to(server.url + server.on(script), retries=retries) as to:
+            x = await to.ask()
+            assert x.outcome is outcome
+            assert (len(server.calls), to.sender.retries.total()) == (1 + retries, retries)
+            assert to.sender.retries.get(reason, 0) == retries
+
+    play()
+
+
+NEVER_AGAIN: dict[str, tuple[tuple[bytes, ...], str | None]] = {
+    "500": ((busy(b"500 Oh", AGAIN),), None),
+    "400": ((busy(b"400 Oh", AGAIN),), None),
+    "closes within its answer": (tuple(streamed_answer(3)[:2]), CLOSE),
+    "closes within its head": ((b"HTTP/1.1 5",), CLOSE),
+    "breaks HTTP": ((b"no\r\n\r\n",), None),
+    "asks for too long": ((busy(b"429 Too Many Requests", b"Retry-After: 11"),), None),
+}
+
+
+@pytest.mark.parametrize("case", NEVER_AGAIN)
+def test_never_sent_again(case: str) -> None:
+    @scene
+    async def play() -> None:
+        said, then = NEVER_AGAIN[case]
+        async with (
+            upstream() as server,
+            sender_to(server.url + server.on(first(9, *said, then=then)), retries=3) as to,
+        ):
+            assert (await to.ask()).outcome is not Outcome.COMPLETE
+            assert len(server.calls) == 1
+
+    play()
+
+
+@scene
+async def test_nobody_listens_for_a_while() -> None:
+    async with upstream() as server:
+        path, port = server.on(first(0)), server.port
+        await server.stop()
+        async with sender_to(f"http://127.0.0.1:{port}{path}", retries=9, retry_wait_s=0.05) as to:
+            call = to.send()
+            await wait_until(lambda: call.retries)
+            server.start()
+            assert (await to.end_of(call)).outcome is Outcome.COMPLETE
+            assert to.sender.retries == {"refused": call.retries}
+
+
+@scene
+async def test_a_time_out_is_no_reason() -> None:
+    async with unanswered_port() as port:
+        async with sender_to(f"http://127.0.0.1:{port}", connect_timeout_s=0.1, retries=3) as to:
+            assert (await to.ask()).outcome is Outcome.UPSTREAM_TIMEOUT
+        assert not to.sender.retries
+
+
+@scene
+async def test_latency_counts_from_the_last_submit_and_from_the_schedule() -> None:
+    """Corrected = uncorrected + (submit of the last attempt - scheduled): the waits between are in it."""
+    async with upstream() as server:
+        script = first(2, busy(b"429 Too Many Requests"))
+        async with sender_to(server.url + server.on(script), retries=3) as to:
+            scheduled_ns = 1
+            call = to.send(scheduled_ns=scheduled_ns)
+            first_ns = call.began_ns
+            x = await to.end_of(call)
+            t = x.timeline
+            assert t.submit_ns is not None
+            assert call.first_ns == first_ns
+            assert x.dispatch_late_ns == first_ns - scheduled_ns, "waiting to ask again is not our lateness"
+            assert t.arrival_ns - first_ns >= 3 * FIRST_NS - 2_000_000, (
+                "0.1 s and 0.2 s; timers may be 1 ms early"
+            )
+            tally = Tally()
+            m = tally.add(x)
+            assert m.ttft_ns is not None
+            assert m.e2e_ns is not None
+            assert m.e2e_ns < 3 * FIRST_NS, "the waits are not in it"
+            late_ns = t.submit_ns - scheduled_ns
+            assert tally.corrected["ttft"].max == m.ttft_ns + late_ns
+            assert tally.corrected["e2e"].max == m.e2e_ns + late_ns
+
+
+@scene
+async def test_a_wait_is_cut() -> None:
+    """Nothing is under way then: it ends as its last attempt did."""
+    async with upstream() as server:
+        script = first(9, busy(b"429 Too Many Requests", b"Retry-After: 9"))
+        async with sender_to(server.url + server.on(script), retries=3) as to:
+            calls = [to.send() for _ in range(3)]
+            await wait_until(lambda: all(call.waiting for call in calls))
+            assert to.sender.pool.idle == 3
+            calls[0].cancel("enough")
+            assert (to.of(calls[0]).outcome, to.of(calls[0]).status) == (Outcome.UPSTREAM_ERROR, 429)
+            to.sender.stop_retrying()
+            assert all(to.of(call).status == 429 for call in calls)
+            assert (await to.ask()).status == 429
+            assert len(server.calls) == 4
+
+
+@scene
+async def test_a_time_out_does_not_end_a_wait() -> None:
+    async with upstream() as server:
+        script = first(1, busy(b"503 No", b"Retry-After: 1"))
+        async with sender_to(server.url + server.on(script), retries=1, timeout_s=0.3) as to:
+            assert (await to.ask()).outcome is Outcome.COMPLETE

@@ -1,0 +1,174 @@
+"""Samples in columns: what stands in the JSON, and what a window of them is summed up by."""
+
+import json
+from collections.abc import Mapping
+
+import pytest
+
+import llmtap.load.monitor.timeseries as module
+from llmtap.load.monitor.server_metrics import SERIES
+from llmtap.load.monitor.timeseries import Columns, Series, TimeSeries
+
+S = 1_000_000_000
+SPEC = {
+    "busy": Series("cpus", "interval"),
+    "memory": Series("bytes"),
+    "made": Series("tokens", "counter"),
+    "never": Series("share"),
+}
+
+
+def columns(*samples: tuple[float, Mapping[str, float | None]], spec: Mapping[str, Series] = SPEC) -> Columns:
+    """Samples at seconds since the start, which is at 100 s."""
+    found = Columns(spec)
+    for t_s, values in samples:
+        found.add(round((100 + t_s) * S), 2_000_000, values)
+    return found
+
+
+RUN = columns(
+    (-1, {"memory": 10, "made": 5}),
+    (0, {"busy": 1.0, "memory": 20, "made": 10}),
+    (1, {"busy": 0.5, "memory": 30, "made": None}),
+    (4, {"busy": 0.1, "memory": 60, "made": 40}),
+)
+
+
+def test_the_json_has_arrays_of_one_length_in_seconds_since_the_start() -> None:
+    told = TimeSeries(100 * S, RUN, about={"period": 1.0}).to_dict()
+    assert json.loads(json.dumps(told, allow_nan=False)) == {
+        "period": 1.0,
+        "system": {
+            "t": [-1.0, 0.0, 1.0, 4.0],
+            "took": [0.002] * 4,
+            "series": {
+                "busy": {"unit": "cpus", "kind": "interval", "values": [None, 1.0, 0.5, 0.1]},
+                "memory": {"unit": "bytes", "kind": "gauge", "values": [10.0, 20.0, 30.0, 60.0]},
+                "made": {"unit": "tokens", "kind": "counter", "values": [5.0, 10.0, None, 40.0]},
+            },
+            "dropped": 0,
+        },
+        "server": None,
+    }
+
+
+def test_a_summary_weighs_averages_by_their_time_and_counts_what_grew() -> None:
+    told = TimeSeries(100 * S, RUN).summary()
+    assert told["system"]["busy"] == {
+        "unit": "cpus", "kind": "interval", "n": 3, "p50": 0.5, "p95": pytest.approx(0.95), "max": 1.0,
+        "mean": pytest.approx((1.0 * 1 + 0.5 * 1 + 0.1 * 3) / 5),
+    }  # fmt: skip
+    assert told["system"]["memory"] == {
+        "unit": "bytes", "kind": "gauge", "n": 4, "mean": 30, "p50": 25, "max": 60,
+        "p95": pytest.approx(55.5),
+    }  # fmt: skip
+    assert told["system"]["made"] == {
+        "unit": "tokens", "kind": "counter", "n": 3, "total": 35, "per_second": 7, "restarts": 0,
+    }  # fmt: skip
+    assert "never" not in told["system"]
+    assert (told["window"], told["server"], told["energy"]) == ([None, None], None, None)
+
+
+def test_a_window_takes_the_samples_in_it_with_the_time_they_speak_for() -> None:
+    told = TimeSeries(100 * S, RUN).summary(from_ns=101 * S, to_ns=104 * S)
+    assert told["window"] == [1.0, 4.0]
+    assert told["system"]["busy"]["mean"] == pytest.approx((0.5 * 1 + 0.1 * 3) / 4)
+    assert (told["system"]["memory"]["n"], told["system"]["memory"]["mean"]) == (2, 45)
+    # One known value of a counter says nothing about growth.
+    assert told["system"]["made"] == {
+        "unit": "tokens", "kind": "counter", "n": 1, "total": None, "per_second": None, "restarts": 0,
+    }  # fmt: skip
+
+
+def test_a_window_without_samples_has_no_figures() -> None:
+    told = TimeSeries(100 * S, RUN).summary(from_ns=200 * S)
+    assert told["system"]["busy"] == {
+        "unit": "cpus", "kind": "interval", "n": 0, "mean": None, "p50": None, "p95": None, "max": None,
+    }  # fmt: skip
+    assert told["system"]["made"]["total"] is None
+
+
+def test_a_counter_that_was_started_anew_counts_from_0_again() -> None:
+    run = columns((0, {"made": 100}), (1, {"made": 130}), (2, {"made": 7}), (3, {"made": 10}))
+    told = TimeSeries(100 * S, run).summary()["system"]["made"]
+    assert (told["total"], told["restarts"], told["per_second"]) == (40, 1, pytest.approx(40 / 3))
+
+
+GPUS = {
+    f"gpu{i}_{what}": spec
+    for i in range(2)
+    for what, spec in (("power", Series("watts")), ("energy", Series("joules", "counter")))
+}
+POWERED = columns(
+    (0, {"gpu0_power": 100, "gpu1_power": 200, "gpu0_energy": 1_000, "gpu1_energy": 50}),
+    (1, {"gpu0_power": 300, "gpu1_power": 200, "gpu0_energy": 1_190, "gpu1_energy": 260}),
+    (2, {"gpu0_power": 100, "gpu1_power": 200, "gpu0_energy": 1_400, "gpu1_energy": 470}),
+    spec=GPUS,
+)
+
+
+def test_energy_is_that_of_all_gpus_over_the_window() -> None:
+    told = TimeSeries(100 * S, POWERED).summary(from_ns=100 * S, to_ns=102 * S, tokens=1_600)["energy"]
+    assert told == {
+        "joules": 800.0, "seconds": 2.0, "seconds_missing": 0.0, "power": 400.0, "tokens": 1_600,
+        "joules_per_token": 0.5, "counted_joules": 820.0, "counted_power": 410.0,
+        "devices": {"gpu0": {"joules": 400.0}, "gpu1": {"joules": 400.0}},
+    }  # fmt: skip
+
+
+def test_energy_of_a_part_and_without_tokens() -> None:
+    told = TimeSeries(100 * S, POWERED).summary(from_ns=int(100.5 * S), to_ns=101 * S)["energy"]
+    assert told["joules"] == pytest.approx((200 + 300) / 2 * 0.5 + 100)
+    assert (told["joules_per_token"], told["seconds"]) == (None, 0.5)
+    # One sample of the counters in the window: they say nothing.
+    assert (told["counted_joules"], told["counted_power"]) == (None, None)
+
+
+def test_energy_says_what_is_missing_and_needs_no_counter() -> None:
+    run = columns((0, {"gpu0_power": 100}), (1, {"gpu0_power": 100}), spec=GPUS)
+    told = TimeSeries(100 * S, run).summary(from_ns=100 * S, to_ns=110 * S)["energy"]
+    assert (told["joules"], told["seconds"], told["seconds_missing"]) == (400.0, 4.0, 6.0)
+    assert told["counted_joules"] is None
+    wide = TimeSeries(100 * S, run).summary(from_ns=100 * S, to_ns=110 * S, gap_ns_max=20 * S)["energy"]
+    assert (wide["joules"], wide["seconds_missing"]) == (1_000.0, 0.0)
+
+
+def test_the_share_of_prefix_hits_is_that_of_the_window() -> None:
+    server = columns(
+        (0, {"prefix_queries": 1_000, "prefix_hits": 900}),
+        (1, {"prefix_queries": 1_500, "prefix_hits": 1_000}),
+        spec=SERIES,
+    )
+    told = TimeSeries(100 * S, RUN, server).summary()["server"]
+    assert told["prefix_hit_share"]["total"] == pytest.approx(0.2)
+    still = columns((0, {"prefix_queries": 5, "prefix_hits": 5}), spec=SERIES)
+    assert "prefix_hit_share" not in TimeSeries(100 * S, RUN, still).summary()["server"]
+
+
+def test_the_bound_is_kept_and_what_came_after_it_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SAMPLES_MAX", 3)
+    run = columns(*((i, {"memory": i}) for i in range(5)))
+    assert (len(run), run.dropped, run.column("memory")) == (3, 2, [0.0, 1.0, 2.0])
+    assert run.to_dict(0)["dropped"] == 2
+
+
+def test_nothing_is_added_after_the_end() -> None:
+    run = columns((0, {"memory": 1}))
+    run.close()
+    run.add(200 * S, 0, {"memory": 2})
+    assert (len(run), run.dropped) == (1, 0)
+
+
+def test_the_latest_sample_says_what_it_knows() -> None:
+    assert Columns(SPEC).latest() == {}
+    assert RUN.latest() == {"busy": 0.1, "memory": 60.0, "made": 40.0}
+    assert columns((0, {"memory": 1, "busy": 2}), (1, {"memory": 3})).latest() == {"memory": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("t_ns", "values"), [(99 * S, {}), (105 * S, {"unheard_of": 1.0})], ids=["back in time", "no series"]
+)
+def test_our_own_mistakes_are_not_recorded(t_ns: int, values: dict[str, float]) -> None:
+    run = columns((0, {"memory": 1}))
+    with pytest.raises(AssertionError):
+        run.add(t_ns, 0, values)

@@ -1,0 +1,506 @@
+"""Each request is compared with the very row it was made of, and what both sides say is added up rightly."""
+
+import asyncio
+import json
+import os
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmtap.capture.read.reader import read
+from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.outcome import Outcome, TokenSource
+from llmtap.load.bodies import BodyOptions
+from llmtap.load.replay.baseline import FIGURES, SHARES, Baseline, read_then, recorded_of
+from llmtap.load.replay.options import ReplayOptions
+from llmtap.load.replay.perform import Replay
+from llmtap.load.replay.plan import Asked, Plan, make_plan
+from llmtap.metrics.histogram import RELATIVE_ERROR
+from llmtap.metrics.latency import measure
+from llmtap.metrics.objectives import Objectives
+from llmtap.metrics.statistics import percentile
+from llmtap.sim.server.options import SimOptions
+from llmtap.units import Duration
+from llmtap.workload.requests import Requests
+from llmtap.workload.trace import Trace
+from tests.support.baselines import MS, answer, both, captured, recorded
+from tests.support.captures import write_capture
+from tests.support.sim_engine import Engine, engine
+
+ARRIVALS_MS = (500, 100, 900, 300, 300, 700, 0, 1_100, 1_300, 1_200)
+"""Rows of a capture are in the order of their ends, not of their arrivals."""
+S = 1_000_000_000
+
+
+def told(baseline: Baseline) -> dict[str, Any]:
+    result = baseline.to_dict()
+    assert result is not None
+    json.dumps(result, allow_nan=False)
+    return result
+
+
+def close_to(expected: float | Sequence[float | None]) -> Any:
+    """Within what histograms are wrong by, of seconds."""
+    return pytest.approx(expected, rel=2 * RELATIVE_ERROR, abs=1e-12)
+
+
+def shares_of(values: Sequence[float]) -> list[float | None]:
+    return [percentile(sorted(values), share) for share in SHARES.values()]
+
+
+# ---------------------------------------------------------------- which row is which
+
+
+@pytest.mark.parametrize(
+    ("asked", "rows"),
+    [
+        ({}, [6, 1, 3, 4, 0, 5, 2, 7, 9, 8]),
+        ({"requests": 4}, [1, 3, 0, 2]),  # the first four of the file, in the order of their arrivals
+        ({"requests": 25}, [6, 1, 3, 4, 0, 5, 2, 7, 9, 8]),
+        ({"window_from_ns": 300 * MS, "window_for_ns": 500 * MS}, [3, 4, 0, 5]),
+        ({"window_from_ns": 300 * MS, "window_for_ns": 500 * MS, "requests": 7}, [3, 4, 0, 5]),
+        ({"window_from_ns": 1_000 * MS, "requests": 2}, [7, 9]),
+        ({"speed": 5.0}, [6, 1, 3, 4, 0, 5, 2, 7, 9, 8]),
+        ({"arrivals": "poisson", "rate_rps": 100.0}, [6, 1, 3, 4, 0, 5, 2, 7, 9, 8]),
+        ({"closed": True}, [6, 1, 3, 4, 0, 5, 2, 7, 9, 8]),
+        ({"share": 0.5}, None),
+        ({"share": 0.5, "window_from_ns": 100 * MS, "requests": 20}, None),
+    ],
+)
+def test_a_request_is_compared_with_the_row_it_was_made_of(
+    asked: dict[str, Any], rows: list[int] | None, tmp_path: Path
+) -> None:
+    place = captured(tmp_path / "c.parquet", ARRIVALS_MS)
+    plan = make_plan(Asked(source=place, **asked))
+    assert plan.baseline is not None
+    places = list(plan.baseline.places)
+    # Each row's prompt has a length of its own.
+    assert places == [n - 10 for n in plan.requests.input][: len(places)]
+    assert rows is None or places == rows
+    assert len(set(places)) == len(places) > 0
+    baseline = Baseline(plan.baseline)
+    for row, n in enumerate(plan.requests.input):
+        # Later by as much as only this row is.
+        baseline.add_now(row, answer(n - 10, 60 + n, n - 7))
+    assert read_then(baseline, plan.requests)
+    result = told(baseline)
+    more = [(60 + place + 10 - 20) / 1e3 for place in places]
+    assert list(result["pairs"]["ttft"]["difference"].values()) == close_to(shares_of(more))
+    assert result["pairs"]["ttft"]["slower"] == 1
+    assert result["requests"] == {
+        "compared": len(places), "not_found": 0, "repeated": len(plan.requests) - len(places),
+    }  # fmt: skip
+    assert result["output_tokens"]["equal"] == result["output_tokens"]["n"] == len(places)
+
+
+def test_places_count_over_files_and_over_rows_that_are_left_out(tmp_path: Path) -> None:
+    header = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+    rows = 23_000
+    path = tmp_path / "b.csv"
+    # Three batches, the latest arrivals first.
+    path.write_text(
+        header + "".join(f"{rows - i},,{i % 9 + 1},m,{i + 1},5,{i + 6},API log\n" for i in range(rows))
+    )
+    plan = make_plan(Asked(source=str(path), window_from_ns=5_000 * S, window_for_ns=15_000 * S))
+    assert plan.baseline is not None
+    assert list(plan.baseline.places) == list(range(17_999, 2_999, -1))
+    folder = tmp_path / "many"
+    for number in range(3):
+        x = [answer(10 * number + i, 20, at_ms=10 * number + i) for i in range(4)]
+        x[1].tokens.input = None
+        write_capture(folder / f"llmtap-{number}.parquet", [*x[2:], *x[:2]])
+    many = make_plan(Asked(source=str(folder)))
+    assert many.baseline is not None
+    assert list(many.baseline.places) == [2, 0, 1, 6, 4, 5, 10, 8, 9]
+
+
+def test_only_what_was_sent_is_read(tmp_path: Path) -> None:
+    place = captured(tmp_path / "c.parquet", ARRIVALS_MS)
+    plan = make_plan(Asked(source=place))
+    assert plan.baseline is not None
+    baseline = Baseline(plan.baseline)
+    for row in (2, 5):
+        n = plan.requests.input[row]
+        baseline.add_now(row, answer(n - 10, 60, n - 7))
+    read_then(baseline, plan.requests)
+    result = told(baseline)
+    assert result["requests"] == {"compared": 2, "not_found": 0, "repeated": 0}
+    assert result["then"]["n"] == result["pairs"]["ttft"]["n"] == 2
+    # 300 and 700 ms are the arrivals of these two; rows 3 and 5 have 6 and 8 words.
+    assert result["then"]["window"]["seconds"] == pytest.approx(0.4 + 0.001 + 0.020 + 7 * 0.020 + 0.001)
+
+
+def test_a_row_that_has_other_lengths_is_another_one(tmp_path: Path) -> None:
+    path = tmp_path / "c.parquet"
+    plan = make_plan(Asked(source=captured(path, ARRIVALS_MS)))
+    assert plan.baseline is not None
+    captured(path, (*ARRIVALS_MS[:4], 1, 2, 3, 4))  # two are gone
+    baseline = Baseline(plan.baseline)
+    for row, n in enumerate(plan.requests.input):
+        baseline.add_now(row, answer(n - 10, 60, n - 7))
+    changed = Requests(**{f: getattr(plan.requests, f) for f in ("arrival_ns", "output")})
+    changed.input = array("q", plan.requests.input)
+    changed.input[0] += 1
+    read_then(baseline, changed)
+    result = told(baseline)
+    assert result["requests"] == {"compared": 7, "not_found": 3, "repeated": 0}
+    assert result["notes"] == ["3 rows were not found again: the source has changed meanwhile"]
+
+
+# ---------------------------------------------------------------- what is made of them
+
+TIMES = st.lists(st.tuples(st.integers(1, 5_000), st.integers(1, 5_000)), min_size=1, max_size=40)
+
+
+@given(TIMES)
+def test_differences_are_those_of_pairs(times: list[tuple[int, int]]) -> None:
+    result = told(both([(answer(0, then), answer(0, now)) for then, now in times]))
+    more = [(now - then) / 1e3 for then, now in times]
+    for name, wait_s in (("ttft", 0.0), ("e2e", 0.041)):
+        pair = result["pairs"][name]
+        assert pair["n"] == len(times)
+        for side, values in (("then", [t for t, _ in times]), ("now", [n for _, n in times])):
+            expected = shares_of([v / 1e3 + wait_s for v in values])
+            assert list(pair[side].values()) == close_to(expected)
+            quantiles = dict(zip(result["quantiles"]["shares"], result["quantiles"][side][name], strict=True))
+            assert [quantiles[share] for share in SHARES.values()] == list(pair[side].values())
+        # Between two order statistics far apart the error is that of the larger.
+        largest = max(map(abs, more))
+        assert list(pair["difference"].values()) == pytest.approx(
+            shares_of(more), abs=RELATIVE_ERROR * largest + 1e-12
+        )
+        assert pair["slower"] == sum(m > 0 for m in more) / len(more)
+    for name in ("tpot", "tbc_max"):
+        assert list(result["pairs"][name]["difference"].values()) == [0, 0, 0]
+        assert result["pairs"][name]["slower"] == 0
+
+
+def test_forty_ms_are_forty_ms() -> None:
+    result = told(both([(answer(0, 20, 5, gap_ms=10), answer(0, 60, 5, gap_ms=15))] * 3))
+    pairs = result["pairs"]
+    expected = {"ttft": 0.040, "tpot": 0.005, "tbc_max": 0.005, "e2e": 0.060, "e2e_same_length": 0.060}
+    for name, seconds in expected.items():
+        assert list(pairs[name]["difference"].values()) == close_to([seconds] * 3), name
+        assert (pairs[name]["n"], pairs[name]["slower"]) == (3, 1)
+    assert pairs["elapsed"]["n"] == 0
+    # 50 us each, and a microsecond that a capture rounds away.
+    assert result["uncertainty"]["p50"] == pytest.approx(101e-6)
+    assert result["then"]["metrics"]["ttft"]["p50"] == close_to(0.020)
+
+
+def ended(x: Exchange, outcome: Outcome) -> Exchange:
+    x.outcome = outcome
+    return x
+
+
+def test_a_pair_ended_well_on_both_sides() -> None:
+    kinds = (Outcome.COMPLETE, Outcome.REFUSED, Outcome.TRUNCATED, Outcome.UPSTREAM_RESET)
+    pairs = [(ended(answer(0, 20), then), ended(answer(0, 60), now)) for then in kinds for now in kinds]
+    result = told(both(pairs))
+    assert result["ended_well"] == {"both": 4, "then": 4, "now": 4, "neither": 4}
+    assert {result["pairs"][name]["n"] for name in ("ttft", "tpot", "tbc_max", "e2e")} == {4}
+    assert result["then"]["outcomes"] == {kind.value: 4 for kind in kinds}
+
+
+def whole(x: Exchange) -> Exchange:
+    x.stream = False
+    return x
+
+
+@pytest.mark.parametrize(
+    ("then", "now"),
+    [
+        (whole(answer(0, 20)), answer(0, 60)),
+        (answer(0, 20), whole(answer(0, 60))),
+        (whole(answer(0, 20)), whole(answer(0, 60))),
+    ],
+)
+def test_an_answer_in_one_piece_has_an_end_and_no_first_token(then: Exchange, now: Exchange) -> None:
+    pairs = told(both([(then, now)]))["pairs"]
+    assert {name: pairs[name]["n"] for name in FIGURES if pairs[name]["n"]} == {
+        "e2e": 1,
+        "e2e_same_length": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("lengths", "expected", "said"),
+    [
+        ([(100, 100)] * 20, (20, 20, 20, True), None),
+        ([(100, 95)] * 20, (20, 0, 20, True), None),
+        ([(100, 94)] * 1 + [(100, 100)] * 19, (20, 19, 19, True), None),
+        ([(100, 106)] * 2 + [(100, 100)] * 18, (20, 18, 18, False), "2 of 20 answers are longer or shorter"),
+        ([(100, 50)] * 20, (20, 0, 0, False), "20 of 20 answers"),
+    ],
+)
+def test_where_lengths_differ_e2e_cannot_be_compared_and_that_is_said(
+    lengths: list[tuple[int, int]], expected: tuple[int, int, int, bool], said: str | None
+) -> None:
+    result = told(both([(answer(0, 20, then), answer(0, 20, now)) for then, now in lengths]))
+    figures = result["output_tokens"]
+    assert tuple(figures[name] for name in ("n", "equal", "near", "comparable")) == expected
+    assert (figures["then"], figures["now"]) == (sum(t for t, _ in lengths), sum(n for _, n in lengths))
+    assert result["pairs"]["e2e"]["n"] == len(lengths)
+    assert result["pairs"]["e2e_same_length"]["n"] == expected[1]
+    notes = [note for note in result["notes"] if "E2E" in note]
+    assert (said is None and not notes) or (said is not None and notes[0].startswith(said))
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_chunks_are_no_length(side: int) -> None:
+    pair = (answer(0, 20), answer(0, 60))
+    pair[side].tokens.source = TokenSource.CHUNKS
+    result = told(both([pair]))
+    assert (result["output_tokens"]["n"], result["output_tokens"]["comparable"]) == (0, None)
+    assert result["notes"] == [
+        "whether answers are as long as they were is not known: E2E may not be comparable"
+    ]
+
+
+def test_both_sides_are_judged_by_the_same_objectives() -> None:
+    baseline = Baseline(recorded(2), objectives=Objectives.parse("ttft:50ms", "here"))
+    for row, ttft_ms in enumerate((20, 70)):
+        baseline.add_now(row, answer(0, 60))
+        baseline.add_then(row, answer(0, ttft_ms))
+    goodput = told(baseline)["then"]["goodput"]
+    assert (goodput["met"], goodput["counted"]) == (1, 2)
+
+
+def test_rows_without_any_time_are_no_baseline() -> None:
+    baseline = Baseline(recorded(1))
+    baseline.add_now(0, answer(0, 60))
+    untimed = answer(0, 20)
+    untimed.timeline.submit_ns = untimed.timeline.response_end_ns = None
+    untimed.timeline.first_token_ns = untimed.timeline.last_token_ns = None
+    untimed.timeline.events = type(untimed.timeline.events)()
+    baseline.add_then(0, untimed)
+    assert baseline.to_dict() is None
+
+
+# ---------------------------------------------------------------- formats of others
+
+MOONCAKE = '{"timestamp": 0, "input_length": 30, "output_length": 5}\n'
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n"
+BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,m,3,4,7,API log\n"
+ELAPSED = (
+    "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+    "5,,0.25,m,3,4,7,API log\n6,,0.5,m,9,4,13,API log\n7,,,m,9,0,9,API log\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("a.jsonl", MOONCAKE), ("b.csv", AZURE), ("c.csv", BURST)],
+    ids=["mooncake", "azure", "v1"],
+)
+def test_a_format_without_latencies_has_no_baseline(name: str, text: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    plan = make_plan(Asked(source=str(path)))
+    assert plan.baseline is None
+    assert not [note for note in plan.notes if "comparison" in note]
+
+
+def test_a_workload_has_no_baseline() -> None:
+    assert make_plan(Asked(source="conversation", closed=True, requests=3)).baseline is None
+
+
+def compared(plan: Plan, answers: Sequence[Exchange]) -> dict[str, Any]:
+    assert plan.baseline is not None
+    baseline = Baseline(plan.baseline)
+    for row, x in enumerate(answers):
+        baseline.add_now(row, x)
+    dated = read_then(baseline, plan.requests)
+    result = baseline.to_dict(dated=dated)
+    assert result is not None
+    return result
+
+
+def test_who_tells_how_long_an_answer_took_but_not_when_it_was_submitted_has_elapsed(tmp_path: Path) -> None:
+    path = tmp_path / "b.csv"
+    path.write_text(ELAPSED)
+    # From arrival to the end: 1 ms to submit, then the first token, three gaps of 20 ms, and 1 ms.
+    answers = [answer(0, ttft_ms, 4) for ttft_ms in (100, 200, 300)]
+    result = compared(make_plan(Asked(source=str(path))), answers)
+    pairs = result["pairs"]
+    assert {name: pairs[name]["n"] for name in FIGURES if pairs[name]["n"]} == {"elapsed": 2}
+    assert list(pairs["elapsed"]["then"].values()) == close_to(shares_of([0.25, 0.5]))
+    assert list(pairs["elapsed"]["now"].values()) == close_to(shares_of([0.162, 0.262]))
+    assert pairs["elapsed"]["slower"] == 0
+    assert result["ended_well"] == {"both": 2, "then": 0, "now": 1, "neither": 0}
+    assert result["uncertainty"] is result["then"]["uncertainty"] is None
+    assert result["then"]["window"]["start"] is None, "its zero is its own"
+    assert result["notes"] == [
+        "the source does not say when requests were submitted: elapsed counts from arrival"
+    ]
+
+
+def har_entry(second: int, **timings: float) -> dict[str, Any]:
+    """As a browser saves it."""
+    ask = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    said = {
+        "object": "chat.completion", "model": "m",
+        "choices": [
+            {"index": 0, "message": {"role": "assistant", "content": "yes"}, "finish_reason": "stop"}
+        ],
+        "usage": {"prompt_tokens": 3, "completion_tokens": 4},
+    }  # fmt: skip
+    kind = [{"name": "content-type", "value": "application/json"}]
+    return {
+        "startedDateTime": f"2026-01-02T03:04:{second:02d}.000Z", "time": sum(timings.values()),
+        "request": {
+            "method": "POST", "url": "https://gw.example/v1/chat/completions", "httpVersion": "h2",
+            "headers": kind, "postData": {"mimeType": "application/json", "text": json.dumps(ask)},
+        },
+        "response": {
+            "status": 200, "statusText": "", "httpVersion": "h2", "headers": kind,
+            "content": {"size": 9, "mimeType": "application/json", "text": json.dumps(said)},
+        },
+        "timings": timings,
+    }  # fmt: skip
+
+
+def test_a_har_has_what_a_browser_saw(tmp_path: Path) -> None:
+    entries = [har_entry(9, send=1, wait=40, receive=10), har_entry(5, send=2, wait=20, receive=10)]
+    path = tmp_path / "page.har"
+    path.write_text(json.dumps({"log": {"version": "1.2", "creator": {}, "entries": entries}}))
+    plan = make_plan(Asked(source=str(path)))
+    assert plan.baseline is not None
+    assert list(plan.baseline.places) == [1, 0]
+    result = compared(plan, [whole(answer(0, ttft_ms, 4)) for ttft_ms in (50, 100)])
+    e2e = result["pairs"]["e2e"]
+    # Now it is the first token, three gaps and 1 ms.
+    assert list(e2e["difference"].values()) == close_to(shares_of([0.111 - 0.030, 0.161 - 0.050]))
+    assert e2e["n"] == result["pairs"]["e2e_same_length"]["n"] == 2
+    assert result["then"]["window"]["start"] == "2026-01-02T03:04:05.000Z"
+    assert result["uncertainty"] is None
+
+
+def test_a_pipe_is_not_opened_again(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    trace = Trace(Requests(), "har", answered=True, places=array("q", [0]))
+    for place in ("-", str(fifo), "/dev/stdin"):
+        assert recorded_of(trace, place, 1) is None
+    assert recorded_of(trace, str(tmp_path), 1) is not None
+
+
+# ---------------------------------------------------------------- end to end
+
+
+class Silent:
+    """Nobody looks."""
+
+    def preparing(self, done: int, of: int) -> None: ...
+    def warming(self, how: str) -> None: ...
+    def sending(self, progress: object, planned: int) -> None: ...
+    def writing(self, done: int, of: int) -> None: ...
+    def comparing(self, done: int, of: int | None) -> None: ...
+
+
+async def replayed(plan: Plan, server: Engine, capture: Path | None = None) -> dict[str, Any]:
+    options = ReplayOptions(
+        target=server.url, timeout=Duration(60 * S), connect_timeout=Duration(10 * S),
+        retry_wait=Duration(S), capture=None if capture is None else str(capture), scrape="none",
+    )  # fmt: skip
+    return await Replay(plan, options, BodyOptions(), Silent()).run()
+
+
+def rows_by_number(place: Path) -> dict[int, Exchange]:
+    """Rows of a replay's capture, by the request's number, which ends its id."""
+    return {int((x.request_id or "").rpartition("-")[2]): x for x in read(place).exchanges()}
+
+
+def sim(ttft_ms: int) -> SimOptions:
+    return SimOptions(ttft=Duration(ttft_ms * MS), itl=Duration(2 * MS))
+
+
+def test_a_capture_is_compared_with_its_replay(tmp_path: Path) -> None:
+    """Server A needs 20 ms to the first token, B 60. Neither is ever early; how late they were, both captures
+    say, and the baseline has to say what they do."""
+    lines = [
+        {"timestamp": 7 * i, "input_length": 20 + i, "output_length": 5 + i % 4} for i in range(40)
+    ]  # fmt: skip
+    source = tmp_path / "trace.jsonl"
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    first, again = tmp_path / "first", tmp_path / "again"
+
+    async def run() -> tuple[dict[str, Any], dict[str, Any], dict[str, int]]:
+        async with engine(sim(20)) as server:
+            was = await replayed(make_plan(Asked(source=str(source))), server, first)
+        async with engine(sim(60)) as server:
+            plan = make_plan(Asked(source=str(first), requests=50))
+            now = await replayed(plan, server, again)
+            truths = {
+                truth["id"]: truth["sent_ns"][0][0] - truth["accepted_ns"] for truth in await server.truths()
+            }
+        return was, now, truths
+
+    was, result, truths = asyncio.run(run())
+    assert was["baseline"] is None
+    baseline = result["baseline"]
+    assert baseline["requests"] == {"compared": 40, "not_found": 0, "repeated": 10}
+    assert baseline["then"]["n"] == 40
+    for name in ("ttft", "e2e", "tpot"):
+        assert baseline["then"]["metrics"][name]["p50"] == pytest.approx(
+            was["metrics"][name]["p50"], rel=2 * RELATIVE_ERROR, abs=1e-6
+        ), name
+    # The same by the two captures alone, which hold microseconds.
+    then, now = rows_by_number(first), rows_by_number(again)
+    for name in ("ttft", "tpot", "tbc_max", "e2e"):
+        more = [
+            (getattr(measure(now[row]), f"{name}_ns") - getattr(measure(then[row]), f"{name}_ns")) / 1e9
+            for row in range(40)
+        ]
+        pair = baseline["pairs"][name]
+        assert pair["n"] == 40, "all ended well"
+        assert list(pair["difference"].values()) == pytest.approx(
+            shares_of(more), rel=2 * RELATIVE_ERROR, abs=2e-6
+        ), name
+        close = sum(abs(m) < 2e-6 for m in more)  # which of the two was slower, a microsecond decides
+        assert abs(round(40 * pair["slower"]) - sum(m > 0 for m in more)) <= close, name
+    assert baseline["output_tokens"]["equal"] == 40
+    # `now` is this server's: from its dispatch on no client sees a token sooner than the server had it ready.
+    for row, x in now.items():
+        seen_ns = (x.timeline.first_content_ns or 0) - x.timeline.arrival_ns
+        true_ns = truths[x.request_id or ""]
+        assert true_ns >= 60 * MS
+        assert seen_ns >= true_ns - x.uncertainty_ns - 1_000, row
+    sure = baseline["uncertainty"]
+    assert sure["n"] == 40
+    assert sure["max"] == pytest.approx(
+        max(then[row].uncertainty_ns + now[row].uncertainty_ns for row in range(40)) / 1e9,
+        rel=RELATIVE_ERROR, abs=3e-6,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (False, "cannot be read: No such file or directory"),
+        (True, "no row that was sent was found again"),
+    ],
+)
+def test_what_cannot_be_read_again_costs_the_comparison_and_not_the_result(
+    other: bool, said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "c.parquet"
+    plan = make_plan(Asked(source=captured(path, ARRIVALS_MS), speed=10.0))
+    path.unlink()
+    if other:
+        write_capture(path, [answer(99, 20, at_ms=i) for i in range(20)])
+
+    async def run() -> dict[str, Any]:
+        async with engine() as server:
+            return await replayed(plan, server)
+
+    result = asyncio.run(run())
+    assert result["baseline"] is None
+    assert result["load"]["sent"] == len(ARRIVALS_MS)
+    (note,) = [note for note in result["plan"]["notes"] if "comparison" in note]
+    assert note == f"no comparison with what was captured: {said}"

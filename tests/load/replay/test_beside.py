@@ -1,0 +1,178 @@
+"""What a replay asks beside its load: by a name of its own, once where there is nothing, trusting whom the
+load trusts."""
+
+import socket
+import ssl
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+from aiohttp import web
+
+from llmtap.errors import ConfigError
+from llmtap.load.bodies import BodyOptions
+from llmtap.load.replay.options import USER_AGENT, ReplayOptions
+from llmtap.load.replay.perform import Replay
+from llmtap.load.replay.plan import Asked, make_plan
+from llmtap.load.workers.messages import Progress
+from llmtap.units import NS_PER_S, Duration
+from tests.support.loading import events
+from tests.support.peer import scene
+
+N = 30
+METRICS = "vllm:num_requests_running 1\n"
+AskedOf = Counter[tuple[str, str, str | None]]
+"""Method, path and User-Agent of requests."""
+
+
+class Silent:
+    """Nobody watches."""
+
+    def preparing(self, done: int, of: int) -> None: ...
+
+    def warming(self, how: str) -> None: ...
+
+    def sending(self, progress: Progress, planned: int) -> None: ...
+
+    def comparing(self, done: int, of: int | None) -> None: ...
+
+    def writing(self, done: int, of: int) -> None: ...
+
+
+@asynccontextmanager
+async def gateway(
+    *, metrics: str | None = None, models: int = 200, answers: int = 200, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[tuple[str, AskedOf]]:
+    """A server of a model, as one sees it through a relay; its URL, and what it was asked."""
+    asked: AskedOf = Counter()
+
+    async def answer(request: web.Request) -> web.Response:
+        asked[request.method, request.path, request.headers.get("User-Agent")] += 1
+        match request.path:
+            case "/v1/models":
+                return web.json_response({"object": "list", "data": [{"id": "m"}]}, status=models)
+            case "/metrics" if metrics is not None:
+                return web.Response(text=metrics)
+            case "/v1/chat/completions" if answers == 200:
+                await request.read()
+                return web.Response(body=b"".join(events(3)), content_type="text/event-stream")
+            case "/v1/chat/completions":
+                return web.json_response({"error": {"type": "invalid_api_key"}}, status=answers)
+        return web.Response(status=404)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    sock = socket.create_server(("127.0.0.1", 0))
+    await web.SockSite(runner, sock, ssl_context=tls).start()
+    try:
+        scheme = "http" if tls is None else "https"
+        yield f"{scheme}://127.0.0.1:{sock.getsockname()[1]}", asked
+    finally:
+        await runner.cleanup()
+
+
+async def replayed(url: str, **more: Any) -> dict[str, Any]:
+    """For a second and a half."""
+    plan = make_plan(Asked(source="conversation", requests=N, rate_rps=N / 1.5, arrivals="uniform"))
+    second, minute = Duration(NS_PER_S), Duration(60 * NS_PER_S)
+    options = ReplayOptions(target=url, timeout=minute, connect_timeout=minute, retry_wait=second, **more)
+    return await Replay(plan, options, BodyOptions(temperature=0.0), Silent()).run()
+
+
+def beside(asked: AskedOf) -> dict[str, int]:
+    """How often each path was asked by USER_AGENT."""
+    return {path: n for (_, path, agent), n in asked.items() if agent == USER_AGENT}
+
+
+@scene
+async def test_what_is_no_load_has_a_name_and_asks_once_where_there_are_no_metrics() -> None:
+    async with gateway() as (url, asked):
+        result = await replayed(url, headers=[("user-agent", "load/1"), ("X-Team", "a")])
+    assert beside(asked) == {"/v1/models": 1, "/metrics": 1}
+    assert asked["POST", "/v1/chat/completions", "load/1"] == asked.total() - 2 == N
+    scrape = result["system"]["summary"]["scrape"]
+    assert (scrape["url"], scrape["gave_up"]) == (f"{url}/metrics", True)
+    assert scrape["failures"] == {"status 404": 1}
+    assert result["outcomes"] == {"complete": N}
+
+
+@scene
+async def test_the_load_has_no_user_agent_of_its_own_and_metrics_are_asked_again() -> None:
+    async with gateway(metrics=METRICS) as (url, asked):
+        result = await replayed(url)
+    assert asked["POST", "/v1/chat/completions", None] == N
+    told = beside(asked)
+    assert told["/v1/models"] == 1
+    # One that was under way at the end of the load was broken off, and asked for all the same.
+    assert told["/metrics"] - result["system"]["summary"]["scrape"]["scrapes"] in (0, 1)
+    assert told["/metrics"] >= 2
+    assert not result["system"]["summary"]["scrape"]["gave_up"]
+
+
+@scene
+async def test_metrics_that_somebody_named_are_asked_again_also_where_there_are_none() -> None:
+    async with gateway() as (url, asked):
+        result = await replayed(url, scrape=f"{url}/elsewhere")
+    asks = beside(asked)["/elsewhere"]
+    assert asks - result["system"]["summary"]["scrape"]["failed"] in (0, 1) and asks >= 2
+    assert "/metrics" not in beside(asked)
+
+
+@scene
+async def test_models_and_metrics_trust_whom_the_load_trusts(tmp_path: Path) -> None:
+    ca, served = trustme.CA(), ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    ca.issue_cert("127.0.0.1").configure_cert(served)
+    place = tmp_path / "ca.pem"
+    ca.cert_pem.write_to_path(place)
+    async with gateway(metrics=METRICS, tls=served) as (url, asked):
+        with pytest.raises(ConfigError) as refused:
+            await replayed(url)
+        assert (refused.value.place, asked.total()) == ("--target", 0)
+        assert refused.value.problem.startswith(f"{url} cannot be reached: TLS: certificate not trusted (")
+        assert "--ca" in (refused.value.hint or "")
+        for more in ({"ca": str(place)}, {"insecure": True}):
+            asked.clear()
+            result = await replayed(url, **more)
+            assert result["outcomes"] == {"complete": N}
+            # The last scrape waits no longer than a second.
+            assert result["system"]["summary"]["scrape"]["failures"] in ({}, {"no answer in time": 1})
+            assert beside(asked).keys() == {"/v1/models", "/metrics"}
+
+
+@scene
+async def test_a_key_that_is_refused_is_said_where_the_model_is_looked_up() -> None:
+    async with gateway(models=401) as (url, _):
+        with pytest.raises(ConfigError) as refused:
+            await replayed(url)
+    assert str(refused.value) == (
+        "--model: is needed: the server answered 401 when it was asked which it has"
+    )
+
+
+@scene
+async def test_answers_that_blame_the_request_are_upstream_errors_with_their_status() -> None:
+    async with gateway(answers=401) as (url, _):
+        result = await replayed(url)
+    assert result["outcomes"] == {"upstream_error": N}
+    assert result["error_statuses"] == {"401": N}
+    assert result["errors"] == {"upstream answered 401 (invalid_api_key)": N}
+    says = next(one["says"] for one in result["verdict"]["findings"] if one["what"] == "failed")
+    assert f"{N} of them by answers that blame the request: status 401 ({N})" in says
+
+
+@scene
+async def test_a_server_that_counts_otherwise_is_told() -> None:
+    async with gateway() as (url, _):
+        result = await replayed(url)
+    lengths = result["lengths"]
+    # The server's answers say 3 tokens of whatever prompt.
+    assert lengths["input_usage"] == 3 * lengths["input_told"] == 3 * N
+    assert lengths["input_apart"] == lengths["input_counted"] - 3 * N
+    found = next(one for one in result["verdict"]["findings"] if one["what"] == "prompt_tokens")
+    assert not found["invalidates"], "nobody named a tokenizer, so nobody asked for exact lengths"

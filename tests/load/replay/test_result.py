@@ -1,0 +1,159 @@
+"""What a distribution is drawn from is the distribution: its quantiles by the rule that holds everywhere."""
+
+from array import array
+
+import pytest
+
+from llmtap.exchange.outcome import Outcome
+from llmtap.load.replay import result as result_module
+from llmtap.load.replay.observations import Lengths, Seen
+from llmtap.load.replay.result import QUANTILES
+from llmtap.metrics.histogram import RELATIVE_ERROR
+from llmtap.metrics.statistics import percentile
+from llmtap.units import NS_PER_S
+from llmtap.workload.requests import Requests
+from tests.support.exchanges import streamed
+from tests.support.replay_results import BEGAN_NS, replay_result
+
+
+def test_quantiles_are_those_of_the_exchanges() -> None:
+    quantiles = replay_result(60, late_ms=7)["quantiles"]
+    assert quantiles["shares"] == list(QUANTILES)
+    # `streamed` submits after 1 ms and has its first word after 100 ms; a gap is of 10 to 14 ms.
+    assert quantiles["submit"]["ttft"] == pytest.approx([0.099] * len(QUANTILES), rel=RELATIVE_ERROR)
+    gaps = sorted((10 + i % 5) / 1_000 for i in range(60) for _ in range(2 + i % 7))
+    expected = [percentile(gaps, share) for share in QUANTILES]
+    assert quantiles["submit"]["tbc"] == pytest.approx(expected, rel=2 * RELATIVE_ERROR)
+    # Dispatched 7 ms late, and submitted 1 ms after that.
+    assert quantiles["dispatch_lateness"] == pytest.approx([0.007] * len(QUANTILES))
+    assert quantiles["schedule"]["ttft"][-1] == pytest.approx(0.099 + 0.008)
+
+
+def test_quantiles_agree_with_the_summary() -> None:
+    result = replay_result(300)
+    shares = result["quantiles"]["shares"]
+    for name in ("ttft", "tbc", "itl", "e2e", "user_idle"):
+        for title, share in (("min", 0.0), ("p50", 0.5), ("p95", 0.95), ("p99", 0.99), ("p999", 0.999),
+                             ("max", 1.0)):  # fmt: skip
+            at = result["quantiles"]["submit"][name][shares.index(share)]
+            assert at == result["metrics"][name][title], (name, title)
+
+
+def test_the_grid_is_fine_where_the_tail_is() -> None:
+    assert list(QUANTILES) == sorted(set(QUANTILES))
+    assert {0.0, 0.5, 0.9, 0.99, 0.995, 0.999, 0.9999, 1.0} <= set(QUANTILES)
+
+
+def test_without_a_schedule_nothing_counts_from_there() -> None:
+    result = replay_result(5, closed=True)
+    assert result["quantiles"]["schedule"] == {"ttft": None, "e2e": None}
+    assert result["quantiles"]["dispatch_lateness"] is None
+    assert result["timeline"]["asked"] is None
+    assert result["timeline"]["sent"] == [5, 0]
+
+
+def test_the_timeline_tells_what_was_asked_beside_what_was_sent() -> None:
+    timeline = replay_result(60, late_ms=500)["timeline"]
+    assert timeline["asked"] == [20, 20, 20, 0]
+    assert timeline["sent"] == [10, 20, 20, 10]
+
+
+def rates_of(told: object, path: str = "") -> set[str]:
+    """The paths of all rates of requests."""
+    if not isinstance(told, dict):
+        return set()
+    found = {f"{path}{name}" for name in told if name.endswith("_rps")}
+    return found.union(*(rates_of(value, f"{path}{name}.") for name, value in told.items()))
+
+
+def test_each_rate_has_one_name_and_is_documented() -> None:
+    result = replay_result(60)
+    found = rates_of({name: result[name] for name in ("plan", "load", "arrivals")})
+    assert found == {
+        "plan.arrivals.rate_rps", "load.planned_rps", "load.offered_rps", "load.achieved_rps",
+        "arrivals.planned.rate_rps", "arrivals.sent.rate_rps",
+        "arrivals.planned.ks.rate_rps", "arrivals.sent.ks.rate_rps",  # of the law that gaps are held against
+    }  # fmt: skip
+    assert result_module.__doc__ is not None
+    documented = {name for name in found if ".ks." not in name}
+    assert {name for name in found if f"`{name}`" in result_module.__doc__} == documented
+
+
+def test_rates_are_what_they_are_said_to_be() -> None:
+    # One each 50 ms, the last after 2.95 s: 20/s by their gaps, 60 in 2.95 s by their number.
+    result = replay_result(60, late_ms=500)
+    load, arrivals = result["load"], result["arrivals"]
+    assert load["planned_rps"] == pytest.approx(60 / 2.95)
+    # All half a second late: the last ten are not there by then, and the eleventh is just in time.
+    assert load["offered_rps"] == pytest.approx(50 / 2.95)
+    assert load["sent_share"] == pytest.approx(50 / 60)
+    assert (load["due"], load["in_time"]) == (60, 50)
+    assert load["achieved_rps"] == pytest.approx(60 / 3.95)
+    assert arrivals["planned"]["rate_rps"] == arrivals["sent"]["rate_rps"] == pytest.approx(20)
+    assert arrivals["punctuality"]["rate_ratio"] == 1
+    assert arrivals["punctuality"]["lateness"]["p50"] == 0.5
+    assert "sent_rps" not in load and "asked_rps" not in load
+
+
+def test_a_closed_loop_has_no_plan_to_be_held_against() -> None:
+    load = replay_result(5, closed=True)["load"]
+    assert {load[name] for name in ("planned_rps", "sent_share", "due", "in_time")} == {None}
+    assert load["offered_rps"] == load["achieved_rps"] == pytest.approx(5 / 1.2)
+
+
+def test_prompts_are_summed_by_both_counts() -> None:
+    result = replay_result(60)
+    assert result["verdict"] == {"valid": True, "findings": []}
+    lengths = result["lengths"]
+    assert (lengths["input_counted"], lengths["input_usage"], lengths["input_apart"]) == (6_000, 6_000, 0)
+
+
+@pytest.mark.parametrize(
+    ("counted", "given", "usage", "sums"),
+    [
+        (-1, [10, 20], [12, 19], (30, 31, 3)),  # by the trace
+        (15, [10, 20], [15, 16], (30, 31, 1)),  # by our count, which a template made longer
+        (15, [0, 20], [15, 16], (15, 16, 1)),
+        (15, [10, 20], [None, 16], (15, 16, 1)),
+    ],
+)
+def test_prompts_by_our_count_and_the_server_s(
+    counted: int, given: list[int], usage: list[int | None], sums: tuple[int, int, int]
+) -> None:
+    lengths = Lengths()
+    for row, told in zip(given, usage, strict=True):
+        x = streamed(1, 3)
+        x.tokens.input = told
+        lengths.add(x, row, counted, 3)
+    assert (lengths.input_counted, lengths.input_usage, lengths.input_apart) == sums
+
+
+def test_statuses_are_of_upstream_errors() -> None:
+    columns = array("q", [0] * 5), array("q", [3] * 5), array("q", [3] * 5)
+    seen = Seen(Requests(*columns), columns[1])
+    for row, (outcome, status) in enumerate(
+        [(Outcome.COMPLETE, 200), (Outcome.UPSTREAM_ERROR, 401), (Outcome.UPSTREAM_ERROR, 401),
+         (Outcome.REFUSED, 400), (Outcome.UPSTREAM_ERROR, None)]
+    ):  # fmt: skip
+        x = streamed(row + 1, 3)
+        x.outcome, x.status = outcome, status
+        seen.add(row, x)
+    assert seen.error_statuses == {401: 2}
+
+
+def test_who_was_sent_again_is_as_late_as_the_first_time() -> None:
+    """Sent at its time, refused, and sent again three seconds later: the plan was kept."""
+    again_ns = 3 * NS_PER_S
+    offsets = array("q", (i * NS_PER_S // 20 for i in range(4)))
+    seen = Seen(Requests(offsets, array("q", [100] * 4), array("q", [3] * 4)), array("q", [100] * 4))
+    for row, offset_ns in enumerate(offsets):
+        x = streamed(row + 1, 3, at_ms=offset_ns // 1_000_000 + again_ns // 1_000_000)
+        x.scheduled_ns, x.dispatch_late_ns = BEGAN_NS + offset_ns, 1_000_000
+        assert x.timeline.arrival_ns == x.scheduled_ns + again_ns
+        seen.add(row, x)
+    first_ns = [BEGAN_NS + offset_ns + 1_000_000 for offset_ns in offsets]
+    assert list(seen.sent_ns) == first_ns
+    arrivals = seen.arrivals(BEGAN_NS)
+    assert isinstance(arrivals["punctuality"], dict)
+    assert arrivals["punctuality"]["lateness"]["max"] == 0.001
+    assert seen.in_time(BEGAN_NS, offsets[-1] + 10_000_000) == 4

@@ -1,0 +1,110 @@
+"""One replay, seen twice: by itself, and by a tap that it passes. Both tell the same of every exchange."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import llmtap
+from llmtap.load.bodies import BodyOptions
+from llmtap.load.replay.options import ReplayOptions
+from llmtap.load.replay.perform import Replay
+from llmtap.load.replay.plan import Asked, make_plan
+from llmtap.load.workers.messages import Progress
+from llmtap.sim.server.options import SimOptions
+from llmtap.units import NS_PER_S, Duration
+from tests.support.busy_machine import measures
+from tests.support.live_proxy import live_proxy
+from tests.support.peer import scene
+from tests.support.sim_engine import engine
+
+MS = 1_000_000
+N = 60
+HAND_OVER_US = 300
+"""Between the stamps of two sockets lie a system call each, the kernel, and two mappings of clocks."""
+EQUAL = (
+    "status", "outcome", "finish_reason", "input_tokens", "output_tokens", "event_class", "event_bytes",
+)  # fmt: skip
+POINTS = ("submit", "first_byte", "first_token", "first_content", "last_token", "response_end")
+
+
+class Silent:
+    """Nobody watches."""
+
+    def preparing(self, done: int, of: int) -> None:
+        pass
+
+    def warming(self, how: str) -> None:
+        pass
+
+    def sending(self, progress: Progress, planned: int) -> None:
+        pass
+
+    def comparing(self, done: int, of: int) -> None:
+        pass
+
+    def writing(self, done: int, of: int) -> None:
+        pass
+
+
+def options_to(url: str, **more: Any) -> ReplayOptions:
+    second, minute = Duration(NS_PER_S), Duration(60 * NS_PER_S)
+    return ReplayOptions(
+        target=url, endpoint="completions", timeout=minute, connect_timeout=minute,
+        retry_wait=second, scrape="none", **more,
+    )  # fmt: skip
+
+
+async def replayed(url: str, **more: Any) -> dict[str, Any]:
+    plan = make_plan(Asked(source="synthetic-skewed", requests=N, rate_rps=40.0, chat=False))
+    body = BodyOptions(endpoint="completions", temperature=0.0)
+    return await Replay(plan, options_to(url, **more), body, Silent()).run()
+
+
+def rows_of(folder: Path) -> dict[str, dict[str, Any]]:
+    return {row["request_id"]: row for row in llmtap.read(folder).table().to_pylist()}
+
+
+def apart(ours: dict[str, Any], tap: dict[str, Any]) -> list[str]:
+    """What differs by more than both allow."""
+    moved_us = (tap["arrival_ns"] - ours["arrival_ns"]) / 1e3
+    allowed_us = ours["uncertainty_us"] + tap["uncertainty_us"] + HAND_OVER_US
+    wrong = [
+        f"{point}: {ours[f'{point}_us'] - tap[f'{point}_us'] - moved_us:.0f} us"
+        for point in POINTS
+        if abs(ours[f"{point}_us"] - tap[f"{point}_us"] - moved_us) > allowed_us
+    ]
+    wrong += [f"{name}: {ours[name]} and {tap[name]}" for name in EQUAL if ours[name] != tap[name]]
+    events = zip(ours["event_us"], tap["event_us"], strict=True)
+    late = max(abs(a - b - moved_us) for a, b in events)
+    return wrong + ([f"an event: {late:.0f} us"] if late > allowed_us else [])
+
+
+@measures
+@scene
+async def test_the_replay_s_own_record_is_the_tap_s(tmp_path: Path) -> None:
+    options = SimOptions(ttft=Duration(30 * MS), itl=Duration(5 * MS))
+    async with engine(options) as e, live_proxy(e.url, f"capture.to={tmp_path / 'tap'}") as proxy:
+        result = await replayed(f"http://127.0.0.1:{proxy.listen}", capture=str(tmp_path / "replay"))
+    ours, tap = rows_of(tmp_path / "replay"), rows_of(tmp_path / "tap")
+    assert len(ours) == N
+    assert ours.keys() <= tap.keys()
+    assert {key: wrong for key in ours if (wrong := apart(ours[key], tap[key]))} == {}
+    assert result["outcomes"] == {"complete": N}
+    lengths = result["lengths"]
+    assert (lengths["input_told"], lengths["input_exact"], lengths["output_exact"]) == (N, N, N)
+    assert result["load"]["sent"] == N
+    assert json.loads(json.dumps(result)) == result
+
+
+@scene
+async def test_a_capture_of_a_replay_is_whole_and_says_what_was_planned(tmp_path: Path) -> None:
+    async with engine(SimOptions(ttft=Duration(0), itl=Duration(0))) as e:
+        result = await replayed(e.url, capture=str(tmp_path), processes=2)
+    capture = llmtap.read(tmp_path)
+    assert capture.integrity().ok
+    rows = capture.table().to_pylist()
+    assert len({row["request_id"] for row in rows}) == len(rows) == N
+    assert {row["relay"] for row in rows} == {"load0", "load1"}
+    assert all(row["scheduled_us"] is not None and row["dispatch_late_us"] >= 0 for row in rows)
+    assert sum(row["output_tokens"] for row in rows) == result["tokens"]["output"]
+    assert sorted(row["max_tokens"] for row in rows) == sorted(row["output_tokens"] for row in rows)

@@ -1,0 +1,174 @@
+"""What speaks against a result: each rule by itself, at its limit and beyond."""
+
+from typing import Any
+
+import pytest
+
+from llmtap.load.replay.verdict import LIMITS, findings
+from llmtap.metrics.statistics import percentile
+
+
+def result(**changes: Any) -> dict[str, Any]:
+    """One that nothing speaks against, with changes by a path of keys joined with a dot."""
+    told: dict[str, Any] = {
+        "load": {"sent_share": 1.0, "planned": 1_000, "due": 1_000, "in_time": 1_000},
+        "metrics": {"ttft": {"n": 100, "p50": 0.1}, "tbc": {"p50": 0.02}},
+        "window": {"seconds": 60.0},
+        "plan": {"body": {"stream": True}, "tokenizer": "named"},
+        "dispatch_lateness": {"n": 1_000, "p99": 0.0005},
+        "outcomes": {"complete": 90, "refused": 10},
+        "uncertainties": {"n": 1_000, "p99": 0.005},
+        "sender": {"clock": "mono", "lost": [], "processes": [{"cpu_share": 0.5}], "clocks": []},
+        "lengths": {"input_counted": 1_000, "input_usage": 1_000, "input_apart": 0},
+    }
+    for path, value in changes.items():
+        *way, last = path.split("__")
+        at = told
+        for key in way:
+            at = at[key]
+        at[last] = value
+    return told
+
+
+def clock(rtt: float, *, shared: bool = False) -> dict[str, Any]:
+    return {"host": f"n{rtt}", "shared": shared, "rtt": rtt, "offset": 0.5, "drift": 0.0}
+
+
+def test_nothing_is_said_of_a_good_run() -> None:
+    assert findings(result()) == []
+
+
+@pytest.mark.parametrize(
+    ("codes", "said"),
+    [
+        ([-9], "1 sending process died: what it sent is in no figure"),
+        ([-9, 1], "2 sending processes died: what they sent is in no figure"),
+    ],
+)
+def test_processes_that_died_are_counted_in_words(codes: list[int], said: str) -> None:
+    [found] = findings(result(sender__lost=codes))
+    assert found.says == said
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"sender__lost": [-9]}, "lost"),
+        ({"dispatch_lateness__p99": 0.0051}, "dispatch_lateness"),
+        ({"load__sent_share": 0.994, "load__in_time": 994}, "rate"),
+        ({"unread": 30}, "unread"),
+        ({"sender__processes": [{"cpu_share": 0.2}, {"cpu_share": 0.9}]}, "sender_cpu"),
+        ({"uncertainties__p99": 0.011}, "uncertainty"),
+        ({"uncertainties__p99": 0.021, "sender__clock": "kernel"}, "uncertainty"),
+        ({"dispatch_lateness__p99": 0.021, "metrics__ttft__p50": 60.0}, "dispatch_lateness"),
+        ({"outcomes": {"complete": 9, "upstream_error": 1}}, "failed"),
+        ({"metrics__ttft": {"n": 0, "p50": None}}, "no_tokens"),
+        ({"sender__clocks": [clock(0.003), clock(0.0201)]}, "clocks"),
+        ({"lengths__input_apart": 101}, "prompt_tokens"),
+    ],
+)
+def test_each_rule_alone(changes: dict[str, Any], what: str) -> None:
+    [found] = findings(result(**changes))
+    assert found.what == what
+    assert found.limit in found.to_dict().values()
+    assert found.invalidates
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dispatch_lateness__p99": 0.005},  # 5 % of the TTFT p50
+        {"load__sent_share": LIMITS["rate_share"]},
+        {"load__sent_share": None},
+        # Two that were due as the plan ended.
+        {"load": {"sent_share": 0.9, "planned": 20, "due": 20, "in_time": 18}},
+        {"sender__processes": [{"cpu_share": 0.9}], "window__seconds": 4.9},  # which is its start
+        {"metrics__ttft": {"n": 0, "p50": None}, "plan__body__stream": False},
+        {"dispatch_lateness": None},
+        {"sender__clock": "kernel", "uncertainties__p99": 0.02},  # which is not in a kernel's stamps
+        {"metrics__ttft__p50": None, "dispatch_lateness__p99": 0.002},
+        {"sender__clocks": [clock(0.02), clock(0.5, shared=True)]},  # half of a round trip
+        {"lengths__input_apart": 10},
+        {"lengths": {"input_counted": 0, "input_usage": 0, "input_apart": 0}},
+    ],
+)
+def test_at_the_limit_nothing_is_said(changes: dict[str, Any]) -> None:
+    assert findings(result(**changes)) == []
+
+
+def test_a_fast_server_is_measured_by_the_absolute_limit() -> None:
+    [found] = findings(
+        result(metrics__ttft__p50=0.001, dispatch_lateness__p99=0.0021, sender__clock="kernel")
+    )
+    assert found.limit == LIMITS["lateness_p99"]
+    assert "2.1 ms" in found.says
+
+
+def test_another_tokenizer_is_told_and_invalidates_only_where_the_load_was_another() -> None:
+    told = {"input_counted": 1_000, "input_usage": 1_080, "input_apart": 80}
+    [found] = findings(result(lengths=told))
+    assert (found.what, found.figure, found.limit) == ("prompt_tokens", 0.08, LIMITS["prompt_tokens"])
+    assert not found.invalidates
+    assert "the server counted 1,080 prompt tokens, we 1,000: prompt by prompt 8.0 % apart" in found.says
+    # What is too long here and too short there does not cancel.
+    [found] = findings(result(lengths={"input_counted": 1_000, "input_usage": 1_000, "input_apart": 120}))
+    assert found.invalidates
+    assert found.limit == LIMITS["prompt_tokens_most"]
+    [found] = findings(result(lengths__input_apart=100))
+    assert not found.invalidates, "at the limit"
+    [found] = findings(result(lengths__input_apart=500, plan__tokenizer=None))
+    assert not found.invalidates, "nobody asked for exact lengths"
+
+
+def test_how_well_clocks_agree_is_asked_of_other_hosts_alone() -> None:
+    [found] = findings(result(sender__clocks=[clock(9.0, shared=True), clock(0.03), clock(0.025)]))
+    assert (found.figure, found.limit) == (0.015, 0.01)
+    assert "other hosts (2) are known within 15.0 ms, and IETF 4.7.2 asks for 10 ms" in found.says
+
+
+def test_answers_that_blame_the_request_are_told_from_the_server_s_own_errors() -> None:
+    failed = {"outcomes": {"complete": 9, "upstream_error": 7}}
+    [found] = findings(result(**failed, error_statuses={"401": 2, "404": 1, "429": 3, "500": 1}))
+    assert found.says.endswith("; 3 of them by answers that blame the request: status 401 (2), 404 (1)")
+    [found] = findings(result(**failed, error_statuses={"429": 3, "500": 4}))
+    assert "blame" not in found.says
+
+
+@pytest.mark.parametrize(
+    ("n", "how_many"),
+    [
+        (1, "1 of 1 requests"), (10, "1 of 10 requests"), (100, "1 of 100 requests"),
+        (101, "2 of 101 requests"), (999, "10 of 999 requests"), (1_000, "1 % of the 1,000 requests"),
+        (12_345, "1 % of the 12,345 requests"),
+    ],
+)  # fmt: skip
+def test_a_p99_of_few_is_told_by_how_many_it_is_of(n: int, how_many: str) -> None:
+    [found] = findings(result(dispatch_lateness={"n": n, "p99": 0.25}))
+    assert found.says.startswith(f"{how_many} left late, by 250.0 ms or more: ")
+    [found] = findings(result(uncertainties={"n": n, "p99": 0.25}))
+    exchanges = how_many.replace("requests", "exchanges")
+    assert found.says.startswith(f"in {exchanges} a byte may have waited unstamped for 250.0 ms or more, ")
+
+
+@pytest.mark.parametrize("n", [1, 2, 10, 99, 100, 101, 102, 200, 201, 999])
+def test_so_many_are_at_the_p99_or_beyond(n: int) -> None:
+    values = [float(i) for i in range(n)]
+    p99 = percentile(values, 0.99)
+    assert p99 is not None
+    [found] = findings(result(dispatch_lateness={"n": n, "p99": 1.0}))
+    assert found.says.split(" of ")[0] == str(sum(value >= p99 for value in values))
+
+
+def test_what_was_sent_in_time_is_counted_where_it_is_little() -> None:
+    load = {"sent_share": 0.7, "planned": 10, "due": 10, "in_time": 7}
+    [found] = findings(result(load=load))
+    assert found.says.startswith("7 of 10 requests that were planned until then had been sent when")
+    load = {"sent_share": 0.9751, "planned": 10_000, "due": 10_000, "in_time": 9_751, "skipped": 3}
+    [found] = findings(result(load=load))
+    assert found.says.startswith("97.51 % of the 10,000 requests that were planned")
+    assert found.says.endswith("; 3 were skipped by --limit-in-flight")
+
+
+def test_few_prompt_tokens_are_counted_too() -> None:
+    [found] = findings(result(lengths={"input_counted": 90, "input_usage": 99, "input_apart": 9}))
+    assert "the server counted 99 prompt tokens, we 90: prompt by prompt 9 tokens apart" in found.says

@@ -1,0 +1,212 @@
+"""Load over gRPC against the simulated engine on a real socket: exchanges as the engine's books have them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from llmtap.errors import ConfigError
+from llmtap.exchange.exchange import OUTPUT, Exchange
+from llmtap.exchange.outcome import Outcome, TokenSource
+from llmtap.load.sessions.grpc_target import GrpcTarget
+from llmtap.metrics.latency import ttft_ns
+from llmtap.protocol.inference import METHOD, SERVICE, Chunk, Counts, write_chunk
+from llmtap.sim.server.options import SimOptions
+from llmtap.units import Duration
+from llmtap.workload.prompts.prompt import Prompt
+from llmtap.workload.prompts.words import count_tokens
+from tests.support.live_proxy import port_free
+from tests.support.peer import scene
+from tests.support.sim_engine import QUICK
+from tests.support.sim_grpc import GrpcEngine, grpc_engine
+
+MS = 1_000_000
+TIMED = SimOptions(ttft=Duration(6 * MS), itl=Duration(3 * MS), tokens=8)
+HI = Prompt(text="hi")
+
+
+@asynccontextmanager
+async def target_of(e: GrpcEngine, **sim: str) -> AsyncIterator[GrpcTarget]:
+    headers = [(name.replace("_", "-").encode(), value.encode()) for name, value in sim.items()]
+    target = GrpcTarget(
+        f"grpc://{e.address}", model="m", headers=headers, exact_output=True, tenant_header="X-Tenant"
+    )
+    try:
+        yield target
+    finally:
+        await target.close()
+
+
+async def ask(
+    target: GrpcTarget,
+    prompt: Prompt = HI,
+    output: int = 8,
+    *,
+    due: int | None = None,
+    who: str | None = None,
+) -> Exchange:
+    return await target.ask(scheduled_ns=due, prompt=prompt, output_tokens=output, tenant=who or None)
+
+
+@scene
+async def test_an_exchange_is_what_the_engine_did() -> None:
+    async with grpc_engine(TIMED) as e, target_of(e) as target:
+        await target.open()
+        found = await asyncio.gather(*(ask(target, due=5, who="a") for _ in range(3)))
+        truths = {truth.id: truth for truth in await e.truths(3)}
+    assert len(truths) == 3
+    for x in found:
+        truth = truths[x.request_id or ""]
+        assert (x.outcome, x.status, x.error, x.stream) == (Outcome.COMPLETE, 200, None, True)
+        assert (x.dialect, x.path, x.model, x.tenant, x.clock) == ("grpc", METHOD, "m", "a", "mono")
+        assert (x.tokens.input, x.tokens.output, x.tokens.source) == (1, 8, TokenSource.USAGE)
+        assert (x.finish_reason, x.reads) == ("length", 9)
+        t, log = x.timeline, x.timeline.events
+        stamps = [at for at, flags in zip(log.t_ns, log.flags, strict=True) if flags & OUTPUT]
+        assert list(log.tokens) == [1] * 8 + [-1]
+        assert len(stamps) == len(truth.sent_ns[0]) == 8
+        assert all(at >= sent for at, sent in zip(stamps, truth.sent_ns[0], strict=True))
+        assert t.submit_ns is not None and t.response_end_ns is not None
+        assert t.arrival_ns <= t.submit_ns and (ttft_ns(x.timeline) or 0) > 0
+        assert t.first_content_ns == stamps[0] and t.last_token_ns == stamps[-1] < t.response_end_ns
+        assert truth.accepted_ns >= t.arrival_ns
+        assert x.scheduled_ns == 5 and x.dispatch_late_ns == t.arrival_ns - 5
+
+
+@pytest.mark.parametrize(
+    ("prompt", "input_tokens"),
+    [
+        (Prompt(text="The river ran slow."), 5),
+        (Prompt(ids=(5, 6, 7)), 3),
+        (
+            Prompt(text="more", system="Be brief.", history=(("user", "hi"),)),
+            count_tokens("Be brief.\n\nhi\n\nmore"),
+        ),
+    ],
+)
+@pytest.mark.parametrize("output", [1, 3, 300])
+@scene
+async def test_lengths_are_exact(prompt: Prompt, input_tokens: int, output: int) -> None:
+    async with grpc_engine() as e, target_of(e) as target:
+        x = await ask(target, prompt, output)
+        assert (x.tokens.input, x.tokens.output) == (input_tokens, output)
+        assert [len(truth.sent_ns[0]) for truth in await e.truths()] == [output]
+
+
+@scene
+async def test_counts_that_cannot_be_true_are_in_no_figure() -> None:
+    async def generate(request: bytes, context: Any) -> AsyncIterator[bytes]:
+        yield write_chunk(Chunk("a", 2))
+        yield write_chunk(Chunk(" b", 2**32 - 1))
+        yield write_chunk(Chunk(finish="stop", counts=Counts(2**32 - 1, 3, 1)))
+
+    server = grpc.aio.server()
+    handlers = {"Generate": grpc.unary_stream_rpc_method_handler(generate)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    target = GrpcTarget(f"grpc://127.0.0.1:{port}")
+    x = await ask(target)
+    await target.close()
+    await server.stop(None)
+    assert list(x.timeline.events.tokens) == [2, -1, -1]
+    assert (x.tokens.input, x.tokens.output, x.tokens.cached) == (None, 3, 1)
+    assert x.invalid_values == {"token_count": 1}
+
+
+@scene
+async def test_who_asks_is_in_the_metadata() -> None:
+    seen: list[dict[str, str]] = []
+
+    async def generate(request: bytes, context: Any) -> None:
+        seen.append(dict(context.invocation_metadata()))
+
+    server = grpc.aio.server()
+    handlers = {"Generate": grpc.unary_stream_rpc_method_handler(generate)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    target = GrpcTarget(f"grpc://127.0.0.1:{port}", headers=[(b"Authorization", b"k")], tenant_header="X-Who")
+    x = await ask(target, who="acme")
+    await target.close()
+    await server.stop(None)
+    assert (seen[0]["authorization"], seen[0]["x-who"]) == ("k", "acme")
+    assert seen[0]["x-request-id"] == x.request_id
+    assert (x.outcome, x.no_token_reason) == (Outcome.TRUNCATED, "error"), "it ended without a finish reason"
+
+
+@pytest.mark.parametrize(
+    ("headers", "outcome", "tokens", "says"),
+    [
+        ({"x_sim_fault": "429"}, Outcome.UPSTREAM_ERROR, None, "RESOURCE_EXHAUSTED in place of an answer"),
+        ({"x_sim_fault": "503"}, Outcome.UPSTREAM_ERROR, None, "UNAVAILABLE in place of an answer"),
+        ({"x_sim_refusal": "error"}, Outcome.REFUSED, None, ""),
+        ({"x_sim_itl": "soon"}, Outcome.UPSTREAM_ERROR, None, "INVALID_ARGUMENT"),
+        ({"x_sim_block_after": "3"}, Outcome.REFUSED, 3, ""),
+        ({"x_sim_fault": "stall", "x_sim_stall_ms": "9"}, Outcome.COMPLETE, 8, ""),
+        ({"x_sim_fault": "error", "x_sim_fault_after": "3"}, Outcome.UPSTREAM_ERROR, 3, "INTERNAL within"),
+        ({"x_sim_fault": "reset", "x_sim_fault_after": "3"}, Outcome.UPSTREAM_RESET, 3, "UNAVAILABLE within"),
+        ({"x_sim_fault": "truncate", "x_sim_fault_after": "3"}, Outcome.UPSTREAM_ERROR, 3, "DATA_LOSS"),
+        ({"x_sim_fault": "unfinished", "x_sim_fault_after": "3"}, Outcome.TRUNCATED, 3, "finish reason"),
+    ],
+)
+@scene
+async def test_what_goes_wrong_is_an_outcome(
+    headers: dict[str, str], outcome: Outcome, tokens: int | None, says: str
+) -> None:
+    async with grpc_engine() as e, target_of(e, **headers) as target:
+        x = await ask(target)
+    assert (x.outcome, x.tokens.output) == (outcome, tokens)
+    assert says in (x.error or "")
+    if outcome is Outcome.REFUSED:
+        assert x.refusal is not None
+        assert x.refusal["kind"] == ("output_guardrail" if tokens else "input_guardrail")
+    assert (x.no_token_reason is None) is (tokens is not None)
+
+
+@scene
+async def test_several_tokens_in_a_message_are_counted_by_what_it_says() -> None:
+    async with grpc_engine(QUICK) as e, target_of(e, x_sim_tokens_per_chunk="3") as target:
+        x = await ask(target)
+    assert [n for n in x.timeline.events.tokens if n > 0] == [3, 3, 2]
+
+
+@scene
+async def test_a_time_out_and_a_close_end_what_is_under_way() -> None:
+    async with grpc_engine(SimOptions(ttft=Duration(60_000 * MS))) as e:
+        target = GrpcTarget(f"grpc://{e.address}", timeout_ns=100 * MS)
+        x = await ask(target)
+        assert (x.outcome, x.error) == (Outcome.UPSTREAM_TIMEOUT, "no end of the answer in time")
+        await target.close()
+        target = GrpcTarget(f"grpc://{e.address}")
+        one, two = (asyncio.create_task(ask(target)) for _ in range(2))
+        while e.server.gauges._open < 2:
+            await asyncio.sleep(0.001)
+        two.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await two
+        await target.close()
+        x = await one
+        assert (x.outcome, x.no_token_reason) == (Outcome.CLIENT_CANCELLED, "cancelled")
+        assert {truth.outcome for truth in await e.truths(3)} == {"client_left"}
+
+
+@scene
+async def test_no_server_is_told() -> None:
+    port = port_free()
+    target = GrpcTarget(f"grpc://127.0.0.1:{port}")
+    x = await ask(target)
+    await target.close()
+    assert (x.outcome, x.timeline.submit_ns) == (Outcome.UPSTREAM_ERROR, None)
+    assert x.error == "upstream sent the status UNAVAILABLE in place of an answer"
+
+
+@pytest.mark.parametrize("url", ["http://h:1", "grpc://h", "grpc://h:x", "grpc://h:1/path"])
+@scene
+async def test_a_url_that_does_not_fit_names_its_option(url: str) -> None:
+    with pytest.raises(ConfigError, match="--target: "):
+        GrpcTarget(url)

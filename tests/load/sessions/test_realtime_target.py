@@ -1,0 +1,256 @@
+"""Load over Realtime, against the simulated engine on a real socket: exchanges as its books have them."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from llmtap.errors import ConfigError
+from llmtap.exchange.exchange import OUTPUT, Exchange
+from llmtap.exchange.outcome import Outcome, TokenSource
+from llmtap.load.sessions.realtime_target import RealtimeTarget
+from llmtap.metrics.latency import ttft_ns
+from llmtap.sim.server.options import SimOptions
+from llmtap.units import Duration
+from llmtap.workload.prompts.prompt import Prompt
+from llmtap.workload.prompts.words import count_tokens
+from tests.support.live_proxy import port_free
+from tests.support.peer import scene
+from tests.support.sim_engine import Engine, engine
+
+MS = 1_000_000
+TIMED = SimOptions(ttft=Duration(6 * MS), itl=Duration(3 * MS), tokens=8)
+HI = Prompt(text="hi")
+
+
+@asynccontextmanager
+async def target_of(e: Engine, **sim: str) -> AsyncIterator[RealtimeTarget]:
+    headers = [(name.replace("_", "-").encode(), value.encode()) for name, value in sim.items()]
+    url = e.url.replace("http", "ws")
+    target = RealtimeTarget(url, model="m", headers=headers, exact_output=True, tenant_header="x-tenant")
+    try:
+        yield target
+    finally:
+        await target.close()
+
+
+async def ended(e: Engine, count: int = 1) -> list[dict[str, Any]]:
+    """The truths, once so many requests have ended."""
+    while len(truths := await e.truths()) < count:
+        await asyncio.sleep(0.001)
+    return truths
+
+
+async def ask(
+    target: RealtimeTarget,
+    prompt: Prompt = HI,
+    output: int = 8,
+    *,
+    due: int | None = None,
+    who: str | None = None,
+) -> Exchange:
+    return await target.ask(scheduled_ns=due, prompt=prompt, output_tokens=output, tenant=who or None)
+
+
+@pytest.mark.parametrize("clock", ["kernel", "mono"])
+@scene
+async def test_an_exchange_is_what_the_engine_did(clock: str) -> None:
+    async with engine(TIMED) as e:
+        target = RealtimeTarget(e.url.replace("http", "ws"), model="m", clock=clock)
+        found = [await ask(target, due=5) for _ in range(3)]
+        await target.close()
+        truths = await ended(e, 3)
+    for x, truth in zip(found, truths, strict=True):
+        assert x.request_id == truth["id"]
+        assert (x.outcome, x.status, x.error, x.stream) == (Outcome.COMPLETE, 101, None, True)
+        assert (x.dialect, x.endpoint, x.path) == ("openai.realtime", "realtime", "/v1/realtime")
+        assert (x.model, x.tenant, x.clock, x.unparsed_events) == ("m", "default", clock, 0)
+        assert (x.tokens.input, x.tokens.output, x.tokens.source) == (1, 8, TokenSource.USAGE)
+        t, log = x.timeline, x.timeline.events
+        stamps = [at for at, flags in zip(log.t_ns, log.flags, strict=True) if flags & OUTPUT]
+        assert len(stamps) == 8
+        sent = truth["sent_ns"][0]
+        # Nothing is read before it was sent, nor taken for later than it can have waited unread.
+        assert all(at >= one - x.uncertainty_ns for at, one in zip(stamps, sent, strict=True))
+        assert t.submit_ns is not None and t.first_content_ns == stamps[0] and t.last_token_ns == stamps[-1]
+        assert t.submit_ns <= truth["accepted_ns"]
+        assert (ttft_ns(x.timeline) or 0) >= 6 * MS, "from the message, not from the upgrade"
+        assert t.head_ns is None
+        assert x.scheduled_ns == 5 and x.dispatch_late_ns == t.arrival_ns - 5
+
+
+@scene
+async def test_one_session_serves_one_request_after_another_and_nothing_is_remembered() -> None:
+    async with engine() as e, target_of(e) as target:
+        prompt = Prompt(text="more", system="Be brief.", history=(("user", "hi"), ("assistant", "hello")))
+        found = [await ask(target, prompt, n) for n in (3, 9, 1)]
+        assert [x.tokens.output for x in found] == [3, 9, 1]
+        assert {x.tokens.input for x in found} == {count_tokens("Be brief.\nhi\nhello\nmore")}
+        assert len(e.server._sessions) == 1
+        assert found[0].request_bytes > found[1].request_bytes, "the first one opened the session"
+
+
+@scene
+async def test_requests_at_the_same_time_have_a_session_each_and_tenants_their_own() -> None:
+    async with engine(TIMED) as e, target_of(e) as target:
+        assert await target.open(2) == 2
+        assert len(e.server._sessions) == 2
+        found = await asyncio.gather(*(ask(target, who="a" if i == 3 else "") for i in range(4)))
+        assert len(e.server._sessions) == 4
+        assert [x.tenant for x in found] == ["default"] * 3 + ["a"]
+        assert {x.outcome for x in found} == {Outcome.COMPLETE}
+        await ask(target, who="a")
+        assert len(e.server._sessions) == 4
+        assert len(await ended(e, 5)) == 5
+
+
+@pytest.mark.parametrize(
+    ("headers", "outcome", "tokens", "says"),
+    [
+        ({"x_sim_fault": "429"}, Outcome.UPSTREAM_ERROR, None, "rate_limit_exceeded"),
+        ({"x_sim_fault": "503"}, Outcome.UPSTREAM_ERROR, None, "overloaded"),
+        ({"x_sim_refusal": "error"}, Outcome.REFUSED, None, ""),
+        ({"x_sim_itl": "soon"}, Outcome.UPSTREAM_ERROR, None, "invalid_value"),
+        ({"x_sim_block_after": "3"}, Outcome.REFUSED, 3, ""),
+        ({"x_sim_fault": "stall", "x_sim_stall_ms": "9"}, Outcome.COMPLETE, 8, ""),
+        ({"x_sim_fault": "error", "x_sim_fault_after": "3"}, Outcome.UPSTREAM_ERROR, 3, "server_error"),
+    ],
+)
+@scene
+async def test_what_goes_wrong_is_an_outcome_and_the_session_goes_on(
+    headers: dict[str, str], outcome: Outcome, tokens: int | None, says: str
+) -> None:
+    async with engine() as e, target_of(e, **headers) as target:
+        for _ in range(2):
+            x = await ask(target)
+            assert (x.outcome, x.tokens.output) == (outcome, tokens)
+            assert says in (x.error or "")
+        assert len(e.server._sessions) == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "outcome"),
+    [
+        ("reset", Outcome.UPSTREAM_RESET), ("truncate", Outcome.TRUNCATED), ("unfinished", Outcome.TRUNCATED),
+    ],
+)  # fmt: skip
+@scene
+async def test_a_session_that_breaks_off_is_not_used_again(fault: str, outcome: Outcome) -> None:
+    async with engine() as e, target_of(e, x_sim_fault=fault, x_sim_fault_after="3") as target:
+        for _ in range(2):
+            x = await ask(target)
+            assert x.outcome is outcome
+            assert (x.tokens.output, x.tokens.source) == (3, TokenSource.CHUNKS)
+            assert "within its answer" in (x.error or "")
+        assert [truth["outcome"] for truth in await ended(e, 2)] == [fault] * 2
+
+
+@scene
+async def test_a_session_that_the_server_closed_meanwhile_is_replaced() -> None:
+    async with engine() as e, target_of(e) as target:
+        await ask(target)
+        for session in list(e.server._sessions):
+            await session.close()
+        while e.server._sessions:
+            await asyncio.sleep(0)
+        assert (await ask(target)).outcome is Outcome.COMPLETE
+
+
+@scene
+async def test_pings_are_answered_and_are_keepalives() -> None:
+    async with (
+        engine(SimOptions(ttft=Duration(100 * MS), tokens=1)) as e,
+        target_of(e, x_sim_keepalive_ms="3") as target,
+    ):
+        for again in range(5, -1, -1):
+            x = await ask(target, output=1)
+            assert x.timeline.first_any_ns is not None and x.timeline.first_token_ns is not None
+            assert x.timeline.first_any_ns <= x.timeline.first_token_ns
+            # On a busy machine all may be read at once: then nothing tells a ping from the token.
+            if x.timeline.first_any_ns < x.timeline.first_token_ns:
+                break
+            assert again, "pings were never read before the token"
+
+
+@scene
+async def test_a_time_out_leaves_the_session_and_the_engine_forgets_it() -> None:
+    async with engine(SimOptions(ttft=Duration(60_000 * MS))) as e:
+        target = RealtimeTarget(e.url.replace("http", "ws"), timeout_ns=100 * MS)
+        x = await ask(target)
+        assert (x.outcome, x.error) == (Outcome.UPSTREAM_TIMEOUT, "no end of the answer in time")
+        truths = await ended(e)
+        assert truths[0]["outcome"] == "client_left"
+        await target.close()
+
+
+@scene
+async def test_close_cancels_what_is_under_way_and_so_does_its_task() -> None:
+    async with engine(SimOptions(ttft=Duration(60_000 * MS))) as e, target_of(e) as target:
+        one, two = (asyncio.create_task(ask(target)) for _ in range(2))
+        while len(e.server._sessions) < 2:
+            await asyncio.sleep(0.001)
+        two.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await two
+        await target.close()
+        assert (await one).outcome is Outcome.CLIENT_CANCELLED
+
+
+@scene
+async def test_no_server_and_no_websocket_are_told() -> None:
+    port = port_free()
+    target = RealtimeTarget(f"ws://127.0.0.1:{port}")
+    x = await ask(target)
+    assert (x.outcome, x.status, x.timeline.submit_ns) == (Outcome.UPSTREAM_ERROR, None, None)
+    assert "cannot connect" in (x.error or "")
+    assert await target.open(1) == 0
+    await target.close()
+    async with engine() as e:
+        target = RealtimeTarget(e.url.replace("http", "ws") + "/v1/models")
+        x = await ask(target)
+        await target.close()
+    assert (x.outcome, x.status) == (Outcome.UPSTREAM_ERROR, 200)
+    assert x.error == "the server answered 200 in place of a WebSocket"
+
+
+@scene
+async def test_a_server_that_accepts_another_key_is_none() -> None:
+    async def impostor(request: web.Request) -> web.StreamResponse:
+        assert request.transport is not None
+        lines = (b"HTTP/1.1 101 Yes", b"Upgrade: websocket", b"Connection: upgrade")
+        request.transport.write(b"\r\n".join((*lines, b"Sec-WebSocket-Accept: mine", b"", b"")))
+        await asyncio.sleep(5)
+        return web.Response()
+
+    app = web.Application()
+    app.add_routes([web.get("/v1/realtime", impostor)])
+    runner = web.AppRunner(app, handler_cancellation=True)
+    await runner.setup()
+    sock = socket.create_server(("127.0.0.1", 0))
+    await web.SockSite(runner, sock).start()
+    target = RealtimeTarget(f"ws://127.0.0.1:{sock.getsockname()[1]}")
+    try:
+        x = await ask(target)
+    finally:
+        await target.close()
+        await runner.cleanup()
+    assert x.error == "the server accepted another WebSocket's key"
+
+
+@pytest.mark.parametrize("url", ["http://h:1", "ws:///x", "ws://h:x", "wss://h"])
+@scene
+async def test_a_url_that_does_not_fit_names_its_option(url: str) -> None:
+    with pytest.raises(ConfigError, match="--target: "):
+        RealtimeTarget(url)
+
+
+@scene
+async def test_a_prompt_of_tokens_cannot_be_said() -> None:
+    target = RealtimeTarget("ws://127.0.0.1:1")
+    with pytest.raises(ConfigError, match="takes text"):
+        await ask(target, Prompt(ids=(1, 2)))
+    await target.close()

@@ -1,0 +1,440 @@
+"""A crew on a local Ray of two workers: one schedule, sent once, in our time; and nobody hangs."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+import warnings
+from array import array
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from llmtap.clock import SystemClock
+from llmtap.errors import ConfigError, LlmtapError
+from llmtap.exchange.exchange import OUTPUT, Exchange
+from llmtap.load.tally import Tally
+from llmtap.load.workers import ray_worker as ray_member
+from llmtap.load.workers import worker_pool as crews
+from llmtap.load.workers.host_clock import HostClock, Reading, read_clocks
+from llmtap.load.workers.messages import Progress, Script, Setup
+from llmtap.load.workers.ray_worker import RayMember
+from llmtap.load.workers.worker_pool import Crew, Outcome
+from llmtap.net.cluster import ray_cluster
+from llmtap.sim.server.options import SimOptions
+from llmtap.units import Duration, encode_special
+from llmtap.workload.requests import Requests
+from tests.support.loading import bodies, streamed_answer
+from tests.support.peer import play, wait_until
+from tests.support.sim_engine import engine
+from tests.support.upstream import Call, says, upstream
+
+pytestmark = [
+    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: make setup"),
+    # Ray takes 6 s to start here, a minute where others are busy; and the first one waits for other modules.
+    pytest.mark.timeout(900),
+    pytest.mark.filterwarnings("default"),
+]
+STARTS_RAY = True
+MS = 1_000_000
+HOUR_NS = 3_600_000_000_000
+BOUND_S = 250
+ANSWER = says(*streamed_answer(2))
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[Any]:
+    with warnings.catch_warnings(), contextlib.ExitStack() as stack:
+        warnings.simplefilter("default")
+        try:
+            module = stack.enter_context(ray_cluster("local", 2))
+        except ConfigError as exc:
+            if "did not start on this machine" not in exc.problem:
+                raise
+            pytest.skip(f"no time for Ray here: {exc}")
+        yield module
+
+
+def requests(arrivals_ms: list[float], tenants: list[str] | None = None) -> Requests:
+    return Requests(array("q", [int(ms * MS) for ms in arrivals_ms]), tenants=tenants or [])
+
+
+@dataclass
+class Sent:
+    """What a crew of two came to."""
+
+    out: Outcome
+    exchanges: list[tuple[int, Exchange]]
+    told: list[Progress]
+
+
+async def sent(
+    ray: Any,
+    url: str,
+    r: Requests,
+    meanwhile: Callable[[Crew, list[Progress]], Awaitable[None]] | None = None,
+    *,
+    processes: int = 2,
+    clock: Any = None,
+    **more: Any,
+) -> Sent:
+    told: list[Progress] = []
+    with (
+        bodies(url, len(r), **more) as (setup, begins, ends),
+        Crew(
+            setup, r, begins, ends, processes=processes, keep=True, clock=clock,
+            hire=lambda: RayMember(ray, clock),
+        ) as crew,
+    ):  # fmt: skip
+        running = asyncio.ensure_future(crew.run(told.append))
+        try:
+            if meanwhile is not None:
+                await meanwhile(crew, told)
+        finally:
+            out = await running
+        return Sent(out, list(crew.exchanges()), told)
+
+
+async def held(call: Call) -> None:
+    await call.body()
+    await call.left()
+
+
+# ---------------------------------------------------------------- one schedule
+
+
+def test_two_workers_send_one_schedule_once_and_figures_are_the_sum(ray: Any) -> None:
+    n = 80
+    arrivals = [5.0 * i for i in range(n)]
+
+    async def work() -> tuple[Sent, list[dict[str, Any]]]:
+        async with engine(SimOptions(ttft=Duration(20 * MS), itl=Duration(2 * MS), tokens=7)) as e:
+            r = requests(arrivals, ["a", "b"] * (n // 2))
+            found = await sent(ray, e.url, r, request_ids="run", slo="ttft:1s", open=4)
+            return found, await e.truths()
+
+    found, truths = play(work(), BOUND_S)
+    out, exchanges = found.out, found.exchanges
+    assert (len(out.done), out.lost, out.stopped) == (2, [], None)
+    # The server's own books: each row came once.
+    assert Counter(truth["id"] for truth in truths) == Counter(f"run-{row}" for row in range(n))
+    assert sorted(row for row, _ in exchanges) == list(range(n))
+    assert Counter(x.relay for _, x in exchanges) == {"load0": n // 2, "load1": n // 2}
+    # One start, on the clock that this host's processes share.
+    assert [clock.shared for clock in out.clocks] == [True, True]
+    for row, x in exchanges:
+        assert x.scheduled_ns == out.began_ns + int(arrivals[row] * MS)
+        assert x.dispatch_late_ns is not None and x.dispatch_late_ns >= 0
+        assert x.tenant == "ab"[row % 2]
+    # Merged figures are those of all exchanges, and the sums of the parts.
+    whole = Tally(out.tally.summary.objectives)
+    for _, x in exchanges:
+        whole.add(x)
+    whole.summary.opened = whole.planned = n
+    merged, counted = (tally.summary.to_dict({}, 1) for tally in (out.tally, whole))
+    # A sum of floats, which depends on their order in the last digit.
+    smooth, exact = (told.pop("smooth_goodput") for told in (merged, counted))
+    assert isinstance(smooth, dict) and isinstance(exact, dict)
+    assert smooth.pop("tokens_per_second") == pytest.approx(exact.pop("tokens_per_second"), rel=1e-12)
+    assert (merged, smooth) == (counted, exact)
+    assert out.tally.plan_dict() == whole.plan_dict()
+    assert out.tally.corrected_dict() == whole.corrected_dict()
+    assert sorted(out.tally.sent_ns) == sorted(x.timeline.arrival_ns for _, x in exchanges)
+    parts = []
+    for done in out.done:
+        parts.append(Tally(whole.summary.objectives))
+        parts[-1].merge_bytes(done.tally)
+    assert [part.summary.n for part in parts] == [n // 2] * 2
+    assert sum(part.lateness.n for part in parts) == out.tally.lateness.n == n
+    tokens = [part.summary.to_dict({}, 1)["tokens"] for part in parts]
+    assert [one["output"] for one in tokens] == [7 * n // 2] * 2  # type: ignore[index]
+    assert (found.told[-1].sent, found.told[-1].ended, found.told[-1].left) == (n, n, 0)
+    # What it used of CPU, connections and memory comes from there, too.
+    assert all(done.cpu_ns > 0 and done.rss_bytes > 1 << 20 for done in out.done)
+    assert sum(done.connects + done.reuses for done in out.done) >= n
+    for clock in out.clocks:
+        told = clock.to_dict()
+        assert told["shared"] and told["drift"] == 0.0
+        assert told["rtt"] > 0 and abs(told["offset"]) <= told["rtt"]
+
+
+class Ahead:
+    """A host whose monotonic clock is an hour ahead of everybody's, and its wall clock three seconds."""
+
+    def mono_ns(self) -> int:
+        return SystemClock.mono_ns() + HOUR_NS
+
+    def wall_ns(self) -> int:
+        return SystemClock.wall_ns() + 3_000 * MS
+
+
+def test_hosts_with_other_clocks_start_together_and_come_back_in_our_time(
+    ray: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """We are the host that has another clock: to us, the workers' hosts do."""
+    boot = read_clocks()
+
+    def ours(clock: Any = None) -> Reading:
+        return Reading("us", "another", clock.mono_ns(), clock.wall_ns())
+
+    monkeypatch.setattr(ray_member, "read_clocks", ours)
+    n = 40
+
+    async def work() -> tuple[Sent, list[dict[str, Any]], int, int]:
+        async with engine(SimOptions(ttft=Duration(20 * MS), itl=Duration(2 * MS), tokens=7)) as e:
+            before_ns = SystemClock.mono_ns()
+            found = await sent(
+                ray, e.url, requests([5.0 * i for i in range(n)]), clock=Ahead(), request_ids="run"
+            )
+            return found, await e.truths(), before_ns, SystemClock.mono_ns()
+
+    found, truths, before_ns, after_ns = play(work(), BOUND_S)
+    out = found.out
+    assert [clock.shared for clock in out.clocks] == [False, False]
+    assert [clock.host for clock in out.clocks] == [boot.host] * 2
+    rtt_ns = max(clock.before.rtt_ns for clock in out.clocks)
+    assert before_ns < out.began_ns - HOUR_NS < out.ended_ns - HOUR_NS < after_ns
+    # The plan of both workers has one start, as well as their clocks were compared.
+    for row, x in found.exchanges:
+        assert x.scheduled_ns is not None and x.dispatch_late_ns is not None
+        assert abs(x.scheduled_ns - (out.began_ns + 5 * MS * row)) <= rtt_ns
+        assert x.timeline.arrival_ns == x.scheduled_ns + x.dispatch_late_ns
+    # Against the books of a server on our host: true within the comparison, and what stamps are unsure of.
+    books = {truth["id"]: truth for truth in truths}
+    assert len(books) == n
+    for row, x in found.exchanges:
+        sent_ns = books[f"run-{row}"]["sent_ns"][0]
+        log = x.timeline.events
+        stamps = [t for t, flags in zip(log.t_ns, log.flags, strict=True) if flags & OUTPUT]
+        assert len(stamps) == len(sent_ns) == 7
+        for ours_ns, true_ns in zip(stamps, sent_ns, strict=True):
+            assert ours_ns >= true_ns + HOUR_NS - rtt_ns - x.uncertainty_ns
+        assert x.timeline.arrival_ns <= books[f"run-{row}"]["accepted_ns"] + HOUR_NS + rtt_ns
+    assert all(before_ns <= t - HOUR_NS <= after_ns for t in out.tally.sent_ns)
+    for clock in out.clocks:
+        told = clock.to_dict()
+        assert told["offset"] == pytest.approx(-3.0, abs=told["rtt"])
+        assert abs(told["drift"]) <= told["rtt"] + (clock.after or clock.before).rtt_ns / 1e9
+
+
+# ---------------------------------------------------------------- stopped
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_stopped_once_it_drains_and_twice_it_cuts(ray: Any, cut: bool) -> None:
+    go = asyncio.Event()
+
+    async def script(call: Call) -> str | None:
+        await call.body()
+        await go.wait()
+        await call.say(*streamed_answer(2))
+        return None
+
+    async def work() -> Sent:
+        async with upstream() as server:
+
+            async def meanwhile(crew: Crew, told: list[Progress]) -> None:
+                await wait_until(lambda: len(server.calls) == 4, BOUND_S)
+                crew.stop()
+                if cut:
+                    crew.stop()
+                else:
+                    go.set()
+
+            r = requests([0, 0, 0, 0, HOUR_NS, HOUR_NS])
+            return await sent(ray, server.url + server.on(script), r, meanwhile)
+
+    found = play(work(), BOUND_S)
+    outcomes = Counter(x.outcome.value for _, x in found.exchanges)
+    assert outcomes == {"client_cancelled" if cut else "complete": 4}
+    assert found.out.stopped == crews.STOPPED
+    plan = found.out.tally.plan_dict()
+    assert (plan["sent"], plan["unsent"]) == (4, 2)
+
+
+def test_more_processes_than_the_cluster_has_room_for(ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_member, "STARTED_WITHIN_S", 6)
+    with pytest.raises(ConfigError, match="no node had a CPU") as refused:
+        play(sent(ray, "http://127.0.0.1:1", requests([0, 0, 0]), processes=3), BOUND_S)
+    assert refused.value.hint == "ask for fewer --processes"
+
+
+def test_called_off_while_it_waits_for_room(ray: Any) -> None:
+    async def work() -> Sent:
+        async with upstream() as server:
+
+            async def meanwhile(crew: Crew, told: list[Progress]) -> None:
+                await wait_until(lambda: len(crew.pids) == 2, BOUND_S)
+                crew.stop()
+                crew.stop()
+
+            return await sent(ray, server.url + server.on(ANSWER), requests([0] * 3), meanwhile, processes=3)
+
+    found = play(work(), BOUND_S)
+    plan = found.out.tally.plan_dict()
+    assert (plan["planned"], plan["sent"], plan["unsent"]) == (3, 0, 3)
+    assert (found.out.stopped, found.out.lost, len(found.out.done)) == (crews.STOPPED, [], 2)
+
+
+# ---------------------------------------------------------------- lost
+
+
+def alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_gone(pids: list[int]) -> None:
+    end = time.monotonic() + BOUND_S
+    while any(map(alive, pids)):
+        assert time.monotonic() < end, f"{pids} are still there"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["process", "actor"])
+def test_who_is_lost_is_told_and_nobody_waits(ray: Any, whole: bool) -> None:
+    pids: list[int] = []
+
+    async def work() -> Sent:
+        async with upstream() as server:
+
+            async def meanwhile(crew: Crew, told: list[Progress]) -> None:
+                await wait_until(lambda: len(server.calls) == 4, BOUND_S)
+                pids.extend(crew.pids)
+                if whole:
+                    member = crew._members[0]
+                    assert isinstance(member, RayMember)
+                    ray.kill(member._actor)
+                else:
+                    os.kill(crew.pids[0], signal.SIGKILL)
+                await wait_until(lambda: server.open == 2, BOUND_S)
+                crew.stop()
+                crew.stop()
+
+            r = requests([0, 0, 0, 0, HOUR_NS, HOUR_NS])
+            return await sent(ray, server.url + server.on(held), r, meanwhile)
+
+    found = play(work(), BOUND_S)
+    out = found.out
+    assert (out.lost, out.lost_rows, len(out.done)) == ([None if whole else -signal.SIGKILL], 3, 1)
+    assert Counter(x.outcome.value for _, x in found.exchanges) == {"client_cancelled": 2}
+    plan = out.tally.plan_dict()
+    assert (plan["planned"], plan["sent"]) == (6, 2)
+    wait_gone(pids)
+
+
+def test_whoever_waits_is_cancelled_and_no_process_is_left(ray: Any) -> None:
+    async def work() -> list[int]:
+        async with upstream() as server:
+            r = requests([0, HOUR_NS])
+            with (
+                bodies(server.url + server.on(held), len(r)) as (setup, begins, ends),
+                Crew(setup, r, begins, ends, processes=2, hire=lambda: RayMember(ray)) as crew,
+            ):
+                running = asyncio.ensure_future(crew.run())
+                await wait_until(lambda: server.calls, BOUND_S)
+                running.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await running
+                return crew.pids
+
+    pids = play(work(), BOUND_S)
+    assert len(pids) == 2
+    wait_gone(pids)
+
+
+# ---------------------------------------------------------------- mistakes of whoever calls
+
+
+def test_a_node_with_another_llmtap_is_refused(ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llmtap.__version__", "9.9.9")
+    with pytest.raises(ConfigError, match=r"--ray: the node .* has llmtap .*, and this is 9\.9\.9"):
+        play(sent(ray, "http://127.0.0.1:1", requests([0])), BOUND_S)
+
+
+def test_a_process_that_dies_before_it_is_ready(ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_member, "_own_bodies", lambda script, fd: (script, iter(())))
+    r = requests([0])
+    r.arrival_ns = array("b", [0])  # which is no column of int64
+    with pytest.raises(LlmtapError, match="ended at once, with status 1"):
+        play(sent(ray, "http://127.0.0.1:1", r), BOUND_S)
+
+
+# ---------------------------------------------------------------- bodies
+
+
+def test_each_node_gets_the_bodies_of_its_own_rows_and_identical_ones_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ray_member, "PIECE_BYTES", 100)
+    n = 30
+    with bodies("http://h", n) as (setup, begins, ends):
+        begins[7], ends[7] = begins[3], ends[3]  # row 7 says what row 3 does
+        rows = array("q", [3, 5, 7, 29])
+        script = Script(rows.tobytes(), b"", b"", b"", [], begins.tobytes(), ends.tobytes())
+        own, pieces = ray_member._own_bodies(script, setup.bodies_fd)
+        data = b"".join(pieces)
+        own_begins, own_ends = array("q", own.body_begins), array("q", own.body_ends)
+        assert len(own_begins) == len(own_ends) == n
+        for row in rows:
+            whole = os.pread(setup.bodies_fd, ends[row] - begins[row], begins[row])
+            assert data[own_begins[row] : own_ends[row]] == whole
+            assert b"row-" in whole
+        assert own_begins[3] == own_begins[7]
+        assert len(data) == sum(ends[row] - begins[row] for row in (3, 5, 29))
+        assert own.rows == script.rows
+
+
+@pytest.fixture
+def remote() -> Iterator[ray_member.RemoteProcess]:
+    """What an actor is, in this process."""
+    one = ray_member.RemoteProcess()
+    yield one
+    one.kill()
+    proc, files = one._proc, [one._bodies, one._spill, getattr(one, "_ca", None)]
+    for file in (*files, *(() if proc is None else (proc.stdin, proc.stdout))):
+        if file is not None:
+            file.close()
+
+
+def test_the_certificates_of_whoever_asks_are_trusted_on_the_node(
+    remote: ray_member.RemoteProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str | None, bytes]] = []
+
+    def wired(own: Setup, *fds: int | None) -> bytes:
+        assert own.ca is not None
+        seen.append((own.ca, Path(own.ca).read_bytes()))
+        return b"{}"
+
+    monkeypatch.setattr(ray_member, "wired", wired)
+    with bodies("https://h", 1, ca="/of/another/host.pem") as (setup, _, _):
+        remote.start(msgspec.json.encode(setup, enc_hook=encode_special), b"", b"PEM", keep=False)
+    [(file, pem)] = seen
+    assert (file != "/of/another/host.pem", pem) == (True, b"PEM")
+
+
+def test_words_that_overtake_each_other_are_said_in_order(
+    remote: ray_member.RemoteProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[bytes] = []
+    monkeypatch.setattr(remote, "_say", said.append)
+    remote.tell(["go 1", "stop x"])
+    remote.tell(["go 1"])
+    remote.tell(["go 1", "stop x", "cut x"])
+    assert said == [b"go 1", b"stop x", b"cut x"]
+
+
+def test_a_clock_is_this_hosts_until_it_is_compared() -> None:
+    assert isinstance(RayMember(None).clock, HostClock)
+    assert RayMember(None).clock.shared

@@ -1,0 +1,314 @@
+"""A sending process from within: what it reads, what it says, and that nobody's silence holds it up."""
+
+import asyncio
+import fcntl
+import os
+import pickle
+import tempfile
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+import pytest
+
+from llmtap.clock import SystemClock
+from llmtap.load.tally import Tally
+from llmtap.load.workers import worker
+from llmtap.load.workers.messages import Done, Frames, Progress, Ready, Script, Setup, frame
+from llmtap.load.workers.worker import work
+from tests.support.loading import bodies, streamed_answer
+from tests.support.peer import scene, wait_until
+from tests.support.upstream import Call, says, upstream
+
+ANSWER = says(*streamed_answer(2))
+Messages = list[Ready | Progress | Done]
+
+
+@contextmanager
+def told_what(
+    setup: Setup, begins: "array[int]", ends: "array[int]", arrivals_ns: list[int]
+) -> Iterator[Setup]:
+    """The setup with the script of a lone process."""
+    n = len(arrivals_ns)
+    script = Script(
+        array("q", range(n)).tobytes(),
+        array("q", arrivals_ns).tobytes(),
+        b"",
+        b"",
+        [],
+        begins.tobytes(),
+        ends.tobytes(),
+    )
+    with tempfile.TemporaryFile() as file:
+        file.write(msgspec.msgpack.encode(script))
+        file.flush()
+        yield msgspec.structs.replace(setup, script_fd=file.fileno())
+
+
+class Pipes:
+    """Both pipes of a sending process, from its parent's side."""
+
+    def __init__(self) -> None:
+        self.commands, self._say = os.pipe()
+        self._hear, self.reports = os.pipe()
+        self._frames = Frames()
+        self.heard: Messages = []
+
+    def say(self, line: str) -> None:
+        os.write(self._say, line.encode() + b"\n")
+
+    def end(self) -> None:
+        os.close(self._say)
+        self._say = -1
+
+    def hear(self) -> Messages:
+        """All there is by now."""
+        os.set_blocking(self._hear, False)
+        while True:
+            try:
+                data = os.read(self._hear, 1 << 16)
+            except BlockingIOError:
+                break
+            if not data:
+                break
+            self.heard += self._frames.feed(data)
+        return self.heard
+
+    def of(self, kind: type) -> list[Ready | Progress | Done]:
+        return [message for message in self.hear() if isinstance(message, kind)]
+
+    def fill(self) -> int:
+        """Fill the pipe to us with messages; how many it took."""
+        fcntl.fcntl(self.reports, fcntl.F_SETPIPE_SZ, 4096)
+        os.set_blocking(self.reports, False)
+        n, data = 0, frame(Progress(*[-1] * 6, *[None] * 5))
+        try:
+            while True:
+                assert os.write(self.reports, data) == len(data)
+                n += 1
+        except BlockingIOError:
+            return n
+
+    def close(self) -> None:
+        for fd in (self.commands, self._say, self._hear, self.reports):
+            if fd >= 0:
+                os.close(fd)
+
+
+@contextmanager
+def pipes() -> Iterator[Pipes]:
+    both = Pipes()
+    try:
+        yield both
+    finally:
+        both.close()
+
+
+@scene
+async def test_from_ready_to_done() -> None:
+    async with upstream() as server:
+        url = server.url + server.on(ANSWER)
+        with (
+            bodies(url, 3, open=2) as (setup, begins, ends),
+            told_what(setup, begins, ends, [0, 0, 5]) as told,
+            pipes() as parent,
+        ):
+            working = asyncio.ensure_future(work(told, parent.commands, parent.reports))
+            await wait_until(lambda: parent.hear())
+            assert parent.heard == [Ready(2)]
+            assert not server.calls, "nothing is sent before the word"
+            start_ns = SystemClock.mono_ns() + 1_000_000
+            parent.say(f"go {start_ns}")
+            await working
+            (done,) = parent.of(Done)
+            assert isinstance(done, Done)
+            assert isinstance(parent.heard[-2], Progress)
+            last = parent.heard[-2]
+            assert (last.sent, last.ended, last.tokens) == (3, 3, 6)
+            tally = Tally()
+            tally.merge_bytes(done.tally)
+            assert (tally.planned, tally.summary.n, tally.summary.opened) == (3, 3, 3)
+            # Of fewer than are kept for it, progress tells the percentiles of all.
+            for name, told_ns in (("ttft", last.ttft_p99_ns), ("tbc", last.tbc_p50_ns)):
+                histogram = tally.summary.histogram(name)
+                assert told_ns is not None
+                assert histogram.min is not None
+                assert histogram.max is not None
+                assert histogram.min <= told_ns <= histogram.max
+            assert last.lateness_p99_ns is not None
+            assert last.lateness_p99_ns <= (tally.lateness.max or 0)
+            assert (done.stopped, done.began_ns, done.spill_error) == (None, start_ns, None)
+            assert done.cpu_ns > 0
+            assert done.rss_bytes > 1_000_000
+
+
+@scene
+async def test_a_parent_that_does_not_read_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "TELL_S", 0.002)
+    n, go = 50, asyncio.Event()
+
+    async def last_is_held(call: Call) -> str | None:
+        if b"row-%d" % (n - 1) in await call.body():
+            await go.wait()
+        await call.say(*streamed_answer(2))
+        return None
+
+    async with upstream() as server:
+        with (
+            bodies(server.url + server.on(last_is_held), n) as (setup, begins, ends),
+            told_what(setup, begins, ends, [4_000_000 * row for row in range(n)]) as told,
+            pipes() as parent,
+        ):
+            parent.say(f"go {SystemClock.mono_ns()}")
+            working = asyncio.ensure_future(work(told, parent.commands, parent.reports))
+            await wait_until(lambda: parent.of(Ready))
+            filled = parent.fill()
+            assert filled > 10
+            await wait_until(lambda: len(server.calls) == n)
+            await asyncio.sleep(0.02)  # and more of its own are lost meanwhile
+            mine = [message for message in parent.of(Progress) if message.sent == -1]  # type: ignore[union-attr]
+            assert len(mine) == filled, "all are whole"
+            reading = asyncio.get_running_loop().run_in_executor(None, _until_done, parent)
+            go.set()
+            await working
+            tally = Tally()
+            tally.merge_bytes((await reading).tally)
+            assert tally.summary.n == n
+
+
+@scene
+async def test_the_last_word_waits_for_whoever_reads() -> None:
+    """It is larger than a pipe holds; the parent reads it in a thread."""
+    async with upstream() as server:
+        url = server.url + server.on(ANSWER)
+        n = 600
+        with (
+            bodies(url, n) as (setup, begins, ends),
+            told_what(setup, begins, ends, [0] * n) as told,
+            pipes() as parent,
+        ):
+            fcntl.fcntl(parent.reports, fcntl.F_SETPIPE_SZ, 4096)
+            parent.say(f"go {SystemClock.mono_ns()}")
+            reading = asyncio.get_running_loop().run_in_executor(None, _until_done, parent)
+            await work(told, parent.commands, parent.reports)
+            done = await reading
+            tally = Tally()
+            tally.merge_bytes(done.tally)
+            assert len(tally.sent_ns) == n
+
+
+def _until_done(parent: Pipes) -> Done:
+    while True:
+        for message in parent.of(Done):
+            assert isinstance(message, Done)
+            return message
+
+
+@pytest.mark.parametrize("words", [["stop enough"], ["cut enough"], ["stop enough", "go 5"]])
+def test_called_off_before_the_start(words: list[str]) -> None:
+    @scene
+    async def play() -> None:
+        async with upstream() as server:
+            with (
+                bodies(server.url, 2) as (setup, begins, ends),
+                told_what(setup, begins, ends, [0, 0]) as told,
+                pipes() as parent,
+            ):
+                said = "".join(f"{word}\n" for word in words[:1]).encode()
+                for word in words[1:]:
+                    parent.say(word)
+                await work(told, parent.commands, parent.reports, said)
+                (done,) = parent.of(Done)
+                assert isinstance(done, Done)
+                assert done.stopped == "enough"
+                assert not server.calls
+
+    play()
+
+
+@scene
+async def test_the_end_of_its_parent_is_a_cut() -> None:
+    async with upstream() as server:
+
+        async def held(call: Call) -> None:
+            await call.body()
+            await call.left()
+
+        with (
+            bodies(server.url + server.on(held), 2) as (setup, begins, ends),
+            told_what(setup, begins, ends, [0, 3_600_000_000_000]) as told,
+            pipes() as parent,
+        ):
+            parent.say(f"go {SystemClock.mono_ns()}")
+            working = asyncio.ensure_future(work(told, parent.commands, parent.reports))
+            await wait_until(lambda: server.calls)
+            parent.end()
+            await working
+            (done,) = parent.of(Done)
+            assert isinstance(done, Done)
+            assert done.stopped == "its parent is gone"
+
+
+@scene
+async def test_a_disk_that_is_full_loses_records_and_no_counts() -> None:
+    async with upstream() as server:
+        with (
+            bodies(server.url + server.on(ANSWER), 5) as (setup, begins, ends),
+            told_what(setup, begins, ends, [0] * 5) as told,
+            pipes() as parent,
+        ):
+            parent.say(f"go {SystemClock.mono_ns()}")
+            full = os.open("/dev/full", os.O_WRONLY)
+            try:
+                await work(msgspec.structs.replace(told, spill_fd=full), parent.commands, parent.reports)
+            finally:
+                os.close(full)
+            (done,) = parent.of(Done)
+            assert isinstance(done, Done)
+            assert done.spill_error == "No space left on device"
+            tally = Tally()
+            tally.merge_bytes(done.tally)
+            assert tally.summary.n == 5
+
+
+@scene
+async def test_exchanges_are_put_aside_with_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "SPILL_BYTES", 10_000)
+    async with upstream() as server:
+        n = 20
+        with (
+            bodies(server.url + server.on(ANSWER), n) as (setup, begins, ends),
+            told_what(setup, begins, ends, [0] * n) as told,
+            tempfile.TemporaryFile() as spill,
+            pipes() as parent,
+        ):
+            parent.say(f"go {SystemClock.mono_ns()}")
+            await work(
+                msgspec.structs.replace(told, spill_fd=spill.fileno()), parent.commands, parent.reports
+            )
+            spill.seek(0)
+            rows = [pickle.load(spill)[0] for _ in range(n)]
+            assert sorted(rows) == list(range(n))
+            assert spill.read() == b""
+
+
+@pytest.mark.parametrize(
+    ("pieces", "line", "rest"),
+    [
+        ([b"{}\n"], b"{}", b""),
+        ([b"{", b"}\nstop x\n"], b"{}", b"stop x\n"),
+        ([b"{}\nst"], b"{}", b"st"),
+        ([b"{}"], b"", b""),
+        ([], b"", b""),
+    ],
+)
+def test_the_first_line_leaves_what_is_behind_it(pieces: list[bytes], line: bytes, rest: bytes) -> None:
+    reader, writer = os.pipe()
+    try:
+        for piece in pieces:
+            os.write(writer, piece)
+        os.close(writer)
+        assert worker._first_line(reader) == (line, rest)
+    finally:
+        os.close(reader)

@@ -1,0 +1,423 @@
+"""One schedule, sent once by any number of processes; and nobody hangs, whoever dies."""
+
+import asyncio
+import json
+import os
+import pickle
+import signal
+import sys
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from llmtap.clock import SystemClock
+from llmtap.errors import ConfigError, LlmtapError
+from llmtap.exchange import outcome
+from llmtap.exchange.exchange import Exchange
+from llmtap.load.error_limit import StopErrors
+from llmtap.load.http.sender import SenderOptions
+from llmtap.load.workers import worker_pool as crews
+from llmtap.load.workers.messages import Progress
+from llmtap.load.workers.worker_pool import Crew, Outcome
+from llmtap.workload.requests import Requests
+from tests.support.loading import bodies, sockets, streamed_answer
+from tests.support.peer import play, wait_until
+from tests.support.streams import streamed
+from tests.support.upstream import RESET, Call, Script, Upstream, answers, says, unanswered_port, upstream
+
+MS = 1_000_000
+ANSWER = says(*streamed_answer(2))
+HOUR_MS = 3_600_000
+
+
+def requests(
+    arrivals_ms: Sequence[float], after: Sequence[int] = (), tenants: Sequence[str] = ()
+) -> Requests:
+    return Requests(
+        array("q", [int(ms * MS) for ms in arrivals_ms]), after=array("q", after),
+        think_ns=array("q", [0] * len(after)), tenants=list(tenants),
+    )  # fmt: skip
+
+
+def rows_of(server: Upstream) -> list[int]:
+    said = [call.payload.data for call in server.calls if call.payload is not None]
+    return [int(body.partition(b"row-")[2].partition(b'"')[0]) for body in said]
+
+
+class Load:
+    """A crew against a scripted server, in one scene."""
+
+    def __init__(
+        self, script: Script, r: Requests, *, processes: int = 1, keep: bool = True, **more: Any
+    ) -> None:
+        self.script = script
+        self.r = r
+        self.processes = processes
+        self.keep = keep
+        self.more = more
+        self.told: list[Progress] = []
+        self.exchanges: list[tuple[int, Exchange]] = []
+
+    async def run(self, meanwhile: Any = None) -> Outcome:
+        async with upstream() as self.server:
+            url = self.server.url + self.server.on(self.script)
+            with (
+                bodies(url, len(self.r), **self.more) as (setup, begins, ends),
+                Crew(setup, self.r, begins, ends, processes=self.processes, keep=self.keep) as self.crew,
+            ):
+                running = asyncio.ensure_future(self.crew.run(self.told.append))
+                try:
+                    if meanwhile is not None:
+                        await meanwhile(self)
+                finally:
+                    out = await running
+                self.exchanges = list(self.crew.exchanges())
+        return out
+
+    def outcomes(self) -> Counter[str]:
+        return Counter(x.outcome.value for _, x in self.exchanges)
+
+
+async def held(call: Call) -> None:
+    await call.body()
+    await call.left()
+
+
+def plan(out: Outcome) -> dict[str, Any]:
+    return out.tally.plan_dict()
+
+
+# ---------------------------------------------------------------- one schedule
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_each_row_once_at_its_time(processes: int) -> None:
+    n = 60
+    arrivals = [3 * i for i in range(n)]
+    load = Load(
+        ANSWER,
+        requests(arrivals, tenants=["a", "b", "c"] * 20),
+        processes=processes,
+        tenant_header="X-Tenant",
+    )
+    out = play(load.run())
+    assert len(load.crew.pids) == len(out.done) == processes
+    assert sorted(rows_of(load.server)) == list(range(n))
+    assert sorted(row for row, _ in load.exchanges) == list(range(n))
+    assert load.outcomes() == {"complete": n}
+    for row, x in load.exchanges:
+        assert x.scheduled_ns == out.began_ns + arrivals[row] * MS, "one start for all"
+        assert x.dispatch_late_ns is not None
+        assert x.timeline.arrival_ns - x.scheduled_ns == x.dispatch_late_ns >= 0
+        assert x.tenant == "abc"[row % 3]
+    assert len({x.id for _, x in load.exchanges}) == n
+    assert sorted((call.head.get("x-tenant") or b"").decode() for call in load.server.calls) == sorted(
+        "abc" * 20
+    )
+    assert (out.stopped, out.lost, out.lost_rows) == (None, [], 0)
+    assert sorted(out.tally.sent_ns) == sorted(x.timeline.arrival_ns for _, x in load.exchanges)
+    assert plan(out) | {"lateness": None} == {
+        "planned": n, "sent": n, "skipped": 0, "dropped": 0, "unsent": 0, "retries": {"n": 0, "reasons": {}},
+        "lateness": None,
+    }  # fmt: skip
+    assert load.told[-1].ended == load.told[-1].sent == n
+    assert load.told[-1].left == 0
+
+
+def test_a_closed_loop_of_two_processes_and_conversations() -> None:
+    # Six conversations of three turns.
+    n = 18
+    after = [-1 if row < 6 else row - 6 for row in range(n)]
+    load = Load(ANSWER, requests([0] * n, after), processes=2, slots=4, open=4)
+    out = play(load.run())
+    assert sorted(rows_of(load.server)) == list(range(n))
+    ends = {row: x.timeline.response_end_ns or 0 for row, x in load.exchanges}
+    for row, x in load.exchanges:
+        if after[row] >= 0:
+            assert x.scheduled_ns == ends[after[row]]
+        else:
+            assert x.scheduled_ns is None
+    assert sum(done.connects for done in out.done) == load.server.connections == 4
+    assert sum(done.opened_before for done in out.done) == 4
+    assert sum(done.reuses for done in out.done) == n - 4, "the first on each is none"
+
+
+def test_no_more_processes_than_slots() -> None:
+    load = Load(ANSWER, requests([0] * 9), processes=3, slots=2)
+    out = play(load.run())
+    assert (len(out.done), plan(out)["sent"]) == (2, 9)
+
+
+def test_nothing_to_send() -> None:
+    load = Load(ANSWER, requests([]), processes=2)
+    out = play(load.run())
+    assert (out.stopped, out.done, plan(out)["planned"]) == (None, [], 0)
+
+
+def test_exchanges_are_kept_where_that_is_asked_for() -> None:
+    load = Load(ANSWER, requests([0, 0]), keep=False)
+    out = play(load.run())
+    assert load.exchanges == []
+    assert out.tally.summary.n == 2
+
+
+def test_retries_are_counted_over_all() -> None:
+    load = Load(
+        answers(b"{}", status=b"503 No", fields=b"Retry-After: 0\r\n"), requests([0] * 4), processes=2,
+        sender=SenderOptions(retries=2),
+    )  # fmt: skip
+    out = play(load.run())
+    assert len(load.server.calls) == 12
+    assert plan(out)["retries"] == {"n": 8, "reasons": {"503": 8}}
+    assert plan(out)["sent"] == 4
+    assert load.told[-1].retries == 8
+
+
+def test_a_full_house_is_shared_out() -> None:
+    async def meanwhile(load: Load) -> None:
+        await wait_until(lambda: any(p.skipped == 6 for p in load.told))
+        load.crew.stop()
+        load.crew.stop()
+
+    load = Load(held, requests([*range(10)]), processes=2, limit_in_flight=4)
+    out = play(load.run(meanwhile))
+    assert plan(out) | {"lateness": 0} == {
+        "planned": 10, "sent": 4, "skipped": 6, "dropped": 0, "unsent": 0, "retries": {"n": 0, "reasons": {}},
+        "lateness": 0,
+    }  # fmt: skip
+    assert load.outcomes() == {"client_cancelled": 4}
+
+
+# ---------------------------------------------------------------- stopped
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_stopped_once_it_drains_and_twice_it_cuts(cut: bool) -> None:
+    go = asyncio.Event()
+
+    async def script(call: Call) -> str | None:
+        await call.body()
+        await go.wait()
+        await call.say(*streamed_answer(2))
+        return None
+
+    async def meanwhile(load: Load) -> None:
+        await wait_until(lambda: len(load.server.calls) == 4)
+        load.crew.stop()
+        if cut:
+            load.crew.stop()
+        else:
+            go.set()
+
+    load = Load(script, requests([0, 0, 0, 0, HOUR_MS, HOUR_MS]), processes=2)
+    out = play(load.run(meanwhile))
+    assert load.outcomes() == {"client_cancelled" if cut else "complete": 4}
+    assert out.stopped == crews.STOPPED
+    assert (plan(out)["sent"], plan(out)["unsent"]) == (4, 2)
+
+
+def test_stopped_before_anything_was_ready() -> None:
+    async def meanwhile(load: Load) -> None:
+        await wait_until(lambda: load.crew.pids)
+        load.crew.stop()
+
+    load = Load(ANSWER, requests([0, 0, 0]), processes=3)
+    out = play(load.run(meanwhile))
+    assert (out.stopped, out.lost, len(out.done)) == (crews.STOPPED, [], 3)
+    assert (plan(out)["sent"], plan(out)["unsent"]) == (0, 3)
+    assert not load.server.calls
+
+
+def test_the_time_is_up() -> None:
+    load = Load(ANSWER, requests([0, 1, HOUR_MS, HOUR_MS]), processes=2, duration_ns=500 * MS)
+    out = play(load.run())
+    assert (out.stopped, plan(out)["sent"], plan(out)["unsent"]) == ("the time was up", 2, 2)
+
+
+def test_one_that_gives_up_stops_all() -> None:
+    """Rows 0 and 2 are one process's, and fail; the other would go on for an hour."""
+
+    async def script(call: Call) -> str | None:
+        await call.body()
+        await call.say(b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n")
+        return None
+
+    r = requests([0, HOUR_MS, 0, HOUR_MS, HOUR_MS, HOUR_MS])
+    load = Load(script, r, processes=2, stop_errors=StopErrors(0.5, 2))
+    out = play(load.run())
+    assert out.stopped == "2 of the latest 2 answers failed"
+    assert (plan(out)["sent"], plan(out)["unsent"]) == (2, 4)
+
+
+# ---------------------------------------------------------------- lost
+
+
+def test_a_process_that_is_killed_is_lost_and_nobody_waits_for_it() -> None:
+    async def meanwhile(load: Load) -> None:
+        # Rows 0, 2, 4 are of the one that will be killed.
+        await wait_until(lambda: len(load.server.calls) == 4)
+        os.kill(load.crew.pids[0], signal.SIGKILL)
+        await wait_until(lambda: load.server.open == 2)
+        load.crew.stop()
+        load.crew.stop()
+
+    load = Load(held, requests([0, 0, 0, 0, HOUR_MS, HOUR_MS]), processes=2)
+    out = play(load.run(meanwhile))
+    assert (out.lost, out.lost_rows, len(out.done)) == ([-signal.SIGKILL], 3, 1)
+    assert load.outcomes() == {"client_cancelled": 2}
+    assert (plan(out)["planned"], plan(out)["sent"]) == (6, 2)
+
+
+def test_what_a_lost_process_had_put_aside_is_there() -> None:
+    """Much more than it keeps back for one write."""
+
+    async def meanwhile(load: Load) -> None:
+        await wait_until(lambda: len(load.server.calls) == 40)
+        await wait_until(lambda: any(p.ended == 40 for p in load.told))
+        os.kill(load.crew.pids[0], signal.SIGKILL)
+
+    big = streamed_answer(1_500)
+    load = Load(says(big[0] + b"".join(big[1:])), requests([*range(40), HOUR_MS]))
+    out = play(load.run(meanwhile))
+    assert (out.lost, out.lost_rows) == ([-signal.SIGKILL], 41)
+    rows = [row for row, _ in load.exchanges]
+    assert 0 < len(rows) <= 40
+    assert len(set(rows)) == len(rows)
+
+
+@pytest.mark.parametrize("torn", range(1, 60, 7))
+def test_a_torn_record_ends_what_a_lost_process_had_put_aside(torn: int) -> None:
+    x = streamed(100, 120)
+    whole = b"".join(pickle.dumps((row, x), pickle.HIGHEST_PROTOCOL) for row in (3, 1))
+    with (
+        bodies("http://127.0.0.1:1", 1) as (setup, begins, ends),
+        Crew(setup, requests([0]), begins, ends, keep=True) as crew,
+    ):
+        crew._spills[0].write(whole + whole[:torn])
+        assert [row for row, _ in crew.exchanges()] == [3, 1]
+
+
+def test_a_process_that_dies_before_it_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(LlmtapError, match="ended at once, with status 1"):
+        play(Load(ANSWER, requests([0, 0]), processes=2).run())
+
+
+def test_whoever_waits_is_cancelled_and_nobody_is_left() -> None:
+    async def work() -> list[int]:
+        async with upstream() as server:
+            with (
+                bodies(server.url + server.on(held), 2) as (setup, begins, ends),
+                Crew(setup, requests([0, HOUR_MS]), begins, ends, processes=2) as crew,
+            ):
+                running = asyncio.ensure_future(crew.run())
+                await wait_until(lambda: server.calls)
+                running.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await running
+                return crew.pids
+
+    for pid in play(work()):
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+PARENT = """
+import asyncio, json, sys
+from array import array
+from llmtap.load.workers.worker_pool import Crew
+from llmtap.load.workers.messages import Setup
+from llmtap.load.http.sender import SenderOptions
+from llmtap.workload.requests import Requests
+import tempfile
+
+async def main():
+    with tempfile.TemporaryFile() as file:
+        file.write(b"{}")
+        file.flush()
+        setup = Setup(sender=SenderOptions(), url=sys.argv[1], endpoint="completions", headers=[],
+                      script_fd=0, bodies_fd=file.fileno(), spill_fd=None, open=int(sys.argv[2]))
+        plan = Requests(array("q", [0, 0, 3_600_000_000_000]))
+        with Crew(setup, plan, array("q", [0] * 3), array("q", [2] * 3), processes=2) as crew:
+            running = asyncio.ensure_future(crew.run())
+            while len(crew.pids) < 2:
+                await asyncio.sleep(0.01)
+            print(json.dumps(crew.pids), flush=True)
+            await running
+
+asyncio.run(main())
+"""
+
+
+FILLERS = 8
+"""Of `unanswered_port`."""
+
+
+def alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("when", ["sending", "connecting"])
+def test_a_parent_that_dies_takes_its_processes_along(when: str) -> None:
+    async def work() -> None:
+        async with upstream() as server, unanswered_port() as port:
+            url, connections = server.url + server.on(held), "0"
+            if when == "connecting":
+                url, connections = f"http://127.0.0.1:{port}", "4"
+            parent = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", PARENT, url, connections, stdout=asyncio.subprocess.PIPE
+            )
+            assert parent.stdout is not None
+            pids = json.loads(await parent.stdout.readline())
+            if when == "sending":
+                await wait_until(lambda: len(server.calls) == 2)
+            else:
+                await wait_until(lambda: sockets(port) >= FILLERS + 4)
+            parent.kill()
+            await parent.wait()
+            await wait_until(lambda: not any(map(alive, pids)))
+
+    play(work())
+
+
+# ---------------------------------------------------------------- mistakes of whoever calls
+
+
+@pytest.mark.parametrize(
+    ("more", "place"),
+    [
+        ({"url": "gw.test"}, "--target"),
+        ({"headers": [("Host", "x")]}, "--header"),
+        ({"url": "https://gw.test", "ca": "/no/such/file.pem"}, "--ca"),
+        ({"slo": "no"}, "objectives"),
+        ({"limit_in_flight": 0}, "--limit-in-flight"),
+        ({"limit_in_flight": 5, "slots": 2}, "--limit-in-flight"),
+    ],
+)
+def test_settings_that_no_process_could_use(more: dict[str, Any], place: str) -> None:
+    async def work() -> None:
+        with (
+            bodies("http://127.0.0.1:1", 1) as (setup, begins, ends),
+            Crew(msgspec.structs.replace(setup, **more), requests([0]), begins, ends) as crew,
+        ):
+            await crew.run()
+
+    with pytest.raises(ConfigError) as refused:
+        play(work())
+    assert refused.value.place == place
+
+
+def test_a_server_that_resets_everything_is_measured_all_the_same() -> None:
+    load = Load(says(then=RESET), requests([0, 1, 2]))
+    out = play(load.run())
+    assert load.outcomes() == {outcome.Outcome.UPSTREAM_RESET.value: 3}
+    assert out.tally.summary.n == 3
+    assert SystemClock.mono_ns() > out.ended_ns >= out.began_ns

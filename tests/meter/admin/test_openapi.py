@@ -1,0 +1,205 @@
+"""Document and application agree: every route is in it, and every answer is as it says, name by name."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+from jsonschema import Draft202012Validator
+
+from llmtap.channel.frames import Hello
+from llmtap.clock import ManualClock
+from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.outcome import Outcome
+from llmtap.exchange.saved import explain, read_saved
+from llmtap.meter.admin.openapi import ROUTES, document
+from llmtap.meter.admin.server import admin_app
+from llmtap.meter.options import MeterOptions, SloOptions
+from llmtap.meter.pipeline.recent_exchanges import FILTERS
+from llmtap.meter.pipeline.tally import Tally
+from tests.support.corpus import CORPUS, NAMES, Recorded
+from tests.support.relay_status import relay_status
+from tests.support.streams import streamed
+
+S = 1_000_000_000
+Client = TestClient[Any, Any]
+
+
+def play(scene: Callable[[Tally, Client], Awaitable[None]], token: str | None = None) -> None:
+    slo = SloOptions(objectives="ttft:200ms tpot:50ms", target=0.95, tenants=("t1",))
+    tally = Tally(MeterOptions(), ManualClock(now_ns=S), slos={"gold": slo})
+
+    async def run() -> None:
+        async with TestClient(TestServer(admin_app(tally, token))) as client:
+            await scene(tally, client)
+
+    asyncio.run(run())
+
+
+def strict(schema: Any) -> Any:
+    """The schema with a door at every object: a name that it does not know is an error."""
+    if isinstance(schema, list):
+        return [strict(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    out = {key: strict(value) for key, value in schema.items()}
+    if "properties" in schema:
+        out.setdefault("additionalProperties", False)
+    return out
+
+
+def complaints(value: Any, schema: dict[str, Any]) -> list[str]:
+    whole = strict({**schema, "components": document()["components"]})
+    found = Draft202012Validator(whole).iter_errors(value)
+    return sorted(f"{'.'.join(map(str, e.absolute_path))}: {e.message[:300]}" for e in found)
+
+
+def fits(value: Any, name: str) -> None:
+    assert complaints(value, {"$ref": f"#/components/schemas/{name}"}) == []
+
+
+def fill(tally: Tally) -> None:
+    """A relay, streams that ended in several ways, and one that never reached an upstream."""
+    about = {"pid": 1, "clock": "mono", "anchor_mono_ns": 0, "anchor_wall_ns": 0}
+    tally.relays.join(Hello(relay="r0", implementation="python", implementation_reason="x", **about))
+    tally.relays.join(Hello(relay="r1", **about))
+    tally.status("r0", relay_status())
+    for seq, outcome in enumerate(Outcome, 1):
+        tally.opened()
+        tally.ended(streamed(100, 140, 180, seq=seq, outcome=outcome, tenant=f"t{seq % 2}", tokens=seq % 3))
+    tally.opened()
+    bare = streamed(100)
+    tally.ended(
+        Exchange(relay="r", seq=99, arrival_wall_ns=0, timeline=bare.timeline, outcome=Outcome.REJECTED)
+    )
+
+
+def test_the_document_is_openapi_with_valid_schemas_and_references() -> None:
+    told = document(token=True)
+    assert told["openapi"] == "3.1.0"
+    schemas = told["components"]["schemas"]
+    for schema in schemas.values():
+        Draft202012Validator.check_schema(schema)
+    references = set(references_in(told))
+    assert references == {f"#/components/schemas/{name}" for name in schemas} - {
+        # Told in words, because an event stream has no schema.
+        "#/components/schemas/LiveSummary",
+        "#/components/schemas/Missed",
+    }
+    names = [operation["operationId"] for path in told["paths"].values() for operation in path.values()]
+    assert len(names) == len(set(names)) == len(ROUTES)
+    json.dumps(told)
+
+
+def references_in(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        own = [value["$ref"]] if isinstance(value.get("$ref"), str) else []
+        return own + [found for item in value.values() for found in references_in(item)]
+    return [found for item in value for found in references_in(item)] if isinstance(value, list) else []
+
+
+def test_every_route_is_in_the_document_and_nothing_else() -> None:
+    async def scene(tally: Tally, client: Client) -> None:
+        assert client.app is not None
+        served = {
+            (route.method.lower(), route.resource.canonical)
+            for route in client.app.router.routes()
+            if route.resource is not None and route.method != "HEAD"
+        }
+        assert served == {(route.method, route.path) for route in ROUTES}
+        async with client.get("/api/v1/openapi.json") as answer:
+            assert await answer.json() == json.loads(json.dumps(document()))
+
+    play(scene)
+
+
+@pytest.mark.parametrize("name", ["exchanges", "live"])
+def test_every_filter_is_in_the_document(name: str) -> None:
+    (route,) = [route for route in ROUTES if route.name == name]
+    own = {"limit", "events", "next", "cursor", "summary", "exchanges", "certain"}
+    assert {parameter.name for parameter in route.query} - own == set(FILTERS)
+
+
+def test_real_answers_are_as_the_document_says() -> None:
+    async def scene(tally: Tally, client: Client) -> None:
+        for filled in (False, True):
+            if filled:
+                fill(tally)
+            told = await answer_of(client, "/api/v1/exchanges?events=1")
+            assert len(told["exchanges"]) == filled * (len(Outcome) + 1)
+            fits(told, "Exchanges")
+            fits(await answer_of(client, "/api/v1/exchanges?limit=2"), "Exchanges")
+            fits(await answer_of(client, "/api/v1/summary"), "Summary")
+            fits(await answer_of(client, "/api/v1/summary?window=all&by=series,class&certain=1"), "Summary")
+            fits(await answer_of(client, "/api/v1/summary?by=none"), "Summary")
+            fits(await answer_of(client, "/api/v1/experiment"), "Experiment")
+            fits(await answer_of(client, "/api/v1/exchanges?limit=0", 400), "Error")
+            fits(await answer_of(client, "/api/v1/summary?window=x", 400), "Error")
+            fits(await answer_of(client, "/nowhere", 404), "Error")
+
+    play(scene)
+
+
+def test_a_token_is_asked_for_where_the_document_says_so() -> None:
+    told = document(token=True)
+
+    async def scene(tally: Tally, client: Client) -> None:
+        for route in ROUTES:
+            operation = told["paths"][route.path][route.method]
+            path = route.path.replace("{name}", "app.js")
+            async with client.request(route.method, path) as answer:
+                assert (answer.status == 401) == ("security" in operation)
+                if answer.status == 401:
+                    fits(await answer.json(), "Error")
+
+    play(scene, token="s3cret")
+
+
+async def answer_of(client: Client, path: str, status: int = 200) -> Any:
+    async with client.get(path) as answer:
+        assert answer.status == status
+        return await answer.json()
+
+
+def test_live_events_are_as_the_document_says() -> None:
+    async def scene(tally: Tally, client: Client) -> None:
+        fill(tally)
+        async with client.get("/api/v1/live?events=1") as answer:
+            tally.ended(streamed(100, 140))
+            seen = set()
+            while seen != {"summary", "exchange"}:
+                name = (await answer.content.readuntil(b"\n")).decode().strip()
+                if name.startswith("event: "):
+                    data = json.loads((await answer.content.readline()).removeprefix(b"data: "))
+                    fits(data, {"summary": "LiveSummary", "exchange": "Exchange"}[name[7:]])
+                    seen.add(name[7:])
+
+    play(scene)
+
+
+@pytest.mark.skipif(not NAMES, reason=f"the corpus is not beside the checkout: {CORPUS}")
+def test_exchanges_of_every_dialect_are_as_the_document_says() -> None:
+    async def scene(tally: Tally, client: Client) -> None:
+        for name in NAMES:
+            recorded = Recorded(name)
+            tally.opened()
+            tally.ended(explain(read_saved(recorded.wire, path=recorded.doc["request"]["path"])).exchange)
+        told = await answer_of(client, "/api/v1/exchanges?events=1&limit=1000")
+        wrong = [
+            (name, complaint)
+            for name, x in zip(reversed(NAMES), told["exchanges"], strict=True)
+            for complaint in complaints(x, {"$ref": "#/components/schemas/Exchange"})
+        ]
+        assert wrong == []
+        fits(await answer_of(client, "/api/v1/summary"), "Summary")
+
+    play(scene)
+
+
+def test_a_name_that_is_not_documented_is_noticed() -> None:
+    page = {"exchanges": [], "next": None}
+    fits(page, "Exchanges")
+    assert complaints({**page, "more": 1}, {"$ref": "#/components/schemas/Exchanges"})
+    assert complaints({"exchanges": []}, {"$ref": "#/components/schemas/Exchanges"})

@@ -1,0 +1,185 @@
+"""The page and its parts as they are served: by whole names, with a policy, and nothing from elsewhere."""
+
+import asyncio
+import gzip
+import re
+from collections.abc import Awaitable, Callable
+from importlib.resources import files
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+
+from llmtap.clock import ManualClock
+from llmtap.meter.admin.page import ASSETS, PATHS, add_dashboard
+from llmtap.meter.admin.server import admin_app
+from llmtap.meter.options import MeterOptions
+from llmtap.meter.pipeline.tally import Tally
+from tests.support.pages import contrast
+from tests.support.raw_client import RawClient, request
+
+Client = TestClient[Any, Any]
+STATIC = files("llmtap.meter.admin") / "static"
+OWN = sorted(part.name for part in STATIC.iterdir())
+TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+
+
+def play(
+    scene: Callable[[Client], Awaitable[None]], *, token: str | None = None, alone: bool = False
+) -> None:
+    async def run() -> None:
+        if alone:
+            app = web.Application()
+            add_dashboard(app)
+        else:
+            app = admin_app(Tally(MeterOptions(), ManualClock(now_ns=1)), token)
+        async with TestClient(TestServer(app)) as client:
+            await scene(client)
+
+    asyncio.run(run())
+
+
+def test_every_file_is_served_as_what_it_is() -> None:
+    async def scene(client: Client) -> None:
+        for name in OWN:
+            path = "/" if name == "index.html" else f"/assets/{name}"
+            async with client.get(path) as answer:
+                assert (answer.status, answer.content_type) == (200, TYPES[name.rpartition(".")[2]]), name
+                assert await answer.read() == (STATIC / name).read_bytes()
+                policy = answer.headers["Content-Security-Policy"]
+                assert "default-src 'self'" in policy
+                assert "frame-ancestors 'none'" in policy
+                assert "unsafe" not in policy
+                assert answer.headers["X-Content-Type-Options"] == "nosniff"
+                assert answer.headers["Referrer-Policy"] == "no-referrer"
+        assert set(OWN) - {"index.html"} == set(ASSETS) - {"plotly.js"}
+
+    play(scene, alone=True)
+
+
+def test_plotly_comes_from_its_package_compressed() -> None:
+    async def scene(client: Client) -> None:
+        async with client.get(
+            "/assets/plotly.js", headers={"Accept-Encoding": "gzip"}, auto_decompress=False
+        ) as answer:
+            assert (answer.status, answer.content_type) == (200, "text/javascript")
+            body = await answer.read()
+        assert len(body) < 2_000_000
+        script = gzip.decompress(body)
+        assert b"plotly.js v" in script[:200]
+        async with client.get("/assets/plotly.js", headers={"Accept-Encoding": "identity"}) as answer:
+            assert "Content-Encoding" not in answer.headers
+            assert await answer.read() == script
+
+    play(scene, alone=True)
+
+
+@pytest.mark.parametrize("path", ["/", "/assets/app.js", "/assets/plotly.js"])
+def test_what_a_browser_has_already_is_not_sent_again(path: str) -> None:
+    async def scene(client: Client) -> None:
+        async with client.get(path) as answer:
+            etag = answer.headers["ETag"]
+            assert answer.headers["Cache-Control"] == "no-cache"
+        for known in (etag, f'"other", {etag}', "*"):
+            async with client.get(path, headers={"If-None-Match": known}) as answer:
+                assert (answer.status, await answer.read()) == (304, b"")
+                assert answer.headers["ETag"] == etag
+                assert "Content-Security-Policy" in answer.headers
+        async with client.get(path, headers={"If-None-Match": '"other"'}) as answer:
+            assert answer.status == 200
+        async with client.head(path) as answer:
+            assert (answer.status, await answer.read()) == (200, b"")
+
+    play(scene, alone=True)
+
+
+def test_page_and_parts_need_no_token_and_all_else_does() -> None:
+    async def scene(client: Client) -> None:
+        for path in sorted(PATHS):
+            async with client.get(path) as answer:
+                assert answer.status == 200, path
+        for path in (
+            "/api/v1/summary", "/api/v1/streams", "/api/v1/live", "/metrics", "/assets/", "/assets",
+            "/assets/other.js", "/index.html", "/assets/index.html",
+        ):  # fmt: skip
+            async with client.get(path, allow_redirects=False) as answer:
+                assert answer.status == 401, path
+
+    play(scene, token="s3cret")
+
+
+@pytest.mark.parametrize("path", [
+    "/assets/../api/v1/summary", "/assets/..%2fapi/v1/summary", "/assets/%2e%2e/api/v1/summary",
+    "/assets/..%2f..%2fpage.py", "/assets/%2e%2e/%2e%2e/page.py", "/assets//etc/passwd",
+    "/assets/%2fetc%2fpasswd",
+    "/assets/app.js/../../../api/v1/summary", "/assets/app.js%00", "/assets/app.js/", "/assets/./app.js/x",
+    "/api/v1/summary?/assets/app.js", "/api/v1/summary#/assets/app.js", "/api/v1/summary;/assets/app.js",
+    "/assets\\..\\api\\v1\\summary",
+])  # fmt: skip
+def test_no_spelling_of_a_path_comes_past_the_token(path: str) -> None:
+    async def scene(client: Client) -> None:
+        port = client.port
+        assert port is not None
+        raw = await RawClient.connect(port)
+        answer = await raw.ask(request("GET", path, "Connection: close", host="localhost"))
+        raw.close()
+        # Never anything of the API or of the file system; at most a part of the page, by a longer name.
+        assert answer.status in (400, 401, 404), answer.status
+        assert b'"metrics"' not in answer.data
+        assert b"import" not in answer.data
+
+    play(scene, token="s3cret")
+
+
+def test_nothing_comes_from_elsewhere() -> None:
+    allowed = {
+        "http://www.w3.org/2000/svg",
+        "http://127.0.0.1:8000",
+    }
+    for name in OWN:
+        text = (STATIC / name).read_text(encoding="utf-8")
+        found = set(re.findall(r"\b(?:https?|wss?)://[^\s'\"<>)`]*", text))
+        assert found <= allowed, name
+        assert not re.search(r"""(?:src|href)=["']//""", text), name
+
+
+def test_what_traffic_says_never_becomes_markup() -> None:
+    for name in OWN:
+        text = (STATIC / name).read_text(encoding="utf-8")
+        for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function",
+                    "createContextualFragment", "DOMParser", "srcdoc"):  # fmt: skip
+            assert way not in text, f"{name} has {way}"
+    index = (STATIC / "index.html").read_text(encoding="utf-8")
+    assert not re.search(r"\son\w+=|\sstyle=|<style", index)
+    assert all(script == "" for script in re.findall(r"<script[^>]*>(.*?)</script>", index, re.S))
+
+
+def test_files_are_small_and_what_they_import_is_there() -> None:
+    for name in OWN:
+        text = (STATIC / name).read_text(encoding="utf-8")
+        assert len(text.splitlines()) < 400, name
+        for wanted in re.findall(r"from \"\./([^\"]+)\"", text):
+            assert wanted in OWN, f"{name} imports {wanted}"
+    index = (STATIC / "index.html").read_text(encoding="utf-8")
+    for wanted in re.findall(r"(?:src|href)=\"assets/([^\"]+)\"", index):
+        assert wanted in ASSETS, wanted
+
+
+def test_colours_can_be_read_on_their_grounds() -> None:
+    css = (STATIC / "base.css").read_text(encoding="utf-8")
+    blocks = [
+        dict(re.findall(r"--([\w-]+): (#\w{6});", block))
+        for block in re.findall(r"\{([^{}]*--ground:[^{}]*)\}", css)
+    ]
+    assert len(blocks) == 3
+    assert blocks[1] == blocks[2], "dark by choice is dark by system"
+    for colours in blocks[:2]:
+        for ground in ("ground", "raised"):
+            for ink in ("ink", "soft", "link", "bad", "good", "warn"):
+                assert contrast(colours[ink], colours[ground]) >= 4.5, (ink, ground)
+            for ink in ("c0", "c1", "c2", "c6", "lane-chunk", "lane-first"):
+                assert contrast(colours[ink], colours[ground]) >= 3, (ink, ground)
+        assert contrast(colours["bad"], colours["bad-ground"]) >= 4.5
+        assert contrast(colours["ink"], colours["good-ground"]) >= 4.5
+        assert contrast(colours["ground"], colours["link"]) >= 4.5, "text of the chosen tab"

@@ -1,0 +1,211 @@
+import asyncio
+import gzip
+import json
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+from prometheus_client.parser import text_string_to_metric_families
+
+from llmtap import __version__, native
+from llmtap.channel.frames import Hello
+from llmtap.clock import ManualClock
+from llmtap.exchange.outcome import Outcome
+from llmtap.export.prometheus.exposition import Frozen
+from llmtap.export.prometheus.self_metrics import MeterState
+from llmtap.meter.admin.server import admin_app
+from llmtap.meter.options import MeterOptions
+from llmtap.meter.pipeline.tally import Tally
+from tests.support.relay_status import relay_status
+from tests.support.streams import streamed
+
+S = 1_000_000_000
+Client = TestClient[Any, Any]
+
+
+def play(scene: Callable[[Tally, Client], Awaitable[None]], token: str | None = None) -> None:
+    tally = Tally(MeterOptions(), ManualClock(now_ns=S))
+
+    async def run() -> None:
+        async with TestClient(TestServer(admin_app(tally, token))) as client:
+            await scene(tally, client)
+
+    asyncio.run(run())
+
+
+async def get(client: Client, path: str, **about: Any) -> tuple[int, Any]:
+    async with client.get(path, **about) as answer:
+        assert answer.content_type == "application/json"
+        return answer.status, json.loads(await answer.read())
+
+
+def test_health_is_the_process_and_readiness_is_a_relay_that_speaks() -> None:
+    async def scene(tally: Tally, client: Client) -> None:
+        assert (await client.get("/healthz")).status == 200
+        assert (await client.get("/readyz")).status == 503
+        tally.relays.join(Hello(relay="r0", pid=1, clock="mono", anchor_mono_ns=0, anchor_wall_ns=0))
+        tally.status("r0", relay_status())
+        assert (await client.get("/readyz")).status == 200
+        tally.clock.advance(60 * S)  # type: ignore[attr-defined]
+        assert (await client.get("/readyz")).status == 503
+        assert (await client.get("/healthz")).status == 200
+
+    play(scene)
+
+
+def test_metrics_come_as_text_openmetrics_and_zipped() -> None:
+    async def scene(tally: Tally, client: Client) -> None:
+        tally.ended(streamed(100, 140))
+        async with client.get("/metrics", headers={"Accept-Encoding": "identity"}) as answer:
+            assert answer.headers["Content-Type"].startswith("text/plain; version=")
+            plain = await answer.read()
+        names = {family.name for family in text_string_to_metric_families(plain.decode())}
+        assert "llmtap_time_to_first_token_seconds" in names
+        accept = {"Accept": "application/openmetrics-text; version=1.0.0", "Accept-Encoding": "identity"}
+        async with client.get("/metrics", headers=accept) as answer:
+            assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
+            assert (await answer.read()).endswith(b"# EOF\n")
+        async with client.get(
+            "/metrics", headers={"Accept-Encoding": "gzip"}, auto_decompress=False
+        ) as answer:
+            assert answer.headers["Content-Encoding"] == "gzip"
+            assert b"llmtap_time_to_first_token_seconds" in gzip.decompress(await answer.read())
+
+    play(scene)
+
+
+def test_the_summary_is_of_the_window_or_of_everything() -> None:
+    async def scene(tally: Tally, client: Client) -> None:
+        tally.ended(streamed(100, 140))
+        tally.clock.advance(120 * S)  # type: ignore[attr-defined]
+        tally.ended(streamed(100, 140))
+        for query, n, name in (("", 1, "1m"), ("?window=1m", 1, "1m"), ("?window=all", 2, "all")):
+            status, out = await get(client, "/api/v1/summary" + query)
+            assert (status, out["n"], out["window"]["name"]) == (200, n, name)
+        assert out["metrics"]["ttft"]["mean"] == 0.1
+        assert out["by"]["tenant"]["default"]["n"] == 2
+        assert (out["goodput"], out["relays"]) == (None, {})
+        assert out["meter"] == {
+            "version": __version__, "implementation": native.NAME,
+            "implementation_reason": native.REASON or None,
+        }  # fmt: skip
+
+    play(scene)
+
+
+def test_every_window_can_be_asked_for_by_name_or_length_and_split_as_wanted() -> None:
+    async def scene(tally: Tally, client: Client) -> None:
+        tally.ended(streamed(100, 140))
+        tally.clock.advance(30 * S)  # type: ignore[attr-defined]
+        tally.ended(streamed(100, 140, tenant="b"))
+        for asked, name, n in (("10s", "10s", 1), ("60s", "1m", 2), ("300s", "5m", 2), ("1h", "1h", 2)):
+            _, out = await get(client, f"/api/v1/summary?window={asked}")
+            assert (out["window"]["name"], out["n"]) == (name, n)
+            assert out["by"].keys() == {"tenant", "model", "arm", "class"}
+        _, out = await get(client, "/api/v1/summary?by=none")
+        assert out["by"] == {}
+        _, out = await get(client, "/api/v1/summary?by=series,tenant")
+        assert [(part["tenant"], part["n"]) for part in out["by"]["series"]] == [("b", 1), ("default", 1)]
+        assert out["by"]["tenant"].keys() == {"b", "default"}
+
+    play(scene)
+
+
+def test_exchanges_are_filtered_paged_and_with_events_on_request() -> None:
+    async def scene(tally: Tally, client: Client) -> None:
+        for seq in range(1, 6):
+            tally.ended(
+                streamed(100, 140, seq=seq, outcome=Outcome.TRUNCATED if seq == 2 else Outcome.COMPLETE)
+            )
+        _, out = await get(client, "/api/v1/exchanges?limit=2")
+        assert [x["seq"] for x in out["exchanges"]] == [5, 4]
+        _, out = await get(client, f"/api/v1/exchanges?limit=2&next={out['next']}&events=1")
+        assert [(x["seq"], len(x["events"])) for x in out["exchanges"]] == [(3, 2), (2, 2)]
+        _, out = await get(client, "/api/v1/exchanges?outcome=truncated")
+        assert ([x["seq"] for x in out["exchanges"]], out["next"]) == ([2], None)
+        _, out = await get(client, "/api/v1/exchanges?outcome=truncated&seq=3")
+        assert out == {"exchanges": [], "next": None}
+
+    play(scene)
+
+
+def test_an_answer_with_events_is_bounded_and_continued() -> None:
+    async def scene(tally: Tally, client: Client) -> None:
+        for seq in range(1, 13):
+            tally.ended(streamed(*range(1, 10_001), seq=seq))
+        events: dict[int, list[Any]] = {}
+        cursor, answers = "", 0
+        while cursor is not None:
+            async with client.get(
+                f"/api/v1/exchanges?limit=1000&events=1{cursor and '&next='}{cursor}"
+            ) as answer:
+                body = await answer.read()
+            assert len(body) < 5 << 20
+            out = json.loads(body)
+            for x in out["exchanges"]:
+                events.setdefault(x["seq"], []).extend(x["events"])
+            cursor, answers = out["next"], answers + 1
+        assert answers == 2
+        assert {seq: len(found) for seq, found in events.items()} == dict.fromkeys(range(12, 0, -1), 10_000)
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [("/api/v1/exchanges?limit=0", "limit"), ("/api/v1/exchanges?colour=red", "colour"),
+     ("/api/v1/exchanges?status=1&status=2", "status"), ("/api/v1/exchanges?outcome=fine", "outcome"),
+     ("/api/v1/summary?window=2m", "window"), ("/api/v1/summary?since=1", "since"),
+     ("/api/v1/summary?by=tenant,colour", "by"), ("/api/v1/summary?certain=perhaps", "certain"),
+     ("/api/v1/exchanges?certain=2", "certain")],
+)  # fmt: skip
+def test_a_query_that_cannot_be_is_told_its_field(path: str, field: str) -> None:
+    async def scene(tally: Tally, client: Client) -> None:
+        status, out = await get(client, path)
+        assert (status, out["error"]["field"]) == (400, field)
+
+    play(scene)
+
+
+def test_a_wrong_path_or_method_is_json_too() -> None:
+    async def scene(tally: Tally, client: Client) -> None:
+        assert (await get(client, "/api/v2/summary"))[0] == 404
+        async with client.post("/api/v1/summary") as answer:
+            assert (answer.status, answer.headers["Allow"]) == (405, "GET,HEAD")
+
+    play(scene)
+
+
+def test_with_a_token_everything_but_the_probes_asks_for_it() -> None:
+    async def scene(tally: Tally, client: Client) -> None:
+        assert (await client.get("/healthz")).status == 200
+        assert (await client.get("/readyz")).status == 503
+        for path in ("/metrics", "/api/v1/summary", "/api/v1/exchanges", "/nowhere"):
+            for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic s3cret"}):
+                async with client.get(path, headers=headers) as answer:
+                    assert (answer.status, answer.headers["WWW-Authenticate"]) == (401, "Bearer")
+        async with client.get("/metrics", headers={"Authorization": "Bearer s3cret"}) as answer:
+            assert answer.status == 200
+
+    play(scene, token="s3cret")
+
+
+def test_health_answers_while_metrics_are_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
+    healthy = threading.Event()
+
+    class Slow(Frozen):
+        def render(self, accept: str = "") -> tuple[bytes, str]:
+            # Rendered on the loop this could only time out: the probe would never get its turn.
+            return (b"in time\n" if healthy.wait(60) else b"too late\n"), "text/plain"
+
+    async def scene(tally: Tally, client: Client) -> None:
+        monkeypatch.setattr(tally, "freeze", lambda: Slow("", {}, [], {}, 0, (), MeterState()))
+        rendering = asyncio.ensure_future(client.get("/metrics"))
+        await asyncio.sleep(0.01)
+        assert (await client.get("/healthz")).status == 200
+        healthy.set()
+        assert await (await rendering).text() == "in time\n"
+
+    play(scene)

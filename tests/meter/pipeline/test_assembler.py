@@ -1,0 +1,315 @@
+from typing import Any
+
+import pytest
+
+from llmtap.channel.frames import FrameKind, Hello, RelayStatus
+from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.observer import Observer
+from llmtap.exchange.outcome import Outcome, TokenSource
+from llmtap.meter.pipeline.assembler import CPU_FREE_NS, CPU_MAX_NS, CPU_PER_BYTE_NS, LAG_FLOOR_NS, Assembler
+from llmtap.metrics.latency import measure, metrics_of
+from llmtap.metrics.objectives import Objectives
+from tests.support.relay_status import relay_status
+from tests.support.tap_frames import MS, Script
+
+HELLO = Hello(relay="r0", pid=7, clock="kernel", anchor_mono_ns=1_000, anchor_wall_ns=5_000)
+
+
+class Ear:
+    """A sink that remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.exchanges: list[Exchange] = []
+        self.statuses: list[tuple[str, RelayStatus]] = []
+        self.failures: list[str] = []
+        self.live = 0
+
+    def observe(
+        self, relay: str, seq: int, arrival_ns: int, arrival_wall_ns: int, head: bytes, clock: str
+    ) -> Observer:
+        return Observer(relay, seq, arrival_ns, arrival_wall_ns, head, clock)
+
+    def opened(self) -> None:
+        self.live += 1
+
+    def forgot(self, n: int = 1) -> None:
+        self.live -= n
+
+    def ended(self, x: Exchange) -> None:
+        self.live -= 1
+        self.exchanges.append(x)
+
+    def status(self, relay: str, status: RelayStatus) -> None:
+        self.statuses.append((relay, status))
+
+    def failed(self, kind: str, error: BaseException | str) -> None:
+        self.failures.append(kind)
+
+
+def digest(script: Script, **about: Any) -> tuple[Ear, Assembler]:
+    ear = Ear()
+    assembler = Assembler(HELLO, ear, **about)
+    assembler.digest(script.frames())
+    assert ear.live == len(assembler)
+    return ear, assembler
+
+
+def test_frames_become_the_exchange_they_tell_of() -> None:
+    ear, assembler = digest(Script().stream(4))
+    (x,) = ear.exchanges
+    assert (x.id, x.clock, x.model, x.request_id, x.status) == ("r0-4", "kernel", "tiny", "req-4", 200)
+    assert (x.outcome, x.stream, x.finish_reason) == (Outcome.COMPLETE, True, "stop")
+    assert (x.tokens.output, x.tokens.source) == (3, TokenSource.USAGE)
+    assert x.arrival_wall_ns == 4_000
+    assert (x.timeline.submit_ns, x.timeline.delivered_ns) == (MS, 162 * MS)
+    assert (x.uncertainty_ns, x.added.request_ns, x.added.first_chunk_ns) == (5_000, MS, 30_000)
+    metrics = metrics_of(x)
+    assert (metrics["ttft"], metrics["tbc_max"], metrics["e2e"]) == (0.1, 0.02, 0.16)
+    assert len(assembler) == 0
+    assert ear.failures == []
+
+
+def test_how_the_upstream_was_reached_is_told() -> None:
+    script = Script().request(1).head(1, 5).close(1, 6, retries=1, connect_ns=2 * MS).stream(2)
+    ear, _ = digest(script)
+    told = [x.to_dict({}, {}) for x in ear.exchanges]
+    assert [(x["resent"], x["added"]["connect"]) for x in told] == [(1, 0.002), (0, None)]  # type: ignore[index]
+    assert [x["retries"] for x in told] == [0, 0], "that would be the gateway's"
+
+
+def test_exchanges_interleave() -> None:
+    script = Script().request(1).request(2).head(2, 50).head(1, 60).word(2, 70).word(1, 90).word(2, 75)
+    script.end(1, 100, 1).close(1, 101).end(2, 110, 2).close(2, 111)
+    ear, _ = digest(script)
+    assert [(x.seq, x.tokens.output, len(x.timeline.events)) for x in ear.exchanges] == [(1, 1, 4), (2, 2, 5)]
+
+
+def test_a_dropped_exchange_is_forgotten() -> None:
+    script = Script().request(1).head(1, 50).frame(FrameKind.DROP, 1).word(1, 60).close(1, 70).stream(2)
+    ear, assembler = digest(script)
+    assert [x.seq for x in ear.exchanges] == [2]
+    assert len(assembler) == 0
+
+
+def test_frames_of_an_exchange_that_began_before_us_are_passed_over() -> None:
+    ear, _ = digest(Script().word(1, 5).end(1, 6, 1).close(1, 7).stream(2))
+    assert [x.seq for x in ear.exchanges] == [2]
+    assert ear.failures == []
+
+
+def test_one_broken_exchange_is_counted_and_the_others_go_on() -> None:
+    script = Script().request(1).request(2).head(1, 5).head(2, 5)
+    script.frame(FrameKind.CLOSE, 1, 6, 0, b"not json").word(2, 7).end(2, 8, 1).close(2, 9)
+    ear, assembler = digest(script)
+    assert ear.failures == ["DecodeError"]
+    assert [x.seq for x in ear.exchanges] == [2]
+    assert len(assembler) == 0
+
+
+@pytest.mark.parametrize("where", ["__init__", "response_data", "finish"])
+def test_an_observer_that_raises_costs_only_its_exchange(where: str) -> None:
+    from llmtap.exchange.observer import Observer
+
+    class Broken(Observer):
+        pass
+
+    def fail(self: Observer, *args: object, **named: object) -> None:
+        raise ZeroDivisionError("broken on purpose")
+
+    setattr(Broken, where, fail)
+
+    class Unlucky(Ear):
+        def observe(self, relay: str, seq: int, *args: Any) -> Observer:
+            return (Broken if seq == 1 else Observer)(relay, seq, *args)
+
+    ear = Unlucky()
+    assembler = Assembler(HELLO, ear)
+    assembler.digest(Script().stream(1).stream(2).frames())
+    assert ear.failures == ["ZeroDivisionError"]
+    assert [x.seq for x in ear.exchanges] == [2]
+    assert (len(assembler), ear.live) == (0, 0)
+
+
+def test_a_sink_that_raises_does_not_stop_the_rest() -> None:
+    class Full(Ear):
+        def ended(self, x: Exchange) -> None:
+            super().ended(x)
+            if x.seq == 1:
+                raise MemoryError
+
+    ear = Full()
+    Assembler(HELLO, ear).digest(Script().stream(1).stream(2).frames())
+    assert (ear.failures, ear.live, len(ear.exchanges)) == (["MemoryError"], 0, 2)
+
+
+def test_what_a_living_relay_goes_on_with_is_given_up_and_no_exchange() -> None:
+    ear, assembler = digest(Script().request(1).request(2).stream(3))
+    assembler.discard()
+    assert (ear.live, len(assembler)) == (0, 0)
+    assert [x.seq for x in ear.exchanges] == [3]
+
+
+def test_what_was_open_when_its_relay_died_ends_as_our_error_with_all_that_was_seen() -> None:
+    script = Script().request(1).head(1, 50).word(1, 60).word(1, 80).request(2, 90).stream(3)
+    script.request(4).frame(FrameKind.DROP, 4)
+    ear, assembler = digest(script)
+    assembler.lose()
+    assert (ear.live, len(assembler), ear.failures) == (0, 0, [])
+    ended = {x.seq: x for x in ear.exchanges}
+    assert [x.seq for x in ear.exchanges] == [3, 1, 2], "each once; what the relay gave up stays away"
+    cut, waiting = ended[1], ended[2]
+    assert ended[3].outcome is Outcome.COMPLETE
+    for x in (cut, waiting):
+        assert x.outcome is Outcome.TAP_ERROR
+        assert x.error is not None
+        assert (x.timeline.response_end_ns, x.timeline.delivered_ns) == (None, None)
+        assert x.no_token_reason is None, "nobody knows what would have come"
+    assert (cut.model, cut.status, len(cut.timeline.events)) == ("tiny", 200, 2)
+    metrics = metrics_of(cut)
+    assert (metrics["ttft"], metrics["tbc_max"], metrics["e2e"]) == (0.059, 0.02, None)
+    assert waiting.timeline.submit_ns == 91 * MS
+    objectives = Objectives.parse("ttft:1ms e2e:1ms")
+    for x in (cut, waiting):
+        assert objectives.meets(measure(x), x) is None, "and it counts against nobody"
+
+
+def test_the_lag_that_a_dead_relay_told_is_in_its_last_exchanges() -> None:
+    script = Script().request(1).status(relay_status(opened=1, t_ns=10 * MS, lag_ns_max=300 * MS))
+    script.request(2, 20).status(relay_status(opened=2, t_ns=30 * MS, lag_ns_max=5 * MS))
+    ear, assembler = digest(script)
+    assembler.lose()
+    assert [x.uncertainty_ns for x in ear.exchanges] == [300 * MS, LAG_FLOOR_NS]
+
+
+def test_one_that_cannot_even_be_ended_costs_no_other() -> None:
+    class Unlucky(Ear):
+        def ended(self, x: Exchange) -> None:
+            if x.seq == 1:
+                raise ZeroDivisionError
+            super().ended(x)
+
+    ear = Unlucky()
+    assembler = Assembler(HELLO, ear)
+    assembler.digest(Script().request(1).request(2).frames())
+    assembler.lose()
+    assert ear.failures == ["ZeroDivisionError"]
+    assert [x.seq for x in ear.exchanges] == [2]
+
+
+HOUR = 3_600_000_000_000
+
+
+@pytest.mark.parametrize("step", [HOUR, -HOUR, 200 * MS, -200 * MS])
+def test_a_wall_clock_that_is_set_moves_dates_and_no_duration(step: int) -> None:
+    wall = HELLO.anchor_wall_ns - HELLO.anchor_mono_ns
+    script = Script().stream(1).request(2, 200).request(3, 205)
+    script.anchor(mono_ns=250 * MS, wall_ns=250 * MS + wall + step, steps=1, since_ns=240 * MS)
+    script.head(2, 260).word(2, 270).end(2, 280, 1).close(2, 281)
+    script.request(4, 245).close(4, 290).request(5, 300).head(5, 310).word(5, 320).end(5, 340, 1).close(
+        5, 341
+    )
+    # A request whose head took long: it arrived before the clock was set.
+    script.request(6, 230).close(6, 350).close(3, 360)
+    ear, _ = digest(script)
+    assert ear.failures == []
+    told = {x.seq: (x.arrival_wall_ns, x.anchor) for x in ear.exchanges}
+    assert told == {
+        1: (wall, 0), 2: (200 * MS + wall, 0), 3: (205 * MS + wall, 0), 6: (230 * MS + wall, 0),
+        4: (245 * MS + wall + step, 1), 5: (300 * MS + wall + step, 1),
+    }  # fmt: skip
+    across, after = (next(metrics_of(x) for x in ear.exchanges if x.seq == seq) for seq in (2, 5))
+    assert (across["ttft"], across["e2e"]) == (0.069, 0.079)
+    assert (after["ttft"], after["e2e"]) == (0.019, 0.039)
+
+
+def test_anchors_are_counted_as_the_relay_counts_them() -> None:
+    script = Script()
+    for n in range(1, 10):
+        script.anchor(mono_ns=n * 100 * MS, wall_ns=n * 1_000, steps=n // 2, since_ns=n * 100 * MS - 1)
+        script.request(n, n * 100 + 1).close(n, n * 100 + 2)
+    ear, _ = digest(script.request(10, 1).close(10, 901))
+    assert [x.anchor for x in ear.exchanges[:-1]] == [n // 2 for n in range(1, 10)]
+    assert [x.arrival_wall_ns - n * 1_000 for n, x in enumerate(ear.exchanges[:-1], 1)] == [MS] * 9
+    assert ear.exchanges[-1].anchor == 3, "older than all that are remembered: by the oldest"
+
+
+def test_a_meter_that_comes_late_counts_from_where_the_relay_is() -> None:
+    ear = Ear()
+    hello = Hello(relay="r", pid=1, clock="mono", anchor_mono_ns=0, anchor_wall_ns=7, anchor_steps=2)
+    Assembler(hello, ear).digest(Script().stream(1).frames())
+    assert [(x.anchor, x.arrival_wall_ns) for x in ear.exchanges] == [(2, 7)]
+
+
+def test_statuses_are_passed_on() -> None:
+    status = relay_status(opened=5, dropped={"full": 1})
+    ear, _ = digest(Script().status(status))
+    assert ear.statuses == [("r0", status)]
+
+
+def test_interim_heads_and_unknown_kinds_change_nothing() -> None:
+    script = Script().request(1).frame(FrameKind.INTERIM, 1, 2 * MS, 0, b"HTTP/1.1 103 Early Hints\r\n\r\n")
+    script.frame(99, 1, 3 * MS).head(1, 5).word(1, 6).end(1, 7, 1).close(1, 8)
+    ear, _ = digest(script)
+    assert ear.failures == []
+    assert ear.exchanges[0].status == 200
+
+
+def test_a_tunnels_bytes_are_timed() -> None:
+    script = Script().request(1)
+    upgrade = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: upgrade\r\n\r\n"
+    script.frame(FrameKind.RESPONSE_HEAD, 1, 5 * MS, 0, upgrade).frame(FrameKind.UPGRADED, 1, 5 * MS)
+    script.frame(FrameKind.TUNNEL_UP, 1, 6 * MS, 10, b"ping").frame(
+        FrameKind.TUNNEL_DOWN, 1, 9 * MS, 10, b"pong"
+    )
+    ear, _ = digest(script.close(1, 20))
+    (x,) = ear.exchanges
+    assert (ear.failures, x.status, x.timeline.first_byte_ns) == ([], 101, 9 * MS)
+
+
+def test_nothing_delivered_is_none() -> None:
+    ear, _ = digest(Script().request(1).close(1, 0, outcome="upstream_timeout", status=504, error="late"))
+    (x,) = ear.exchanges
+    assert (x.timeline.delivered_ns, x.status, x.error) == (None, 504, "late")
+    assert x.outcome is Outcome.UPSTREAM_TIMEOUT
+
+
+def too_costly(assembler: Assembler, frame: Any, times: int = 1) -> None:
+    for _ in range(times):
+        assembler.charge(frame, CPU_FREE_NS + CPU_MAX_NS // 2 + CPU_PER_BYTE_NS * len(frame[4]) + 1)
+
+
+def test_an_exchange_whose_parsing_takes_too_long_is_timed_and_not_parsed() -> None:
+    ear, assembler = digest(Script().request(1).request(2).head(1, 5).head(2, 5).word(1, 6).word(2, 6))
+    first = Script().word(1, 7).frames()[0]
+    too_costly(assembler, first)
+    assert ear.failures == []
+    too_costly(assembler, first)
+    too_costly(assembler, first)
+    assert ear.failures == ["parse_cpu"], "counted once"
+    assembler.digest(
+        Script().word(1, 8).word(2, 8).end(1, 9, 1).end(2, 9, 1).close(1, 9).close(2, 9).frames()
+    )
+    given_up, other = sorted(ear.exchanges, key=lambda x: x.seq)
+    assert given_up.error is not None and "CPU" in given_up.error
+    assert given_up.unparsed_events == given_up.reads - 1 > 0
+    assert given_up.timeline.last_token_ns == 6 * MS
+    assert (other.error, other.unparsed_events) == (None, 0)
+
+
+def test_time_that_the_bytes_allow_is_not_charged() -> None:
+    ear, assembler = digest(Script().request(1).head(1, 5))
+    read = (int(FrameKind.RESPONSE_DATA), 1, 6 * MS, 0, b"x" * 65_536)
+    for _ in range(1_000):
+        assembler.charge(read, CPU_FREE_NS + CPU_PER_BYTE_NS * 65_536)
+    assembler.charge((int(FrameKind.RESPONSE_DATA), 99, 6 * MS, 0, b""), 10 * CPU_MAX_NS)
+    assert ear.failures == []
+
+
+def test_a_long_exchange_may_be_charged_with_a_share_of_its_duration() -> None:
+    hour_ms = 3_600_000
+    ear, assembler = digest(Script().request(1).head(1, 5))
+    for second in range(3_600):  # a pause of 15 ms each second
+        assembler.charge(Script().word(1, 1_000 * second).frames()[0], 15_000_000)
+    assert ear.failures == []
+    too_costly(assembler, Script().word(1, hour_ms).frames()[0], 80)
+    assert ear.failures == ["parse_cpu"]

@@ -1,0 +1,107 @@
+"""The meter's turns on the CPU: short while it keeps up, as long as it takes when it is behind."""
+
+from itertools import pairwise
+
+from llmtap.meter.pipeline.cooperative_yield import (
+    AWAY_NS,
+    BEHIND_NS,
+    CPU_EVERY_NS,
+    INSIST_NS,
+    TURN_NS,
+    Turns,
+)
+
+FRAME = (8, 1, 0, 0, b"data")
+
+
+class Bench:
+    """A clock that each frame's work moves on, and a count of how often the CPU was given away."""
+
+    def __init__(self, start_ns: int = 1_000_000_000) -> None:
+        self.now_ns = start_ns
+        self.given: list[int] = []
+        self.away_ns = 0
+        self.turns = Turns(lambda: self.now_ns, self.give)
+
+    def give(self) -> None:
+        self.given.append(self.now_ns)
+        self.now_ns += self.away_ns
+
+    def digest(self, frames: int, work_ns: int, age_ns: int = 0) -> list[int]:
+        batch = [(8, 1, self.now_ns - age_ns, 0, b"%d" % i) for i in range(frames)]
+        seen = []
+        for frame in self.turns.over(batch, batch[-1][2]):
+            seen.append(frame)
+            self.now_ns += work_ns
+        assert seen == batch
+        return self.given
+
+
+def test_the_cpu_is_offered_whenever_a_turn_is_over() -> None:
+    bench = Bench()
+    given = bench.digest(frames=20, work_ns=TURN_NS // 4)
+    assert len(given) == 4  # after every fifth frame: a turn is over when it is longer than TURN_NS
+    assert all(b - a > TURN_NS for a, b in pairwise(given))
+
+
+def test_a_batch_shorter_than_a_turn_is_worked_through_in_one() -> None:
+    assert Bench().digest(frames=10, work_ns=TURN_NS // 20) == []
+
+
+def test_time_between_batches_is_no_part_of_a_turn() -> None:
+    bench = Bench()
+    bench.digest(frames=1, work_ns=1_000)
+    bench.now_ns += 10 * TURN_NS
+    assert bench.digest(frames=1, work_ns=1_000) == []
+
+
+def test_who_is_behind_gives_nothing_away_until_it_has_caught_up() -> None:
+    bench = Bench()
+    assert bench.digest(frames=20, work_ns=TURN_NS, age_ns=2 * BEHIND_NS) == []
+    assert bench.turns.behind
+    assert bench.digest(frames=4, work_ns=2 * TURN_NS) == []
+    assert not bench.turns.behind
+    bench.now_ns += INSIST_NS
+    assert len(bench.digest(frames=4, work_ns=2 * TURN_NS)) == 4
+
+
+def test_who_gets_the_cpu_back_late_keeps_it_for_a_while() -> None:
+    bench = Bench()
+    bench.away_ns = 2 * AWAY_NS
+    assert len(bench.digest(frames=4, work_ns=2 * TURN_NS)) == 1
+    bench.away_ns = AWAY_NS // 2
+    bench.now_ns += INSIST_NS
+    assert len(bench.digest(frames=4, work_ns=2 * TURN_NS)) == 1 + 4
+
+
+def test_the_end_of_an_exchange_can_be_cut_into_turns_too() -> None:
+    bench = Bench()
+    for _ in bench.turns.over([(*FRAME[:2], bench.now_ns, 0, b"")], bench.now_ns):
+        bench.now_ns += 2 * TURN_NS
+        bench.turns.pause()
+        bench.turns.pause()
+        assert len(bench.given) == 1
+
+
+def test_an_empty_batch_is_no_trouble() -> None:
+    assert list(Turns(lambda: BEHIND_NS + 1).over([], None)) == []
+
+
+def test_a_frame_that_takes_long_is_charged_with_the_cpu_time_that_it_used() -> None:
+    now_ns, charged = [1_000_000_000], []
+    # Half of the time belongs to other processes.
+    turns = Turns(lambda: now_ns[0], lambda: None, lambda: now_ns[0] // 2)
+    work_ns = {2: 8 * CPU_EVERY_NS, 5: 4 * CPU_EVERY_NS}
+    frames = [(8, seq, now_ns[0], 0, b"") for seq in range(8)]
+    for _, seq, *_ in turns.over(frames, now_ns[0], lambda frame, cpu_ns: charged.append((frame[1], cpu_ns))):
+        now_ns[0] += work_ns.get(seq, 0)
+    assert charged == [(2, 4 * CPU_EVERY_NS), (5, 2 * CPU_EVERY_NS)]
+
+
+def test_the_cpu_clock_is_read_once_for_many_short_frames() -> None:
+    reads: list[int] = []
+    now_ns = [1_000_000_000]
+    turns = Turns(lambda: now_ns[0], lambda: None, lambda: reads.append(0) or 0)  # type: ignore[func-returns-value]
+    for _ in turns.over([FRAME] * 100, now_ns[0]):
+        now_ns[0] += CPU_EVERY_NS // 40
+    assert len(reads) == 1 + 2

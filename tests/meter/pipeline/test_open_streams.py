@@ -1,0 +1,215 @@
+"""What is under way is told as it stands, and asking changes nothing of what comes of it."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmtap.channel.frames import Assigned, FrameKind, Hello
+from llmtap.clock import ManualClock
+from llmtap.meter.admin.server import admin_app
+from llmtap.meter.options import MeterOptions
+from llmtap.meter.pipeline.assembler import Assembler
+from llmtap.meter.pipeline.open_streams import POINTS_MAX, StreamsQuery, thinned
+from llmtap.meter.pipeline.tally import Tally
+from llmtap.metrics.latency import measure
+from tests.meter.admin.test_openapi import fits
+from tests.support.experiments import an_experiment
+from tests.support.tap_frames import MS, Script
+
+Client = TestClient[Any, Any]
+S = 1_000_000_000
+
+
+class Stage:
+    """A meter with relays that play scripts."""
+
+    def __init__(self, **about: Any) -> None:
+        self.clock = ManualClock(now_ns=0)
+        self.tally = Tally(MeterOptions(), self.clock, **about)
+        self.relays: dict[str, Assembler] = {}
+
+    def play(self, script: Script, relay: str = "r0") -> None:
+        if relay not in self.relays:
+            hello = Hello(relay=relay, pid=1, clock="mono", anchor_mono_ns=0, anchor_wall_ns=0)
+            self.relays[relay] = Assembler(hello, self.tally)
+            self.tally.streams.join(self.relays[relay])
+        self.relays[relay].digest(script.frames())
+
+    def told(self, query: str = "") -> Any:
+        async def run() -> Any:
+            async with (
+                TestClient(TestServer(admin_app(self.tally))) as client,
+                client.get("/api/v1/streams" + query) as answer,
+            ):
+                assert answer.status == 200, await answer.text()
+                return await answer.json()
+
+        told = asyncio.run(run())
+        fits(told, "Streams")
+        return told
+
+
+def test_a_stream_is_told_from_its_arrival_to_its_end() -> None:
+    stage = Stage()
+    assert stage.told() == {"count": 0, "window": 10.0, "streams": []}
+    stage.play(Script().request(1))
+    stage.clock.now_ns = 50 * MS
+    (one,) = stage.told()["streams"]
+    assert (one["id"], one["model"], one["endpoint"], one["stream"]) == (
+        "r0-1",
+        "tiny",
+        "chat.completions",
+        True,
+    )
+    assert (one["age"], one["ttft"], one["since_last"], one["tokens"], one["timeline"]) == (
+        0.05,
+        None,
+        None,
+        0,
+        [],
+    )
+    stage.play(Script().head(1, 90).word(1, 101).word(1, 121).word(1, 161))
+    stage.clock.now_ns = 200 * MS
+    (one,) = stage.told()["streams"]
+    assert (one["age"], one["ttft"], one["since_last"]) == (0.2, 0.1, 0.039)
+    assert (one["events"], one["tokens"], one["dialect"]) == (3, 3, "openai.chat")
+    assert one["timeline"] == [[0.101, 1], [0.121, 1], [0.161, 1]]
+    stage.play(Script().end(1, 210, 3).close(1, 211))
+    assert stage.told() == {"count": 0, "window": 10.0, "streams": []}
+
+
+def test_the_newest_come_first_whichever_relay_has_them() -> None:
+    stage = Stage()
+    for seq, (t_ms, relay) in enumerate([(0, "a"), (10, "b"), (20, "a"), (30, "b"), (40, "b")], 1):
+        stage.play(Script().request(seq, t_ms), relay)
+    stage.clock.now_ns = S
+    assert [one["id"] for one in stage.told()["streams"]] == ["b-5", "b-4", "a-3", "b-2", "a-1"]
+    told = stage.told("?limit=2")
+    assert (told["count"], [one["id"] for one in told["streams"]]) == (5, ["b-5", "b-4"])
+
+
+def test_only_what_lies_in_the_window_is_in_the_timeline() -> None:
+    stage = Stage()
+    script = Script().request(1).head(1, 5)
+    for t_ms in range(100, 10_000, 100):
+        script.word(1, t_ms)
+    stage.play(script)
+    stage.clock.now_ns = 10 * S
+    (one,) = stage.told("?window=1s")["streams"]
+    assert [t for t, _ in one["timeline"]] == [9.0, 9.1, 9.2, 9.3, 9.4, 9.5, 9.6, 9.7, 9.8, 9.9]
+    assert one["tokens"] == 99
+    assert stage.told("?window=500ms")["window"] == 0.5
+
+
+def test_ids_tenants_models_and_arms_can_be_asked_for() -> None:
+    stage = Stage(experiment=an_experiment())
+    stage.play(Script().request(1).frame(
+        FrameKind.ARM, 1, 0, 0, msgspec.json.encode(Assigned(arm="marked", unit="ab"))
+    ))  # fmt: skip
+    stage.play(Script().request(2))
+
+    def ids(query: str) -> list[str]:
+        return [one["id"] for one in stage.told(query)["streams"]]
+
+    assert ids("?arm=marked") == ["r0-1"]
+    assert ids("?arm=control") == []
+    assert ids("?id=r0-1") == ids("?id=r0-1&limit=1") == ["r0-1"]
+    assert ids("?id=r0-9") == ids("?id=r0-1&tenant=nobody") == []
+    assert ids("?model=tiny") == ["r0-2", "r0-1"]
+    assert ids("?model=other") == ids("?tenant=nobody") == []
+    assert ids("?tenant=default&model=tiny&arm=marked") == ["r0-1"]
+    assert stage.told("?arm=marked")["streams"][0]["arm"] == "marked"
+    assert stage.told("?tenant=nobody")["count"] == 2
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [("limit=0", "limit"), ("limit=1001", "limit"), ("limit=x", "limit"), ("window=0", "window"),
+     ("window=61s", "window"), ("window=soon", "window"), ("colour=red", "colour"), ("arm=a&arm=b", "arm")],
+)  # fmt: skip
+def test_a_query_that_cannot_be_is_told_its_field(query: str, field: str) -> None:
+    async def run() -> None:
+        async with (
+            TestClient(TestServer(admin_app(Tally(MeterOptions(), ManualClock(now_ns=S))))) as client,
+            client.get("/api/v1/streams?" + query) as answer,
+        ):
+            assert (answer.status, (await answer.json())["error"]["field"]) == (400, field)
+
+    asyncio.run(run())
+
+
+def test_asking_changes_nothing_of_what_comes_of_a_stream() -> None:
+    def played(*, asked: bool) -> Any:
+        stage = Stage()
+        found: list[Any] = []
+        stage.tally.listeners.append(lambda x, m: found.append(x))
+        stage.play(Script().request(1).head(1, 50))
+        for i in range(200):
+            stage.play(Script().word(1, 60 + 10 * i, f"word{i}"))
+            if asked and i % 7 == 0:
+                stage.clock.now_ns = (60 + 10 * i) * MS
+                (copied,) = asyncio.run(stage.tally.streams.find(StreamsQuery()))
+                assert copied.to_dict()["tokens"] == i + 1
+        stage.play(Script().end(1, 3_000, 200).close(1, 3_001))
+        (x,) = found
+        return x.to_dict(measure(x).metrics(), {}, events=True)
+
+    assert played(asked=True) == played(asked=False)
+
+
+def test_a_relay_that_left_has_nothing_under_way() -> None:
+    stage = Stage()
+    stage.play(Script().request(1))
+    assembler = stage.relays["r0"]
+    assembler.lose()
+    assert stage.told()["streams"] == []
+    stage.tally.streams.leave(assembler)
+    assert stage.told()["count"] == 0
+
+
+def test_frames_are_digested_between_the_slices_of_an_answer() -> None:
+    stage = Stage()
+    script = Script()
+    for seq in range(1, 101):
+        script.request(seq, seq)
+    stage.play(script)
+
+    async def run() -> list[int]:
+        finding = asyncio.ensure_future(stage.tally.streams.find(StreamsQuery()))
+        turns = []
+        while not finding.done():
+            await asyncio.sleep(0)
+            turns.append(len(turns))
+        assert len(await finding) == 100
+        return turns
+
+    assert len(asyncio.run(run())) >= 100 // 16
+
+
+POINTS = st.lists(st.tuples(st.integers(0, 10 * S), st.integers(0, 9)), max_size=700).map(sorted)
+
+
+@given(POINTS)
+def test_thinning_loses_no_token_and_hides_no_long_pause(points: list[tuple[int, int]]) -> None:
+    thin = thinned(points, 0, 10 * S)
+    assert len(thin) <= POINTS_MAX
+    assert sum(n for _, n in thin) == sum(n for _, n in points)
+    times = [t for t, _ in points]
+    assert {t for t, _ in thin} <= set(times)
+    if points:
+        assert thin[0][0] == times[0]
+    # Each event lies less than a piece behind the point that stands for it.
+    stands = [t for t, _ in thin]
+    for t in times:
+        assert min(t - before for before in stands if before <= t) <= 10 * S // POINTS_MAX
+
+
+def test_few_points_stay_as_they_are() -> None:
+    points = [(i * 1_000, 1) for i in range(POINTS_MAX)]
+    assert thinned(points, 0, S) == points
+    assert thinned([*points, (POINTS_MAX * 1_000, 1)], 0, S) == [(0, POINTS_MAX + 1)]

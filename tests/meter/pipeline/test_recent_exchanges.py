@@ -1,0 +1,215 @@
+import json
+from array import array
+from typing import Any
+
+import msgspec
+import pytest
+
+from llmtap.exchange.outcome import Outcome
+from llmtap.exchange.request_shape import Asked, Said
+from llmtap.meter.pipeline import recent_exchanges as kept_module
+from llmtap.meter.pipeline.recent_exchanges import BadQuery, Kept, Query, weight_bytes
+from llmtap.metrics.deadlines import Benefit
+from tests.support.streams import streamed
+
+
+def ring(n: int, exchanges_max: int = 100, **limits: int) -> Kept:
+    kept = Kept(exchanges_max, **limits)
+    for seq in range(1, n + 1):
+        kept.add(streamed(100, 140, seq=seq))
+    return kept
+
+
+def answer(kept: Kept, **fields: str | None) -> Any:
+    """The answer to these query parameters."""
+    query = Query.parse({name: value for name, value in fields.items() if value is not None})
+    return json.loads(kept.to_json(kept.find(query), query))
+
+
+def page(kept: Kept, **fields: str | None) -> tuple[list[int], str | None]:
+    """Numbers of the exchanges of an answer, and its cursor."""
+    found = answer(kept, **fields)
+    return [x["seq"] for x in found["exchanges"]], found["next"]
+
+
+def test_the_newest_come_first_and_the_oldest_go() -> None:
+    assert page(ring(7, exchanges_max=3)) == ([7, 6, 5], None)
+
+
+def test_the_ring_is_bounded_by_bytes_too() -> None:
+    each = weight_bytes(streamed(100, 140))
+    kept = ring(7, bytes_max=2 * each)
+    assert page(kept) == ([7, 6], None)
+    assert kept.weight_bytes == 2 * each
+
+
+def test_every_part_of_an_exchange_has_weight() -> None:
+    bare = weight_bytes(streamed(100, 140))
+    for field, value, n_bytes in (
+        ("model", "m" * 1_100, 1_000),
+        ("request_id", "i" * 1_000, 1_000),
+        ("usage", {"u" * 1_000: "v" * 1_000}, 2_000),
+        ("server_timing", [{"name": "n" * 1_000}], 1_000),
+        ("server_gaps_ns", array("q", [40_000_000] * 1_000), 8_000),
+        ("asked", Asked(roles=["user"] * 1_000), 8_000),
+    ):
+        x = streamed(100, 140)
+        setattr(x, field, value)
+        assert bare + n_bytes <= weight_bytes(x), field
+    many = streamed(*range(100, 1_100))
+    assert weight_bytes(many) >= bare + 998 * (8 + 1 + array("l").itemsize * 2 + 1 + 8)
+
+
+def test_what_a_capture_counts_itself_has_no_weight_here() -> None:
+    x = streamed(100, 140)
+    x.said = Said("q" * 10_000, "a" * 10_000)
+    assert weight_bytes(x) == weight_bytes(streamed(100, 140))
+
+
+def test_an_exchange_larger_than_the_ring_is_not_kept() -> None:
+    assert len(ring(1, bytes_max=1_000)) == 0
+
+
+def test_a_ring_of_nothing_keeps_nothing() -> None:
+    assert len(ring(3, exchanges_max=0)) == 0
+
+
+def test_cursors_walk_through_all_of_it_also_while_it_turns() -> None:
+    kept = ring(7)
+    assert page(kept, limit="3") == ([7, 6, 5], "5")
+    kept.add(streamed(100, seq=8))
+    assert page(kept, limit="3", next="5") == ([4, 3, 2], "2")
+    assert page(kept, limit="3", cursor="2") == ([1], None)
+
+
+def test_a_full_page_at_the_very_end_has_no_cursor() -> None:
+    assert page(ring(3), limit="3") == ([3, 2, 1], None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [({"outcome": "truncated"}, [2]), ({"status": "200"}, [2, 1]), ({"status": "500"}, [3]),
+     ({"model": "big"}, [3]),
+     ({"tenant": "acme"}, [1]), ({"path": "/v1/chat/completions"}, [3, 2, 1]), ({"stream": "1"}, [3, 2, 1]),
+     ({"id": "r-2"}, [2]), ({"seq": "3"}, [3]), ({"request_id": "abc"}, [1]),
+     ({"tenant": "acme", "seq": "2"}, []),
+     ({"model": "none"}, [])],
+)  # fmt: skip
+def test_filters_match_by_an_exchanges_own_names(fields: dict[str, str], expected: list[int]) -> None:
+    kept = Kept(10)
+    first, second, third = streamed(1, seq=1), streamed(1, seq=2), streamed(1, seq=3)
+    first.tenant, first.request_id = "acme", "abc"
+    second.outcome = Outcome.TRUNCATED
+    third.status, third.model = 500, "big"
+    for x in (first, second, third):
+        kept.add(x)
+    assert page(kept, **fields)[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("limit", "0"), ("limit", "1001"), ("limit", "ten"), ("limit", "-1"), ("events", "maybe"), ("next", "x"),
+     ("outcome", "fine"), ("status", "2xx"), ("stream", "2"), ("colour", "red"), ("seq", "9" * 30)],
+)  # fmt: skip
+def test_a_query_that_cannot_be_names_its_field(field: str, value: str) -> None:
+    with pytest.raises(BadQuery) as caught:
+        Query.parse({"limit": "5", field: value})
+    assert caught.value.field == field
+
+
+def test_as_json_an_exchange_has_its_metrics_and_on_request_its_events() -> None:
+    kept = ring(2)
+    found = answer(kept, limit="1", events="1")
+    assert found["next"] == "2"
+    (x,) = found["exchanges"]
+    assert "events_start" not in x
+    assert (x["id"], x["outcome"], x["metrics"]["ttft"], x["metrics"]["tbc_max"]) == (
+        "r-2",
+        "complete",
+        0.1,
+        0.04,
+    )
+    assert x["chunking"]["content_events"] == 2
+    assert [event["t"] for event in x["events"]] == [0.1, 0.14]
+    assert "events" not in answer(kept, limit="1")["exchanges"][0]
+
+
+def test_what_is_uncertain_can_be_left_out_and_asked_for() -> None:
+    kept = ring(3)
+    for _, _, x in kept._ring:
+        x.uncertain = x.seq == 2
+    assert page(kept, certain="1")[0] == [3, 1]
+    assert page(kept, certain="0")[0] == [3, 2, 1]
+    assert page(kept, uncertain="1")[0] == [2]
+
+
+def test_a_reader_of_another_speed_waits_otherwise() -> None:
+    kept = Kept(2, benefit=Benefit.at_speed(10.0))
+    kept.add(streamed(100, 140))
+    (x,) = answer(kept)["exchanges"]
+    assert x["metrics"]["smooth_benefit"] == 2 - 5 * 0.1
+
+
+def walk(kept: Kept, **fields: str) -> list[Any]:
+    """All answers, from the newest exchange on."""
+    answers = [answer(kept, **fields)]
+    while (cursor := answers[-1]["next"]) is not None:
+        answers.append(answer(kept, **fields, next=cursor))
+    return answers
+
+
+def joined(answers: list[Any]) -> list[Any]:
+    """The exchanges of all answers, each with all its events."""
+    out: list[Any] = []
+    for x in (x for one in answers for x in one["exchanges"]):
+        start = x.pop("events_start", 0)
+        if start:
+            assert out[-1]["id"] == x["id"]
+            assert len(out[-1]["events"]) == start
+            out[-1]["events"] += x["events"]
+        else:
+            out.append(x)
+    return out
+
+
+@pytest.mark.parametrize("bytes_max", [1, 5_000, 70_000, 200_000, 1 << 30])
+@pytest.mark.parametrize("limit", ["1", "2", "1000"])
+def test_pages_bounded_in_bytes_hold_every_event_once(
+    monkeypatch: pytest.MonkeyPatch, bytes_max: int, limit: str
+) -> None:
+    kept = Kept(100)
+    for seq, events in enumerate((3, 2_500, 999, 1_000, 1_001, 1), 1):
+        kept.add(streamed(*range(1, events + 1), seq=seq))
+    (whole,) = walk(kept, events="1")
+    monkeypatch.setattr(kept_module, "PAGE_BYTES_MAX", bytes_max)
+    answers = walk(kept, events="1", limit=limit)
+    # At most one exchange without its events, and one slice of events, more than the bound.
+    head, slice_ = 2_000, 80 * kept_module.EVENTS_SLICE
+    assert max(len(msgspec.json.encode(one)) for one in answers) < bytes_max + head + slice_
+    assert all(len(one["exchanges"]) <= int(limit) for one in answers)
+    assert all(one["exchanges"] for one in answers)
+    assert joined(answers) == whole["exchanges"]
+
+
+def test_a_full_ring_is_answered_in_pieces_of_a_few_mib() -> None:
+    kept = Kept(1_000)
+    long = streamed(*range(1, 1 << 17))
+    for _ in range(4):
+        kept.add(long)
+    query = Query(limit=1_000, events=True)
+    body = kept.to_json(kept.find(query), query)
+    assert kept_module.PAGE_BYTES_MAX <= len(body) < 1.1 * kept_module.PAGE_BYTES_MAX
+
+
+def test_an_exchange_that_left_the_ring_within_a_walk_is_passed_over() -> None:
+    kept = ring(3, exchanges_max=3)
+    kept.add(streamed(100, 140, seq=4))
+    assert page(kept, events="1", next="1.1") == ([], None)
+    (x, *others) = answer(kept, events="1", next="3.1")["exchanges"]
+    assert (x["seq"], x["events_start"], len(x["events"])) == (3, 1, 1)
+    assert [(other["seq"], "events_start" in other) for other in others] == [(2, False)]
+
+
+def test_events_beyond_the_last_are_none() -> None:
+    (x, *_) = answer(ring(2), events="1", next="2.7")["exchanges"]
+    assert (x["seq"], x["events_start"], x["events"]) == (2, 7, [])

@@ -1,0 +1,343 @@
+"""What the meter finishes gets into the files, or is counted; and nothing of it reaches the meter's loop.
+
+Exchanges here are made by the observer, as in the meter; the store is a real one, on a folder.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import llmtap
+from llmtap.capture.options import CaptureOptions
+from llmtap.capture.schema import CaptureInfo, Ledger
+from llmtap.capture.store.store import Store
+from llmtap.clock import SystemClock
+from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.observer import Observer
+from llmtap.meter.pipeline import recorder as module
+from llmtap.meter.pipeline.recorder import Recorder
+from llmtap.metrics.latency import measure
+
+ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
+EVENT = b'data: {"model":"m","choices":[{"index":0,"delta":{"content":"fine"},"finish_reason":"stop"}]}\n\n'
+
+
+def recording(folder: Path, *, encode: Any = None, waits: bool = False, **options: Any) -> Recorder:
+    chosen = CaptureOptions(to=str(folder), **options)
+    info = CaptureInfo(capture="c", level=chosen.level, block_size=16, block_unit="bytes")
+    return Recorder(chosen, SystemClock(), info, salt=bytes(32), encode=encode, waits=waits)
+
+
+def play(
+    recorder: Recorder,
+    seq: int = 1,
+    text: str = "hello",
+    *,
+    tenant: str = "default",
+    session: str = "s1",
+    relay: str = "r",
+) -> Exchange:
+    """One exchange from its first byte to its last."""
+    messages = [{"role": "user", "content": text}]
+    body = json.dumps({"model": "m", "stream": True, "messages": messages}).encode()
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
+        f"x-session-id: {session}\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    observer = Observer(
+        relay, seq, seq * 10**9, seq * 10**9, head.encode(),
+        identify=lambda head, path, body: tenant, hear=recorder.hear,
+    )  # fmt: skip
+    observer.request_data(body, 1)
+    observer.request_end(1)
+    observer.submitted(2, 1)
+    observer.response_head(ANSWER, seq * 10**9 + 3_000, 1)
+    observer.response_data(EVENT, seq * 10**9 + 4_000, 1)
+    observer.response_end(seq * 10**9 + 5_000)
+    x = observer.finish(seq * 10**9 + 6_000, "complete", None, None, 0, 0, len(body), len(EVENT))
+    recorder.ended(x, measure(x))
+    return x
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = llmtap.read(folder).table().to_pylist()
+    return sorted(rows, key=lambda row: row["seq"])
+
+
+def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_what_is_handed_over_is_in_the_spool_soon_and_in_a_file_at_the_end(tmp_path: Path) -> None:
+    recorder = recording(tmp_path)
+    recorder.start()
+    for seq in range(1, 11):
+        play(recorder, seq)
+    until(lambda: recorder.state().exchanges == 10)
+    assert recorder.state().waiting == 0 and not list(tmp_path.glob("*.parquet"))
+    recorder.relay_said("r", 12, {"overflow": 2}, 0)
+    recorder.close(60, whole=True)
+    rows = rows_of(tmp_path)
+    assert [row["seq"] for row in rows] == list(range(1, 11))
+    assert {row["session_source"] for row in rows} == {"explicit"} and rows[3]["turn"] == 3
+    (capture,) = llmtap.read(tmp_path).integrity().captures
+    assert capture.closed and capture.missing == 2 and capture.unexplained == 0
+
+
+def test_beyond_the_bound_on_memory_exchanges_are_dropped_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = recording(tmp_path, memory_bytes=1 << 20)
+    for seq in range(1, 301):  # its thread does not run yet, so all of them wait
+        play(recorder, seq, "x" * 2_000)
+    state = recorder.state()
+    assert state.dropped["memory"] > 0 and state.waiting < 600
+    recorder.start()
+    recorder.close(60)
+    kept = len(rows_of(tmp_path))
+    assert kept + state.dropped["memory"] == 300 and kept > 100
+
+
+def test_a_folder_that_cannot_be_opened_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RETRY_OPEN_NS", 50_000_000)
+    folder = tmp_path / "capture"
+    folder.write_text("in the way")
+    recorder = recording(folder)
+    recorder.start()
+    play(recorder)
+    until(lambda: recorder.state().waiting == 1)
+    assert recorder.state().problem == "folder"
+    folder.unlink()
+    until(lambda: recorder.state().exchanges == 1)
+    assert recorder.state().problem is None
+    recorder.close(60)
+    assert len(rows_of(folder)) == 1
+
+
+def test_a_request_that_breaks_the_capture_costs_its_shape_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = module.read_prompt
+
+    def trap(body: bytes, endpoint: str | None) -> Any:
+        if b"trap" in body:
+            raise RuntimeError("of our own making")
+        return read(body, endpoint)
+
+    monkeypatch.setattr(module, "read_prompt", trap)
+    recorder = recording(tmp_path)
+    recorder.start()
+    for seq, text in enumerate(("a", "trap", "b"), 1):
+        play(recorder, seq, text)
+    recorder.close(60)
+    rows = rows_of(tmp_path)
+    assert [row["message_roles"] for row in rows] == [["user"], None, ["user"]]
+    assert [row["output_tokens"] for row in rows] == [1, 1, 1]
+
+
+def test_whole_conversations_are_kept_in_full_or_not(tmp_path: Path) -> None:
+    recorder = recording(tmp_path, level="full", full_tenants=("gold",), full_share=0.5)
+    recorder.start()
+    for talk in range(40):
+        for turn in range(3):
+            play(recorder, 1 + 3 * talk + turn, tenant="gold" if talk % 2 else "tin", session=f"t{talk}")
+    recorder.close(60)
+    by_tenant: dict[str, dict[str, list[bool]]] = {"gold": {}, "tin": {}}
+    for row in rows_of(tmp_path):
+        talks = by_tenant[row["tenant"]]
+        talks.setdefault(row["session"], []).append(row["request_body"] is not None)
+    assert not any(any(kept) for kept in by_tenant["tin"].values())
+    kept = by_tenant["gold"].values()
+    assert len(kept) == 20 and all(len(of_talk) == 3 and len(set(of_talk)) == 1 for of_talk in kept)
+    assert 0 < sum(of_talk[0] for of_talk in kept) < 20, "some, as the share is a half"
+
+
+def test_what_was_said_does_not_stay_in_memory(tmp_path: Path) -> None:
+    recorder = recording(tmp_path, level="full", full_tenants=("*",))
+    recorder.start()
+    x = play(recorder)
+    recorder.close(60)
+    assert x.said is None and x.keeping is None
+    assert rows_of(tmp_path)[0]["response_text"] == "fine"
+
+
+def test_what_was_said_counts_until_it_is_written(tmp_path: Path) -> None:
+    recorder = recording(tmp_path, level="full", full_tenants=("*",), memory_bytes=1_600_000)
+    for seq in range(1, 11):
+        play(recorder, seq, "x" * 200_000)  # and 100 kB of hashed blocks
+        recorder._digest()  # its thread does not run yet, so rows wait for others
+    recorder.start()
+    recorder.close(60)
+    levels = [row["level"] for row in rows_of(tmp_path)]
+    assert levels.count("full") == 5 and recorder.state().unshaped == 5
+
+
+def test_with_a_tokenizer_blocks_and_lengths_count_tokens(tmp_path: Path) -> None:
+    recorder = recording(tmp_path, encode=lambda text: [len(word) for word in text.split()])
+    recorder.start()
+    play(recorder, text="one two three")
+    recorder.close(60)
+    (row,) = rows_of(tmp_path)
+    assert row["block_unit"] == "tokens" and len(row["blocks"]) == 1
+    assert (row["input_tokens"], row["input_token_source"]) == (3, "tokenizer")
+
+
+def test_what_a_relay_did_before_the_capture_began_is_not_missing_from_it(tmp_path: Path) -> None:
+    chosen = CaptureOptions(to=str(tmp_path))
+    info = CaptureInfo(capture="c", level="shape", block_size=2_048, block_unit="bytes")
+    recorder = Recorder(chosen, SystemClock(), info, salt=bytes(32), after=3)
+    recorder.start()
+    recorder.relay_said("ab12.0.3", 8, {"no_meter": 5}, 2)  # it was there before
+    recorder.relay_said("ab12.0.4", 2, {"no_meter": 2}, 0)  # and this one came later
+    for seq in (9, 10):
+        play(recorder, seq, relay="ab12.0.3")
+    recorder.relay_said("ab12.0.3", 12, {"no_meter": 5, "overflow": 1}, 0)
+    recorder.close(60, whole=True)
+    (capture,) = llmtap.read(tmp_path).integrity().captures
+    old, new = capture.relays
+    assert old.ranges == [(11, 12)] and old.dropped == {"overflow": 1} and old.unexplained == 1
+    assert new.ranges == [(1, 2)] and new.unexplained == 0
+
+
+def test_of_apps_that_come_and_go_each_is_told_of_and_few_are_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LEFT_MAX", 2)
+    recorder = recording(tmp_path)
+    store = recorder._store
+    recorder._open()
+    for n in range(1, 13):
+        app = f"app-{n}"
+        recorder.relay_said(app, 1, {}, 1)
+        play(recorder, relay=app)
+        # Of the first one, something is missing that nobody accounts for.
+        recorder.relay_left(app, 3 if n == 1 else 2, {"overflow": 1})
+        recorder._digest()
+        recorder._encode()
+        recorder._write()
+        if n % 3 == 0:
+            store.rotate()
+            until(lambda n=n: store.state().files == n // 3)  # type: ignore[misc]
+    assert list(recorder._relays) == ["app-10", "app-11", "app-12"], "no file told of them as they left"
+    recorder.start()
+    recorder.close(60, whole=True)
+    (capture,) = llmtap.read(tmp_path).integrity().captures
+    assert {relay.relay for relay in capture.relays} == {f"app-{n}" for n in range(1, 13)}
+    assert (capture.present, capture.missing, capture.unexplained) == (12, 13, 1)
+    assert capture.exact and capture.closed
+
+
+def test_a_relay_that_left_is_remembered_until_a_file_tells_of_it_and_when_it_comes_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LEFT_MAX", 0)
+    recorder = recording(tmp_path)
+    for n in range(1, 6):  # no file is made of what is never opened
+        recorder.relay_left(f"app-{n}", n, {})
+    assert len(recorder._relays) == 5
+    recorder.relay_said("app-1", 7, {}, 0)
+    monkeypatch.setattr(recorder._store, "told", lambda: Ledger(recorder._relays))
+    recorder.relay_left("app-6", 1, {})
+    assert list(recorder._relays) == ["app-1"]
+
+
+def test_what_cannot_be_written_at_the_end_is_in_the_last_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = recording(tmp_path)
+    append = Store.append
+    monkeypatch.setattr(
+        Store, "append", lambda self, batch, ledger: batch.num_rows == 0 and append(self, batch, ledger)
+    )
+    recorder.start()
+    for seq in range(1, 6):
+        play(recorder, seq)
+    recorder.relay_said("r", 5, {}, 0)
+    recorder.close(60, whole=True)
+    (capture,) = llmtap.read(tmp_path).integrity().captures
+    assert (capture.missing, capture.unexplained, sum(capture.not_kept.values())) == (5, 0, 5)
+
+
+@pytest.mark.once
+def test_bodies_count_as_long_as_they_are_held_and_no_longer(tmp_path: Path) -> None:
+    recorder = recording(tmp_path, level="full", full_tenants=("*",), memory_bytes=1 << 20)
+    recorder.start()
+    for seq in range(1, 11):  # ten times the bound, one after the other
+        play(recorder, seq, "x" * 900_000)
+        until(lambda n=seq: recorder.state().exchanges == n)  # type: ignore[misc]
+    # Requests whose exchanges never end take their bodies with them.
+    for seq in range(11, 14):
+        body = json.dumps({"messages": [{"role": "user", "content": "y" * 900_000}]}).encode()
+        head = b"POST /v1/chat/completions HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % len(body)
+        observer = Observer("r", seq, 0, 0, head, hear=recorder.hear)
+        observer.request_data(body, 1)
+        observer.request_end(1)
+        until(lambda: recorder.state().waiting == 0)
+        del observer
+    play(recorder, 14, "z" * 900_000)
+    recorder.close(60)
+    assert recorder.state().dropped == {} and recorder.state().unshaped == 0
+    assert [row["level"] for row in rows_of(tmp_path)] == ["full"] * 11
+
+
+def test_two_recorders_of_one_capture_of_which_one_gives_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RETRY_OPEN_NS", 50_000_000)
+    old, new = recording(tmp_path), recording(tmp_path, waits=True)
+    old.start()
+    play(old, 1, relay="r.0.1")
+    until(lambda: old.state().exchanges == 1)
+    new.start()
+    play(new, 1, relay="r.0.2")
+    until(lambda: new.state().waiting == 1)
+    assert new.state().exchanges == 0, "the folder is the old one's"
+    old.give_way()
+    until(lambda: new.state().exchanges == 1)
+    play(old, 2, relay="r.0.1")
+    until(lambda: old.state().exchanges == 2)
+    (aside,) = (tmp_path / ".spool").glob("aside-*")
+    assert list(aside.glob("*.spool"))
+    assert new.state().recovered == 0, "a spool that is written to is not taken for one that was left"
+    play(new, 2, relay="r.0.2")
+    old.relay_said("r.0.1", 2, {}, 0)
+    new.relay_said("r.0.2", 2, {}, 0)
+    old.close(10)
+    new.close(10, whole=True)
+    assert sorted((row["relay"], row["seq"]) for row in rows_of(tmp_path)) == [
+        ("r.0.1", 1), ("r.0.1", 2), ("r.0.2", 1), ("r.0.2", 2),
+    ]  # fmt: skip
+    (capture,) = llmtap.read(tmp_path).integrity().captures
+    assert (capture.present, capture.missing, capture.meters, capture.closed) == (4, 0, 2, True)
+    assert not aside.exists()
+
+
+def test_what_a_killed_one_left_beside_is_found_by_the_next(tmp_path: Path) -> None:
+    old = recording(tmp_path)
+    old.start()
+    old.give_way()
+    play(old)
+    until(lambda: old.state().exchanges == 1)
+    (aside,) = (tmp_path / ".spool").glob("aside-*")
+    (spool,) = aside.glob("*.spool")
+    left = spool.read_bytes()
+    old.close(10)
+    (file,) = tmp_path.glob("*.parquet")
+    file.unlink()
+    aside.mkdir()
+    (aside / spool.name).write_bytes(left)  # as if it had been killed before
+    new = recording(tmp_path)
+    new.start()
+    until(lambda: new.state().recovered == 1)
+    new.close(10)
+    assert len(rows_of(tmp_path)) == 1
+    assert not aside.exists()

@@ -1,0 +1,247 @@
+"""Invariant: whatever was merged and packed meanwhile, a window's figures are those of exactly the exchanges
+that ended in it, worked out anew; and nothing is counted twice."""
+
+import random
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from llmtap.clock import ManualClock
+from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.outcome import Outcome
+from llmtap.meter.options import WINDOWS
+from llmtap.meter.pipeline.windows import BY, LEVELS, Who, Windows, window_name
+from llmtap.metrics.cost import Price
+from llmtap.metrics.latency import measure
+from llmtap.metrics.objectives import Objectives
+from llmtap.metrics.summary import Summary
+from tests.support.streams import streamed
+
+S = 1_000_000_000
+MINUTE = 60 * S
+ANYONE = Who("t", "m")
+
+
+def add(windows: Windows, who: Who = ANYONE, **about: Any) -> None:
+    x = streamed(100, 140, **about)
+    windows.add(x, measure(x), who)
+
+
+def n(windows: Windows, window: str = "1m") -> object:
+    return windows.freeze(window).to_dict()["n"]
+
+
+def within(told: Any, expected: Any, place: str = "") -> None:
+    """Equal, but for the rounding of sums in another order."""
+    if isinstance(expected, dict):
+        assert isinstance(told, dict) and told.keys() == expected.keys(), place
+        for key, value in expected.items():
+            within(told[key], value, f"{place}.{key}")
+    elif isinstance(expected, float):
+        assert told == pytest.approx(expected, rel=1e-9, abs=1e-12), place
+    else:
+        assert told == expected, place
+
+
+def summed(exchanges: Iterable[Exchange]) -> Summary:
+    total = Summary(Objectives.parse("ttft:150ms"))
+    for x in exchanges:
+        total.add(x, measure(x))
+    return total
+
+
+@pytest.mark.once
+def test_an_hour_and_more_of_compressed_time_against_everything_kept() -> None:
+    """Two and a half hours of bursts and silences; every window against a plain list, at random moments."""
+    rng = random.Random(3)
+    clock = ManualClock(now_ns=17 * S)
+    windows = Windows(clock)
+    objectives = Objectives.parse("ttft:150ms")
+    pairs = [Who(t, m, a, "gold") for t in ("a", "b", "c") for m in ("x", "y") for a in ("", "left")]
+    kept: list[tuple[int, Who, Exchange]] = []
+    checked = 0
+    while clock.now_ns < 9_000 * S:
+        quiet = rng.random() < 0.02
+        clock.advance(round((rng.uniform(60, 700) if quiet else rng.expovariate(0.4)) * S))
+        who = rng.choice(pairs)
+        gaps = [rng.randint(1, 90) for _ in range(rng.randint(1, 12))]
+        times = [rng.randint(50, 400)]
+        for gap in gaps:
+            times.append(times[-1] + gap)
+        outcome = rng.choice([Outcome.COMPLETE, Outcome.COMPLETE, Outcome.TRUNCATED])
+        x = streamed(*times, tokens=rng.randint(1, 3), outcome=outcome)
+        m = measure(x)
+        windows.opened()
+        windows.add(x, m, who, objectives, objectives.meets(m, x))
+        kept.append((clock.now_ns, who, x))
+        if rng.random() < 0.03:
+            checked += 1
+            for (name, window_ns), level in zip(WINDOWS.items(), LEVELS, strict=True):
+                since = clock.now_ns - 17 * S
+                start = 17 * S + max(0, since // level.step_ns * level.step_ns - window_ns + level.step_ns)
+                check(windows, name, [row for row in kept if row[0] >= start])
+            check(windows, "all", kept)
+    assert checked > 15
+    assert len(windows) < 100
+
+
+def check(windows: Windows, name: str, rows: list[tuple[int, Who, Exchange]]) -> None:
+    told: Any = windows.freeze(name).to_dict(BY)
+    seconds = told["window"]["seconds"]
+    expected = summed(x for _, _, x in rows)
+    expected.opened = len(rows)
+    by = told.pop("by")
+    assert told.pop("uncertain") == {"n": 0, "included": True}
+    within(told, expected.to_dict(told["window"], seconds), name)
+    for label, index in (("tenant", 0), ("model", 1), ("arm", 2), ("class", 3)):
+        names = {who[index] for _, who, _ in rows if who[index]}
+        assert by[label].keys() == names
+        for part in names:
+            mine = summed(x for _, who, x in rows if who[index] == part)
+            within(by[label][part], mine.to_dict(told["window"], seconds), f"{name} {label} {part}")
+    assert sum(part["n"] for part in by["series"]) == len(rows)
+    rates = windows.rates()
+    if name in rates:
+        assert rates[name].n == len(rows)
+        within(rates[name].goodput_rps, told["goodput"] and told["goodput"]["requests_per_second"])
+        within(rates[name].smooth_goodput_tps, told["smooth_goodput"]["tokens_per_second"])
+
+
+@pytest.mark.once
+def test_an_exchange_leaves_one_window_after_the_other_and_stays_in_the_totals() -> None:
+    clock = ManualClock()
+    windows = Windows(clock)
+    add(windows)
+    seen: dict[str, float] = {}
+    for second in range(3_700):
+        for name in (*WINDOWS, "all"):
+            if windows.freeze(name).to_dict(())["n"]:
+                seen[name] = second
+        clock.advance(S)
+        windows.tidy()
+    assert seen == {"10s": 9, "1m": 59, "5m": 299, "1h": 3_599, "all": 3_699}
+
+
+def test_a_quiet_hour_empties_the_windows() -> None:
+    clock = ManualClock()
+    windows = Windows(clock)
+    add(windows)
+    clock.advance(3_601 * S)
+    add(windows)
+    out: Any = windows.freeze("1m").to_dict()
+    assert out["n"] == 1
+    assert out["window"]["seconds"] == pytest.approx(56.0)
+    assert [n(windows, name) for name in ("10s", "5m", "1h", "all")] == [1, 1, 1, 2]
+
+
+def test_the_window_says_what_time_it_is_of_and_how_late_relays_ran() -> None:
+    clock = ManualClock(now_ns=100 * S, wall_offset_ns=1_700_000_000 * S)
+    windows = Windows(clock)
+    windows.lagged(3_000_000)
+    clock.advance(2 * S)
+    windows.lagged(2_000_000)
+    out: Any = windows.freeze("1m").to_dict()
+    assert out["window"] == {
+        "name": "1m", "seconds": 2.0, "start": "2023-11-14T22:15:00Z", "end": "2023-11-14T22:15:02Z",
+        "lag_max": 0.003,
+    }  # fmt: skip
+    assert out["uncertainty"] == 0.003
+    assert windows.rates()["10s"].lag_ns == 3_000_000
+    clock.advance(MINUTE)
+    assert windows.freeze("1m").to_dict()["uncertainty"] is None
+    frozen = windows.freeze("all")
+    assert (frozen.name, frozen.seconds, frozen.to_dict()["uncertainty"]) == ("all", 62.0, 0.003)
+
+
+def test_load_counts_what_began_and_what_ended() -> None:
+    clock = ManualClock()
+    windows = Windows(clock)
+    for _ in range(4):
+        windows.opened()
+    add(windows)
+    clock.advance(2 * S)
+    expected = {"mode": "live", "offered_rps": 2.0, "achieved_rps": 0.5}
+    assert windows.freeze("1m").to_dict()["load"] == expected
+    assert windows.freeze("all").to_dict()["load"] == expected
+
+
+def test_by_gives_the_same_for_each_tenant_model_arm_and_class() -> None:
+    clock = ManualClock()
+    windows = Windows(clock)
+    add(windows, Who("a", "m1", "left", "gold"))
+    clock.advance(5 * S)
+    add(windows, Who("a", "m2", "right", "gold"))
+    add(windows, Who("b", "m1"))
+    out: Any = windows.freeze("1m").to_dict(BY)
+    by = out["by"]
+    series = by.pop("series")
+    assert {label: {name: part["n"] for name, part in parts.items()} for label, parts in by.items()} == {
+        "tenant": {"a": 2, "b": 1}, "model": {"m1": 2, "m2": 1}, "arm": {"left": 1, "right": 1},
+        "class": {"gold": 2},
+    }  # fmt: skip
+    assert by["tenant"]["a"].keys() == out.keys() - {"by", "uncertain"}
+    assert [(s["tenant"], s["model"], s["arm"], s["class"], s["n"]) for s in series] == [
+        ("a", "m1", "left", "gold", 1), ("a", "m2", "right", "gold", 1), ("b", "m1", None, None, 1),
+    ]  # fmt: skip
+    assert windows.freeze("1m").to_dict(("model",))["by"].keys() == {"model"}  # type: ignore[attr-defined]
+
+
+def test_what_is_uncertain_is_counted_and_can_be_left_out() -> None:
+    windows = Windows(ManualClock())
+    add(windows)
+    add(windows, Who("t", "m", uncertain=True))
+    all_, certain = windows.freeze("1m").to_dict(), windows.freeze("1m").to_dict(certain=True)
+    assert (all_["n"], all_["uncertain"]) == (2, {"n": 1, "included": True})
+    assert (certain["n"], certain["uncertain"]) == (1, {"n": 1, "included": False})
+    assert windows.rates()["1m"].uncertain == 1
+
+
+def test_costs_are_of_the_whole_and_parts_pay_for_their_tokens() -> None:
+    clock = ManualClock()
+    windows = Windows(clock)
+    add(windows, Who("a", "m"), tokens=50)
+    clock.advance(36 * S)
+    out: Any = windows.freeze("1m").to_dict(("tenant",), price=Price(2, 5.0, 0.0, 100.0, "EUR"))
+    assert (out["cost"]["gpu_seconds"], out["cost"]["spent"]) == (72.0, pytest.approx(0.1 + 0.01))
+    assert out["by"]["tenant"]["a"]["cost"]["spent"] == pytest.approx(0.01)
+    only_gpus: Any = windows.freeze("1m").to_dict(("tenant",), price=Price(2, 5.0))
+    assert only_gpus["by"]["tenant"]["a"]["cost"] is None
+
+
+def test_what_is_frozen_does_not_change() -> None:
+    clock = ManualClock()
+    windows = Windows(clock)
+    add(windows)
+    clock.advance(6 * S)
+    add(windows)
+    frozen = windows.freeze("all")
+    before = frozen.to_dict()
+    for _ in range(30):
+        windows.opened()
+        windows.lagged(9_000_000)
+        add(windows)
+        clock.advance(4 * S)
+    assert frozen.to_dict() == before
+
+
+def test_readers_do_not_make_slices_without_end() -> None:
+    clock = ManualClock()
+    windows = Windows(clock)
+    for _ in range(300):
+        add(windows)
+        windows.freeze("10s")
+        windows.freeze("10s")
+        clock.advance(S // 10)
+    windows.tidy()
+    assert len(windows) < 40
+    assert n(windows) == 300
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("1m", "1m"), ("60s", "1m"), ("60", "1m"), ("3600s", "1h"), ("10s", "10s"), ("all", "all"),
+     ("90s", None), ("", None), ("-1", None), ("soon", None)],
+)  # fmt: skip
+def test_a_window_is_named_or_told_by_its_length(text: str, name: str | None) -> None:
+    assert window_name(text) == name

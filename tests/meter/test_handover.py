@@ -1,0 +1,153 @@
+"""Two meters, of which one takes over: who asks is answered by it, and every exchange is counted there."""
+
+import json
+import os
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmtap.channel.frames import ACK
+from llmtap.meter.shutdown import HAND_OVER
+from tests.meter.test_process import Meter, finish, joined, wait_for
+from tests.support.relay_status import relay_status
+from tests.support.tap_frames import Script
+
+Make = Callable[..., Meter]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    made: list[Meter] = []
+
+    def begin(name: str, **more: Any) -> Meter:
+        folder = tmp_path / name
+        folder.mkdir()
+        made.append(Meter(folder, **more))
+        return made[-1]
+
+    yield begin
+    for meter in made:
+        if meter.process.poll() is None:
+            meter.process.kill()
+            meter.stop()
+        meter.admin.close()
+
+
+def hand_over(old: Meter, path: str) -> None:
+    assert old.process.stdin is not None
+    old.process.stdin.write(HAND_OVER + path.encode() + b"\n")
+    old.process.stdin.flush()
+
+
+def relays_of(meter: Meter) -> dict[str, Any]:
+    return dict(json.loads(meter.get("/api/v1/summary?window=all"))["relays"])
+
+
+def test_the_old_one_measures_to_the_end_and_the_new_one_counts(make: Make) -> None:
+    old, new = make("old"), make("new")
+    with joined(old) as relay:
+        hand_over(old, new.path)
+        wait_for(lambda: relays_of(new).get("r0", {}).get("opened") == 1)
+        assert relays_of(new)["r0"]["connected"]
+        finish(relay)
+        relay.sendall(Script().status(relay_status(opened=1, measured=1, draining=True)).pack(3))
+        assert relay.recv(ACK.size) == ACK.pack(3)
+    status, log = old.stop()
+    assert status == 0, log
+    assert "event=exchange id=r0-1" in log
+    assert os.path.exists(old.path), "it may be the other one's by now"
+    told = relays_of(new)["r0"]
+    assert (told["opened"], told["measured"], told["unsettled"], told["dropped"]) == (1, 1, 0, {})
+    assert not told["connected"]
+    assert json.loads(new.get("/api/v1/summary?window=all"))["n"] == 0, "measured there"
+    assert b'llmtap_tap_measured_exchanges_total{relay="r0"} 1.0' in new.get("/metrics")
+
+
+def test_who_is_connected_is_sent_to_the_other_one(make: Make) -> None:
+    old, new = make("old"), make("new")
+    with joined(old) as relay:
+        assert old.get("/healthz") == b"ok\n"
+        with socket.create_connection(old.admin.getsockname()) as scraper:
+            scraper.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            assert b"200 OK" in scraper.recv(1_000)
+            hand_over(old, new.path)
+            scraper.settimeout(30)
+            assert scraper.recv(1_000) == b"", "a connection that is kept would show old figures"
+        finish(relay)
+    assert old.stop()[0] == 0
+
+
+def test_a_relay_that_dies_in_the_drain_is_counted_as_lost(make: Make) -> None:
+    old, new = make("old"), make("new")
+    with joined(old):
+        hand_over(old, new.path)
+        wait_for(lambda: "r0" in relays_of(new))
+    assert old.stop()[0] == 0
+    told = relays_of(new)["r0"]
+    assert (told["opened"], told["measured"], told["unsettled"]) == (1, 0, 0)
+    assert told["dropped"] == {"relay_lost": 1}
+
+
+def test_a_term_to_the_whole_group_does_not_hurry_it(make: Make) -> None:
+    old, new = make("old"), make("new")
+    with joined(old) as relay:
+        hand_over(old, new.path)
+        wait_for(lambda: "r0" in relays_of(new))
+        old.process.terminate()
+        with pytest.raises(subprocess.TimeoutExpired):
+            old.process.wait(timeout=0.5)
+        finish(relay)
+    assert old.stop()[0] == 0
+
+
+def test_a_successor_that_is_away_or_of_another_kind_holds_nothing_up(make: Make, tmp_path: Path) -> None:
+    old = make("old")
+    with joined(old) as relay:
+        hand_over(old, str(tmp_path / "nobody.sock"))
+        finish(relay)
+    assert old.stop()[0] == 0
+
+    other = make("other")
+    came: list[int] = []
+    with socket.socket(socket.AF_UNIX) as stranger, joined(other) as relay:
+        stranger.bind(str(tmp_path / "stranger.sock"))
+        stranger.listen()
+
+        def hang_up() -> None:
+            while True:
+                try:
+                    connection, _ = stranger.accept()
+                except OSError:
+                    return
+                came.append(1)
+                connection.recv(1)
+                connection.close()
+
+        thread = threading.Thread(target=hang_up, daemon=True)
+        thread.start()
+        hand_over(other, str(tmp_path / "stranger.sock"))
+        wait_for(lambda: bool(came))
+        finish(relay)
+        relay.close()
+        assert other.stop()[0] == 0
+        assert came == [1], "who does not understand is not asked again"
+        stranger.shutdown(socket.SHUT_RDWR)
+        thread.join(10)
+
+
+def test_one_that_takes_over_answers_when_its_relay_is_ready(make: Make) -> None:
+    new = make("new", takes_over=True)
+    answers: list[bytes] = []
+    asking = threading.Thread(target=lambda: answers.append(new.get("/readyz")), daemon=True)
+    asking.start()  # it waits at the port, where until then another meter answers
+    with socket.socket(socket.AF_UNIX) as relay:
+        relay.connect(new.path)
+        relay.sendall(Script().hello().status(relay_status()).pack(1))
+        assert relay.recv(ACK.size) == ACK.pack(1)
+        asking.join(30)
+    assert answers == [b"ready\n"]

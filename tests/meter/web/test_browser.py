@@ -1,0 +1,303 @@
+"""The dashboard in a real browser: it shows what the API says, and takes nothing from traffic for markup."""
+
+import asyncio
+import json
+import random
+from unittest import mock
+
+import aiohttp
+import pytest
+
+from llmtap.meter.pipeline import recent_exchanges as kept
+from llmtap.metrics.deadlines import reader_wait_ns
+from llmtap.sim.server.options import SimOptions
+from llmtap.units import Duration
+from tests.support.browser import CHROMIUM, Page, browser
+from tests.support.dashboard import TITLES, VIEWS, a_tally, is_live, play, reads, served, shown, under_way
+from tests.support.live_proxy import live_proxy
+from tests.support.sim_engine import ask_chat, engine
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
+
+MS = 1_000_000
+HOSTILE = '<img src=x onerror="window.pwned=1"><script>window.pwned=1</script>'
+TENANTS = "document.querySelector('#main tbody').rows.length"
+COUNTS = "document.querySelector('.counts').textContent"
+INKS = """() => {
+  const tape = document.querySelector("canvas.tape");
+  const { data } = tape.getContext("2d").getImageData(0, 0, tape.width, tape.height);
+  const seen = new Set();
+  for (let i = 0; i < data.length; i += 4) if (data[i + 3]) seen.add(data.slice(i, i + 3).join());
+  return seen.size;
+}"""
+"""Colours on the tape."""
+
+
+def test_every_view_shows_figures_and_complains_of_nothing() -> None:
+    tally = a_tally()
+
+    async def scene(page: Page, url: str) -> None:
+        under_way(tally)
+        await page.open(url)
+        await is_live(page)
+        for number, (view, title) in enumerate(zip(VIEWS, TITLES, strict=True), 1):
+            await page.press(str(number))
+            await page.until(f"location.hash === '#{view}'")
+            await reads(page, title)
+            await is_live(page)
+        await page.press("1")
+        await page.until("document.querySelectorAll('#main .plot .main-svg').length >= 4")
+        text = await shown(page)
+        for words in (
+            "TTFT",
+            "option",
+            "User idle",
+            "20 tokens/s",
+            "Smooth goodput",
+            "n 200",
+            "few",
+            "acme",
+            "zebra",
+            "refused 22",
+        ):
+            assert words in text, words
+        await page.press("2")
+        await page.until(f"{COUNTS}.startsWith('2 under way')")
+        assert "1 waiting, 0 streaming, 1 stalled" in await page.look(COUNTS)
+        await page.until("window.llmtap.renders.some((one) => one.name === 'tape')")
+        await page.press("5")
+        await page.until("document.querySelectorAll('.forest .row').length === 2")
+        await page.press("6")
+        await page.until(
+            "document.querySelector('#main > div:not([hidden])').innerText.includes('overflow 5')"
+        )
+        assert page.problems == []
+        assert await page.look("window.llmtap.errors") == []
+        assert {request.split("/")[2] for request in page.requests if not request.startswith("data:")} == {
+            url.split("/")[2]
+        }
+        renders = await page.look("window.llmtap.renders")
+        assert {"overview", "streams", "live", "tape"} <= {render["name"] for render in renders}
+
+    play(scene, tally)
+
+
+def test_an_exchange_is_inspected_chunk_by_chunk() -> None:
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url + "#exchanges")
+        await page.until("document.querySelectorAll('#main tbody a').length > 50")
+        await page.look(
+            "[...document.querySelectorAll('#main tbody a')].find((a) => a.textContent === 'r-200').click()"
+        )
+        await page.until("document.querySelector('.facts dl')")
+        await page.until("document.querySelector('.plot.tall .main-svg')")
+        text = await shown(page)
+        for words in ("Exchange r-200", "user idle", "waits", "chunk", "deadline", "content", "late by"):
+            assert words in text, words
+        rows = await page.look(
+            "document.querySelectorAll('main > div:not([hidden]) > div:not([hidden]) table tbody tr').length"
+        )
+        assert rows == 40
+        asked = f"{url}api/v1/exchanges?id=r-200"
+        async with aiohttp.ClientSession() as session, session.get(asked) as answer:
+            told = (await answer.json())["exchanges"][0]
+        idle = told["metrics"]["user_idle"]
+        drawn = await page.look(
+            "import('/assets/reader.js').then(async ({ follow }) => {"
+            " const told = await (await fetch('/api/v1/exchanges?id=r-200&events=1')).json();"
+            " const x = told.exchanges[0];"
+            " return follow(x.events, x.timeline.submit, 0.05, x.tokens.output).idle; })"
+        )
+        assert drawn == pytest.approx(idle, abs=1e-6)
+        await page.open(url + "#exchanges/r-999")
+        await reads(page, "r-999 is not kept")
+        assert page.problems == []
+
+    play(scene)
+
+
+def test_an_exchange_that_comes_in_several_answers_is_shown_whole() -> None:
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url + "#exchanges/r-200")
+        await page.until("document.querySelector('.facts dl')")
+        rows = (
+            "document.querySelectorAll('main > div:not([hidden]) > div:not([hidden]) table tbody tr').length"
+        )
+        await page.until(f"{rows} === 40")
+        assert sum("r-200" in asked for asked in page.requests if "/exchanges?" in asked) == 6
+        assert page.problems == []
+
+    with mock.patch.multiple(kept, PAGE_BYTES_MAX=1, EVENTS_SLICE=7):
+        play(scene)
+
+
+def test_the_reader_of_the_page_is_the_reader_of_the_metrics() -> None:
+    rng = random.Random(3)
+    cases = []
+    for _ in range(50):
+        times = sorted(rng.randrange(0, 5_000 * MS) for _ in range(rng.randrange(1, 80)))
+        submit = rng.randrange(-1_000 * MS, 100 * MS)
+        cases.append((times, submit, reader_wait_ns(times, submit) / 1e9))
+
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url)
+        await is_live(page)
+        asked = [
+            ([{"t": t / 1e9, "class": "content", "tokens": 1} for t in times], submit / 1e9)
+            for times, submit, _ in cases
+        ]
+        found = await page.look(
+            "import('/assets/reader.js').then(({ follow }) =>"
+            f" {json.dumps(asked)}.map(([events, submit]) => follow(events, submit, 0.05).idle))"
+        )
+        assert found == pytest.approx([idle for _, _, idle in cases], abs=1e-6)
+
+    play(scene)
+
+
+def test_names_from_traffic_are_text_everywhere() -> None:
+    tally = a_tally(tenant=HOSTILE, model=HOSTILE, arm="marked")
+
+    async def scene(page: Page, url: str) -> None:
+        under_way(tally, HOSTILE)
+        await page.open(url)
+        for number in "123456":
+            await page.press(number)
+            await is_live(page)
+            if number in "1234":
+                await reads(page, "onerror=")
+        for where in ("#exchanges/r-199", f"#exchanges/{HOSTILE}", "#<img src=x onerror=window.pwned=1>"):
+            await page.open(url + where)
+            await is_live(page)
+        await page.look("new Promise((done) => setTimeout(done, 300))")
+        assert await page.look("window.pwned") is None
+        assert await page.look("document.querySelectorAll('main img, main script').length") == 0
+        assert page.problems == []
+
+    play(scene, tally)
+
+
+def test_with_a_token_the_page_asks_for_it_and_tells_nobody() -> None:
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url)
+        await page.until("document.getElementById('token-dialog')?.open")
+
+        async def answer(token: str) -> None:
+            await page.look(
+                f"document.getElementById('token').value = {json.dumps(token)};"
+                " document.getElementById('token-form').requestSubmit()"
+            )
+
+        await answer("wrong")
+        await page.until("document.getElementById('token-problem').textContent.includes('refused')")
+        await answer("s3cret")
+        await reads(page, "n 200")
+        await is_live(page)
+        assert await page.look("sessionStorage.getItem('llmtap.token')") == "s3cret"
+        assert await page.look("document.cookie + JSON.stringify(localStorage)") == "{}"
+        assert not [request for request in page.requests if "s3cret" in request]
+        assert (await page.send("Network.getCookies"))["cookies"] == []
+        # Again in the same tab: nobody is asked.
+        await page.open(url + "?again")
+        await reads(page, "n 200")
+        assert not await page.look("document.getElementById('token-dialog').open")
+        # The browser itself reports the refused requests; nothing else may be said.
+        assert [problem for problem in page.problems if "401" not in problem] == []
+
+    play(scene, token="s3cret")
+
+
+def test_what_goes_wrong_is_said_and_what_is_old_is_marked() -> None:
+    tally = a_tally()
+
+    async def run() -> None:
+        async with asyncio.timeout(240), browser() as running:
+            page = await running.page()
+            async with served(tally) as url:
+                await page.open(url)
+                await reads(page, "n 200")
+            await page.until("document.getElementById('status').dataset.state === 'failed'")
+            assert "does not answer" in await page.look("document.getElementById('status').innerText")
+            await page.until("document.getElementById('main').classList.contains('stale')")
+            assert "old" in await page.look("document.getElementById('status').innerText")
+            assert "n 200" in await shown(page), "the last figures stay"
+
+    asyncio.run(run())
+
+
+def test_keys_filter_theme_and_a_small_screen() -> None:
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url)
+        await is_live(page)
+        await page.press("/")
+        assert await page.look("document.activeElement.id") == "filter"
+        for letter in "zeb":
+            await page.press(letter)
+        await page.until(f"{TENANTS} === 1")
+        assert "zebra" in await shown(page)
+        await page.press("Escape")
+        await page.until(f"{TENANTS} === 2")
+        await page.look("document.querySelector('#main th button').click()")
+        assert await page.look("document.querySelector('#main th[aria-sort]').textContent") == "name"
+        await page.press("?")
+        assert await page.look("document.getElementById('help').open")
+        await page.press("Escape")
+        await page.look("document.getElementById('help').close()")
+        ground = "getComputedStyle(document.body).backgroundColor"
+        await page.look("document.activeElement.blur()")
+        light = await page.look(ground)
+        await page.press("t")
+        await page.press("t")
+        assert await page.look("document.documentElement.dataset.theme") == "dark"
+        assert await page.look(ground) != light
+        await page.press("ArrowRight")
+        await page.until("location.hash === '#streams'")
+        await page.press("ArrowLeft")
+        await page.until("location.hash === '#overview'")
+        await page.screen(375, 700, scale=2)
+        for view in VIEWS:
+            await page.look(f"location.hash = '{view}'")
+            await is_live(page)
+            assert await page.look("document.scrollingElement.scrollWidth") <= 375, view
+        for landmark in ("header", "nav[aria-label]", "main", "[aria-live=polite]"):
+            assert await page.look(f"document.querySelectorAll('{landmark}').length") == 1, landmark
+        named = "(table) => table.caption && table.querySelector('thead th[scope=col]')"
+        assert await page.look(f"[...document.querySelectorAll('main table')].every({named})")
+        assert page.problems == []
+
+    play(scene)
+
+
+def test_two_hundred_streams_through_a_real_tap_are_seen_live() -> None:
+    slow = SimOptions(ttft=Duration(200 * MS), itl=Duration(250 * MS), tokens=2_000)
+
+    async def ask(session: aiohttp.ClientSession, url: str) -> None:
+        async with session.post(url, json=ask_chat(stream=True)) as answer:
+            async for _ in answer.content.iter_any():
+                pass
+
+    async def run() -> None:
+        async with (
+            asyncio.timeout(240),
+            engine(slow) as sim,
+            live_proxy(sim.url) as proxy,
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
+            browser() as running,
+        ):
+            target = f"http://127.0.0.1:{proxy.listen}/v1/chat/completions"
+            asking = [asyncio.create_task(ask(session, target)) for _ in range(200)]
+            page = await running.page()
+            await page.screen(1_280, 900)
+            await page.open(f"http://127.0.0.1:{proxy.admin}/#streams")
+            await page.until(f"{COUNTS}.startsWith('200 under way: ')")
+            await page.until("document.querySelectorAll('main > div:not([hidden]) tbody tr').length === 50")
+            await page.until("window.llmtap.renders.filter((one) => one.name === 'streams').length >= 3")
+            await page.until("window.llmtap.renders.filter((one) => one.name === 'tape').length >= 10")
+            # Something of the chunks has been drawn: the canvas is not of one colour.
+            await page.until(f"({INKS})() >= 2")
+            assert page.problems == []
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+
+    asyncio.run(run())

@@ -1,0 +1,196 @@
+"""Lists on the dashboard: what a filter finds and denies, rows that hold still, the way back to one."""
+
+import json
+
+import pytest
+
+from llmtap.meter.options import MeterOptions
+from llmtap.meter.pipeline.tally import Tally
+from tests.support.browser import CHROMIUM, Page
+from tests.support.dashboard import an_empty_tally, is_live, own_clock, play, reads, shown
+from tests.support.streams import streamed
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
+
+LISTED = "[...document.querySelectorAll('main > div:not([hidden]) tbody a')].map((a) => a.textContent)"
+SAID = "document.querySelector('main > div:not([hidden]) .bar .counts').textContent"
+FOCUS = "document.activeElement"
+
+
+def ended(tally: Tally, *, seqs: range, tenant: str = "common") -> Tally:
+    """These have ended, one after the other."""
+    for seq in seqs:
+        tally.opened()
+        tally.ended(streamed(100, 140, 2_000, seq=seq, tenant=tenant))
+    return tally
+
+
+async def filter_by(page: Page, words: str) -> None:
+    await page.look(
+        f"(() => {{ const field = document.getElementById('filter'); field.value = {json.dumps(words)};"
+        " field.dispatchEvent(new Event('input')); })()"
+    )
+
+
+async def move_mouse_to(page: Page, selector: str) -> None:
+    box = await page.look(
+        f"(({{ left, top, width, height }}) => [left + Math.min(20, width / 2), top + height / 2])"
+        f"(document.querySelector({json.dumps(selector)}).getBoundingClientRect())"
+    )
+    await page.send("Input.dispatchMouseEvent", type="mouseMoved", x=box[0], y=box[1])
+
+
+def test_a_filter_finds_what_is_kept_and_not_among_the_newest_hundred() -> None:
+    tally = ended(an_empty_tally(), seqs=range(1, 3), tenant="rare")
+    ended(tally, seqs=range(3, 303))
+
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url + "#exchanges")
+        await page.until(f"{SAID} === 'the newest 100 kept, the last to end first'")
+        await filter_by(page, "rar")
+        await page.until(f"{LISTED}.join() === 'r-2,r-1'")
+        assert await page.look(SAID) == "2 of all 302 kept fit the filter"
+        await filter_by(page, "nobody")
+        await reads(page, "None of those kept fits.")
+        await filter_by(page, "")
+        await page.until(f"{SAID} === 'the newest 100 kept, the last to end first'")
+        assert page.problems == []
+
+    play(scene, tally)
+
+
+def test_of_more_than_can_be_asked_for_only_those_are_denied_that_were_looked_at() -> None:
+    tally = Tally(MeterOptions(exchanges_kept=2_000), an_empty_tally().clock)
+    ended(tally, seqs=range(1, 2), tenant="rare")
+    ended(tally, seqs=range(2, 1_003))
+
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url + "#exchanges")
+        await page.until(f"{LISTED}.length === 100")
+        await filter_by(page, "rare")
+        await reads(page, "None of the newest 1,000 kept fits.")
+        assert page.problems == []
+
+    play(scene, tally)
+
+
+def test_rows_hold_still_for_the_keyboard_and_go_on_when_it_leaves() -> None:
+    tally = ended(an_empty_tally(), seqs=range(1, 121))
+
+    async def scene(page: Page, url: str) -> None:
+        await page.send("Emulation.setFocusEmulationEnabled", enabled=True)
+        await page.open(url + "#exchanges")
+        await page.until(f"{LISTED}[0] === 'r-120'")
+        await page.look("document.querySelectorAll('main > div:not([hidden]) tbody a')[80].focus()")
+        assert await page.look(f"{FOCUS}.textContent") == "r-40"
+        ended(tally, seqs=range(121, 171))
+        await page.until(f"{SAID}.endsWith('held while you are in it; 50 newer')")
+        assert await page.look(f"{FOCUS}.textContent") == "r-40"
+        assert await page.look(f"{LISTED}[0]") == "r-120"
+        await page.press("Escape")
+        await page.until(f"{LISTED}[0] === 'r-170'")
+        assert "held" not in await page.look(SAID)
+        assert page.problems == []
+
+    play(scene, tally)
+
+
+def test_rows_hold_still_under_the_mouse() -> None:
+    tally = ended(an_empty_tally(), seqs=range(1, 21))
+
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url + "#exchanges")
+        await page.until(f"{LISTED}[0] === 'r-20'")
+        await move_mouse_to(page, "main > div:not([hidden]) tbody a")
+        ended(tally, seqs=range(21, 24))
+        await page.until(f"{SAID}.endsWith('held while you are in it; 3 newer')")
+        assert await page.look(f"{LISTED}[0]") == "r-20"
+        await move_mouse_to(page, "h1")
+        await page.until(f"{LISTED}[0] === 'r-23'")
+        assert page.problems == []
+
+    play(scene, tally)
+
+
+def test_escape_leads_from_an_exchange_to_its_row_and_place() -> None:
+    tally = ended(an_empty_tally(), seqs=range(1, 101))
+
+    async def scene(page: Page, url: str) -> None:
+        await page.send("Emulation.setFocusEmulationEnabled", enabled=True)
+        await page.open(url + "#exchanges")
+        await page.until(f"{LISTED}.length === 100")
+        await page.look("window.link = document.querySelectorAll('main > div:not([hidden]) tbody a')[70]")
+        await page.look("link.focus()")
+        place = await page.look("scrollY")
+        assert place > 500
+        await page.press("Enter")
+        await page.until("location.hash === '#exchanges/r-30'")
+        await reads(page, "Exchange r-30")
+        assert await page.look("document.title") == "r-30 \N{MIDDLE DOT} llmtap"
+        await page.press("Escape")
+        await page.until("location.hash === '#exchanges'")
+        await page.until(f"{FOCUS}.textContent === 'r-30'")
+        assert await page.look("scrollY") == place
+        assert await page.look("document.title") == "Exchanges \N{MIDDLE DOT} llmtap"
+        assert page.problems == []
+
+    play(scene, tally)
+
+
+def test_the_list_says_when_each_ended_in_what_zone() -> None:
+    tally = ended(an_empty_tally(), seqs=range(1, 2))
+
+    async def scene(page: Page, url: str) -> None:
+        await own_clock(page)
+        await page.send("Emulation.setTimezoneOverride", timezoneId="Etc/GMT-3")
+        await page.open(url + "#exchanges")
+        await reads(page, "ended, GMT+3")
+        await page.until(f"{LISTED}.length === 1")
+        cell = "document.querySelectorAll('main > div:not([hidden]) tbody td')[0]"
+        # It arrived at 22:13:20 UTC, and took 2 s.
+        assert await page.look(f"{cell}.textContent") == "01:13:22"
+        assert await page.look(f"{cell}.title") == "arrived 2023-11-14T22:13:20.000Z"
+        assert page.problems == []
+
+    play(scene, tally)
+
+
+def test_a_wide_table_keeps_its_names_and_tells_what_is_cut_off() -> None:
+    name = "a-tenant-whose-name-is-longer-than-its-cell-" + "x" * 40
+    tally = ended(an_empty_tally(), seqs=range(1, 20), tenant=name)
+
+    async def scene(page: Page, url: str) -> None:
+        await page.screen(700, 900)
+        await page.open(url)
+        await reads(page, name)
+        await page.look("document.querySelector('main .scroll').scrollLeft = 300")
+        cell = "document.querySelector('main tbody th')"
+        left = f"{cell}.getBoundingClientRect().left - {cell}.closest('.scroll').getBoundingClientRect().left"
+        assert await page.look("document.querySelector('main .scroll').scrollLeft") == 300
+        assert await page.look(left) == 0
+        await move_mouse_to(page, "main tbody th")
+        await page.until(f"{cell}.title === {json.dumps(name)}")
+        assert page.problems == []
+
+    play(scene, tally)
+
+
+def test_a_filter_says_which_figures_it_does_not_touch() -> None:
+    tally = ended(an_empty_tally(), seqs=range(1, 20))
+    words = "The filter is for the table: cards and charts are of all traffic."
+
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url)
+        await reads(page, "n 19")
+        await is_live(page)
+        assert words not in await shown(page)
+        await filter_by(page, "nobody")
+        await reads(page, words)
+        await reads(page, "No tenant fits the filter.")
+        assert "n 19" in await shown(page)
+        await page.look("location.hash = 'chunking'")
+        await reads(page, "How answers are cut")
+        await reads(page, words)
+        assert page.problems == []
+
+    play(scene, tally)

@@ -1,0 +1,72 @@
+"""The scripts of the page, as far as they can be judged without a browser: they parse, imports are right.
+
+Nobody needs Node for it; where there is one, it parses every module.
+"""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+STATIC = Path(__file__).parents[3] / "llmtap" / "web" / "static"
+SCRIPTS = sorted(STATIC.glob("*.js"))
+LINE_MAX = 110
+NODE = shutil.which("node")
+IMPORT = re.compile(r"^import \{([^}]*)\} from \"\./([\w.]+)\";", re.M)
+EXPORT = re.compile(r"^export (?:async )?(?:function\*?|class|const|let) (\w+)", re.M)
+DECLARED = re.compile(r"^(?:export )?(?:async )?(?:function\*?|class|const|let) (\w+)", re.M)
+
+
+def names(text: str) -> list[str]:
+    """What is between the braces of an import."""
+    return [name for name in re.split(r"[\s,]+", text) if name]
+
+
+def test_lines_are_as_long_as_ours() -> None:
+    for part in sorted(STATIC.iterdir()):
+        for number, line in enumerate(part.read_text(encoding="utf-8").splitlines(), 1):
+            assert len(line) <= LINE_MAX, f"{part.name}:{number} has {len(line)} characters"
+            assert line == line.rstrip(), f"{part.name}:{number} ends in blanks"
+            assert "\t" not in line, f"{part.name}:{number} has a tab"
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+def test_every_import_is_exported_there_and_used_here(script: Path) -> None:
+    text = script.read_text(encoding="utf-8")
+    found = IMPORT.findall(text)
+    assert len(found) == len(re.findall(r"^import\b", text, re.M)), "an import that is not understood"
+    rest = IMPORT.sub("", text)
+    for wanted, module in found:
+        exported = set(EXPORT.findall((STATIC / module).read_text(encoding="utf-8")))
+        for name in names(wanted):
+            assert name in exported, f"{module} exports no {name}"
+            assert re.search(rf"\b{name}\b", rest), f"{name} of {module} is not used"
+    told = [name for wanted, _ in found for name in names(wanted)]
+    assert len(told) == len(set(told)), "imported twice"
+
+
+def test_what_a_module_declares_somebody_uses() -> None:
+    texts = {script.name: script.read_text(encoding="utf-8") for script in SCRIPTS}
+    for module, text in texts.items():
+        exported = set(EXPORT.findall(text))
+        others = " ".join(other for name, other in texts.items() if name != module)
+        for name in DECLARED.findall(text):
+            uses = len(re.findall(rf"\b{name}\b", text)) - 1
+            assert uses or (name in exported and re.search(rf"\b{name}\b", others)), f"{module}: {name}"
+            if name in exported:
+                assert re.search(rf"\b{name}\b", others), f"{module} exports {name}, and nobody imports it"
+
+
+@pytest.mark.skipif(NODE is None, reason="there is no node")
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+def test_node_can_parse_it(script: Path, tmp_path: Path) -> None:
+    assert NODE is not None
+    text = script.read_text(encoding="utf-8")
+    # By its name node knows a module, whose rules are the stricter ones.
+    kind = ".mjs" if re.search(r"^(?:im|ex)port\b", text, re.M) else ".cjs"
+    module = tmp_path / script.with_suffix(kind).name
+    module.write_text(text, encoding="utf-8")
+    done = subprocess.run([NODE, "--check", str(module)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,399 @@
+"""What the dashboard says where there is nothing, where something is amiss, and of a stream under way."""
+
+import asyncio
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from llmtap import native
+from llmtap.clock import ManualClock
+from llmtap.meter.options import MeterOptions, SloOptions
+from llmtap.meter.pipeline.assembler import Assembler
+from llmtap.meter.pipeline.tally import Tally
+from tests.support.browser import CHROMIUM, Page
+from tests.support.dashboard import (
+    HELLO,
+    VIEWS,
+    an_empty_tally,
+    is_live,
+    own_clock,
+    play,
+    reads,
+    shown,
+    under_way,
+)
+from tests.support.experiments import an_experiment
+from tests.support.streams import streamed
+from tests.support.tap_frames import Script
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
+
+S = 1_000_000_000
+DASH = "\N{EN DASH}"
+STATUS = "document.getElementById('status')"
+ROWS = "document.querySelectorAll('main > div:not([hidden]) tbody tr').length"
+FIGURES = """Object.fromEntries([...document.querySelectorAll("main > div:not([hidden]) .card")].map(
+  (card) => [card.querySelector("dt").textContent, card.querySelector(".value").textContent]))"""
+"""The figure of each card by its name."""
+LISTENER = """addEventListener("DOMContentLoaded", () => {
+  const node = document.getElementById("said");
+  window.heard = [];
+  const about = { childList: true, characterData: true, subtree: true };
+  new MutationObserver(() => window.heard.push(node.textContent)).observe(node, about);
+})"""
+"""Keeps all that screen readers are told."""
+
+
+async def view(page: Page, name: str) -> str:
+    """What the view says once it is live."""
+    await page.look(f"location.hash = '{name}'")
+    await page.until(f"document.querySelector('#tabs a[aria-current]').hash === '#{name}'")
+    await is_live(page)
+    return await shown(page)
+
+
+async def hears(page: Page, words: str) -> None:
+    """Until screen readers have been told something that begins so."""
+    await page.until(f"window.heard?.some((one) => one.startsWith({json.dumps(words)}))")
+
+
+def test_where_nothing_has_passed_each_view_says_what_to_do() -> None:
+    wanted = {
+        "overview": [
+            "Nothing has ended in this window (1m)",
+            "curl -N http://127.0.0.1:8181/v1",
+            "no objectives",
+        ],
+        "streams": ["Nothing is under way", "curl -N http://127.0.0.1:8181/v1"],
+        "exchanges": ["Nothing has ended yet", "curl -N http://127.0.0.1:8181/v1"],
+        "chunking": ["Nothing has ended in this window (1m)", "None among the exchanges that are kept"],
+        "experiment": ["No experiment is configured", "--config config/experiment.toml", "aa = true"],
+        "tap": [
+            "no exchange has passed since they started",
+            "Nothing dropped",
+            "No capture runs",
+            "r0",
+            f"meter: {native.NAME}",
+        ],
+    }
+    assert set(wanted) == set(VIEWS)
+
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url)
+        await is_live(page)
+        for name, sentences in wanted.items():
+            await view(page, name)
+            for words in sentences:
+                await reads(page, words)
+            assert "NaN" not in await shown(page), name
+        await view(page, "overview")
+        await page.until(f"({FIGURES})['In flight'] === '0'")
+        figures = await page.look(FIGURES)
+        # What is unknown is a dash; only what was counted is 0.
+        assert (figures["Requests/s"], figures["In flight"]) == ("0", "0")
+        assert (figures["TTFT"], figures["ITL"], figures["User idle"]) == (DASH, DASH, DASH)
+        assert figures["Goodput"] == DASH
+        assert page.problems == []
+        assert await page.look("window.llmtap.errors") == []
+
+    play(scene, an_empty_tally())
+
+
+def test_without_a_relay_it_says_that_nothing_is_measured() -> None:
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url)
+        await reads(page, "No relay speaks to the meter, so nothing is measured.")
+        await view(page, "tap")
+        await reads(page, "No relay is connected: nothing is measured.")
+        await reads(page, "No relay ever spoke to this meter.")
+        assert page.problems == []
+
+    play(scene, Tally(MeterOptions(), ManualClock(now_ns=S)))
+
+
+def test_objectives_that_nothing_has_been_held_against_yet_are_named() -> None:
+    slos = {
+        "interactive": SloOptions(objectives="ttft:500ms", tenants=("acme",)),
+        "rest": SloOptions(objectives="e2e:9s"),
+    }
+
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url)
+        await reads(page, "nothing yet that counts: classes interactive, rest")
+        assert page.problems == []
+
+    play(scene, Tally(MeterOptions(), ManualClock(now_ns=S), slos=slos))
+
+
+def test_without_objectives_and_refusals_it_says_so_instead_of_a_figure() -> None:
+    tally = an_empty_tally()
+    for seq in range(1, 30):
+        tally.opened()
+        tally.ended(streamed(100, 140, 180, seq=seq, tenant="acme"))
+
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url)
+        await reads(page, "no objectives: config/slo.toml shows how")
+        await page.look("document.querySelector('[data-by=class]').click()")
+        await reads(page, "No class of tenants has objectives")
+        await page.look("document.querySelector('[data-by=arm]').click()")
+        await reads(page, "No arm has had traffic in this window.")
+        await view(page, "chunking")
+        await reads(page, "None among the exchanges that are kept.")
+        assert (await page.look(FIGURES))["Refused"] == "0.0 %"
+        await view(page, "exchanges")
+        await page.look(
+            "(() => { const choice = document.getElementById('outcome'); choice.value = 'truncated';"
+            " choice.dispatchEvent(new Event('change')); })()"
+        )
+        await reads(page, "None of those kept fits.")
+        assert page.problems == []
+
+    play(scene, tally)
+
+
+def test_an_experiment_that_is_off_says_how_to_switch_it_on() -> None:
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url + "#experiment")
+        await reads(page, "is off: all traffic goes the control's way")
+        await reads(page, "Switch it on: curl -X POST localhost:9464/api/v1/experiment")
+        await reads(page, "No samples of this metric yet.")
+        assert "Sample ratio as configured" in await shown(page)
+        assert page.problems == []
+
+    play(scene, an_empty_tally(an_experiment(enabled=False)))
+
+
+def with_arms(tally: Tally, shares: dict[str, int]) -> Tally:
+    """So many exchanges of each arm, all of one kind, one arm after the other as long as it has some."""
+    rng = random.Random(5)
+    dealt = [arm for n in range(max(shares.values())) for arm in shares if n < shares[arm]]
+    for seq, arm in enumerate(dealt, 1):
+        first = rng.randrange(80, 120)
+        x = streamed(first, first + rng.randrange(40, 50), first + rng.randrange(90, 100), seq=seq)
+        x.arm, x.unit = arm, f"{seq:016x}"
+        tally.opened()
+        tally.experiments.assigned(arm, x.unit, False)
+        tally.ended(x)
+    return tally
+
+
+def test_an_arm_whose_chunks_come_in_bursts_is_told_of() -> None:
+    tally = with_arms(an_empty_tally(an_experiment()), {"control": 60, "marked": 60})
+    told = tally.experiments.results
+
+    def bursty() -> Callable[[], dict[str, Any]]:
+        work = told()
+
+        def results() -> dict[str, Any]:
+            found: dict[str, Any] = work()
+            for name, n in (("control", 1.04), ("marked", 8.0)):
+                found["arms"][name]["chunking"]["events_per_read"] = n
+            return found
+
+        return results
+
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url + "#experiment")
+        await reads(page, "marked: chunks come 8 at a time (control: 1.04), so most gaps are 0")
+        assert page.problems == []
+
+    with mock.patch.object(tally.experiments, "results", bursty):
+        play(scene, tally)
+
+
+def test_an_a_a_test_is_called_so_and_finds_nothing() -> None:
+    arms = ({"name": "left"}, {"name": "right"})
+    tally = with_arms(an_empty_tally(an_experiment(*arms, aa=True)), {"left": 150, "right": 150})
+
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url + "#experiment")
+        await reads(page, "runs as an A/A test")
+        await reads(page, "Findings: none.")
+        text = await shown(page)
+        assert "left (control)" in text
+        assert "Sample ratio as configured" in text
+        says = "[...document.querySelectorAll('main td:last-child')].map((cell) => cell.textContent)"
+        assert "finding" not in await page.look(says)
+        assert await page.look("document.querySelectorAll('main [role=alert]').length") == 0
+        assert page.problems == []
+
+    play(scene, tally)
+
+
+def test_a_split_that_is_not_as_configured_is_an_alarm() -> None:
+    tally = with_arms(an_empty_tally(an_experiment()), {"control": 260, "marked": 60})
+
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url + "#experiment")
+        await page.until("document.querySelector('main [role=alert]')")
+        alarm = await page.look("document.querySelector('main [role=alert]').textContent")
+        assert "Sample ratio mismatch" in alarm
+        assert "control 260 (50.0 % expected), marked 60 (50.0 % expected)" in alarm
+        assert "no comparison below can be trusted" in alarm
+        assert page.problems == []
+
+    play(scene, tally)
+
+
+def test_a_stream_under_way_is_followed_chunk_by_chunk_until_it_ends() -> None:
+    tally = an_empty_tally()
+    assembler = under_way(tally)
+
+    async def scene(page: Page, url: str) -> None:
+        await page.send("Page.addScriptToEvaluateOnNewDocument", source=LISTENER)
+        await page.open(url + "#exchanges/r1-1")
+        await reads(page, "It is under way, 3 s old")
+        await hears(page, "r1-1 is under way")
+        text = await shown(page)
+        for words in ("Exchange r1-1", "acme", "tiny", "openai.chat"):
+            assert words in text, words
+        # The reader waits 0.6 s for the first of ten words, which come faster than he reads; he has read them
+        # all at 0.6 + 10 x 0.05 = 1.1 s, and waits again since then: 0.6 + 1.9.
+        assert "waited 2.50 s so far, shaded, and waits now" in text
+        assert await page.look(ROWS) == 10
+        await page.until("document.querySelector('.plot.tall .main-svg')")
+        # Another word at 3.5 s, seen half a second later: what is shown follows.
+        assembler.digest(Script().word(1, 100_500).frames())
+        tally.clock.advance(S)
+        await page.until(f"{ROWS} === 11")
+        await reads(page, "It is under way, 4 s old")
+        await reads(page, "waited 3.45 s so far")
+        # The stream that waits for its first token has nothing to show but its waiting.
+        await page.look("location.hash = '#exchanges/r1-2'")
+        await reads(page, "Exchange r1-2")
+        await reads(page, "waited 2 s so far, shaded, and waits now")
+        assert await page.look(ROWS) == 0
+        await page.look("location.hash = '#exchanges/r1-1'")
+        await reads(page, "It is under way, 4 s old")
+        assembler.digest(Script().end(1, 100_800, 11).close(1, 100_801).frames())
+        await reads(page, "from submit on")
+        await hears(page, "It has ended: complete")
+        text = await shown(page)
+        assert "It is under way" not in text
+        assert "content" in text
+        assert page.problems == []
+        assert await page.look("window.llmtap.errors") == []
+
+    play(scene, tally)
+
+
+def test_of_a_stream_longer_than_a_minute_what_came_before_is_one_chunk() -> None:
+    tally = an_empty_tally()
+    assembler = Assembler(HELLO, tally)
+    tally.streams.join(assembler)
+    tally.clock.advance(400 * S)
+    script = Script().request(1, 400_000).head(1, 400_100)
+    for i in range(95):
+        script.word(1, 400_900 + 1_000 * i)
+    assembler.digest(script.frames())
+
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url + "#exchanges/r0-1")
+        await reads(page, "It is under way, 100 s old")
+        rows = await page.look(
+            "[...document.querySelectorAll('main > div:not([hidden]) tbody tr')]"
+            ".map((row) => [...row.children].map((cell) => cell.textContent))"
+        )
+        # The last minute begins at 440 s: words of 440.9 to 494.9 s are in it, 40 came before.
+        assert [row[5] for row in rows] == ["40", *["1"] * 55]
+        assert {row[3] for row in rows} == {DASH}, "of what class they are nobody has told"
+        assert page.problems == []
+
+    play(scene, tally)
+
+
+def test_an_exchange_is_shown_again_after_the_list() -> None:
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url + "#exchanges/r-200")
+        for _ in range(2):
+            await reads(page, "added to the request")
+            await page.look("location.hash = '#exchanges'")
+            await reads(page, "Newest exchanges")
+            await page.look("location.hash = '#exchanges/r-200'")
+        await reads(page, "added to the request")
+        assert page.problems == []
+
+    play(scene)
+
+
+def test_a_tap_that_hangs_is_stale_and_one_that_answers_again_is_live() -> None:
+    answers, held = asyncio.Event(), asyncio.Event()
+
+    @web.middleware
+    async def gate(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path == "/api/v1/summary" and not answers.is_set():
+            held.set()
+            await answers.wait()
+        return await handler(request)
+
+    async def scene(page: Page, url: str) -> None:
+        answers.set()
+        await page.send("Page.addScriptToEvaluateOnNewDocument", source=LISTENER)
+        await own_clock(page)
+        await page.open(url)
+        await reads(page, "n 200")
+        await is_live(page)
+        answers.clear()
+        await held.wait()  # the page asks one question after the other: no answer is on its way
+        await page.look("advance(30000)")
+        await page.until(f"{STATUS}.dataset.state === 'stale'")
+        assert "stale: the last answer came 30 s ago" in await page.look(f"{STATUS}.innerText")
+        assert await page.look("document.getElementById('main').classList.contains('stale')")
+        await hears(page, "stale: ")
+        assert "n 200" in await shown(page), "the last figures stay"
+        answers.set()
+        await is_live(page)
+        assert not await page.look("document.getElementById('main').classList.contains('stale')")
+        assert page.problems == []
+
+    play(scene, None, None, gate)
+
+
+def test_a_lost_connection_is_said_and_the_page_goes_on_by_itself() -> None:
+    async def online(page: Page, yes: bool) -> None:
+        await page.send(
+            "Network.emulateNetworkConditions",
+            offline=not yes, latency=0, downloadThroughput=-1, uploadThroughput=-1,
+        )  # fmt: skip
+
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url)
+        await reads(page, "n 200")
+        await online(page, False)
+        await page.until(f"{STATUS}.dataset.state === 'failed'")
+        assert "the tap does not answer" in await page.look(f"{STATUS}.innerText")
+        assert "n 200" in await shown(page)
+        await online(page, True)
+        await is_live(page)
+        # The browser itself tells of what it could not load; nothing else may be said.
+        assert [problem for problem in page.problems if "net::ERR_" not in problem] == []
+
+    play(scene)
+
+
+def test_a_token_that_is_no_longer_right_is_asked_for_anew() -> None:
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url)
+        await page.until("document.getElementById('token-dialog')?.open")
+        await page.look("sessionStorage.setItem('llmtap.token', 'last-week')")
+        await page.open(url + "?again")
+        await page.until("document.getElementById('token-problem')?.textContent.includes('refused')")
+        await page.look(
+            "document.getElementById('token').value = 's3cret';"
+            " document.getElementById('token-form').requestSubmit()"
+        )
+        await reads(page, "n 200")
+        assert await page.look("document.getElementById('token').value") == "", "it stays in no field"
+        for name in VIEWS:
+            await view(page, name)
+        assert not [request for request in page.requests if "s3cret" in request or "last-week" in request]
+        assert [problem for problem in page.problems if "401" not in problem] == []
+
+    play(scene, None, "s3cret")

@@ -1,0 +1,291 @@
+"""Trouble as the dashboard tells it: alarms that ring, what went unmeasured, a tap that is lost.
+
+And figures that would flatter, or would be taken for more than they are.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from llmtap.clock import ManualClock
+from llmtap.exchange.exchange import EventLog
+from llmtap.exchange.outcome import Outcome
+from llmtap.meter.options import MeterOptions
+from llmtap.meter.pipeline import live_feed as live
+from llmtap.meter.pipeline.tally import Tally
+from tests.support.browser import CHROMIUM, Page
+from tests.support.dashboard import HELLO, a_tally, an_empty_tally, is_live, play, reads, shown
+from tests.support.relay_status import relay_status
+from tests.support.streams import streamed
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
+
+S = 1_000_000_000
+STATUS = "document.getElementById('status')"
+
+
+async def choose(page: Page, select: str, value: str) -> None:
+    await page.look(
+        f"(() => {{ const choice = document.getElementById('{select}'); choice.value = '{value}';"
+        " choice.dispatchEvent(new Event('change')); })()"
+    )
+
+
+async def give(page: Page, token: str) -> None:
+    await page.look(
+        f"document.getElementById('token').value = {json.dumps(token)};"
+        " document.getElementById('token-form').requestSubmit()"
+    )
+
+
+def test_an_alarm_that_rings_stands_above_all_figures() -> None:
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url)
+        await reads(page, "gold spends its error budget 20.0 times as fast as it may over 1h")
+        alarm = await page.look("document.querySelector('main [role=alert]').textContent")
+        assert alarm.endswith("20.0 times over 5m: page, from 14.4 on.")
+        text = await shown(page)
+        assert text.index("gold spends") < text.index("Requests/s")
+        for words in ("Burn-rate alarms", "6h: 20.0", "30m: 20.0", "rings"):
+            assert words in text, words
+        # It is read out once, not with every answer.
+        await page.look("window.banner = document.querySelector('main [role=alert]')")
+        n = await page.look("llmtap.renders.filter((one) => one.name === 'overview').length")
+        await page.until(f"llmtap.renders.filter((one) => one.name === 'overview').length > {n + 1}")
+        assert await page.look("banner.isConnected")
+        assert page.problems == []
+
+    play(scene)
+
+
+def test_without_objectives_there_is_no_word_of_alarms() -> None:
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url)
+        await reads(page, "Nothing has ended in this window")
+        assert "Burn-rate alarms" not in await shown(page)
+        assert page.problems == []
+
+    play(scene, an_empty_tally())
+
+
+def test_what_went_unmeasured_is_told_with_its_reasons_and_since_when() -> None:
+    tally = Tally(MeterOptions(), clock := ManualClock(now_ns=40 * S))
+    clock.advance(20 * S)
+    tally.relays.join(HELLO)
+    tally.status("r0", relay_status(opened=14, measured=1, dropped={"meter_lost": 10, "no_meter": 3}))
+
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url)
+        await reads(page, "13 exchanges were not measured since the relays started: why")
+        await reads(page, "The meter began at")
+        await page.look("document.querySelector('main a[href=\"#tap\"]').click()")
+        await reads(page, "10 were under way when the meter went away; 3 began while the meter was away.")
+        assert "Not measured, by reason: meter_lost 10, no_meter 3." in await shown(page)
+        assert page.problems == []
+
+    play(scene, tally)
+
+
+def test_a_window_that_is_full_says_nothing_of_the_meters_age() -> None:
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url)
+        await reads(page, "1m (55 s)")
+        assert "The meter began" not in await shown(page)
+        await choose(page, "window", "1h")
+        await reads(page, "The meter began at")
+        assert page.problems == []
+
+    play(scene)
+
+
+def test_a_feed_that_breaks_off_is_told_in_words_of_our_own() -> None:
+    @web.middleware
+    async def breaks(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path != "/api/v1/live":
+            return await handler(request)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b": hello\n\n")
+        await asyncio.sleep(0.05)
+        assert request.transport is not None
+        request.transport.abort()
+        return response
+
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url)
+        await page.until(f"{STATUS}.innerText.includes('the connection to the tap broke')")
+
+    play(scene, None, None, breaks)
+
+
+def test_the_live_feed_is_asked_anew_when_another_question_was_answered() -> None:
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url)
+        await is_live(page)
+        asked = await page.look(
+            """import('/assets/polling.js').then(async ({ Feed }) => {
+              let asked = 0;
+              const api = { async *events() { asked++; throw new Error('away'); } };
+              const feed = new Feed(api, () => {});
+              const turn = () => new Promise((done) => setTimeout(done, 20));
+              const found = [];
+              feed.start();
+              for (let i = 0; i < 4; i++) {
+                await turn();
+                found.push(asked);
+                feed.answered();
+              }
+              feed.stop();
+              return found;
+            })"""
+        )
+        assert asked == [1, 2, 3, 4]
+        assert page.problems == []
+
+    play(scene)
+
+
+def test_a_token_that_no_header_can_carry_is_refused_and_another_is_taken() -> None:
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url)
+        await page.until("document.getElementById('token-dialog')?.open")
+        await give(page, "wr\N{LATIN SMALL LETTER O WITH DIAERESIS}ng\N{EURO SIGN}")
+        await page.until("document.getElementById('token-problem').textContent.includes('refused')")
+        await page.until(f"{STATUS}.innerText.trim() === 'the tap refuses this token'")
+        await page.open(url + "?again")
+        await page.until("document.getElementById('token-problem')?.textContent.includes('refused')")
+        await give(page, "  s3cret ")
+        await reads(page, "n 200")
+        assert [problem for problem in page.problems if "401" not in problem] == []
+
+    play(scene, None, "s3cret")
+
+
+def test_time_of_which_nothing_is_known_is_a_gap_in_the_charts() -> None:
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url)
+        await is_live(page)
+        drawn = await page.look(
+            """import('/assets/charts.js').then(({ History }) => {
+              const history = new History(['a']);
+              for (const second of [1, 2, 4, 60, 61]) history.add(new Date(second * 1000), { a: second });
+              const { t, series } = history.drawn();
+              return [t.map((at) => at / 1000), series.a];
+            })"""
+        )
+        assert drawn == [[1, 2, 4, 59.999, 60, 61], [1, 2, 4, None, 60, 61]]
+        assert page.problems == []
+
+    play(scene)
+
+
+def test_gaps_that_are_mostly_nothing_and_chunks_of_unknown_size_are_told() -> None:
+    tally = an_empty_tally()
+    for seq in range(1, 4):
+        tally.opened()
+        tally.ended(streamed(100, 100, 100, 100, 200, seq=seq))
+    told = tally.summary
+
+    def partly_known(*args: Any, **about: Any) -> Callable[[], dict[str, Any]]:
+        work = told(*args, **about)
+
+        def summary() -> dict[str, Any]:
+            found: dict[str, Any] = work()
+            found["chunking"] |= {"content_events": 20, "chunks_with_known_tokens": 15}
+            return found
+
+        return summary
+
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url)
+        await reads(page, "bursts: over half of the gaps are 0")
+        await page.look("location.hash = 'chunking'")
+        await reads(page, "at most 1; of 25.0 % of the chunks the size is unknown")
+        assert page.problems == []
+
+    with mock.patch.object(tally, "summary", partly_known):
+        play(scene, tally)
+
+
+def test_a_finding_stands_beside_the_figure_whose_p_decided() -> None:
+    tally = a_tally()
+    told = tally.experiments.results
+
+    def found() -> Callable[[], dict[str, Any]]:
+        work = told()
+        return lambda: {**work(), "findings": [{"arm": "marked", "metric": "ttft", "p": 1e-9}]}
+
+    says = (
+        "[...document.querySelectorAll('main > div:not([hidden]) tbody tr')]"
+        ".find((row) => row.children[1].textContent === 'ttft').lastChild"
+    )
+
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url + "#experiment")
+        await page.until(f"{says}.textContent === 'finding'")
+        assert await page.look("document.getElementById('figure').value") == "mean"
+        await choose(page, "figure", "p50")
+        await page.until(f"{says}.textContent === 'finding of the mean: see there'")
+        assert not await page.look(f"{says}.classList.contains('finding')")
+        assert page.problems == []
+
+    with mock.patch.object(tally.experiments, "results", found):
+        play(scene, tally)
+
+
+def test_an_answer_without_a_token_has_no_empty_picture() -> None:
+    tally = an_empty_tally()
+    x = streamed(100, seq=1, outcome=Outcome.REFUSED)
+    x.timeline.events = EventLog()
+    tally.opened()
+    tally.ended(x)
+    tally.opened()
+    tally.ended(streamed(100, 140, seq=2))
+    figure = "document.querySelector('.plot.tall').closest('figure').checkVisibility()"
+
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url + "#exchanges/r-2")
+        await reads(page, "Reader of 20 tokens/s")
+        assert await page.look(figure)
+        await page.look("location.hash = 'exchanges/r-1'")
+        await reads(page, "No event of it carried output, so there is no picture of it.")
+        assert not await page.look(figure)
+        assert page.problems == []
+
+    play(scene, tally)
+
+
+def test_help_can_be_had_on_a_phone_and_what_a_lane_is_stands_above_it() -> None:
+    async def scene(page: Page, url: str) -> None:
+        await page.screen(320, 700)
+        await page.open(url + "#streams")
+        await is_live(page)
+        await page.look("document.getElementById('help-open').click()")
+        assert await page.look("document.getElementById('help-open').checkVisibility()")
+        await reads(page, "Streams under way")
+        assert await page.look("document.getElementById('help').open")
+        follows = "Node.DOCUMENT_POSITION_FOLLOWING"
+        above = "document.querySelector('.tip').compareDocumentPosition(document.querySelector('.tape'))"
+        assert await page.look(f"!!({above} & {follows})")
+        assert page.problems == []
+
+    play(scene)
+
+
+def test_a_live_feed_without_a_free_place_is_told_and_asked_again() -> None:
+    async def scene(page: Page, url: str) -> None:
+        with mock.patch.object(live, "SUBSCRIBERS_MAX", 0):
+            await page.open(url)
+            await page.until(f"{STATUS}?.dataset.state === 'failed'")
+            assert "(503)" in await page.look(f"{STATUS}.textContent")
+            # Figures that other requests bring are shown nevertheless.
+            await page.until("document.getElementById('main').innerText.includes('acme')")
+        await is_live(page)
+
+    play(scene)

@@ -1,0 +1,566 @@
+"""Invariant: no bytes make it raise, and a chunk means the same by the short way and by the long one."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmtap.protocol.delta import Delta, EventClass, ServerTime, TokenSource, UsageCounts, Verdict
+from llmtap.protocol.dialects.openai_chat import OpenAIChat
+from llmtap.protocol.sse import SseEvent
+
+UNTIMED = settings(deadline=None)  # a busy machine is no failure
+
+C = EventClass
+
+
+def event(value: Any, name: bytes | None = None) -> SseEvent:
+    data = value if isinstance(value, bytes) else json.dumps(value).encode()
+    return SseEvent(0, len(data) + 8, data, name)
+
+
+TOP = (
+    "id", "usage", "error", "moderation", "model", "timings", "hook_results", "warnings", "x_groq", "nvext",
+    "time_info", "perf_metrics", "metrics", "amazon-bedrock-guardrailAction", "prompt_filter_results",
+)  # fmt: skip
+
+
+def chunk(delta: Any = None, /, *, index: int = 0, **beside: Any) -> dict[str, Any]:
+    """A chunk with one choice; what belongs beside the choices goes there."""
+    top = {k: beside.pop(k) for k in TOP if k in beside}
+    choice = {"index": index, "delta": {} if delta is None else delta, "finish_reason": None, **beside}
+    return {"object": "chat.completion.chunk", "choices": [choice], **top}
+
+
+def said(delta: Delta) -> Delta:
+    """Without the promise about events to come, which is for test_repetition.py."""
+    return msgspec.structs.replace(delta, repeatable=False)
+
+
+def read(*values: Any) -> Delta:
+    """What the last of these events says, after the others."""
+    dialect = OpenAIChat()
+    deltas = [dialect.read_event(event(v)) for v in values]
+    return said(deltas[-1])
+
+
+ROLE = chunk({"role": "assistant", "content": ""})
+
+
+def thought(text: str) -> Delta:
+    return Delta(C.REASONING, output=True, reasoning=True, text=text, choices=(0,))
+
+
+def call(text: str) -> Delta:
+    return Delta(C.TOOL_CALL, output=True, text=text, choices=(0,), tool_call=True)
+
+
+def filtered(**known: Any) -> Verdict:
+    return Verdict("finish_reason", "output_guardrail", "blocked", "output", value="content_filter", **known)
+
+
+def flagged(signal: str, phase: str = "output", category: str | None = None) -> Verdict:
+    return Verdict(signal, None, "flagged", phase, category=category)
+
+
+def refused(**known: Any) -> Delta:
+    verdict = Verdict("delta.refusal", "model_refusal", path="choices[0].delta.refusal")
+    return Delta(C.REFUSAL, output=True, text="no", choices=(0,), refusal=True, verdict=verdict, **known)
+
+
+COUNTED = {"prompt_tokens": 3, "completion_tokens": 2}
+
+
+def content(text: str, *also: EventClass, choices: tuple[int, ...] = (0,)) -> Delta:
+    blank = not text.strip()
+    return Delta(C.CONTENT, 0, True, not blank, blank, False, text, choices, also)
+
+
+@pytest.mark.parametrize(
+    ("value", "delta"),
+    [
+        (ROLE, Delta(C.ROLE)),
+        (chunk({"role": "assistant", "content": None}), Delta(C.ROLE)),
+        (chunk({"content": "hi"}), content("hi")),
+        (chunk({"content": "hi"}, index=3), content("hi", choices=(3,))),
+        (chunk({"content": " \n\u00a0\u3000"}), content(" \n\u00a0\u3000")),
+        (chunk({"content": "hi", "role": "assistant"}), content("hi", C.ROLE)),
+        (chunk({"content": ""}), Delta(C.METADATA)),
+        (chunk({"content": None}), Delta(C.METADATA)),
+        (chunk({}, finish_reason="stop"), Delta(C.METADATA, finish_reason="stop")),
+        (
+            chunk({}, finish_reason="content_filter"),
+            Delta(C.GUARDRAIL, finish_reason="content_filter", verdict=filtered()),
+        ),
+        (chunk({"refusal": "no"}), refused()),
+        (chunk({"reasoning": "hm"}), thought("hm")),
+        (
+            chunk({"reasoning_content": "hm", "content": None}),
+            thought("hm"),
+        ),
+        (
+            chunk({"reasoning_content": "hm", "content": "so"}),
+            Delta(C.CONTENT, 0, True, True, False, True, "so", (0,), (C.REASONING,)),
+        ),
+        (
+            chunk({"tool_calls": [{"index": 0, "function": {"name": "f", "arguments": ""}}]}),
+            call(""),
+        ),
+        (
+            chunk({"tool_calls": [{"function": {"arguments": "{"}}, {"function": {"arguments": "}"}}]}),
+            call("{}"),
+        ),
+        (chunk({"tool_calls": [{"id": "call_1"}]}), Delta(C.TOOL_CALL)),
+        (
+            chunk({"content": [{"type": "refusal", "refusal": "no"}]}),
+            Delta(
+                C.REFUSAL, output=True, text="no", choices=(0,), refusal=True,
+                verdict=Verdict(
+                    "content.refusal", "model_refusal", path="choices[0].delta.content[0].refusal"
+                ),
+            ),
+        ),
+        (chunk({"tool_calls": []}), Delta(C.METADATA)),
+        (chunk({"function_call": {"arguments": "x"}}), call("x")),
+        (chunk({"audio": {"id": "a"}}), Delta(C.METADATA)),
+        (chunk({"audio": {"data": "AAAA"}}), Delta(C.CONTENT, output=True, content=True, choices=(0,))),
+        (chunk({"audio": {"transcript": " "}}), Delta(C.CONTENT, 0, True, True, False, False, " ", (0,))),
+        (
+            chunk({"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}]}),
+            thought("hm"),
+        ),
+        (chunk({"content": [{"type": "text", "text": "hi"}]}), content("hi")),
+        ({"choices": [], "usage": COUNTED}, Delta(C.USAGE, usage=COUNTED, counts=UsageCounts(3, 2))),
+        ({"choices": [], "usage": {"prompt_tokens": 0}}, Delta(C.METADATA)),
+        ({"choices": [], "prompt_filter_results": []}, Delta(C.METADATA)),
+        ({"choices": [{"index": 0, "content_filter_offsets": {}}]}, Delta(C.METADATA)),
+        ({"choices": [], "moderation": {"input": {"results": [{"flagged": False}]}}}, Delta(C.METADATA)),
+        (
+            {"choices": [], "moderation": {"output": {"results": [{"flagged": True}]}}},
+            Delta(C.GUARDRAIL, verdict=flagged("moderation.output.results[0].flagged")),
+        ),
+        (
+            {"error": {"message": "m", "type": "server_error"}},
+            Delta(C.ERROR, error_type="server_error", error_message="m"),
+        ),
+        ({"error": "m"}, Delta(C.ERROR, error_type="error", error_message="m")),
+        (
+            {"object": "error", "message": "m", "code": 400},
+            Delta(C.ERROR, error_type="400", error_message="m"),
+        ),
+        (
+            {"choices": [{"delta": {"content": ""}, "finish_reason": "error"}], "error": {"code": 502}},
+            Delta(C.ERROR, finish_reason="error", error_type="502"),
+        ),
+        ({"moderation": {"input": {}}}, Delta(C.METADATA)),
+        ({"hook_results": {}}, Delta(C.METADATA)),
+        ({}, Delta(C.METADATA, parsed=False)),
+        (b'{"choices":', Delta(C.METADATA, parsed=False)),
+        (b"[DONE]", Delta(C.DONE, done=True)),
+    ],
+)  # fmt: skip
+def test_what_a_chunk_says(value: Any, delta: Delta) -> None:
+    assert read(value) == delta, "as the first of its stream"
+    assert read(ROLE, ROLE, value) == delta, "after others"
+
+
+INTERVENED = "amazon-bedrock-guardrailAction"
+
+
+@pytest.mark.parametrize("reason", ["content_filter", "sensitive", "SAFETY"])
+def test_the_only_text_in_the_block_of_the_verdict_stands_in_for_the_answer(reason: str) -> None:
+    delta = read(ROLE, chunk({"content": "canned"}, finish_reason=reason))
+    assert (delta.event_class, delta.output, delta.text) == (C.GUARDRAIL, False, "")
+    assert delta.verdict is not None
+    assert (delta.verdict.action, delta.verdict.substituted, delta.verdict.value) == (
+        "replaced",
+        True,
+        reason,
+    )
+    after = read(ROLE, chunk({"content": "an"}), chunk({"content": " answer"}, finish_reason=reason))
+    assert (after.event_class, after.also, after.output) == (C.GUARDRAIL, (C.CONTENT,), True)
+    assert after.verdict is not None
+    assert (after.verdict.action, after.verdict.substituted) == ("blocked", False)
+
+
+def test_bedrocks_action_takes_the_text_with_it() -> None:
+    value = chunk({"content": "canned"}, finish_reason="stop", **{INTERVENED: "INTERVENED"})
+    whole = {**value, "choices": [{"message": {"content": "canned"}, "finish_reason": "stop"}]}
+    for delta in (read(value), OpenAIChat().read_body(json.dumps(whole).encode())):
+        assert (delta.event_class, delta.output) == (C.GUARDRAIL, False)
+        assert delta.verdict is not None
+        assert (delta.verdict.signal, delta.verdict.path) == ("body_field", INTERVENED)
+        assert (delta.verdict.action, delta.verdict.value) == ("replaced", "INTERVENED")
+    assert read(chunk({"content": "a"}, finish_reason="stop", **{INTERVENED: "NONE"})).verdict is None
+
+
+SAFE = {"hate": {"filtered": False, "severity": "safe"}}
+DETECTED = {**SAFE, "protected_material_code": {"detected": True, "filtered": False}}
+CUT = {**SAFE, "violence": {"filtered": True, "severity": "high"}}
+
+
+def test_azures_filter() -> None:
+    assert read(chunk({"content": "a"}, content_filter_results=SAFE)) == content("a")
+    noted = read(ROLE, chunk({"content": "a"}), chunk({"content": "a"}, content_filter_results=DETECTED))
+    assert noted.event_class is C.CONTENT
+    assert noted.verdict == flagged("content_filter_results.detected", "output", "protected_material_code")
+    late = {"choices": [{"index": 0, "finish_reason": None, "content_filter_results": CUT}]}
+    for values in ([late], [ROLE, chunk({"content": "a"}), chunk({}, finish_reason="stop"), late]):
+        delta = read(*values)
+        assert (delta.event_class, delta.parsed) == (C.GUARDRAIL, True)
+        assert delta.verdict == Verdict(
+            "content_filter_results.filtered", "output_guardrail", "blocked", "output", category="violence"
+        )
+    cut = read(ROLE, chunk({}, finish_reason="content_filter", content_filter_results=CUT))
+    assert cut.verdict == filtered(category="violence")
+    prompts = {
+        "choices": [],
+        "prompt_filter_results": [{"prompt_index": 0, "content_filter_results": DETECTED}],
+    }
+    first = read(prompts)
+    assert (first.event_class, first.parsed) == (C.METADATA, True)
+    assert first.verdict == flagged("prompt_filter_results.detected", "input", "protected_material_code")
+    failed = {"choices": [], "prompt_filter_results": [{"content_filter_results": {"error": {"code": "x"}}}]}
+    assert read(failed).verdict is None
+
+
+def test_hooks_and_warnings_beside_output_are_seen() -> None:
+    failing = {"after_request_hooks": [{"verdict": True}, {"verdict": False}]}
+    delta = read(ROLE, chunk({"content": "a"}), chunk({"content": "b"}, hook_results=failing))
+    assert (delta.event_class, delta.also, delta.text) == (C.GUARDRAIL, (C.CONTENT,), "")
+    assert delta.content
+    assert delta.verdict == flagged("hook_results.after_request_hooks[1].verdict")
+    warned = chunk({"content": "b"}, warnings=[{"type": "UNSUITABLE_OUTPUT"}])
+    delta = read(ROLE, chunk({"content": "a"}), warned)
+    assert delta.verdict is not None
+    assert (delta.event_class, delta.verdict.action, delta.verdict.kind) == (C.GUARDRAIL, "flagged", None)
+
+
+def test_an_error_behind_the_end_is_a_guardrail_that_came_too_late() -> None:
+    failure = {"error": {"message": "whatever it says", "type": "None", "code": "400"}}
+    early, late = read(ROLE, failure), read(ROLE, chunk({"content": "a"}, finish_reason="stop"), failure)
+    assert (early.event_class, early.verdict) == (C.ERROR, None)
+    assert (late.event_class, late.also) == (C.GUARDRAIL, (C.ERROR,))
+    assert late.verdict is not None
+    assert (late.verdict.kind, late.verdict.confidence) == ("output_guardrail", "medium")
+    crash = read(ROLE, chunk({}, finish_reason="stop"), {"error": {"message": "m", "code": 500}})
+    assert (crash.event_class, crash.verdict) == (C.ERROR, None)
+
+
+def test_a_finish_reason_that_is_empty_is_none() -> None:
+    assert read(ROLE, chunk({"content": "a"}), chunk({"content": "b"}, finish_reason="")) == content("b")
+
+
+# Thinking inside the content.
+
+
+def kinds(*pieces: str, reason: str | None = "stop") -> list[str]:
+    """Class of each event, with `+` where reasoning goes along and `.` where only a marker was sent."""
+    dialect = OpenAIChat()
+    values = [ROLE, *(chunk({"content": p}) for p in pieces), chunk({}, finish_reason=reason)]
+    out = []
+    for delta in (dialect.read_event(event(v)) for v in values):
+        mark = "." if delta.choices and not delta.output else ""
+        out.append(delta.event_class.name.lower() + "+" * (C.REASONING in delta.also) + mark)
+    return out[1:]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "expected"),
+    [
+        (["<think>", "a", "</think>", "b"], ["metadata.", "reasoning", "metadata.", "content", "metadata"]),
+        (["<thi", "nk>a</th", "ink>b"], ["metadata.", "reasoning", "content", "metadata"]),
+        (["<think>a</think>b", "c"], ["content+", "content", "metadata"]),
+        (["\n", "<thought>a", "</thought>b"], ["content", "reasoning", "content", "metadata"]),
+        (["<", "b>bold"], ["metadata.", "content", "metadata"]),
+        (["a", "<think>b</think>"], ["content", "content", "metadata"]),
+        (["<thin"], ["metadata.", "content"]),
+        (["<think>a</thi"], ["reasoning", "reasoning"]),
+        (["<think>a", "</think>", "<think>b"], ["reasoning", "metadata.", "content", "metadata"]),
+    ],
+)
+def test_thinking_inside_the_content(pieces: list[str], expected: list[str]) -> None:
+    assert kinds(*pieces) == expected
+
+
+def test_choices_think_for_themselves() -> None:
+    dialect = OpenAIChat()
+    pieces = [(0, "<think>"), (1, "b"), (0, "a"), (1, "<think>"), (0, "</think>c")]
+    deltas = [dialect.read_event(event(chunk({"content": t}, index=i))) for i, t in pieces]
+    assert [d.event_class for d in deltas] == [C.METADATA, C.CONTENT, C.REASONING, C.CONTENT, C.CONTENT]
+
+
+def test_a_whole_answer_with_thinking_inside() -> None:
+    body = {"choices": [{"message": {"content": "<think>hm</think>so"}, "finish_reason": "stop"}]}
+    delta = OpenAIChat().read_body(json.dumps(body).encode())
+    assert (delta.event_class, delta.also, delta.text) == (C.CONTENT, (C.REASONING,), "so")
+
+
+def test_geminis_thoughts_by_their_mark() -> None:
+    marked = {"content": "hm", "extra_content": {"google": {"thought": True}}}
+    for values in ([chunk(marked)], [ROLE, chunk({"content": "a"}), chunk(marked)]):
+        delta = read(*values)
+        assert (delta.event_class, delta.reasoning, delta.content) == (C.REASONING, True, False)
+    assert read(chunk(marked), chunk({"content": "so"})).event_class is C.CONTENT
+
+
+# One text, told twice; one answer, begun twice.
+
+
+def test_a_message_that_repeats_the_deltas_is_passed_over() -> None:
+    both = chunk({"content": "b"}, message={"role": "assistant", "content": "ab"})
+    assert read(ROLE, chunk({"content": "a"}), both) == content("b")
+    alone = {"choices": [{"index": 0, "message": {"content": "ab"}, "finish_reason": "stop"}]}
+    assert not read(chunk({"content": "ab"}), alone).output
+
+
+def test_messages_that_grow_give_what_is_new() -> None:
+    def message(text: str) -> dict[str, Any]:
+        return {"object": "chat.completion", "choices": [{"index": 0, "message": {"content": text}}]}
+
+    values = [message("a"), message("a b"), message("a b"), message("a b c")]
+    assert [read(*values[: i + 1]).text for i in range(4)] == ["a", " b", "", " c"]
+
+
+def again(**top: Any) -> dict[str, Any]:
+    return chunk({"role": "assistant", "content": ""}, **top)
+
+
+def test_another_role_with_another_id_or_model_is_another_attempt() -> None:
+    first, text = again(id="A", model="m"), chunk({"content": "a"}, id="A", model="m")
+    assert read(first, text, again(id="B", model="m")).retry
+    assert read(first, text, again(id="A", model="n")).retry
+    assert not read(first, text, again(id="A", model="m")).retry, "a role on every chunk"
+    assert not read(first, again(id="B", model="m")).retry, "nothing had been said"
+    assert not read(first, text, again(id="B", model="m"), again(id="B", model="m")).retry
+
+
+# What servers tell of themselves.
+
+
+def test_usage_and_errors_of_groq() -> None:
+    usage = {"prompt_tokens": 3, "completion_tokens": 2, "queue_time": 0.0181, "total_time": 0.0093}
+    delta = read(ROLE, chunk({}, finish_reason="stop", x_groq={"id": "r", "usage": usage}))
+    assert (delta.event_class, delta.counts, delta.usage) == (C.USAGE, UsageCounts(3, 2), usage)
+    assert delta.server_times == (
+        ServerTime("queue", 18.1, "x_groq.usage", "x_groq.usage.queue_time", "s"),
+        ServerTime("total", 9.3, "x_groq.usage", "x_groq.usage.total_time", "s"),
+    )
+    failed = read(ROLE, {"choices": [], "x_groq": {"id": "r", "error": "over capacity"}})
+    assert (failed.event_class, failed.error_message) == (C.ERROR, "over capacity")
+
+
+def test_llamacpps_timings_stamp_and_count_tokens() -> None:
+    def step(n: int, ms: float, **beside: Any) -> dict[str, Any]:
+        return chunk({"content": "x"}, timings={"predicted_n": n, "predicted_ms": ms}, **beside)
+
+    short, long = (
+        read(ROLE, step(1, 0.02), step(3, 31.02)),
+        read(ROLE, step(1, 0.02), step(3, 31.02, moderation={})),
+    )
+    assert short == long
+    assert (short.tokens, short.token_source, short.server_clock_ns) == (
+        2,
+        TokenSource.RUNNING_USAGE,
+        31_020_000,
+    )
+    end = read(
+        ROLE, step(1, 0.02), chunk({}, finish_reason="stop", timings={"predicted_n": 2, "predicted_ms": 40})
+    )
+    assert (end.tokens, end.server_clock_ns) == (-1, -1), "the end token is not sent"
+    assert [t.ms for t in end.server_times] == [40.0]
+
+
+@pytest.mark.parametrize("model", ["gemini-2.5-flash", "google/gemini-3-pro"])
+def test_geminis_totals_are_no_running_count(model: str) -> None:
+    def step(n: int) -> dict[str, Any]:
+        return chunk({"content": "a"}, usage={"prompt_tokens": 1, "completion_tokens": n}, model=model)
+
+    delta = read(step(1), step(4))
+    assert (delta.tokens, delta.usage_running, delta.counts) == (-1, False, UsageCounts(1, 4))
+
+
+def test_a_total_that_has_not_counted_the_first_text_does_not_run_with_it() -> None:
+    def step(n: int) -> dict[str, Any]:
+        return chunk({"content": "a"}, usage={"prompt_tokens": 1, "completion_tokens": n})
+
+    assert [read(step(0), step(3)).tokens, read(step(1), step(4)).tokens] == [-1, 3]
+
+
+def test_the_model_is_told_once_and_when_it_changes() -> None:
+    first, again, other = (
+        chunk({"content": "a"}, model="m"),
+        chunk({"content": "b"}, model="m"),
+        chunk({"content": "c"}, model="n"),
+    )
+    assert [read(*s).model for s in ([first], [first, again], [first, again, other])] == ["m", None, "n"]
+
+
+def test_two_choices_in_one_chunk() -> None:
+    value = chunk({"content": "a"})
+    value["choices"].append({"index": 1, "delta": {"content": " "}, "finish_reason": "length"})
+    delta = read(value)
+    assert (delta.event_class, delta.choices, delta.text) == (C.CONTENT, (0, 1), "a ")
+    assert (delta.content, delta.blank, delta.finish_reason) == (True, False, "length")
+
+
+def test_tokens_from_ids_logprobs_and_a_running_count() -> None:
+    ids = read(chunk({"content": "a b"}, token_ids=[1, 2]))
+    assert (ids.tokens, ids.token_source, ids.event_class) == (2, TokenSource.TOKEN_IDS, C.CONTENT)
+    bare = read(ROLE, chunk({}, token_ids=[7]))
+    assert (bare.tokens, bare.event_class, bare.output, bare.content) == (1, C.METADATA, True, False)
+    together = read(ROLE, chunk({"content": "a", "token_id": 5}))
+    assert (together.tokens, together.token_source) == (1, TokenSource.TOKEN_IDS)
+    logprobs = read(ROLE, chunk({"content": "a b"}, logprobs={"content": [{"token": "a"}, {"token": " b"}]}))
+    assert (logprobs.tokens, logprobs.token_source) == (2, TokenSource.LOGPROBS)
+    refused = read(ROLE, chunk({"refusal": "no"}, logprobs={"content": None, "refusal": [{}]}))
+    assert (refused.tokens, refused.token_source) == (1, TokenSource.LOGPROBS)
+    one, two = (chunk({"content": "x"}, usage={"prompt_tokens": 1, "completion_tokens": n}) for n in (1, 4))
+    running = read(one, two)
+    assert (running.tokens, running.token_source, running.usage_running) == (
+        3,
+        TokenSource.RUNNING_USAGE,
+        True,
+    )
+    total = read(ROLE, two)
+    assert (total.tokens, total.usage_running) == (-1, False)
+    assert total.also == (C.USAGE,)
+    late = read(chunk({"content": "a"}), two)
+    assert (late.tokens, late.usage_running) == (-1, False), "the first chunk had none"
+
+
+def test_the_last_count_of_a_running_usage_is_the_total_for_a_single_choice_only() -> None:
+    def step(n: int, index: int = 0, reason: str | None = None) -> dict[str, Any]:
+        return chunk({"content": "x"}, index=index, usage={"completion_tokens": n}, finish_reason=reason)
+
+    assert not read(step(1), step(2, reason="stop")).usage_running
+    assert read(step(1), step(1, 1), step(2, reason="stop")).usage_running
+
+
+def test_a_whole_answer() -> None:
+    body = {
+        "object": "chat.completion",
+        "model": "m",
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 3, "completion_tokens": 2},
+    }
+    delta = OpenAIChat().read_body(json.dumps(body).encode())
+    assert (delta.event_class, delta.also, delta.text) == (C.CONTENT, (C.USAGE, C.ROLE), "hi")
+    assert (delta.counts, delta.usage_running, delta.tokens) == (UsageCounts(3, 2), False, -1)
+    assert (delta.model, delta.finish_reason) == ("m", "stop")
+
+
+def test_the_text_of_a_whole_answer_that_was_filtered_is_still_content() -> None:
+    body = b'{"choices":[{"message":{"content":"partial"},"finish_reason":"content_filter"}]}'
+    delta = OpenAIChat().read_body(body)
+    assert (delta.event_class, delta.also, delta.content) == (C.GUARDRAIL, (C.CONTENT,), True)
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b'{"choices":[{"index":"0","delta":{"content":"a"}}]}', "a"),
+        (b'{"choices":[{"delta":{"content":"a"},"finish_reason":7}],"model":9,"usage":"none"}', "a"),
+        (b'{"choices":[{"delta":{"content":"a"},"logprobs":[1]}],"big":1e999}', "a"),
+        (b'{"choices":[{"delta":{"content":"\\ud83d"},"token_ids":{}}]}', "?"),
+        (b'{"choices":[{"delta":{"content":"a"}},"x",null]}', "a"),
+        (b' {"choices":[{"delta":{"content":"a"}}]}', "a"),
+    ],
+)
+def test_a_chunk_that_does_not_quite_fit_is_read_as_far_as_it_does(data: bytes, text: str) -> None:
+    delta = OpenAIChat().read_event(event(data))
+    assert (delta.event_class, delta.text, delta.parsed) == (C.CONTENT, text, True)
+
+
+def test_named_events() -> None:
+    dialect = OpenAIChat()
+    assert dialect.read_event(event({"type": "ping"}, b"ping")).event_class is C.KEEPALIVE
+    failed = dialect.read_event(event({"message": "m"}, b"error"))
+    assert (failed.event_class, failed.error_type) == (C.ERROR, "error")
+    failed = dialect.read_event(event({"error": {"type": "t"}}, b"error"))
+    assert (failed.event_class, failed.error_type) == (C.ERROR, "t")
+
+
+FIELDS = [
+    "choices", "model", "usage", "error", "moderation", "object", "message", "index", "delta", "content",
+    "role", "reasoning_content", "reasoning", "tool_calls", "function", "function_call", "arguments", "name",
+    "refusal", "audio", "data", "transcript", "finish_reason", "logprobs", "token_ids", "token_id",
+    "completion_tokens", "prompt_tokens", "completion_tokens_details", "reasoning_tokens", "results",
+    "flagged", "text", "thinking", "id", "code", "type", "errors", "metadata", "reasons", "innererror",
+    "content_filter_results", "content_filter_result", "prompt_filter_results", "filtered", "detected",
+    "hook_results", "before_request_hooks", "after_request_hooks", "verdict", "warnings", "detections",
+    "output", "detection_type", "x_groq", "timings", "predicted_n", "predicted_ms", "metrics", "mean_itl_ms",
+    "time_info", "perf_metrics", "nvext", "timing", "promptFeedback", "blockReason", "extra_content",
+    "google", "thought", "amazon-bedrock-guardrailAction", "amazon-bedrock-invocationMetrics",
+    "latency_checkpoint",
+]  # fmt: skip
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-9, 99)
+    | st.floats()
+    | st.sampled_from(
+        ["", " ", "a", "<think>", "</th", "content_filter", "guardrail_intervened", "0.5", "1e999"]
+    )
+    | st.sampled_from(
+        ["UNSUITABLE_OUTPUT", "hooks_failed", "guardrails_violation", "INTERVENED", "was flagged"]
+    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(FIELDS), inner, max_size=6),
+    max_leaves=25,
+)
+
+
+@UNTIMED
+@given(st.lists(json_values | st.binary(max_size=12), max_size=4))
+def test_nothing_in_a_stream_raises(values: list[Any]) -> None:
+    dialect = OpenAIChat()
+    for value in values:
+        delta = dialect.read_event(event(value))
+        assert delta.blank + delta.content <= 1
+        assert delta.output <= bool(delta.choices)
+        assert delta.event_class not in delta.also
+        dialect.read_body(event(value).data or b"")
+
+
+deltas = st.fixed_dictionaries(
+    {},
+    optional={
+        "content": st.sampled_from(["", " ", "a", "<think>", None]),
+        "role": st.sampled_from(["assistant", None]),
+        "reasoning_content": st.sampled_from(["", "hm", None]),
+        "reasoning": st.sampled_from(["", "hm", None]),
+        "refusal": st.sampled_from(["", "no", None]),
+        "tool_calls": st.sampled_from(
+            [None, [], [{"function": {"name": "f"}}], [{"function": {"name": "f", "arguments": "{"}}],
+             [{"function": {"arguments": ""}}], [{"id": "c"}], [{"custom": {"name": "g"}}]]
+        ),
+    },
+)  # fmt: skip
+besides = st.fixed_dictionaries(
+    {},
+    optional={
+        "token_ids": st.sampled_from([None, [], [5, 6]]),
+        "content_filter_results": st.sampled_from([{}, SAFE, DETECTED, CUT]),
+        "usage": st.sampled_from([None, {}, {"completion_tokens": 0}, {"completion_tokens": 4}]),
+        "timings": st.sampled_from([None, {}, {"predicted_n": 3, "predicted_ms": 7.5}]),
+    },
+)
+
+
+@UNTIMED
+@given(deltas, besides, st.integers(0, 2), st.booleans(), st.booleans())
+def test_the_short_way_and_the_long_way_agree(
+    delta: dict[str, Any], beside: dict[str, Any], index: int, spoken: bool, running: bool
+) -> None:
+    short, long = OpenAIChat(), OpenAIChat()
+    usage = {"usage": {"prompt_tokens": 2, "completion_tokens": 0}} if running else {}
+    for dialect in (short, long):
+        dialect.read_event(event({**ROLE, **usage}))
+        if spoken:
+            dialect.read_event(event(chunk({"content": "a"}, index=index)))
+    value = chunk(delta, index=index, **beside)
+    # A moderation that says nothing changes nothing, but is off the short way.
+    assert said(short.read_event(event(value))) == long.read_event(event({**value, "moderation": {}}))

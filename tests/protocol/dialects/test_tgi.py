@@ -1,0 +1,72 @@
+"""Invariant: every event is one token, and a special one is no text."""
+
+from typing import Any
+
+import pytest
+
+from llmtap.protocol.delta import TokenSource
+from llmtap.protocol.dialects.tgi import Tgi
+from tests.support.events import encode, event, told
+
+
+def token(text: Any, *, special: bool = False, **more: Any) -> dict[str, Any]:
+    one = {"id": 5, "text": text, "logprob": -0.1, "special": special}
+    return {"index": 2, "token": one, "generated_text": None, "details": None, **more}
+
+
+ONE = {"tokens": 1, "token_source": TokenSource.TOKEN_IDS, "output": True, "choices": (0,)}
+TEXT = {"is": "content", "content": True, "text": "Hi", **ONE}
+DETAILS = {"finish_reason": "eos_token", "generated_tokens": 5, "seed": None, "input_length": 6}
+ENDED = {
+    "also": ["usage"], "finish_reason": "eos_token", "usage": DETAILS,
+    "counts": {"input": 6, "output": 5, "reasoning": None, "cached": None},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (token("Hi"), TEXT),
+        (token("Hi") | {"index": -104}, TEXT),
+        (token(" "), {"is": "content", "blank": True, "text": " ", **ONE}),
+        (token(""), {"is": "metadata", **ONE}),
+        (token("</s>", special=True), {"is": "metadata", **ONE}),
+        (token("</s>", special=True, details=DETAILS), {"is": "metadata", **ONE, **ENDED}),
+        (token("Hi", details=DETAILS, generated_text="Hi"), {**TEXT, **ENDED}),
+        (
+            token("Hi", details=DETAILS | {"tokens": [{"text": "secret"}], "prefill": []}),
+            {**TEXT, **ENDED},
+        ),
+        (token("Hi", details={"finish_reason": "length"}), {**TEXT, "finish_reason": "length"}),
+        ({"token": None, "generated_text": "Hi", "details": DETAILS}, {"is": "metadata", **ENDED}),
+        (
+            {"error": "it broke", "error_type": "generation"},
+            {"is": "error", "error_type": "generation", "error_message": "it broke"},
+        ),
+        ({"error": "it broke"}, {"is": "error", "error_type": "error", "error_message": "it broke"}),
+        ({"x": 1}, {"is": "metadata", "parsed": False}),
+        (b"{", {"is": "metadata", "parsed": False}),
+    ],
+)
+def test_what_an_event_says(value: Any, said: dict[str, Any]) -> None:
+    assert told(Tgi().read_event(event(value))) == said
+
+
+def test_a_whole_answer() -> None:
+    assert told(Tgi().read_body(b'{"generated_text":"Hi"}')) == {
+        "is": "content", "output": True, "content": True, "text": "Hi", "choices": (0,),
+    }  # fmt: skip
+    details = DETAILS | {"input_length": None, "prefill": [{"id": 1}, {"id": 2}], "tokens": [{"id": 3}]}
+    said = told(Tgi().read_body(encode({"generated_text": "Hi", "details": details})))
+    assert (said["counts"]["input"], said["usage"].keys() & {"prefill", "tokens"}) == (2, set())
+    assert (
+        told(Tgi().read_body(b'{"error":"too long","error_type":"validation"}'))["error_type"] == "validation"
+    )
+    assert [Tgi().read_body(b).parsed for b in (b"[]", b"{}", b"3", b"[3]")] == [False] * 4
+
+
+def test_several_answers_add_up() -> None:
+    one = {"generated_text": "Hi", "details": DETAILS}
+    said = told(Tgi().read_body(encode([one, {"generated_text": "you"}, one])))
+    assert (said["text"], said["choices"]) == ("HiyouHi", (0, 1, 2))
+    assert (said["counts"]["input"], said["counts"]["output"], said["also"]) == (12, 10, ["usage"])

@@ -1,0 +1,190 @@
+"""Invariant: whatever the coding and however the bytes are cut, feed() gives the plain bytes back, or
+DecodeError, and never holds more than the bounds allow."""
+
+import tracemalloc
+import zlib
+from collections.abc import Callable
+from itertools import pairwise
+
+import brotli
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmtap.errors import PeerProtocolError
+from llmtap.protocol.encoding import DecodeError, Decoder
+
+UNTIMED = settings(deadline=None)  # a busy machine is no failure
+
+Coder = Callable[[bytes], bytes]
+
+
+def gzip(data: bytes) -> bytes:
+    c = zlib.compressobj(9, zlib.DEFLATED, 31)
+    return c.compress(data) + c.flush()
+
+
+def raw_deflate(data: bytes) -> bytes:
+    c = zlib.compressobj(9, zlib.DEFLATED, -15)
+    return c.compress(data) + c.flush()
+
+
+CODERS: dict[str, tuple[bytes, Coder]] = {
+    "gzip": (b"gzip", gzip),
+    "x-gzip": (b"X-GZip", gzip),
+    "deflate": (b"deflate", zlib.compress),
+    "raw deflate": (b"deflate", raw_deflate),
+    "br": (b"br", brotli.compress),
+    "zstd": (b"zstd", zstandard.ZstdCompressor().compress),
+    "gzip then br": (b"gzip, br", lambda d: brotli.compress(gzip(d))),
+    "identity": (b"identity", bytes),
+}
+
+
+def decode_cut(encoding: bytes | None, coded: bytes, cuts: list[int]) -> bytes:
+    decoder = Decoder(encoding)
+    edges = [0, *sorted(c % (len(coded) + 1) for c in cuts), len(coded)]
+    return b"".join(decoder.feed(coded[a:b]) for a, b in pairwise(edges))
+
+
+@pytest.mark.parametrize("name", CODERS)
+@UNTIMED
+@given(data=st.binary(max_size=4000), cuts=st.lists(st.integers(0, 10_000), max_size=8))
+def test_every_cut_gives_the_plain_bytes_back(name: str, data: bytes, cuts: list[int]) -> None:
+    encoding, code = CODERS[name]
+    assert decode_cut(encoding, code(data), cuts) == data
+
+
+@pytest.mark.parametrize("name", CODERS)
+def test_byte_by_byte_gives_the_plain_bytes_back(name: str) -> None:
+    encoding, code = CODERS[name]
+    data = b"data: {}\n\n" * 100
+    coded = code(data)
+    assert decode_cut(encoding, coded, list(range(len(coded)))) == data
+
+
+def test_no_field_and_identity_have_nothing_to_undo() -> None:
+    assert Decoder(None).identity
+    assert Decoder(b" identity , ").identity
+    assert not Decoder(b"br").identity
+
+
+@pytest.mark.parametrize(
+    "flushed",
+    [
+        ("gzip", zlib.compressobj(6, zlib.DEFLATED, 31), (zlib.Z_SYNC_FLUSH,)),
+        ("br", brotli.Compressor(), ()),
+        ("zstd", zstandard.ZstdCompressor().compressobj(), (zstandard.COMPRESSOBJ_FLUSH_BLOCK,)),
+    ],
+    ids=["gzip", "br", "zstd"],
+)
+def test_what_the_server_flushed_comes_out_at_that_read(flushed: tuple[str, object, tuple[int, ...]]) -> None:
+    name, coder, how = flushed
+    compress = coder.process if name == "br" else coder.compress  # type: ignore[attr-defined]
+    decoder = Decoder(name.encode())
+    for i in range(5):
+        chunk = b"data: %d\n\n" % i
+        assert decoder.feed(compress(chunk) + coder.flush(*how)) == chunk  # type: ignore[attr-defined]
+
+
+def test_gzip_members_follow_each_other() -> None:
+    coded = gzip(b"one ") + gzip(b"") + gzip(b"two")
+    assert decode_cut(b"gzip", coded, []) == b"one two"
+    assert decode_cut(b"gzip", coded, list(range(len(coded)))) == b"one two"
+
+
+def test_padding_and_other_bytes_behind_the_last_gzip_member_are_left_out() -> None:
+    decoder = Decoder(b"gzip")
+    assert decoder.feed(gzip(b"body") + b"\0\0\0trailing") == b"body"
+    assert decoder.feed(b"more") == b""
+
+
+def test_bytes_behind_a_deflate_stream_are_left_out() -> None:
+    decoder = Decoder(b"deflate")
+    assert decoder.feed(zlib.compress(b"body") + b"x") == b"body"
+    assert decoder.feed(b"more") == b""
+
+
+@pytest.mark.parametrize("cut", [0, 1])
+def test_bytes_behind_a_brotli_stream_are_an_error(cut: int) -> None:
+    decoder = Decoder(b"br")
+    coded = brotli.compress(b"body")
+    with pytest.raises(DecodeError, match="not valid brotli"):
+        decoder.feed(coded + b"more"[:cut])
+        decoder.feed(b"more"[cut:])
+
+
+def test_nothing_stays_behind_in_the_library_when_all_input_is_used() -> None:
+    # A raw stream has no trailer: its last bits may hold more output than one bounded call gives.
+    for size in range(65_500, 66_600, 7):
+        assert Decoder(b"deflate").feed(raw_deflate(b"\0" * size)) == b"\0" * size
+
+
+def test_zstd_frames_follow_each_other() -> None:
+    coder = zstandard.ZstdCompressor()
+    coded = coder.compress(b"one ") + coder.compress(b"two")
+    assert decode_cut(b"zstd", coded, [3, 15, 16, 17]) == b"one two"
+
+
+@pytest.mark.parametrize("encoding", [b"gzip", b"deflate", b"br", b"zstd"])
+def test_bytes_that_are_not_in_the_coding_are_an_error(encoding: bytes) -> None:
+    with pytest.raises(DecodeError, match="not valid"):
+        Decoder(encoding).feed(b"\xff\xfe" + b"plain text, no coding at all" * 20)
+
+
+def test_an_error_is_the_peers() -> None:
+    with pytest.raises(PeerProtocolError) as caught:
+        Decoder(b"gzip").feed(b"nope, not gzip")
+    assert caught.value.status == 502
+
+
+def test_an_unknown_coding_is_named() -> None:
+    with pytest.raises(DecodeError, match="unknown content coding 'compress'"):
+        Decoder(b"compress")
+
+
+def test_too_many_codings_are_refused() -> None:
+    with pytest.raises(DecodeError, match="5 content codings"):
+        Decoder(b"gzip, gzip, gzip, gzip, gzip")
+
+
+BOMB = b"\0" * (64 << 20)
+BOMBS = {
+    "gzip": (b"gzip", gzip(BOMB)),
+    "deflate": (b"deflate", zlib.compress(BOMB)),
+    "br": (b"br", brotli.compress(BOMB, quality=1)),
+    "zstd": (b"zstd", zstandard.ZstdCompressor().compress(BOMB)),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_is_refused_before_it_fills_the_memory(name: str) -> None:
+    encoding, coded = BOMBS[name]
+    tracemalloc.start()
+    try:
+        with pytest.raises(DecodeError, match="250 times its size"):
+            Decoder(encoding).feed(coded)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 250 * len(coded) + (8 << 20)
+    assert peak < len(BOMB) // 2
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_the_absolute_bound_holds_without_a_ratio(name: str) -> None:
+    encoding, coded = BOMBS[name]
+    decoder = Decoder(encoding, decoded_bytes_max=3 << 20, ratio_max=1 << 30)
+    with pytest.raises(DecodeError, match="more than 3145728 bytes"):
+        decoder.feed(coded)
+
+
+def test_a_bomb_in_a_bomb_is_refused() -> None:
+    with pytest.raises(DecodeError, match="times its size"):
+        Decoder(b"gzip, gzip").feed(gzip(gzip(BOMB)))
+
+
+def test_a_high_ratio_within_the_first_mebibyte_is_fine() -> None:
+    data = b"\0" * (1 << 20)
+    assert Decoder(b"gzip").feed(gzip(data)) == data

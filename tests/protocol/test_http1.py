@@ -1,0 +1,805 @@
+"""Invariant: a head is read in one way or refused, and a body ends at the same byte with the same payload
+however its bytes are cut, which is where llhttp sees it end."""
+
+from itertools import pairwise
+
+import httptools
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from llmtap.errors import PeerProtocolError
+from llmtap.protocol.http1 import (
+    LINE_BYTES_MAX,
+    TRAILER_LINES_MAX,
+    ChunkedDecoder,
+    ChunkedScanner,
+    CloseScanner,
+    Framing,
+    LengthScanner,
+    RequestHead,
+    header_value,
+    parse_request_head,
+    parse_response_head,
+    scanner_for,
+)
+
+# ---------------------------------------------------------------- request lines
+
+
+@pytest.mark.parametrize(
+    ("line", "method", "target", "version"),
+    [
+        (b"GET / HTTP/1.1", b"GET", b"/", (1, 1)),
+        (b"GET / HTTP/1.0", b"GET", b"/", (1, 0)),
+        (b"POST /v1/chat/completions?x=1&y=%7B%22a%22%7D HTTP/1.1", b"POST",
+         b"/v1/chat/completions?x=1&y=%7B%22a%22%7D", (1, 1)),
+        (b"GET /a//b/./../c;d=1/%2F%e2%82 HTTP/1.1", b"GET", b"/a//b/./../c;d=1/%2F%e2%82", (1, 1)),
+        (b"OPTIONS * HTTP/1.1", b"OPTIONS", b"*", (1, 1)),  # RFC 9112 3.2.4
+        (b"GET http://elsewhere.test/x?y HTTP/1.1", b"GET", b"http://elsewhere.test/x?y", (1, 1)),  # 3.2.2
+        # RFC 9110 9.1: the list of methods is open, and a method is case-sensitive.
+        (b"PROPFIND / HTTP/1.1", b"PROPFIND", b"/", (1, 1)),
+        (b"QUERY / HTTP/1.1", b"QUERY", b"/", (1, 1)),
+        (b"get / HTTP/1.1", b"get", b"/", (1, 1)),
+        (b"X-!#$%&'*+.^_`|~09az / HTTP/1.1", b"X-!#$%&'*+.^_`|~09az", b"/", (1, 1)),
+        (b"TELEPORT /here HTTP/1.0", b"TELEPORT", b"/here", (1, 0)),
+        # Methods that other protocols use are tokens like any other here.
+        (b"PLAY / HTTP/1.1", b"PLAY", b"/", (1, 1)),
+        (b"DESCRIBE / HTTP/1.1", b"DESCRIBE", b"/", (1, 1)),
+    ],
+)  # fmt: skip
+def test_a_request_line_is_taken_apart(
+    line: bytes, method: bytes, target: bytes, version: tuple[int, int]
+) -> None:
+    head = parse_request_head(line + b"\r\nHost: a.test\r\n\r\n")
+    assert (head.method, head.target, head.version) == (method, target, version)
+
+
+@pytest.mark.parametrize(
+    ("line", "statuses"),
+    [
+        # RFC 9112 3: one space between the parts, and nothing before the method.
+        (b"GET  / HTTP/1.1", {400, 505}),
+        (b"GET /  HTTP/1.1", {400, 505}),
+        (b"GET\t/ HTTP/1.1", {400}),
+        (b" GET / HTTP/1.1", {400}),
+        (b"GET / HTTP/1.1 ", {400}),
+        (b"GET /a b HTTP/1.1", {400}),
+        (b"GET / HTTP/1.1\r", {400}),
+        (b"GET /a\rb HTTP/1.1", {400}),
+        (b"GET /\x00 HTTP/1.1", {400}),
+        (b"GET /\x7f HTTP/1.1", {400}),
+        (b"GET /\x80 HTTP/1.1", {400}),
+        (b"GET /caf\xc3\xa9 HTTP/1.1", {400}),
+        (b"GET /#top HTTP/1.1", {400}),  # 3.2: a fragment is no part of a target
+        (b"GET ?q HTTP/1.1", {400}),
+        (b"GET host.test:80 HTTP/1.1", {400}),  # 3.2.3: authority-form is for CONNECT
+        (b"G\xe9T / HTTP/1.1", {400}),
+        (b"G(T / HTTP/1.1", {400}),
+        (b"/ HTTP/1.1", {400}),
+        (b"GET", {400}),
+        (b"", {400}),
+        (b"GET /", {400, 505}),  # HTTP/0.9
+        (b"GET / http/1.1", {400}),  # 2.3: the protocol's name is case-sensitive
+        (b"GET / HTTP/1.1x", {400}),
+        (b"GET / HTTP/11", {400}),
+        (b"GET / HTTP/1", {400}),
+        (b"GET / HTTP/0.9", {400, 505}),
+        (b"GET / HTTP/2.0", {400, 505}),
+        (b"GET / HTTP/9.9", {400, 505}),
+        (b"GET / RTSP/1.0", {400, 505}),
+        (b"DESCRIBE / RTSP/1.0", {400, 505}),
+        (b"SOURCE / ICE/1.0", {400, 505}),
+        (b"TELEPORT / RTSP/1.0", {400, 505}),
+        (b"PRI * HTTP/2.0", {400, 505}),  # RFC 9113 3.4
+        (b"CONNECT db.internal:22 HTTP/1.1", {405}),  # RFC 9110 9.3.6: a tunnel is not ours to offer
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", {400}),  # a TLS hello
+        (b"SSH-2.0-OpenSSH_9.6", {400}),
+    ],
+)  # fmt: skip
+def test_a_malformed_request_line_is_refused(line: bytes, statuses: set[int]) -> None:
+    with pytest.raises(PeerProtocolError) as refused:
+        parse_request_head(line + b"\r\nHost: a.test\r\n\r\n")
+    assert refused.value.status in statuses
+
+
+# ---------------------------------------------------------------- request fields
+
+
+def head_with(*lines: bytes, version: bytes = b"1.1", host: bytes | None = b"Host: a.test") -> bytes:
+    first = [b"POST /x HTTP/" + version] + ([host] if host is not None else [])
+    return b"\r\n".join([*first, *lines, b"", b""])
+
+
+def test_order_case_and_repeats_of_fields_stay() -> None:
+    head = parse_request_head(head_with(b"X-b: 2", b"x-A: 1", b"X-B: 3", b"ACCEPT: */*"))
+    assert head.headers == [
+        (b"Host", b"a.test"), (b"X-b", b"2"), (b"x-A", b"1"), (b"X-B", b"3"), (b"ACCEPT", b"*/*"),
+    ]  # fmt: skip
+    assert header_value(head.headers, b"x-b") == b"2"
+    assert header_value(head.headers, b"x-c") is None
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        (b"X:", b""),  # RFC 9112 5.1: white space around a value is no part of it
+        (b"X: ", b""),
+        (b"X:v", b"v"),
+        (b"X: \t v", b"v"),
+        (b"X: a  b\tc", b"a  b\tc"),
+        (b"X: ::", b"::"),
+        (b"X: na\xc3\xafve-\xe6\x97\xa5", b"na\xc3\xafve-\xe6\x97\xa5"),  # RFC 9110 5.5: obs-text is opaque
+        (b"X: \xff\x80", b"\xff\x80"),
+        (b'X: "quo\\"ted", b', b'"quo\\"ted", b'),
+        (b"X: " + b"v" * 8_000, b"v" * 8_000),
+    ],
+)
+def test_a_value_is_kept_byte_for_byte(line: bytes, value: bytes) -> None:
+    head = parse_request_head(head_with(line, b"Y: after"))
+    assert head.headers[1:] == [(b"X", value), (b"Y", b"after")]
+
+
+@pytest.mark.parametrize("space", [b" ", b"\t", b" \t "])
+def test_white_space_behind_a_value_means_nothing(space: bytes) -> None:
+    lines = [b"Connection: close", b"Content-Length: 3", b"Expect: 100-continue", b"Upgrade: websocket"]
+    plain, spaced = (parse_request_head(head_with(*(n + s for n in lines))) for s in (b"", space))
+    assert [v.rstrip(b" \t") for _, v in spaced.headers] == [v for _, v in plain.headers]
+    spaced.headers = plain.headers
+    assert spaced == plain
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"X : 1",  # RFC 9112 5.1: no white space between name and colon
+        b"X\t: 1",
+        b" X: 1",
+        b"\tX: 1",
+        b": 1",
+        b"X",
+        b"X Y: 1",
+        b"X(: 1",
+        b"X\xe9: 1",
+        b"X\x00: 1",
+        b"X: a\x00b",  # RFC 9110 5.5: CR, LF and NUL are dangerous
+        b"X: a\rb",
+        b"X: a\nb",
+        b"X: a\n",
+        b"X: a\r",
+        b"X: \x0bv",
+        b"X: a\x7fb",
+        b"X: a\x01b",
+        b"X: a\r\n folded",  # RFC 9112 5.2: obs-fold
+        b"X: a\r\n\tfolded",
+        b"X:\r\n folded",
+        b"Host: b.test",  # RFC 9112 3.2: more than one Host
+        b"Host: a.test",
+    ],
+)
+def test_a_malformed_field_is_refused(line: bytes) -> None:
+    with pytest.raises(PeerProtocolError) as refused:
+        parse_request_head(head_with(line))
+    assert refused.value.status == 400
+
+
+@pytest.mark.parametrize(
+    ("host", "ok"),
+    [
+        (b"Host: a.test", True), (b"Host: a.test:8080", True), (b"Host: [::1]:8080", True),
+        (b"Host: a_b-c.test", True), (b"Host:", True),  # RFC 9112 3.2: empty when the target has no authority
+        (b"Host: a.test/path", False), (b"Host: user@a.test", False), (b"Host: a.test:80:80", False),
+        (b"Host: a.test:x", False), (b"Host: a b", False), (b"Host: [::1", False), (b"Host: a?b", False),
+        (b"Host: a#b", False), (b"Host: caf\xc3\xa9", False), (b'Host: "a"', False), (b"Host: a\\b", False),
+    ],
+)  # fmt: skip
+def test_host_is_one_authority_or_refused(host: bytes, ok: bool) -> None:
+    if ok:
+        assert parse_request_head(head_with(host=host)).headers[0][0] == b"Host"
+        return
+    with pytest.raises(PeerProtocolError) as refused:
+        parse_request_head(head_with(host=host))
+    assert refused.value.status == 400
+
+
+def test_a_host_is_needed_from_http11_only() -> None:
+    with pytest.raises(PeerProtocolError) as refused:
+        parse_request_head(head_with(host=None))
+    assert refused.value.status == 400
+    assert parse_request_head(head_with(host=None, version=b"1.0")).headers == []
+
+
+# ---------------------------------------------------------------- request framing
+
+
+@pytest.mark.parametrize(
+    ("lines", "framing", "length"),
+    [
+        ([], Framing.NONE, 0),  # RFC 9112 6.3 rule 7: a request without either has no body
+        ([b"Content-Length: 0"], Framing.NONE, 0),
+        ([b"Content-Length: 5"], Framing.LENGTH, 5),
+        ([b"content-length:  5  "], Framing.LENGTH, 5),
+        ([b"Content-Length: 0005"], Framing.LENGTH, 5),
+        ([b"Content-Length: 999999999999999999"], Framing.LENGTH, 10**18 - 1),
+        ([b"Transfer-Encoding: chunked"], Framing.CHUNKED, 0),
+        ([b"transfer-encoding:\tChUnKeD "], Framing.CHUNKED, 0),  # 7: coding names are case-insensitive
+        ([b"Content_Length: 5"], Framing.NONE, 0),  # another name altogether
+        ([b"X-Content-Length: 5", b"Content-Length-X: 6"], Framing.NONE, 0),
+    ],
+)
+def test_a_requests_framing_is_told_by_its_fields(lines: list[bytes], framing: Framing, length: int) -> None:
+    head = parse_request_head(head_with(*lines))
+    assert (head.framing, head.length) == (framing, length)
+
+
+CL, TE = b"Content-Length: ", b"Transfer-Encoding: "
+
+
+@pytest.mark.parametrize(
+    ("lines", "statuses"),
+    [
+        # RFC 9112 6.3 rule 3: both may be an attempt at request smuggling.
+        ([CL + b"4", TE + b"chunked"], {400}),
+        ([TE + b"chunked", CL + b"60"], {400}),
+        ([CL + b"0", TE + b"chunked"], {400}),
+        ([CL + b"4", TE + b"identity"], {400}),
+        ([TE + b"gzip", CL + b"4"], {400}),
+        # 6.3 rule 5: an invalid Content-Length.
+        ([CL + b"3", CL + b"5"], {400}),
+        ([CL + b"3", CL + b"3"], {400}),
+        ([CL + b"3, 5"], {400}),
+        ([CL + b"3, 3"], {400}),
+        ([CL + b"+3"], {400}),
+        ([CL + b"-3"], {400}),
+        ([CL + b"0x3"], {400}),
+        ([CL + b"3.0"], {400}),
+        ([CL + b"3 4"], {400}),
+        ([CL + b"3;"], {400}),
+        ([CL + b"1_0"], {400}),
+        ([CL + b"\xb2"], {400}),  # a superscript two in Latin-1
+        ([CL + b"\xd9\xa3"], {400}),  # an Arabic-Indic three in UTF-8
+        ([CL], {400}),
+        ([CL + b"9999999999999999999"], {400}),
+        ([CL + b"99999999999999999999999"], {400}),
+        ([b"Content-Length : 3"], {400}),
+        # 6.1 and 6.3 rule 4: 400 when chunked is not the last coding, 501 for one not understood.
+        ([TE + b"chunked, gzip"], {400}),
+        ([TE + b"identity"], {400, 501}),
+        ([TE + b"xchunked"], {400, 501}),
+        ([TE + b"chunkedx"], {400, 501}),
+        ([TE + b"chunked;q=1"], {400, 501}),
+        ([TE + b'"chunked"'], {400, 501}),
+        ([TE + b"gzip, chunked"], {400, 501}),
+        ([TE + b"chunked, chunked"], {400, 501}),
+        ([TE + b",chunked"], {400, 501}),
+        ([TE + b"chunked,"], {400, 501}),
+        ([TE], {400, 501}),
+        ([TE + b"\x0bchunked"], {400}),
+        ([TE + b"chunked", TE + b"chunked"], {400, 501}),
+        ([TE + b"chunked", TE + b"identity"], {400, 501}),
+        ([TE + b"identity", TE + b"chunked"], {400, 501}),
+        ([TE + b"gzip", TE + b"chunked"], {400, 501}),
+        ([b"Transfer-Encoding : chunked"], {400}),
+        ([b"Transfer-Encoding\t: chunked"], {400}),
+        ([b"Transfer-Encoding:", b" chunked"], {400}),
+        ([b"X: 1\n" + TE + b"chunked"], {400}),
+        ([b"X: 1\r" + TE + b"chunked"], {400}),
+    ],
+)
+def test_ambiguous_framing_of_a_request_is_refused(lines: list[bytes], statuses: set[int]) -> None:
+    with pytest.raises(PeerProtocolError) as refused:
+        parse_request_head(head_with(*lines))
+    assert refused.value.status in statuses
+
+
+@pytest.mark.parametrize(
+    "line", [b"POST / HTTP/1.1", b"TELEPORT / HTTP/1.1", b"PUT / HTTP/1.1", b"GET / HTTP/1.1"]
+)
+def test_a_method_nobody_knows_gets_no_softer_framing(line: bytes) -> None:
+    for fields in (
+        b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n",
+        b"Content-Length: 3\r\nContent-Length: 4\r\n",
+    ):
+        with pytest.raises(PeerProtocolError):
+            parse_request_head(line + b"\r\nHost: a\r\n" + fields + b"\r\n")
+
+
+def test_chunked_is_refused_from_an_http10_client() -> None:
+    with pytest.raises(PeerProtocolError) as refused:  # RFC 9112 6.1
+        parse_request_head(head_with(b"Transfer-Encoding: chunked", version=b"1.0"))
+    assert refused.value.status == 400
+
+
+@pytest.mark.parametrize(
+    ("version", "lines", "keep"),
+    [
+        (b"1.1", [], True),  # RFC 9112 9.3
+        (b"1.1", [b"Connection: close"], False),
+        (b"1.1", [b"Connection: CLOSE"], False),
+        (b"1.1", [b"Connection: keep-alive, Close"], False),
+        (b"1.1", [b"Connection: x", b"Connection: close"], False),
+        (b"1.1", [b"Connection: closed"], True),
+        (b"1.0", [], False),
+        (b"1.0", [b"Connection: keep-alive"], True),
+        (b"1.0", [b"Connection: Keep-Alive"], True),
+        (b"1.0", [b"Connection: close"], False),
+    ],
+)
+def test_persistence_follows_version_and_connection(version: bytes, lines: list[bytes], keep: bool) -> None:
+    assert parse_request_head(head_with(*lines, version=version)).keep_alive is keep
+
+
+def test_a_connection_that_says_both_is_closed() -> None:
+    # RFC 9112 9.3: close is looked at first, whatever else is there.
+    for version in (b"1.0", b"1.1"):
+        head = parse_request_head(head_with(b"Connection: keep-alive, close", version=version))
+        assert not head.keep_alive
+
+
+@pytest.mark.parametrize(
+    ("lines", "upgrade"),
+    [
+        ([b"Connection: Upgrade", b"Upgrade: websocket"], b"websocket"),
+        ([b"Connection: keep-alive, upgrade", b"Upgrade: WebSocket"], b"WebSocket"),
+        ([b"Upgrade: websocket"], None),  # RFC 9110 7.8: Connection has to name it
+        ([b"Connection: upgrade"], None),
+        ([b"Connection: x-upgrade", b"Upgrade: websocket"], None),
+    ],
+)
+def test_an_upgrade_counts_when_connection_names_it(lines: list[bytes], upgrade: bytes | None) -> None:
+    assert parse_request_head(head_with(*lines)).upgrade == upgrade
+
+
+def test_connection_options_are_split_and_lowered() -> None:
+    head = parse_request_head(head_with(b"Connection: A ,, b\t", b"connection: C"))
+    assert head.connection == (b"a", b"b", b"c")
+
+
+@pytest.mark.parametrize(
+    ("value", "expects"), [(b"100-continue", True), (b"100-CONTINUE", True), (b"x", False)]
+)
+def test_expect_is_noticed(value: bytes, expects: bool) -> None:
+    assert (
+        parse_request_head(head_with(b"Content-Length: 1", b"Expect: " + value)).expects_continue is expects
+    )
+
+
+@given(st.binary(max_size=300))
+@example(b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 1\r\n\r\n")
+def test_any_bytes_are_a_head_or_refused(raw: bytes) -> None:
+    raw = raw.replace(b"\r\n\r\n", b"") + b"\r\n\r\n"
+    try:
+        head = parse_request_head(raw)
+    except PeerProtocolError as exc:
+        assert exc.status in (400, 405, 501, 505)
+    else:
+        assert raw.startswith(head.method + b" " + head.target + b" HTTP/1.")
+
+
+FIELD_BITS = st.lists(
+    st.sampled_from([
+        b"Content-Length: ", b"Transfer-Encoding: ", b"Host: ", b"Connection: ", b"3", b"5", b"chunked",
+        b"gzip", b", ", b"\r\n", b"\r", b"\n", b" ", b"\t", b"\x00", b":", b"X: ", b"close", b"0", b"\x0b",
+    ]),
+    max_size=14,
+)  # fmt: skip
+
+
+@settings(max_examples=400)
+@given(FIELD_BITS)
+def test_what_is_taken_could_not_be_read_otherwise(bits: list[bytes]) -> None:
+    """A naive reader that sees more in the same head than we did would be a way to smuggle."""
+    raw = b"POST / HTTP/1.1\r\nHost: a\r\n" + b"".join(bits) + b"\r\n\r\n"
+    raw = raw[: raw.find(b"\r\n\r\n") + 4]
+    try:
+        head = parse_request_head(raw)
+    except PeerProtocolError:
+        return
+    assert b"\r" not in raw.replace(b"\r\n", b"")
+    assert b"\n" not in raw.replace(b"\r\n", b"")
+    assert b"\x00" not in raw
+    lines = raw[:-4].split(b"\r\n")[1:]
+    assert len(lines) == len(head.headers)
+    naive = [(n, v.strip(b" \t")) for n, _, v in (line.partition(b":") for line in lines)]
+    assert naive == [(n, v.rstrip(b" \t")) for n, v in head.headers]
+    framing = [n.lower() for n, _ in naive if n.lower() in (b"content-length", b"transfer-encoding")]
+    assert len(framing) <= 1
+
+
+# ---------------------------------------------------------------- responses
+
+
+def answer_with(*lines: bytes, first: bytes = b"HTTP/1.1 200 OK") -> bytes:
+    return b"\r\n".join([first, *lines, b"", b""])
+
+
+@pytest.mark.parametrize(
+    ("method", "first", "lines", "framing", "length", "keep"),
+    [
+        (b"GET", b"HTTP/1.1 200 OK", [b"Content-Length: 5"], Framing.LENGTH, 5, True),
+        (b"GET", b"HTTP/1.1 200 OK", [b"Content-Length: 0"], Framing.NONE, 0, True),
+        (b"GET", b"HTTP/1.1 200 OK", [b"Transfer-Encoding: chunked"], Framing.CHUNKED, 0, True),
+        (b"GET", b"HTTP/1.1 200 OK", [b"Transfer-Encoding: Chunked"], Framing.CHUNKED, 0, True),
+        (b"GET", b"HTTP/1.1 200 OK", [], Framing.CLOSE, 0, False),  # RFC 9112 6.3 rule 8
+        (b"GET", b"HTTP/1.1 200 OK", [b"Content-Length: 5", b"Connection: close"], Framing.LENGTH, 5, False),
+        (b"GET", b"HTTP/1.0 200 OK", [b"Content-Length: 5"], Framing.LENGTH, 5, False),
+        (b"GET", b"HTTP/1.0 200 OK", [b"Content-Length: 5", b"Connection: keep-alive"],
+         Framing.LENGTH, 5, True),
+        (b"GET", b"HTTP/1.0 200 OK", [], Framing.CLOSE, 0, False),
+        # 6.3 rule 1: these have no body, whatever their fields say.
+        (b"HEAD", b"HTTP/1.1 200 OK", [b"Content-Length: 1234"], Framing.NONE, 1234, True),
+        (b"HEAD", b"HTTP/1.1 200 OK", [b"Transfer-Encoding: chunked"], Framing.NONE, 0, True),
+        (b"HEAD", b"HTTP/1.1 200 OK", [], Framing.NONE, 0, True),
+        (b"GET", b"HTTP/1.1 204 No Content", [], Framing.NONE, 0, True),
+        (b"GET", b"HTTP/1.1 304 Not Modified", [b"Content-Length: 99"], Framing.NONE, 99, True),
+        (b"GET", b"HTTP/1.1 100 Continue", [], Framing.NONE, 0, True),
+        (b"GET", b"HTTP/1.1 103 Early Hints", [b"Link: </a>"], Framing.NONE, 0, True),
+        (b"GET", b"HTTP/1.1 101 Switching Protocols", [b"Connection: upgrade", b"Upgrade: websocket"],
+         Framing.NONE, 0, True),
+        (b"GET", b"HTTP/1.1 446 Hooks Failed", [b"Content-Length: 2"], Framing.LENGTH, 2, True),
+        (b"GET", b"HTTP/1.1 205 Reset Content", [b"Content-Length: 0"], Framing.NONE, 0, True),
+    ],
+)  # fmt: skip
+def test_a_responses_framing(
+    method: bytes, first: bytes, lines: list[bytes], framing: Framing, length: int, keep: bool
+) -> None:
+    head = parse_response_head(answer_with(*lines, first=first), method)
+    assert (head.framing, head.length, head.keep_alive) == (framing, length, keep)
+    assert head.status == int(first.split(b" ")[1])
+
+
+@pytest.mark.parametrize(
+    ("first", "status", "reason"),
+    [
+        (b"HTTP/1.1 200 OK", 200, b"OK"),
+        (b"HTTP/1.1 200 ", 200, b""),  # RFC 9112 4: the reason may be empty
+        (b"HTTP/1.1 404 Not  Found", 404, b"Not  Found"),
+        (b"HTTP/1.1 500 na\xc3\xafve", 500, b"na\xc3\xafve"),
+        (b"HTTP/1.1 599 x", 599, b"x"),
+    ],
+)
+def test_a_status_line(first: bytes, status: int, reason: bytes) -> None:
+    head = parse_response_head(answer_with(b"Content-Length: 0", first=first), b"GET")
+    assert (head.status, head.reason) == (status, reason)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"SSH-2.0-OpenSSH_9.6\r\n\r\n",
+        b"\r\n\r\n",
+        b"HTTP/2 200\r\n\r\n",
+        b"HTTP/2.0 200 OK\r\n\r\n",
+        b"HTTP/0.9 200 OK\r\n\r\n",
+        b"HTTP/1.1 20 OK\r\n\r\n",
+        b"HTTP/1.1 2000 OK\r\n\r\n",
+        b"HTTP/1.1 2x0 OK\r\n\r\n",
+        b"HTTP/1.1  200 OK\r\n\r\n",
+        b"http/1.1 200 OK\r\n\r\n",
+        b" HTTP/1.1 200 OK\r\n\r\n",
+        b"ICY 200 OK\r\n\r\n",
+        b"RTSP/1.0 200 OK\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+        answer_with(b"Content-Length: 3", b"Content-Length: 5"),
+        answer_with(b"Content-Length: 3, 5"),
+        answer_with(b"Content-Length: -1"),
+        answer_with(b"Content-Length: x"),
+        answer_with(b"Content-Length:"),
+        answer_with(b"Content-Length: 9999999999999999999"),
+        answer_with(b"Content-Length: 3", b"Transfer-Encoding: chunked"),
+        answer_with(b"Transfer-Encoding: chunked", b"Content-Length: 3"),
+        answer_with(b"Transfer-Encoding: gzip, chunked"),
+        answer_with(b"Transfer-Encoding: chunked, gzip"),
+        answer_with(b"Transfer-Encoding: identity"),
+        answer_with(b"Transfer-Encoding: chunked", b"Transfer-Encoding: chunked"),
+        answer_with(b"Transfer-Encoding: chunked", first=b"HTTP/1.0 200 OK"),  # RFC 9112 6.1
+        answer_with(b"X: a\x00b"),
+        answer_with(b"X: a\rb"),
+        answer_with(b"X: a\nY: b"),
+        answer_with(b"X : a"),
+        answer_with(b"X: a\r\n folded"),
+        answer_with(b"no colon here"),
+        b"HTTP/1.1 200 OK\nContent-Length: 0\r\n\r\n",
+    ],
+)
+def test_a_malformed_or_ambiguous_response_is_refused(raw: bytes) -> None:
+    with pytest.raises(PeerProtocolError) as refused:
+        parse_response_head(raw, b"GET")
+    # Whoever turns the error's status into an answer must not tell the client that it was at fault.
+    assert refused.value.status == 502
+
+
+def test_both_framings_are_refused_even_where_there_is_no_body() -> None:
+    with pytest.raises(PeerProtocolError):
+        parse_response_head(answer_with(b"Content-Length: 3", b"Transfer-Encoding: chunked"), b"HEAD")
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_response_or_refused(raw: bytes) -> None:
+    raw = b"HTTP/1.1 200 " + raw.replace(b"\r\n\r\n", b"") + b"\r\n\r\n"
+    try:
+        head = parse_response_head(raw, b"GET")
+    except PeerProtocolError:
+        return
+    assert head.status == 200
+
+
+# ---------------------------------------------------------------- bodies: cutting
+
+
+def pieces_of(data: bytes, cuts: list[int]) -> list[bytes]:
+    """`data` cut at `cuts`; equal cuts give empty pieces."""
+    edges = [0, *sorted(c % (len(data) + 1) for c in cuts), len(data)]
+    return [data[a:b] for a, b in pairwise(edges)]
+
+
+Verdict = tuple[bytes, int] | str
+
+
+def scan(pieces: list[bytes]) -> Verdict:
+    """(payload, offset of the first byte behind the body), `open` or `refused`, of a chunked body."""
+    scanner = ChunkedScanner()
+    payload: list[bytes] = []
+    passed = 0
+    for piece in pieces:
+        try:
+            end = scanner.feed(piece, payload)
+        except PeerProtocolError:
+            return "refused"
+        if end >= 0:
+            return b"".join(payload), passed + end
+        passed += len(piece)
+    return "open"
+
+
+VALID = {
+    "nothing": (b"0\r\n\r\n", b""),
+    "one chunk": (b"5\r\nhello\r\n0\r\n\r\n", b"hello"),
+    "two chunks": (b"2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n", b"hello"),
+    "one byte chunks": (b"1\r\na\r\n1\r\nb\r\n0\r\n\r\n", b"ab"),
+    "upper and lower hex": (b"a\r\n0123456789\r\nA\r\n0123456789\r\n0\r\n\r\n", b"0123456789" * 2),
+    "leading zeros": (b"0005\r\nhello\r\n000\r\n\r\n", b"hello"),
+    "payload of line ends": (b"4\r\n\r\n\r\n\r\n3\r\n\r\n\n\r\n0\r\n\r\n", b"\r\n\r\n\r\n\n"),
+    "payload like framing": (b"5\r\n0\r\n\r\n\r\n0\r\n\r\n", b"0\r\n\r\n"),
+    # RFC 9112 7.1.1: a recipient ignores extensions it does not know.
+    "an extension": (b"5;a=b\r\nhello\r\n0;z\r\n\r\n", b"hello"),
+    "a quoted extension": (b'5;a="b c;d"\r\nhello\r\n0\r\n\r\n', b"hello"),
+    "many extensions": (b"5;a;b=1;c\r\nhello\r\n0\r\n\r\n", b"hello"),
+    # 7.1.2
+    "trailers": (b"5\r\nhello\r\n0\r\nX-T: 1\r\nServer-Timing: a;dur=3\r\n\r\n", b"hello"),
+    "an empty trailer": (b"0\r\nX-T:\r\n\r\n", b""),
+    "a longer one": (b"fff\r\n" + b"x" * 4095 + b"\r\n0\r\n\r\n", b"x" * 4095),
+}
+
+INVALID = {
+    "no size": b"\r\nhello\r\n0\r\n\r\n",
+    "not hex": b"zz\r\nhello\r\n0\r\n\r\n",
+    "hex prefix": b"0x5\r\nhello\r\n0\r\n\r\n",
+    "plus": b"+5\r\nhello\r\n0\r\n\r\n",
+    "minus": b"-5\r\nhello\r\n0\r\n\r\n",
+    "underscore": b"1_0\r\n0123456789abcdef\r\n0\r\n\r\n",
+    "space before": b" 5\r\nhello\r\n0\r\n\r\n",
+    "space behind": b"5 \r\nhello\r\n0\r\n\r\n",
+    "tab behind": b"5\t\r\nhello\r\n0\r\n\r\n",
+    "too many digits": b"0000000000000005\r\nhello\r\n0\r\n\r\n",
+    "overflow": b"fffffffffffffffff5\r\nhello\r\n0\r\n\r\n",
+    "bare LF behind the size": b"5\nhello\r\n0\r\n\r\n",
+    "bare LF behind the data": b"5\r\nhello\n0\r\n\r\n",
+    "bare LFs everywhere": b"5\nhello\n0\n\n",
+    "bare LF at the end": b"5\r\nhello\r\n0\r\n\n",
+    "two CRs": b"5\r\r\nhello\r\n0\r\n\r\n",
+    "CR in an extension": b"5;a\rb\r\nhello\r\n0\r\n\r\n",
+    "LF in an extension": b"5;a\nb\r\nhello\r\n0\r\n\r\n",
+    "NUL in an extension": b"5;a\x00\r\nhello\r\n0\r\n\r\n",
+    "data longer than its size": b"5\r\nhelloX\r\n0\r\n\r\n",
+    "data longer by a CR": b"5\r\nhello\rX0\r\n\r\n",
+    "data longer by a line": b"3\r\nabcXX0\r\n\r\n",
+    "data shorter than its size": b"6\r\nhello\r\n0\r\n\r\n",
+    "a trailer without a colon": b"0\r\nnonsense\r\n\r\n",
+    "a trailer with white space before the colon": b"0\r\nX : 1\r\n\r\n",
+    "a folded trailer": b"0\r\nX: 1\r\n 2\r\n\r\n",
+    "a trailer with a NUL": b"0\r\nX: \x00\r\n\r\n",
+    "a trailer with a bare CR": b"0\r\nX: a\rb\r\n\r\n",
+    "a trailer with a bare LF": b"0\r\nX: 1\n\r\n",
+    "a nameless trailer": b"0\r\n: 1\r\n\r\n",
+    "an answer behind an unfinished body": b"5\r\nhelloHTTP/1.1 200 OK\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("name", VALID)
+def test_every_slicing_ends_at_the_same_byte(name: str) -> None:
+    body, payload = VALID[name]
+    behind = b"GET /next HTTP/1.1\r\n"
+    data = body + behind
+    expected = (payload, len(body))
+    assert scan([data]) == expected
+    assert scan([data[i : i + 1] for i in range(len(data))]) == expected
+    assert scan([x for i in range(len(data)) for x in (b"", data[i : i + 1])]) == expected
+    for cut in range(min(len(data), 300)):
+        assert scan(pieces_of(data, [cut])) == expected, f"cut at {cut}"
+    for size in (2, 3, 5, 7):
+        assert scan([data[i : i + size] for i in range(0, len(data), size)]) == expected, f"by {size}"
+
+
+@pytest.mark.parametrize("name", VALID)
+def test_no_prefix_of_a_body_is_a_body(name: str) -> None:
+    body, _ = VALID[name]
+    for end in range(len(body)):
+        assert scan([body[:end]]) == "open", body[:end]
+
+
+@pytest.mark.parametrize("name", INVALID)
+def test_every_slicing_refuses_what_is_malformed(name: str) -> None:
+    body = INVALID[name]
+    assert scan([body]) == "refused"
+    assert scan([body[i : i + 1] for i in range(len(body))]) == "refused"
+    for cut in range(len(body)):
+        assert scan(pieces_of(body, [cut, cut])) == "refused", f"cut at {cut}"
+
+
+@given(
+    st.sampled_from([b for b, _ in VALID.values()] + list(INVALID.values())),
+    st.lists(st.integers(0), max_size=9),
+)
+def test_random_cuts_change_no_verdict(body: bytes, cuts: list[int]) -> None:
+    assert scan(pieces_of(body, cuts)) == scan([body])
+
+
+def test_a_line_that_never_ends_is_refused_and_not_kept() -> None:
+    for start in (b"5;", b"0\r\nX: "):
+        scanner = ChunkedScanner()
+        with pytest.raises(PeerProtocolError):
+            scanner.feed(start)
+            for _ in range(LINE_BYTES_MAX // 100 + 2):
+                scanner.feed(b"x" * 100)
+
+
+@pytest.mark.parametrize("start", [b"5;", b"0\r\nX: "])
+def test_the_longest_line_is_the_same_for_every_slicing(start: bytes) -> None:
+    room = LINE_BYTES_MAX - len(start.split(b"\r\n")[-1]) - 2
+    for extra, verdict in ((0, "open"), (1, "refused")):
+        line = start + b"x" * (room + extra) + b"\r\n"
+        assert scan([line]) == verdict
+        assert scan([line[i : i + 1] for i in range(len(line))]) == verdict
+
+
+def test_trailers_are_counted() -> None:
+    lines = [b"T%d: x\r\n" % i for i in range(TRAILER_LINES_MAX)]
+    assert scan([b"0\r\n" + b"".join(lines) + b"\r\n"]) != "refused"
+    assert scan([b"0\r\n" + b"".join([*lines, b"One: more\r\n"]) + b"\r\n"]) == "refused"
+
+
+def test_a_decoder_keeps_the_trailer_lines_however_they_are_cut() -> None:
+    body, _ = VALID["trailers"]
+    for cut in range(len(body) + 1):
+        decoder = ChunkedDecoder()
+        decoder.feed(body[:cut])
+        decoder.feed(body[cut:])
+        assert decoder.trailers == [b"X-T: 1\r\n", b"Server-Timing: a;dur=3\r\n"]
+
+
+def test_a_refused_size_line_is_refused_again() -> None:
+    """Sizes are remembered between scanners: a bad one must not be."""
+    for _ in range(2):
+        assert scan([b"0x5\r\nhello\r\n0\r\n\r\n"]) == "refused"
+        assert scan([b"5\r\nhello\r\n0\r\n\r\n"]) == (b"hello", 15)
+
+
+# ---------------------------------------------------------------- bodies: llhttp as the oracle
+
+
+class LlhttpBody:
+    """What llhttp makes of a chunked body."""
+
+    def __init__(self, coded: bytes) -> None:
+        self.payload = b""
+        self.complete = False
+        parser = httptools.HttpResponseParser(self)
+        parser.feed_data(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        parser.feed_data(coded)
+
+    def on_body(self, data: bytes) -> None:
+        self.payload += data
+
+    def on_message_complete(self) -> None:
+        self.complete = True
+
+
+CHUNK = st.tuples(
+    st.binary(min_size=1, max_size=40),
+    st.sampled_from(["", ";a", ";a=1", ';q="x y"']),
+    st.sampled_from(["%x", "%X", "0%x", "000%X"]),
+)
+TRAILERS = st.lists(st.sampled_from([b"X-T: 1\r\n", b"Server-Timing: a;dur=1\r\n", b"E:\r\n"]), max_size=3)
+
+
+def coded_body(chunks: list[tuple[bytes, str, str]], trailers: list[bytes]) -> bytes:
+    out = [(how % len(data)).encode() + ext.encode() + b"\r\n" + data + b"\r\n" for data, ext, how in chunks]
+    return b"".join([*out, b"0\r\n", *trailers, b"\r\n"])
+
+
+@settings(max_examples=300)
+@given(st.lists(CHUNK, max_size=6), TRAILERS, st.lists(st.integers(0), max_size=12), st.binary(max_size=10))
+def test_the_decoder_agrees_with_llhttp(
+    chunks: list[tuple[bytes, str, str]], trailers: list[bytes], cuts: list[int], behind: bytes
+) -> None:
+    coded = coded_body(chunks, trailers)
+    decoder = ChunkedDecoder()
+    got = b"".join(decoder.feed(piece) for piece in pieces_of(coded + behind, cuts))
+    oracle = LlhttpBody(coded)
+    assert decoder.done
+    assert oracle.complete
+    assert got == oracle.payload == b"".join(data for data, _, _ in chunks)
+    assert scan(pieces_of(coded + behind, cuts)) == (got, len(coded))
+
+
+@settings(max_examples=600)
+@given(
+    st.lists(CHUNK, min_size=1, max_size=3),
+    st.integers(0),
+    st.sampled_from(
+        [b"", b"\r", b"\n", b"\r\n", b"0", b"5", b"x", b" ", b"\t", b"+", b"\x00", b":", b"0\r\n\r\n"]
+    ),
+    st.integers(0, 3),
+    st.lists(st.integers(0), max_size=4),
+)
+def test_one_broken_place_never_gives_another_body_than_llhttp_sees(
+    chunks: list[tuple[bytes, str, str]], at: int, put: bytes, cut_out: int, cuts: list[int]
+) -> None:
+    chunks = [(data, "", how) for data, _, how in chunks]  # llhttp is the stricter one about extensions
+    good = coded_body(chunks, [])
+    at %= len(good)
+    coded = good[:at] + put + good[at + cut_out :]
+    verdict = scan(pieces_of(coded, cuts))
+    if isinstance(verdict, str):
+        return
+    payload, end = verdict
+    oracle = LlhttpBody(coded[:end])
+    assert oracle.complete
+    assert oracle.payload == payload
+
+
+def test_a_finished_decoder_gives_nothing_more() -> None:
+    decoder = ChunkedDecoder()
+    assert decoder.feed(b"2\r\nhi\r\n0\r\n\r\nX") == b"hi"
+    assert decoder.feed(b"2\r\nho\r\n0\r\n\r\n") == b""
+
+
+# ---------------------------------------------------------------- the other scanners
+
+
+@given(st.integers(1, 500), st.lists(st.integers(0, 60), max_size=30))
+def test_a_length_ends_at_its_byte_however_it_is_cut(length: int, sizes: list[int]) -> None:
+    scanner = LengthScanner(length)
+    left = length
+    for size in [*sizes, *[60] * 10]:
+        end = scanner.feed(b"x" * size)
+        if size < left:
+            assert end == -1
+            left -= size
+        else:
+            assert end == left
+            assert scanner.left == 0
+            return
+    raise AssertionError("the body never ended")
+
+
+def test_a_body_to_the_close_has_no_end_of_its_own() -> None:
+    scanner = CloseScanner()
+    assert [scanner.feed(d) for d in (b"", b"x", b"0\r\n\r\n", b"x" * 100_000)] == [-1] * 4
+
+
+def test_each_framing_has_its_scanner() -> None:
+    assert isinstance(scanner_for(Framing.CHUNKED, 0), ChunkedScanner)
+    assert isinstance(scanner_for(Framing.CLOSE, 0), CloseScanner)
+    length = scanner_for(Framing.LENGTH, 7)
+    assert isinstance(length, LengthScanner)
+    assert length.left == 7
+
+
+def test_the_head_is_a_value() -> None:
+    """Two readings of the same bytes are equal: nothing of one head leaks into the next."""
+    raw = head_with(b"Connection: close, x", b"Content-Length: 3", b"Expect: 100-continue")
+    first: RequestHead = parse_request_head(raw)
+    parse_request_head(head_with(b"Connection: keep-alive"))
+    assert parse_request_head(raw) == first

@@ -1,0 +1,257 @@
+"""Invariants: any cut of the bytes gives the same events, at the same offsets; what they say is what a
+plain second implementation of the standard says; and no more than one event's bytes are ever kept."""
+
+import re
+import tracemalloc
+from itertools import product
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from llmtap.protocol.sse import SseEvent, SseParser
+
+UNTIMED = settings(deadline=None)  # a busy machine is no failure
+
+PIECES = [
+    b"data: x", b"data:y", b"data:  two spaces", b"data", b"data:", b"data: [DONE]", b'data: {"a":1}',
+    b"data: {", b"data: }", b": comment", b":", b"event: ping", b"event", b"event:", b"id: 7", b"retry: 5",
+    b"name", b"x:y", b" data: no", b"\xef\xbb\xbf", "\u2028\x85".encode(), b"\x0b\x0c", b"\x85",
+    b"\n", b"\n", b"\n\n", b"\r", b"\r\n", b"\r\n\r\n", b"\r\r",
+]  # fmt: skip
+bodies = st.lists(st.sampled_from(PIECES), max_size=30).map(b"".join)
+
+
+def play(body: bytes, edges: list[int], **options: int) -> list[SseEvent]:
+    """The events of a body cut at `edges`, its end included."""
+    parser = SseParser(**options)
+    out = []
+    at = 0
+    for edge in [*sorted(e % (len(body) + 1) for e in edges), len(body)]:
+        out += parser.feed(body[at:edge])
+        at = edge
+    return out + parser.close()
+
+
+def standard(body: bytes) -> list[tuple[bytes | None, bytes | None, bool]]:
+    """`(data, event, comment)` of each block, as the standard's prose has it, without any leniency."""
+    lines = re.split(rb"\r\n|\r|\n", body.removeprefix(b"\xef\xbb\xbf"))
+    blocks: list[list[bytes]] = [[]]
+    for line in lines[:-1]:
+        if line:
+            blocks[-1].append(line)
+        else:
+            blocks.append([])
+    tail = blocks.pop() + ([lines[-1]] if lines[-1] else [])
+    out = [fields(b) for b in blocks if b]
+    return out + [f for f in [fields(tail)] if f[0] is not None and f[0].strip() == b"[DONE]"]
+
+
+def fields(block: list[bytes]) -> tuple[bytes | None, bytes | None, bool]:
+    data, event, other = [], b"", False
+    for line in block:
+        name, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if name == b"data":
+            data.append(value)
+        elif line[:1] != b":":
+            other = True
+            event = value if name == b"event" else event
+    return (b"\n".join(data) if data else None), event or None, not data and not other
+
+
+@UNTIMED
+@given(bodies, st.lists(st.integers(0, 400), max_size=12))
+@example(b"data: x\r\n\r\ndata: y\r\n\r\n", [8])
+@example(b"data: x\r\n\r\n", [10])
+@example(b"data: x\r\n\r", [8])
+@example(b"\xef\xbb\xbfdata: x\n\n", [1, 2])
+@example(b'data: {"a":1}\ndata: {"a":2}\n\ndata: {"a":3}\n\n', [29])
+@example(b"data: x\r\rdata: y\n\n\ndata: z\n\r\n", [9, 18])
+def test_every_cut_gives_the_same_events(body: bytes, edges: list[int]) -> None:
+    whole = play(body, [])
+    assert play(body, edges) == whole
+    assert play(body, list(range(len(body)))) == whole
+    assert play(body, [*edges, *edges]) == whole, "empty reads"
+
+
+def test_every_cut_of_every_short_body_gives_the_same_events() -> None:
+    for tokens in product([b"data: x", b'data: {"a":1}', b": c", b"\n", b"\r", b"\r\n"], repeat=5):
+        body = b"".join(tokens)
+        whole = play(body, [])
+        assert play(body, list(range(len(body)))) == whole, body
+        for edge in (len(tokens[0]), len(body) - len(tokens[4]), len(body) - 1, len(body) - 2):
+            assert play(body, [edge]) == whole, (body, edge)
+
+
+@UNTIMED
+@given(bodies, st.lists(st.integers(0, 400), max_size=12), st.integers(1, 40))
+def test_every_cut_skips_the_same_events(body: bytes, edges: list[int], event_bytes_max: int) -> None:
+    whole = play(body, [], event_bytes_max=event_bytes_max)
+    assert play(body, edges, event_bytes_max=event_bytes_max) == whole
+    assert play(body, list(range(len(body))), event_bytes_max=event_bytes_max) == whole
+
+
+@UNTIMED
+@given(bodies)
+@example(b"data: x\n\r\ndata: y\r\n\r\r\n")
+@example(b"\xef\xbb")
+@example(b"data: x\rdata: y\n\n")
+def test_events_are_those_of_the_standard(body: bytes) -> None:
+    # Without the line whose leniency is no part of the standard.
+    body = body.replace(b'{"a":1}', b"1").replace(b"}", b"")
+    assert [(e.data, e.event, e.comment) for e in play(body, [])] == standard(body)
+
+
+@UNTIMED
+@given(bodies, st.lists(st.integers(0, 400), max_size=4))
+def test_events_lie_one_after_the_other_in_the_body(body: bytes, edges: list[int]) -> None:
+    at = 0
+    for event in play(body, edges):
+        assert at <= event.start < event.end <= len(body)
+        at = event.end
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+def test_the_offsets_are_those_of_the_block(end: bytes) -> None:
+    blocks = [b"data: one" + end + end, b": c" + end + end, b"event: e" + end + b"data: two" + end + end]
+    events = play(b"".join(blocks), [])
+    edges = [0, len(blocks[0]), len(blocks[0] + blocks[1]), len(b"".join(blocks))]
+    starts, ends = [e.start for e in events], [e.end for e in events]
+    assert starts == edges[:-1]
+    # Before the first CR LF was seen, a lone CR has to count as the line end; it was seen after one line.
+    assert ends == edges[1:]
+
+
+def test_a_block_that_ends_in_cr_does_not_wait_for_more() -> None:
+    assert SseParser().feed(b"data: x\r\r") == [SseEvent(0, 9, b"x")]
+
+
+def test_where_lines_end_in_cr_lf_the_lf_is_waited_for() -> None:
+    parser = SseParser()
+    assert parser.feed(b"data: x\r\n\r") == []
+    assert parser.feed(b"\n") == [SseEvent(0, 11, b"x")]
+
+
+def test_only_cr_and_lf_end_a_line() -> None:
+    text = 'data: "a\u2028b\u2029c\x85d\x0be\x0cf\x1cg"\n\n'.encode()
+    assert play(text, []) == [SseEvent(0, len(text), text[6:-2])]
+    assert play(b": k\n\n" + text, [3])[1].data == text[6:-2]
+
+
+@pytest.mark.parametrize(
+    ("body", "event"),
+    [
+        (b"data: a\ndata: b\n\n", SseEvent(0, 17, b"a\nb")),
+        (b"data:a\n\n", SseEvent(0, 8, b"a")),
+        (b"data\n\n", SseEvent(0, 6, b"")),
+        (b"data: \n\n", SseEvent(0, 8, b"")),
+        (b"event: ping\ndata: {}\n\n", SseEvent(0, 22, b"{}", b"ping")),
+        (b"event: a\nevent: b\n\n", SseEvent(0, 19, None, b"b")),
+        (b"event: a\nevent\n\n", SseEvent(0, 16, None, None)),
+        (b": x\n: y\n\n", SseEvent(0, 9, None, None, True)),
+        (b": x\nid: 1\n\n", SseEvent(0, 11, None)),
+        (b": x\ndata: a\n\n", SseEvent(0, 13, b"a")),
+        (b"\n\n\ndata: a\n\n", SseEvent(3, 12, b"a")),
+        (b"retry: 100\n\n", SseEvent(0, 12, None)),
+        (b"database: a\n\n", SseEvent(0, 13, None)),
+    ],
+)
+def test_what_a_block_says(body: bytes, event: SseEvent) -> None:
+    assert play(body, []) == play(body, list(range(len(body)))) == [event]
+
+
+@pytest.mark.parametrize("tail", [b"data: [DONE]", b"data:[DONE]", b"data: [DONE] \n", b"data: [DONE]\r\n\r"])
+def test_an_unfinished_done_counts(tail: bytes) -> None:
+    events = play(b"data: a\n\n" + tail, [12])
+    assert [e.data and e.data.strip() for e in events] == [b"a", b"[DONE]"]
+    assert events[1].start == 9
+    assert events[1].end == 9 + len(tail)
+
+
+@pytest.mark.parametrize(
+    "tail", [b'data: {"a":1}', b'data: {"a":1}\n', b"data: [DON", b": comment\n", b"event: x"]
+)
+def test_anything_else_unfinished_does_not(tail: bytes) -> None:
+    assert len(play(b"data: a\n\n" + tail, [12])) == 1
+
+
+def test_one_newline_between_events_is_understood() -> None:
+    body = b'data: {"a":1}\ndata: {"a":2}\ndata: {"a":3}\ndata: [DONE]\n'
+    assert play(body, []) == [
+        SseEvent(0, 14, b'{"a":1}'),
+        SseEvent(14, 28, b'{"a":2}'),
+        SseEvent(28, 42, b'{"a":3}'),
+        SseEvent(42, 55, b"[DONE]"),
+    ]
+    parser = SseParser()
+    assert parser.feed(body[:14]) == [], "it may go on"
+    assert len(parser.feed(body[14:28])) == 2, "now it is known, and the line is an event at its end"
+    assert len(parser.feed(body[28:42])) == 1
+
+
+def test_a_single_event_and_an_unfinished_done_on_the_next_line_are_two() -> None:
+    assert [e.data for e in play(b'data: {"a":1}\ndata: [DONE]', [])] == [b'{"a":1}', b"[DONE]"]
+
+
+def test_an_error_field_is_an_event_named_error() -> None:
+    body = b'error: {"code":400}\n\nerror:x\r\n\r\ndata: [DONE]\n\n'
+    for edges in ([], list(range(len(body)))):
+        assert [(e.data, e.event) for e in play(body, edges)] == [
+            (b'{"code":400}', b"error"),
+            (b"x", b"error"),
+            (b"[DONE]", None),
+        ]
+
+
+def test_json_over_several_data_lines_stays_one_event() -> None:
+    assert [e.data for e in play(b'data: {"a": {\ndata: }\ndata: }\n\n', [])] == [b'{"a": {\n}\n}']
+
+
+def test_an_event_that_is_too_long_is_counted_and_not_kept() -> None:
+    body = b"data: " + b"x" * 100 + b"\n\ndata: ok\n\n"
+    for edges in ([], list(range(len(body))), [50, 106, 107]):
+        parser = SseParser(event_bytes_max=64)
+        out = []
+        for a, b in zip([0, *edges], [*edges, len(body)], strict=True):
+            out += parser.feed(body[a:b])
+        assert out == [SseEvent(108, 118, b"ok")]
+        assert parser.skipped == 1
+
+
+def test_the_bound_is_on_the_block_not_on_a_line() -> None:
+    body = b"data: 0123456789\n" * 8 + b"\n"
+    assert play(body, [20, 90], event_bytes_max=len(body)) == [
+        SseEvent(0, len(body), b"\n".join([b"0123456789"] * 8))
+    ]
+    assert play(body, [20, 90], event_bytes_max=len(body) - 1) == []
+
+
+@pytest.mark.parametrize("block", [b"x" * 65536, b"data: xxxxxxxx\n" * 4096])
+def test_an_endless_event_does_not_fill_the_memory(block: bytes) -> None:
+    parser = SseParser(event_bytes_max=1 << 17)
+    parser.feed(b"data: ")
+    tracemalloc.start()
+    try:
+        for _ in range(64):  # 4 MiB
+            assert parser.feed(block) == []
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 2 << 20
+    assert parser.feed(b"\n\ndata: ok\n\n")[0].data == b"ok"
+    assert parser.skipped == 1
+
+
+def test_a_long_event_costs_no_more_per_byte_when_it_comes_in_many_reads() -> None:
+    # Counted, not timed: every byte is copied into the buffer once and out of it once.
+    parser = SseParser()
+    body = b"data: " + b"x" * (1 << 20) + b"\n\n"
+    tracemalloc.start()
+    try:
+        out = [e for i in range(0, len(body), 2048) for e in parser.feed(body[i : i + 2048])]
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert [len(e.data or b"") for e in out] == [1 << 20]
+    assert peak < 5 << 20

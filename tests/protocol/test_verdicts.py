@@ -1,0 +1,320 @@
+"""Invariant: only closed words get out of a body; and each form of dialects.md section 7 has its reading."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmtap.protocol import verdicts
+from llmtap.protocol.delta import Verdict
+from llmtap.protocol.verdicts import (
+    of_block_reason,
+    of_error,
+    of_filter_results,
+    of_finish_reason,
+    of_guardrail_action,
+    of_hook_results,
+    of_moderation,
+    of_prompt_filter_results,
+    of_warnings,
+    word,
+)
+
+UNTIMED = settings(deadline=None)  # a busy machine is no failure
+
+
+@pytest.mark.parametrize(
+    ("reason", "action", "confidence"),
+    [
+        ("content_filter", "blocked", "high"),
+        ("sensitive", "blocked", "high"),
+        ("SAFETY", "blocked", "high"),
+        ("PROHIBITED_CONTENT", "blocked", "high"),
+        ("BLOCKLIST", "blocked", "high"),
+        ("RECITATION", "blocked", "high"),
+        ("SPII", "blocked", "high"),
+        ("IMAGE_SAFETY", "blocked", "high"),
+        ("refusal", "blocked", "high"),
+        ("guardrail_intervened", "replaced", "medium"),
+        ("content_filtered", "replaced", "medium"),
+    ],
+)
+def test_finish_reasons_that_refuse(reason: str, action: str, confidence: str) -> None:
+    verdict = of_finish_reason(reason)
+    assert verdict is not None
+    assert (verdict.signal, verdict.kind, verdict.phase) == ("finish_reason", "output_guardrail", "output")
+    assert (verdict.action, verdict.confidence, verdict.value) == (action, confidence, reason)
+    assert verdict.substituted == (action == "replaced")
+
+
+@pytest.mark.parametrize("reason", ["stop", "length", "tool_calls", "error", "network_error", "", "eos"])
+def test_finish_reasons_that_do_not(reason: str) -> None:
+    assert of_finish_reason(reason) is None
+
+
+def error(**fields: Any) -> dict[str, Any]:
+    return {"error": fields}
+
+
+AZURE = {
+    "message": "The response was filtered due to the prompt triggering the content management policy.",
+    "code": "content_filter",
+    "innererror": {
+        "code": "ResponsibleAIPolicyViolation",
+        "content_filter_result": {"hate": {"filtered": False}, "violence": {"filtered": True}},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("value", "signal", "phase", "known"),
+    [
+        (
+            error(**AZURE),
+            "code",
+            None,
+            {"value": "content_filter", "path": "error.code", "category": "violence"},
+        ),
+        (
+            error(**{**AZURE, "code": "400"}),
+            "code",
+            None,
+            {
+                "value": "ResponsibleAIPolicyViolation",
+                "path": "error.innererror.code",
+                "category": "violence",
+            },
+        ),
+        (
+            error(code="invalid_prompt", message="Invalid prompt: flagged as violating our policy"),
+            "code",
+            "input",
+            {"value": "invalid_prompt", "path": "error.code"},
+        ),
+        (
+            error(code="data_inspection_failed", message="Output data may contain inappropriate content."),
+            "code",
+            "output",
+            {"value": "data_inspection_failed", "path": "error.code"},
+        ),
+        (
+            {"code": "DataInspectionFailed", "message": "Input data may contain inappropriate content."},
+            "code",
+            "input",
+            {"value": "DataInspectionFailed", "path": "code"},
+        ),
+        (
+            {"contentFilter": [{"level": 1, "role": "user"}], "error": {"code": "1301", "message": "no"}},
+            "code",
+            "input",
+            {"value": "1301", "path": "error.code"},
+        ),
+        (
+            {
+                "contentFilter": [{"level": 0, "role": "assistant"}],
+                "error": {"code": "1301", "message": "no"},
+            },
+            "code",
+            "output",
+            {"value": "1301", "path": "error.code"},
+        ),
+        (
+            {"success": False, "error": [{"code": 2016, "message": "Prompt blocked due to security"}]},
+            "code",
+            "input",
+            {"value": "2016", "path": "error[0].code"},
+        ),
+        (
+            {"errors": [{"code": 2017, "message": "Response blocked"}]},
+            "code",
+            "output",
+            {"value": "2017", "path": "errors[0].code"},
+        ),
+        (
+            error(
+                code=403,
+                message="requires moderation",
+                metadata={"reasons": ["violence"], "flagged_input": "some words of the prompt"},
+            ),
+            "metadata",
+            "input",
+            {"path": "error.metadata.reasons", "category": "violence"},
+        ),
+        (
+            {"code": "no permission", "error": "Content violates usage guidelines. SAFETY_CHECK_TYPE_BIO"},
+            "message",
+            None,
+            {"detail": {"why": "Content violates usage guidelines", "category": "SAFETY_CHECK_TYPE_BIO"}},
+        ),
+        (
+            {
+                "error": {"type": "hooks_failed", "message": "see hook_results"},
+                "hook_results": {"before_request_hooks": [], "after_request_hooks": [{"verdict": False}]},
+            },
+            "type",
+            "output",
+            {"value": "hooks_failed", "path": "error.type"},
+        ),
+        (
+            {
+                "code": "900514",
+                "type": "REGEX_GUARDRAIL",
+                "message": {"action": "GUARDRAIL_INTERVENED", "direction": "REQUEST"},
+            },
+            "message",
+            "input",
+            {"value": "GUARDRAIL_INTERVENED", "path": "message.action"},
+        ),
+        (
+            error(type="guardrails_violation", code="content_blocked", param="self check input", message="m"),
+            "type",
+            "input",
+            {"value": "guardrails_violation", "path": "error.type", "detail": {"rail": "self check input"}},
+        ),
+        (
+            error(type="guardrails_violation", param={"a": 1}, message="m"),
+            "type",
+            "output",
+            {"value": "guardrails_violation", "path": "error.type"},
+        ),
+        (
+            error(message="{'error': 'Violated guardrail policy', 'outputs': ['Sorry']}", code="400"),
+            "message",
+            None,
+            {"value": "Violated guardrail policy"},
+        ),
+        (
+            error(message="Content blocked: keyword 'x'"),
+            "message",
+            None,
+            {"detail": {"why": "content blocked"}},
+        ),
+        (error(message="Your request was flagged"), "message", "input", {"detail": {"why": "was flagged"}}),
+        (
+            error(message="answer replaced by policy"),
+            "message",
+            "output",
+            {"detail": {"why": "replaced by policy"}},
+        ),
+    ],
+)
+def test_errors_that_are_a_guardrails(
+    value: dict[str, Any], signal: str, phase: str | None, known: dict[str, Any]
+) -> None:
+    kind = None if phase is None else f"{phase}_guardrail"
+    assert of_error(value) == Verdict(f"error.{signal}", kind, "blocked", phase, **known)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        error(message="Rate limit reached", type="tokens", code="rate_limit_exceeded"),
+        error(code="permission_denied", message="no access"),
+        error(code=403, metadata={"provider_name": "p"}, message="m"),
+        error(),
+        {"error": None},
+        {},
+        {"error": "upstream closed"},
+        None,
+        [],
+    ],
+)
+def test_errors_that_are_not(value: Any) -> None:
+    assert of_error(value) is None
+
+
+def test_filters() -> None:
+    acting = {"hate": {"filtered": False}, "sexual": {"filtered": True, "detected": True}}
+    assert of_filter_results(acting) == Verdict(
+        "content_filter_results.filtered", "output_guardrail", "blocked", "output", category="sexual"
+    )
+    noting = {"a": {"detected": True, "filtered": False}}
+    assert of_filter_results(noting) == Verdict(
+        "content_filter_results.detected", None, "flagged", "output", category="a"
+    )
+    strange = of_filter_results({"words of somebody": {"filtered": True}})
+    assert strange is not None
+    assert strange.category is None
+    prompts = [{"content_filter_results": noting}, {"content_filter_results": acting}]
+    assert of_prompt_filter_results(prompts) == Verdict(
+        "prompt_filter_results.filtered", "input_guardrail", "blocked", "input", category="sexual"
+    )
+    for nothing in ({}, {"error": {"code": "content_filter_error"}}, None, [], {"a": {"filtered": "true"}}):
+        assert of_filter_results(nothing) is None
+
+
+def test_hooks_moderation_and_feedback() -> None:
+    hooks = {"before_request_hooks": [{"verdict": True}, {"verdict": False}], "after_request_hooks": None}
+    assert of_hook_results(hooks) == Verdict(
+        "hook_results.before_request_hooks[1].verdict", None, "flagged", "input"
+    )
+    moderation = {"input": {"results": [{"flagged": True}]}, "output": {"results": [{"flagged": False}]}}
+    assert of_moderation(moderation) == Verdict(
+        "moderation.input.results[0].flagged", None, "flagged", "input"
+    )
+    assert of_block_reason({"blockReason": "SAFETY"}, "promptFeedback") == Verdict(
+        "body_field", "input_guardrail", "blocked", "input", value="SAFETY", path="promptFeedback.blockReason"
+    )
+    assert of_block_reason({"block_reason": "BLOCK_REASON_UNSPECIFIED"}, "p") is None
+    assert of_guardrail_action("NONE") is None
+    acted = of_guardrail_action("GUARDRAIL_INTERVENED")
+    assert acted is not None
+    assert acted.substituted
+
+
+def test_warnings() -> None:
+    detections = {"output": [{"results": [{"detection_type": "pii", "text": "a@b.c"}]}]}
+    warnings = [{"type": "OTHER"}, {"type": "UNSUITABLE_OUTPUT"}]
+    assert of_warnings(warnings, detections, answered=False) == Verdict(
+        "body_field", "output_guardrail", "blocked", "output", value="UNSUITABLE_OUTPUT", category="pii",
+        path="warnings[1].type",
+    )  # fmt: skip
+    flag = of_warnings([{"type": "UNSUITABLE_INPUT"}], detections, answered=True)
+    assert flag is not None
+    assert (flag.kind, flag.action, flag.phase, flag.category) == (None, "flagged", "input", None)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [("a_b-1", "a_b-1"), (1301, "1301"), ("two words", None), ("x" * 65, None), (True, None), (None, None)],
+)
+def test_words(value: Any, expected: str | None) -> None:
+    assert word(value) == expected
+
+
+NAMES = [
+    "error", "errors", "code", "type", "message", "param", "innererror", "content_filter_result", "metadata",
+    "reasons", "flagged_input", "hook_results", "after_request_hooks", "before_request_hooks", "verdict",
+    "contentFilter", "role", "x_groq", "hate", "filtered", "detected", "results", "flagged", "input",
+    "output", "detection_type", "blockReason", "direction", "action", "content_filter_results",
+]  # fmt: skip
+SECRET = "words of somebody"
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.sampled_from(
+        [SECRET, f"was flagged: {SECRET}", "content_filter", "hooks_failed", "REQUEST", "user"]
+    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=5),
+    max_leaves=20,
+)
+
+
+@UNTIMED
+@given(values)
+def test_nothing_raises_and_no_text_gets_out(value: Any) -> None:
+    found = [
+        of_error(value),
+        of_filter_results(value),
+        of_prompt_filter_results(value),
+        of_hook_results(value),
+        of_moderation(value),
+        of_warnings(value, value, answered=False),
+        of_guardrail_action(value),
+        of_block_reason(value, "p"),
+        verdicts.filter_category(value),
+    ]
+    assert SECRET not in repr(found)

@@ -1,0 +1,172 @@
+"""Invariant: messages do not depend on how the bytes were cut, nor on how the messages were framed."""
+
+import zlib
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmtap.protocol.websocket import Message, MessageParser, Opcode
+
+TEXT, BINARY, CLOSE, PING, PONG = Opcode.TEXT, Opcode.BINARY, Opcode.CLOSE, Opcode.PING, Opcode.PONG
+KEY = b"\x37\xfa\x21\x3d"
+
+
+def frame(code: int, payload: bytes, *, fin: bool = True, rsv1: bool = False, key: bytes = b"") -> bytes:
+    size = len(payload)
+    length = bytes([size]) if size < 126 else b"\x7f" + size.to_bytes(8, "big")
+    if 126 <= size <= 0xFFFF:
+        length = b"\x7e" + size.to_bytes(2, "big")
+    if key:
+        length = bytes([length[0] | 0x80]) + length[1:]
+        payload = bytes(c ^ key[i % 4] for i, c in enumerate(payload))
+    return bytes([code | (0x80 if fin else 0) | (0x40 if rsv1 else 0)]) + length + key + payload
+
+
+def parse(
+    data: bytes, edges: list[int], *, masked: bool = False, limit: int = 1 << 20
+) -> tuple[list[Message], str | None]:
+    parser = MessageParser("upstream", masked=masked, message_bytes_max=limit)
+    cuts = [0, *sorted(e % (len(data) + 1) for e in edges), len(data)]
+    out = [m for a, b in pairwise(cuts) for m in parser.feed(data[a:b])]
+    return out, parser.broken
+
+
+def payloads(data: bytes, **how: int) -> list[tuple[Opcode, bytes | None]]:
+    messages, broken = parse(data, [], **how)  # type: ignore[arg-type]
+    assert broken is None
+    assert [m for m, _ in [parse(data, list(range(len(data))), **how)]] == [messages]  # type: ignore[arg-type]
+    return [(m.opcode, m.payload) for m in messages]
+
+
+def test_the_examples_of_the_standard() -> None:
+    """RFC 6455 5.7."""
+    assert payloads(bytes.fromhex("810548656c6c6f")) == [(TEXT, b"Hello")]
+    assert payloads(bytes.fromhex("010348656c 80026c6f")) == [(TEXT, b"Hello")]
+    assert payloads(bytes.fromhex("890548656c6c6f")) == [(PING, b"Hello")]
+    masked = bytes.fromhex("818537fa213d7f9f4d5158")
+    assert parse(masked, [7, 9], masked=True)[0] == [Message(TEXT, 11, b"Hello")]
+
+
+def test_the_examples_of_compression() -> None:
+    """RFC 7692 7.2.3: plain, with the window kept, stored, with a final block, in two blocks."""
+    hello, again = "c107f248cdc9c90700", "c105f200110000"
+    assert payloads(bytes.fromhex(hello + again)) == [(TEXT, b"Hello")] * 2
+    assert payloads(bytes.fromhex("4103f248cd 8004c9c90700")) == [(TEXT, b"Hello")]
+    assert payloads(bytes.fromhex("c10b000500faff48656c6c6f00")) == [(TEXT, b"Hello")]
+    assert payloads(bytes.fromhex("c108f348cdc9c9070000" + hello)) == [(TEXT, b"Hello")] * 2
+    assert payloads(bytes.fromhex("c10df248050000 00ffffcac9c90700")) == [(TEXT, b"Hello")]
+
+
+@pytest.mark.parametrize("size", [0, 1, 125, 126, 127, 0xFFFF, 0x10000])
+def test_lengths_of_each_form(size: int) -> None:
+    data = frame(BINARY, b"x" * size) + frame(TEXT, b"end")
+    messages, broken = parse(data, [1, 2, 3, 5, 9, 10, 11])
+    assert [(m.opcode, len(m.payload or b"")) for m in messages] == [(BINARY, size), (TEXT, 3)]
+    assert (broken, sum(m.size for m in messages)) == (None, len(data))
+
+
+def test_control_frames_come_between_the_parts_of_a_message() -> None:
+    data = frame(TEXT, b"He", fin=False) + frame(PING, b"p") + frame(0, b"l", fin=False) + frame(PONG, b"")
+    data += frame(0, b"lo") + frame(CLOSE, b"\x03\xe8bye")
+    assert payloads(data) == [(PING, b"p"), (PONG, b""), (TEXT, b"Hello"), (CLOSE, b"\x03\xe8bye")]
+    assert sum(m.size for m in parse(data, [])[0]) == len(data)
+
+
+messages = st.lists(st.tuples(st.binary(max_size=300), st.integers(1, 4), st.booleans()), max_size=6)
+
+
+@settings(deadline=None)
+@given(messages, st.booleans(), st.booleans(), st.lists(st.integers(0, 4_000), max_size=8))
+def test_every_cut_and_framing_gives_the_same_messages(
+    sent: list[tuple[bytes, int, bool]], masked: bool, compressed: bool, edges: list[int]
+) -> None:
+    deflater = zlib.compressobj(wbits=-15)
+    key = KEY if masked else b""
+    data = b""
+    for payload, parts, pinged in sent:
+        coded = payload
+        if compressed:
+            coded = deflater.compress(payload) + deflater.flush(zlib.Z_SYNC_FLUSH)
+            coded = coded.removesuffix(b"\x00\x00\xff\xff")
+        step = -(-len(coded) // parts) or 1
+        pieces = [coded[i : i + step] for i in range(0, len(coded), step)] or [b""]
+        for i, part in enumerate(pieces):
+            first, last = i == 0, i == len(pieces) - 1
+            data += frame(TEXT if first else 0, part, fin=last, rsv1=compressed and first, key=key)
+            if pinged and not last:
+                data += frame(PING, b"?", key=key)
+    found, broken = parse(data, edges, masked=masked)
+    assert [m.payload for m in found if m.opcode is TEXT] == [payload for payload, _, _ in sent]
+    assert (broken, found) == (None, parse(data, [], masked=masked)[0])
+
+
+def test_a_message_that_is_too_long_comes_without_its_payload() -> None:
+    data = frame(TEXT, b"x" * 40, fin=False) + frame(0, b"y" * 40) + frame(TEXT, b"ok")
+    assert payloads(data, limit=60) == [(TEXT, None), (TEXT, b"ok")]
+    assert [m.size for m in parse(data, [], limit=60)[0]] == [84, 4]
+
+
+def deflated(*texts: bytes, keep: bool) -> list[bytes]:
+    """Compressed frames, with one window for all or a new one for each."""
+    deflater, out = zlib.compressobj(wbits=-15), []
+    for text in texts:
+        coded = deflater.compress(text) + deflater.flush(zlib.Z_SYNC_FLUSH)
+        out.append(frame(TEXT, coded.removesuffix(b"\x00\x00\xff\xff"), rsv1=True))
+        if not keep:
+            deflater = zlib.compressobj(wbits=-15)
+    return out
+
+
+def test_a_compressed_message_that_grows_too_long_is_given_up() -> None:
+    long, text = b"z" * 5_000_000, b"a text that is like no other text"
+    for keep in (True, False):
+        first, second, third = deflated(text, long, text, keep=keep)
+        assert payloads(first + second, limit=1_000) == [(TEXT, text), (TEXT, None)]
+        after = payloads(first + second + third, limit=1_000)[2]
+        assert after[1] in ((None, text) if keep else (text,)), "never anything wrong"
+
+
+def test_what_is_no_deflate_is_given_up_and_the_next_is_read() -> None:
+    (good,) = deflated(b"hello", keep=False)
+    data = frame(TEXT, b"\xff\xff\xff", rsv1=True) + frame(TEXT, b"plain") + good
+    assert payloads(data) == [(TEXT, None), (TEXT, b"plain"), (TEXT, b"hello")]
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (b"down", "begins with 0x64"),
+        (b"HTTP/1.1", "control frame"),
+        (bytes([0x83, 0]), "begins with 0x83"),
+        (bytes([0xA1, 0]), "begins with 0xa1"),
+        (frame(TEXT, b"a", key=KEY), "a masked"),
+        (frame(PING, b"", fin=False), "control frame"),
+        (frame(PING, b"x" * 126), "control frame"),
+        (frame(PONG, b"", rsv1=True), "control frame"),
+        (frame(0, b"a"), "continuation of nothing"),
+        (frame(TEXT, b"a", fin=False) + frame(TEXT, b"b"), "inside another"),
+        (frame(TEXT, b"a", fin=False) + frame(0, b"b", rsv1=True), "says it is compressed"),
+        (b"\x81\x7f" + b"\xff" * 8, "more than 63 bits"),
+    ],
+)
+def test_what_is_no_frame_ends_it(data: bytes, what: str) -> None:
+    for edges in ([], list(range(99))):
+        found, broken = parse(frame(TEXT, b"before") + data + frame(TEXT, b"behind"), edges)
+        assert [m.payload for m in found] == [b"before"]
+        assert broken is not None and what in broken and broken.startswith("upstream sent ")
+    assert parse(frame(TEXT, b"a"), [], masked=True)[1] == "upstream sent an unmasked WebSocket frame"
+
+
+@given(st.binary(max_size=80), st.lists(st.integers(0, 80), max_size=4), st.booleans())
+def test_no_bytes_raise(data: bytes, edges: list[int], masked: bool) -> None:
+    assert parse(data, edges, masked=masked, limit=20) == parse(data, [], masked=masked, limit=20)
+
+
+def test_memory_is_bounded_by_the_limit() -> None:
+    parser = MessageParser("upstream", masked=False, message_bytes_max=1_000)
+    parser.feed(b"\x81\x7f" + (1 << 40).to_bytes(8, "big"))
+    for _ in range(50):
+        assert parser.feed(b"x" * 100_000) == []
+    assert sum(len(part) for part in parser._parts.values()) <= 1_000

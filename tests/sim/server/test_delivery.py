@@ -1,0 +1,198 @@
+"""Between the engine and the socket: no token lost, none before its time, whatever stages stand between; and
+the writes are the same however late anybody asks for them."""
+
+from itertools import accumulate, pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmtap.sim.server.delivery import BREAKS, Chunk, Delivery, Said, Write
+from llmtap.sim.server.options import FaultKind, FaultOptions, GuardrailOptions, PacingOptions, SimOptions
+from llmtap.units import NEVER, Duration
+
+times = st.lists(st.integers(0, 50), min_size=1, max_size=30).map(lambda gaps: list(accumulate(gaps)))
+options_of = st.builds(
+    SimOptions,
+    pacing=st.builds(
+        PacingOptions, tokens_per_chunk=st.integers(1, 7), coalesce=st.integers(0, 60).map(Duration),
+        keepalive=st.integers(0, 40).map(Duration),
+    ),
+    guardrails=st.builds(
+        GuardrailOptions, input_filter=st.integers(0, 60).map(Duration), input_beside=st.booleans(),
+        output_hold=st.one_of(st.integers(0, 9), st.just("all")),
+        output_filter=st.integers(0, 9).map(Duration),
+    ),
+    faults=st.builds(FaultOptions, fault_after=st.integers(0, 40), stall=st.integers(0, 99).map(Duration)),
+)  # fmt: skip
+
+
+def writes(
+    made: list[list[int]],
+    options: SimOptions,
+    fault: FaultKind | None = None,
+    *,
+    block_after: int | None = None,
+    looks: list[int] | None = None,
+) -> list[Write]:
+    """All writes of choices whose tokens are made at these times. Without `looks` somebody asks at each
+    moment at which something may be due, else at these only, and then at the end."""
+    delivery = Delivery([Said(len(one), block_after) for one in made], options, fault)
+    tokens = sorted((at, choice) for choice, one in enumerate(made) for at in one)
+    found: list[Write] = []
+    while True:
+        if looks is None:
+            now_ns = min(tokens[0][0] if tokens else NEVER, delivery.next_ns())
+        else:
+            now_ns = looks.pop(0) if looks else NEVER - 1
+        while tokens and tokens[0][0] <= now_ns:
+            at, choice = tokens.pop(0)
+            delivery.made(choice, at)
+        while (write := delivery.take(now_ns)) is not None:
+            found.append(write)
+        if delivery.ended:
+            assert delivery.take(NEVER - 1) is None
+            assert delivery.next_ns() == NEVER
+            return found
+
+
+def tokens_of(found: list[Write], choice: int) -> list[tuple[int, int]]:
+    """(token, due) of all that was sent of a choice."""
+    return [
+        (token, write.due_ns)
+        for write in found
+        for chunk in write.chunks
+        if chunk.choice == choice and not chunk.breaks
+        for token in range(chunk.first, chunk.last)
+    ]
+
+
+@given(st.lists(times, min_size=1, max_size=3), options_of, st.sampled_from(["stall", "slow", None]))
+def test_every_token_leaves_once_in_order_and_not_before_it_is_made(
+    made: list[list[int]], options: SimOptions, fault: FaultKind | None
+) -> None:
+    found = writes(made, options, fault)
+    assert all(b.due_ns >= a.due_ns for a, b in pairwise(found))
+    for choice, one in enumerate(made):
+        sent = tokens_of(found, choice)
+        assert [token for token, _ in sent] == list(range(len(one)))
+        assert all(due >= one[token] for token, due in sent)
+        finals = [
+            chunk for write in found for chunk in write.chunks if chunk.choice == choice and chunk.final
+        ]
+        assert [chunk.last for chunk in finals] == [len(one)]
+    size = options.pacing.tokens_per_chunk
+    assert all(chunk.last - chunk.first <= size for write in found for chunk in write.chunks)
+    if every := options.pacing.keepalive:
+        edges = [options.faults.slow if fault == "slow" else 0, *(write.due_ns for write in found)]
+        assert all(b - a <= every for a, b in pairwise(edges))
+    else:
+        assert all(write.chunks for write in found)
+
+
+@given(times, options_of, st.sampled_from(sorted(BREAKS)))
+def test_a_break_comes_last_and_nothing_is_sent_from_the_token_on(
+    made: list[int], options: SimOptions, fault: FaultKind
+) -> None:
+    found = writes([made], options, fault)
+    chunks = [chunk for write in found for chunk in write.chunks]
+    assert [chunk.breaks for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+    after = min(options.faults.fault_after, len(made) - 1)
+    assert len(tokens_of(found, 0)) <= after
+    assert chunks[-1].last > after >= chunks[-1].first
+
+
+@given(times, options_of, st.integers(0, 40))
+def test_what_the_filter_blocks_is_never_sent(made: list[int], options: SimOptions, after: int) -> None:
+    found = writes([made], options, block_after=after)
+    sent = len(tokens_of(found, 0))
+    hold = options.guardrails.output_hold
+    size = len(made) if hold == "all" else max(1, hold)
+    assert sent == (len(made) if after >= len(made) else after // size * size)
+    assert found[-1].chunks[-1].final
+
+
+@given(
+    st.lists(times, min_size=1, max_size=3), options_of,
+    st.sampled_from(["stall", "slow", None, *sorted(BREAKS)]), st.one_of(st.none(), st.integers(0, 40)),
+    st.lists(st.integers(0, 900), max_size=8).map(sorted),
+)  # fmt: skip
+def test_how_late_anybody_asks_changes_nothing(
+    made: list[list[int]],
+    options: SimOptions,
+    fault: FaultKind | None,
+    block_after: int | None,
+    looks: list[int],
+) -> None:
+    assert writes(made, options, fault, block_after=block_after, looks=looks) == writes(
+        made, options, fault, block_after=block_after
+    )
+
+
+@given(st.lists(times, min_size=1, max_size=3), options_of, st.integers(0, 900))
+def test_who_is_given_up_gets_what_was_let_go_and_breaks_off(
+    made: list[list[int]], options: SimOptions, at_ns: int
+) -> None:
+    delivery = Delivery([Said(len(one) + 1) for one in made], options, None)
+    for at, choice in sorted((at, choice) for choice, one in enumerate(made) for at in one if at <= at_ns):
+        delivery.made(choice, at)
+    delivery.give_up(at_ns)
+    delivery.made(0, at_ns + 1)
+    found = []
+    while (write := delivery.take(NEVER - 1)) is not None:
+        found.append(write)
+    assert delivery.ended
+    chunks = [chunk for write in found for chunk in write.chunks]
+    assert [chunk.breaks for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+    assert all(b.due_ns >= a.due_ns for a, b in pairwise(found))
+    assert found[-1].due_ns >= at_ns
+    hold, size = options.guardrails.output_hold, options.pacing.tokens_per_chunk
+    for choice, one in enumerate(made):
+        by_then = sum(at <= at_ns for at in one)
+        let_go = 0 if hold == "all" else by_then // max(1, hold) * max(1, hold)
+        assert len(tokens_of(found, choice)) == let_go // size * size
+
+
+def test_a_choice_of_a_batch_ends_when_the_batch_is_over() -> None:
+    options = SimOptions(guardrails=GuardrailOptions(output_filter=Duration(3)))
+    delivery = Delivery([Said(2, ends_apart=True)], options, None)
+    delivery.made(0, 5)
+    delivery.made(0, 6)
+    assert [delivery.take(20), delivery.take(20), delivery.take(20)] == [
+        Write(8, (Chunk(8, 0, 0, 1, False),)), Write(9, (Chunk(9, 0, 1, 2, False),)), None,
+    ]  # fmt: skip
+    assert not delivery.ended
+    delivery.over(0, 50)
+    delivery.over(0, 51)
+    assert delivery.take(60) == Write(53, (Chunk(53, 0, 2, 2, True),))
+    assert delivery.ended
+
+
+def test_silence_is_filled_as_long_as_nobody_knows_when_it_ends() -> None:
+    options = SimOptions(pacing=PacingOptions(keepalive=Duration(10)))
+    delivery = Delivery([Said(1)], options, None, 100)
+    assert delivery.next_ns() == 110
+    assert (delivery.take(109), delivery.take(110), delivery.take(110)) == (None, Write(110, ()), None)
+    delivery.made(0, 120)
+    assert delivery.take(125) == Write(120, (Chunk(120, 0, 0, 1, True),)), "not a comment at the same moment"
+    assert delivery.next_ns() == NEVER
+
+
+def test_an_answer_of_nothing_ends_when_the_filter_has_spoken() -> None:
+    options = SimOptions(guardrails=GuardrailOptions(input_filter=Duration(7)))
+    delivery = Delivery([Said(0)], options, None, 1_000)
+    assert (delivery.next_ns(), delivery.take(1_006)) == (1_007, None)
+    assert delivery.take(1_007) == Write(1_007, (Chunk(1_007, 0, 0, 0, True),))
+    assert delivery.ended
+
+
+@pytest.mark.parametrize(
+    ("window", "expected"),
+    [(0, [(1, 2), (2, 1), (9, 1), (10, 1)]), (1, [(2, 3), (10, 2)]), (20, [(10, 5)])],
+)
+def test_coalescing_collects_for_a_window_and_the_end_empties_it(
+    window: int, expected: list[tuple[int, int]]
+) -> None:
+    options = SimOptions(pacing=PacingOptions(coalesce=Duration(window)))
+    found = writes([[1, 1, 2, 9, 10]], options)
+    assert [(write.due_ns, len(write.chunks)) for write in found] == expected

@@ -1,0 +1,294 @@
+"""Guardrails and faults: each as a client meets it, and as llmtap's own reader understands it."""
+
+import asyncio
+import json
+import random
+from typing import Any
+
+import aiohttp
+import pytest
+
+from llmtap.clock import SystemClock
+from llmtap.exchange.outcome import Outcome
+from llmtap.sim.server.faults import REFUSAL, Mishaps, draw
+from llmtap.sim.server.options import FaultOptions, GuardrailOptions, SimOptions
+from llmtap.units import Duration
+from llmtap.workload.prompts.words import count_tokens
+from tests.support.peer import scene
+from tests.support.sim_engine import QUICK, ask_chat, engine, explained, json_events
+
+MS = 1_000_000
+CHAT = "/v1/chat/completions"
+PATHS = {
+    CHAT: {"messages": [{"role": "user", "content": "hi"}]},
+    "/v1/completions": {"prompt": "hi"},
+    "/v1/responses": {"input": "hi"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 99},
+    "/api/chat": {"messages": [{"role": "user", "content": "hi"}]},
+    "/api/generate": {"prompt": "hi"},
+}
+TIMED = SimOptions(ttft=Duration(2 * MS), itl=Duration(1 * MS), tokens=10)
+
+
+def due(truth: dict[str, Any]) -> list[float]:
+    """When tokens were due, in ms from acceptance."""
+    return [(at - truth["accepted_ns"]) / MS for at in truth["due_ns"][0]]
+
+
+# Guardrails.
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({}, [2, 3, 4, 5, 6, 7, 8, 9, 10, 11]),
+        ({"x_sim_input_filter_ms": "5"}, [7, 8, 9, 10, 11, 12, 13, 14, 15, 16]),
+        ({"x_sim_input_filter": "5ms", "x_sim_input_beside": "true"}, [5, 5, 5, 5, 6, 7, 8, 9, 10, 11]),
+        ({"x_sim_output_hold": "4"}, [5, 5, 5, 5, 9, 9, 9, 9, 11, 11]),
+        ({"x_sim_output_hold": "4", "x_sim_output_filter_ms": "2"}, [7, 7, 7, 7, 11, 11, 11, 11, 13, 13]),
+        ({"x_sim_output_hold": "all"}, [11] * 10),
+        ({"x_sim_output_hold": "4", "x_sim_tokens_per_chunk": "3"}, [5, 5, 5, 9, 9, 9, 11, 11, 11, 11]),
+    ],
+)
+@scene
+async def test_filters_delay_what_they_look_at(headers: dict[str, str], expected: list[float]) -> None:
+    async with engine(TIMED) as e:
+        _, body = await e.answer(CHAT, ask_chat(stream=True), **headers)
+        (truth,) = await e.truths()
+    assert due(truth) == expected
+    text = "".join(x["choices"][0]["delta"].get("content", "") for x in json_events(body))
+    assert count_tokens(text) == 10, "and nothing is lost"
+    assert all(s >= d for s, d in zip(truth["sent_ns"][0], truth["due_ns"][0], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("headers", "sent"),
+    [
+        ({"x_sim_block_after": "3"}, 3),
+        ({"x_sim_block_after": "0"}, 0),
+        ({"x_sim_block_after": "6", "x_sim_output_hold": "4"}, 4),
+        ({"x_sim_block_after": "6", "x_sim_output_hold": "all"}, 0),
+        ({"x_sim_block_after": "6", "x_sim_tokens_per_chunk": "4"}, 6),
+        ({"x_sim_block_after": "6", "x_sim_dialect": "vllm"}, 6),
+    ],
+)
+@pytest.mark.parametrize("stream", [True, False])
+@scene
+async def test_an_answer_blocked_midway(headers: dict[str, str], sent: int, stream: bool) -> None:
+    async with engine(TIMED) as e:
+        asked = ask_chat(stream=stream, stream_options={"include_usage": True})
+        _, body = await e.answer(CHAT, asked, **headers)
+        (truth,) = await e.truths()
+    x = explained(body, CHAT).exchange
+    assert x.finish_reason == "content_filter"
+    assert x.tokens.output == sent == len(truth["sent_ns"][0])
+    assert x.refusal is not None and x.refusal["kind"] == ("output_guardrail" if sent else "input_guardrail")
+    assert (truth["outcome"], truth["finish"]) == ("blocked", ["content_filter"])
+
+
+@scene
+async def test_a_block_behind_the_end_blocks_nothing() -> None:
+    async with engine(TIMED) as e:
+        _, body = await e.answer(CHAT, ask_chat(), x_sim_block_after="10")
+        assert json.loads(body)["choices"][0]["finish_reason"] == "stop"
+        assert json.loads(body)["usage"]["completion_tokens"] == 10
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("stream", [True, False])
+@scene
+async def test_every_api_knows_how_to_be_blocked(path: str, stream: bool) -> None:
+    async with engine(TIMED) as e:
+        _, body = await e.answer(path, {**PATHS[path], "stream": stream}, x_sim_block_after="4")
+        (truth,) = await e.truths()
+    assert truth["outcome"] == "blocked"
+    x = explained(body, path).exchange
+    if path.startswith("/api/"):
+        assert x.refusal is None, "Ollama has no word for it"
+    else:
+        assert x.refusal is not None and x.refusal["kind"] == "output_guardrail"
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("stream", [True, False])
+@scene
+async def test_refusals(path: str, stream: bool) -> None:
+    kinds = {}
+    async with engine(TIMED) as e:
+        for how in ("content_filter", "text", "field", "error"):
+            asked = {**PATHS[path], "stream": stream, "stream_options": {"include_usage": True}}
+            status, body = await e.answer(path, asked, x_sim_refusal=how)
+            assert status == (400 if how == "error" else 200)
+            refusal = explained(body, path).exchange.refusal
+            kinds[how] = refusal["kind"] if refusal else None
+        truths = await e.truths()
+    assert [truth["outcome"] for truth in truths] == ["refused"] * 4
+    assert [truth["status"] for truth in truths] == [200, 200, 200, 400]
+    assert truths[0]["sent_ns"] == truths[3]["sent_ns"] == [[]]
+    assert len(truths[1]["sent_ns"][0]) == len(truths[2]["sent_ns"][0]) == count_tokens(REFUSAL)
+    assert kinds["text"] == "model_refusal"
+    if path in (CHAT, "/v1/responses"):
+        assert kinds["field"] == "model_refusal"
+    if path in (CHAT, "/v1/completions"):
+        assert kinds["content_filter"] == "input_guardrail"
+
+
+# Faults.
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    ("fault", "outcome"),
+    [("unfinished", Outcome.TRUNCATED), ("error", Outcome.UPSTREAM_ERROR), ("stall", Outcome.COMPLETE)],
+)
+@scene
+async def test_faults_that_leave_http_whole(path: str, fault: str, outcome: Outcome) -> None:
+    async with engine(TIMED) as e:
+        headers = {"x_sim_fault": fault, "x_sim_fault_after": "4", "x_sim_stall_ms": "20"}
+        status, body = await e.answer(path, {**PATHS[path], "stream": True}, **headers)
+        (truth,) = await e.truths()
+    assert status == 200
+    assert explained(body, path).exchange.outcome is outcome
+    assert truth["outcome"] == fault
+    if fault == "stall":
+        assert due(truth) == [2, 3, 4, 5, 26, 27, 28, 29, 30, 31]
+    else:
+        assert len(truth["sent_ns"][0]) == 4
+
+
+@pytest.mark.parametrize("fault", ["reset", "truncate"])
+@pytest.mark.parametrize("after", ["4", "0", "99"])
+@pytest.mark.parametrize("stream", [True, False])
+@scene
+async def test_faults_that_break_the_connection(fault: str, after: str, stream: bool) -> None:
+    async with engine(TIMED) as e:
+        got = b""
+        with pytest.raises(aiohttp.ClientError):
+            async with e.post(
+                CHAT, ask_chat(stream=stream), x_sim_fault=fault, x_sim_fault_after=after
+            ) as response:
+                async for data in response.content.iter_any():
+                    got += data
+        (truth,) = await e.truths()
+        status, _ = await e.answer(CHAT, ask_chat())
+        assert status == 200, "and the next is served"
+    assert truth["outcome"] == fault
+    assert b"[DONE]" not in got
+    if stream and fault == "truncate":
+        assert got and not got.endswith(b"\n\n"), "in the middle of an event"
+        assert len(truth["sent_ns"][0]) == min(int(after), 9)
+
+
+@scene
+async def test_a_whole_answer_may_be_half_a_json_or_an_error() -> None:
+    async with engine() as e:
+        status, body = await e.answer(CHAT, ask_chat(), x_sim_fault="unfinished")
+        assert status == 200
+        with pytest.raises(json.JSONDecodeError):
+            json.loads(body)
+        status, body = await e.answer(CHAT, ask_chat(), x_sim_fault="error")
+        assert (status, json.loads(body)["error"]["type"]) == (500, "server_error")
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("status", [429, 503])
+@scene
+async def test_who_is_turned_away_is_told_when_to_come_back(path: str, status: int) -> None:
+    async with engine() as e:
+        async with e.post(
+            path, {**PATHS[path], "stream": True}, x_sim_fault=str(status), x_sim_retry_after="2500ms"
+        ) as response:
+            assert (response.status, response.headers["Retry-After"]) == (status, "3")
+            assert "error" in await response.json()
+        (truth,) = await e.truths()
+    assert (truth["outcome"], truth["status"]) == (str(status), status)
+
+
+@scene
+async def test_a_slow_first_byte_holds_the_head_too() -> None:
+    async with engine(TIMED) as e:
+        async with e.post(CHAT, ask_chat(stream=True), x_sim_fault="slow", x_sim_slow_ms="40") as response:
+            head_ns = SystemClock.mono_ns()
+            await response.read()
+        (truth,) = await e.truths()
+    assert head_ns >= truth["accepted_ns"] + 40 * MS
+    assert due(truth) == [40] * 10
+
+
+# Chance.
+
+
+def test_rates_are_kept_and_a_seed_repeats_them() -> None:
+    options = SimOptions(
+        faults=FaultOptions(stall_rate=0.1, busy_rate=0.2, slow_rate=0.3),
+        guardrails=GuardrailOptions(refusal_rate=0.25, block_rate=0.5, block_after=3),
+    )
+    drawn = [draw(options, random.Random(f"{i}")) for i in range(4_000)]
+    assert drawn == [draw(options, random.Random(f"{i}")) for i in range(4_000)]
+    for share, found in (
+        (0.1, sum(m.fault == "stall" for m in drawn)),
+        (0.2, sum(m.fault == "429" for m in drawn)),
+        (0.3, sum(m.fault == "slow" for m in drawn)),
+        (0.4, sum(m.fault is None for m in drawn)),
+        (0.25, sum(m.refusal is not None for m in drawn)),
+        (0.5, sum(m.block_after == 3 for m in drawn)),
+    ):
+        assert abs(found / 4_000 - share) < 0.03
+    assert draw(SimOptions(), random.Random(0)) == Mishaps()
+
+
+@scene
+async def test_rates_of_the_server_befall_requests() -> None:
+    options = SimOptions(
+        ttft=Duration(0), itl=Duration(0), tokens=3, faults=FaultOptions(busy_rate=0.5), seed=4
+    )
+    async with engine(options) as e:
+        statuses = [(await e.answer(CHAT, ask_chat()))[0] for _ in range(40)]
+        assert 8 < statuses.count(429) < 32
+        assert statuses.count(200) == 40 - statuses.count(429)
+    async with engine(options) as e:
+        assert [(await e.answer(CHAT, ask_chat()))[0] for _ in range(40)] == statuses
+    assert QUICK.faults.busy_rate == 0
+
+
+# What the books say of it.
+
+
+@pytest.mark.parametrize(
+    ("headers", "stream", "finish", "reason", "prompt_tokens"),
+    [
+        ({}, True, "stop", "stop", 1),
+        ({}, False, "stop", "stop", 1),
+        ({"x_sim_fault": "429"}, True, None, None, 0),
+        ({"x_sim_fault": "503"}, False, None, None, 0),
+        ({"x_sim_refusal": "error"}, True, None, None, 0),
+        ({"x_sim_refusal": "content_filter"}, True, "content_filter", "content_filter", 0),
+        ({"x_sim_block_after": "2"}, True, "content_filter", "content_filter", 1),
+        ({"x_sim_block_after": "2", "x_sim_output_hold": "all"}, True, "content_filter", "content_filter", 1),
+        ({"x_sim_fault": "error"}, True, None, "error", 1),
+        ({"x_sim_fault": "error"}, False, None, "error", 1),
+        ({"x_sim_fault": "unfinished"}, True, None, "abort", 1),
+        ({"x_sim_fault": "unfinished"}, False, None, "abort", 1),
+        ({"x_sim_fault": "reset"}, True, None, "abort", 1),
+        ({"x_sim_fault": "truncate", "x_sim_fault_after": "0"}, True, None, "abort", 1),
+        ({"x_sim_fault": "stall", "x_sim_stall_ms": "3"}, True, "stop", "stop", 1),
+    ],
+)
+@scene
+async def test_only_what_was_answered_has_a_finish_and_only_what_was_taken_in_counts(
+    headers: dict[str, str], stream: bool, finish: str | None, reason: str | None, prompt_tokens: int
+) -> None:
+    async with engine(TIMED) as e:
+        try:
+            await e.answer(CHAT, ask_chat(stream=stream), **headers)
+        except aiohttp.ClientError:
+            assert headers["x_sim_fault"] in ("reset", "truncate")
+        while not (truths := await e.truths()):  # a client that was reset is told first
+            await asyncio.sleep(0.001)
+        metrics = await e.metrics()
+    assert truths[0]["finish"] == [finish]
+    success = {name: n for name, n in metrics.items() if name.startswith("vllm:request_success_total{")}
+    assert {name.split('finished_reason="')[1].split('"')[0] for name, n in success.items() if n} == (
+        {reason} if reason else set()
+    )
+    assert metrics['vllm:prompt_tokens_total{engine="0",model_name="sim"}'] == prompt_tokens

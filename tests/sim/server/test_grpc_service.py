@@ -1,0 +1,188 @@
+"""llmtap's own service over gRPC, by grpc.aio as anybody would use it: channel, stub, metadata."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from llmtap.protocol.inference import METHOD, Chunk, Counts, Request, read_chunk, write_request
+from llmtap.sim.server.faults import REFUSAL
+from llmtap.sim.server.grpc_service import GrpcService
+from llmtap.sim.server.options import EngineOptions, SimOptions
+from llmtap.sim.server.reception import Reception
+from llmtap.sim.serving import Setup, read_serving
+from llmtap.units import Duration
+from llmtap.workload.prompts.words import count_tokens
+from tests.support.peer import scene
+from tests.support.sim_grpc import GrpcEngine, grpc_engine
+
+MS = 1_000_000
+TIMED = SimOptions(ttft=Duration(4 * MS), itl=Duration(2 * MS), tokens=6)
+Stub = Any
+
+
+@asynccontextmanager
+async def stub_of(e: GrpcEngine) -> AsyncIterator[Stub]:
+    async with grpc.aio.insecure_channel(e.address) as channel:
+        yield channel.unary_stream(METHOD, request_serializer=write_request, response_deserializer=read_chunk)
+
+
+async def answer(stub: Stub, request: Request, **metadata: str) -> list[Chunk]:
+    pairs = [(name.replace("_", "-"), value) for name, value in metadata.items()]
+    return [chunk async for chunk in stub(request, metadata=pairs, timeout=100)]
+
+
+def text_of(chunks: list[Chunk]) -> str:
+    return "".join(chunk.text for chunk in chunks)
+
+
+@scene
+async def test_an_answer_streams_a_token_a_message_and_ends_with_its_usage() -> None:
+    async with grpc_engine() as e, stub_of(e) as stub:
+        chunks = await answer(stub, Request(model="m", text="The river ran slow."))
+    assert [chunk.tokens for chunk in chunks] == [1, 1, 1, 1, 1, 0]
+    assert [chunk.finish for chunk in chunks] == ["", "", "", "", "stop", ""]
+    assert chunks[-1] == Chunk(counts=Counts(5, 5))
+    assert all(chunk.counts is None for chunk in chunks[:-1])
+    assert count_tokens(text_of(chunks)) == 5
+
+
+@scene
+async def test_every_message_is_sent_when_it_is_due_and_on_record() -> None:
+    async with grpc_engine(TIMED) as e, stub_of(e) as stub:
+        call = stub(Request(model="m", text="hi"), metadata=(("x-request-id", "mine"),))
+        chunks = [chunk async for chunk in call]
+        assert ("x-request-id", "mine") in tuple(await call.initial_metadata())
+        (truth,) = await e.truths()
+        assert e.server.sent["mine"] == truth.sent_ns[0]
+    assert len(chunks) == 7
+    assert (truth.id, truth.path, truth.model, truth.outcome) == ("mine", METHOD, "m", "complete")
+    assert truth.finish == ["stop"]
+    due = [truth.accepted_ns + (4 + 2 * i) * MS for i in range(6)]
+    assert truth.due_ns == truth.made_ns == [due]
+    assert all(sent >= at for sent, at in zip(truth.sent_ns[0], due, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("asked", "metadata", "tokens", "finish"),
+    [
+        ({"max_tokens": 2}, {}, 2, "length"),
+        ({"max_tokens": 50, "min_tokens": 8}, {}, 8, "stop"),
+        ({"max_tokens": 50, "ignore_eos": True}, {}, 50, "length"),
+        ({"ids": (3, 1, 4, 1)}, {}, 5, "stop"),
+        ({}, {"x_sim_tokens": "9", "x_sim_tokens_per_chunk": "4"}, 9, "stop"),
+        ({}, {"x_sim_output_hold": "all"}, 5, "stop"),
+        ({}, {"x_sim_refusal": "content_filter"}, 0, "content_filter"),
+        ({}, {"x_sim_refusal": "text"}, count_tokens(REFUSAL), "stop"),
+        ({}, {"x_sim_block_after": "3"}, 3, "content_filter"),
+        ({}, {"x_sim_fault": "stall", "x_sim_stall_ms": "5"}, 5, "stop"),
+    ],
+)
+@scene
+async def test_how_many_tokens_and_how_it_ends(
+    asked: dict[str, Any], metadata: dict[str, str], tokens: int, finish: str
+) -> None:
+    async with grpc_engine() as e, stub_of(e) as stub:
+        chunks = await answer(stub, Request(text="hi", **asked), **metadata)
+        (truth,) = await e.truths()
+    assert chunks[-1].counts == Counts(4 if "ids" in asked else 1, tokens)
+    assert sum(chunk.tokens for chunk in chunks) == tokens == len(truth.sent_ns[0])
+    assert [chunk.finish for chunk in chunks if chunk.finish] == [finish] == truth.finish
+
+
+@pytest.mark.parametrize(
+    ("metadata", "code", "outcome", "tokens"),
+    [
+        ({"x_sim_fault": "429"}, grpc.StatusCode.RESOURCE_EXHAUSTED, "429", 0),
+        ({"x_sim_fault": "503"}, grpc.StatusCode.UNAVAILABLE, "503", 0),
+        ({"x_sim_refusal": "error"}, grpc.StatusCode.PERMISSION_DENIED, "refused", 0),
+        ({"x_sim_itl": "soon"}, grpc.StatusCode.INVALID_ARGUMENT, None, 0),
+        ({"x_sim_fault": "error", "x_sim_fault_after": "3"}, grpc.StatusCode.INTERNAL, "error", 3),
+        ({"x_sim_fault": "reset", "x_sim_fault_after": "3"}, grpc.StatusCode.UNAVAILABLE, "reset", 3),
+        ({"x_sim_fault": "truncate", "x_sim_fault_after": "3"}, grpc.StatusCode.DATA_LOSS, "truncate", 3),
+    ],
+)
+@scene
+async def test_what_goes_wrong_is_told_by_the_status(
+    metadata: dict[str, str], code: grpc.StatusCode, outcome: str | None, tokens: int
+) -> None:
+    async with grpc_engine() as e, stub_of(e) as stub:
+        pairs = [(name.replace("_", "-"), value) for name, value in metadata.items()]
+        seen = 0
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            async for chunk in stub(Request(text="hi"), metadata=pairs, timeout=100):
+                seen += chunk.tokens
+        truths = await e.truths(1 if outcome else 0)
+    assert raised.value.code() is code
+    assert seen == tokens
+    assert [truth.outcome for truth in truths] == ([outcome] if outcome else [])
+    if outcome in ("429", "503"):
+        assert dict(raised.value.trailing_metadata())["retry-after"] == "1"
+    if outcome is None:
+        assert "x-sim-itl" in (raised.value.details() or "")
+
+
+@scene
+async def test_an_unfinished_answer_ends_well_and_without_an_end() -> None:
+    async with grpc_engine() as e, stub_of(e) as stub:
+        chunks = await answer(stub, Request(text="hi"), x_sim_fault="unfinished", x_sim_fault_after="3")
+        assert [chunk.tokens for chunk in chunks] == [1, 1, 1]
+        assert not any(chunk.finish or chunk.counts for chunk in chunks)
+        assert [truth.outcome for truth in await e.truths()] == ["unfinished"]
+
+
+@scene
+async def test_what_is_no_request_is_refused() -> None:
+    async with grpc_engine() as e, grpc.aio.insecure_channel(e.address) as channel:
+        for data, says in ((b"\xff", "no GenerateRequest"), (write_request(Request(max_tokens=0)), "be 0")):
+            with pytest.raises(grpc.aio.AioRpcError, match=says) as raised:
+                async for _ in channel.unary_stream(METHOD)(data):
+                    pass
+            assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@scene
+async def test_a_client_that_cancels_leaves_nothing_in_the_engine() -> None:
+    behind = EngineOptions("continuous_batching", Setup(serving=read_serving({"kv_tokens": "60000"})))
+    async with grpc_engine(SimOptions(tokens=50_000), behind) as e, stub_of(e) as stub:
+        call = stub(Request(text="hi"))
+        async for chunk in call:
+            assert chunk.tokens == 1
+            break
+        call.cancel()
+        (truth,) = await e.truths()
+        assert (truth.outcome, truth.finish) == ("client_left", [None])
+        state = e.server.reception._live
+        assert state is not None and state.state().running == 0
+
+
+@scene
+async def test_who_finds_no_room_in_the_engine_is_told_to_come_back() -> None:
+    serving = read_serving({"seqs_max": "1", "queue_max": "1", "kv_tokens": "60000"})
+    behind = EngineOptions("continuous_batching", Setup(serving=serving))
+    async with grpc_engine(SimOptions(tokens=50_000), behind) as e, stub_of(e) as stub:
+        staying = [asyncio.create_task(answer(stub, Request(text="hi"))) for _ in range(2)]
+        live = e.server.reception._live
+        assert live is not None
+        while not live.state().waiting:
+            await asyncio.sleep(0.001)
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await answer(stub, Request(text="hi"))
+        assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert [truth.outcome for truth in await e.truths()] == ["turned_away"]
+        for task in staying:
+            task.cancel()
+        await asyncio.gather(*staying, return_exceptions=True)
+
+
+@scene
+async def test_a_port_that_is_taken_is_an_oserror() -> None:
+    async with grpc_engine() as e:
+        service = GrpcService(Reception(SimOptions()))
+        with pytest.raises(OSError):
+            await service.start("127.0.0.1", e.server.grpc_port or 0)
+        await service.stop()

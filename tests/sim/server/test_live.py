@@ -1,0 +1,356 @@
+"""The real driver says to the last ns what the virtual one says of the same arrivals, however late and
+often it is asked; nobody who left is told anything; nothing is kept of who is gone."""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmtap.sim.engine import Engine
+from llmtap.sim.model_options import read_settings
+from llmtap.sim.schedulers.registry import SCHEDULERS
+from llmtap.sim.server.live import Live, Ticket, live_of
+from llmtap.sim.server.options import EngineOptions
+from llmtap.sim.serving import Serving, Setup, read_serving
+from llmtap.sim.virtual import play
+from llmtap.units import NEVER
+from llmtap.workload.requests import Requests
+
+MS = 1_000_000
+BATCHES = sorted(name for name, kind in SCHEDULERS.items() if not kind.iterates)
+ITERATIONS = sorted(name for name, kind in SCHEDULERS.items() if kind.iterates)
+
+
+@dataclass
+class Heard:
+    """What a client of the engine is told; and, of the virtual driver, the same."""
+
+    tokens: list[int] = field(default_factory=list)
+    over_ns: int | None = None
+    refused_ns: int | None = None
+
+    def token(self, choice: int, at_ns: int) -> None:
+        assert self.over_ns is None and self.refused_ns is None
+        self.tokens.append(at_ns)
+
+    def over(self, choice: int, at_ns: int) -> None:
+        self.over_ns = at_ns
+
+    def refused(self, at_ns: int) -> None:
+        assert self.refused_ns is None
+        self.refused_ns = at_ns
+
+
+@dataclass
+class Watch:
+    """The virtual driver's."""
+
+    whole: bool
+    heard: dict[int, Heard] = field(default_factory=dict)
+
+    def ended(self, request: int, token_ns: Sequence[int], end_ns: int, *, served: bool) -> None:
+        over_ns = end_ns if served and self.whole else None
+        self.heard[request] = Heard(list(token_ns), over_ns, None if served else end_ns)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Requests that arrive together."""
+
+    accepted_ns: int
+    waits_ns: int
+    """With the input filter."""
+    rows: list[tuple[int, int, tuple[int, ...]]]
+    """Tokens of the prompt and of the output, and the blocks of the prompt."""
+
+
+def options_of(scheduler: str, serving: dict[str, str], readings: dict[str, str]) -> EngineOptions:
+    readings = {"bin_edges": "1,8,30", **readings}
+    return EngineOptions(scheduler, Setup(readings=read_settings(readings), serving=read_serving(serving)))
+
+
+def played(options: EngineOptions, groups: Sequence[Group], servers: int = 1) -> list[Heard]:
+    """What the virtual driver says, in the order in which requests arrive."""
+    rows = sorted(
+        (
+            (group.accepted_ns + group.waits_ns, i, k, *row)
+            for i, group in enumerate(groups)
+            for k, row in enumerate(group.rows)
+        ),
+    )
+    arrivals, given, made = (array("q", [row[i] for row in rows]) for i in (0, 3, 4))
+    blocks = [row[5] for row in rows]
+    requests = Requests(arrivals, given, made, array("q", made), blocks, options.block_tokens)
+    watch = Watch(not options.iterates)
+    readings = options.setup.readings
+    engine = Engine(SCHEDULERS[options.scheduler].build(requests, options.setup), servers)
+    play(
+        requests, engine, servers=servers, all_first=readings.same_instant == "all-first",
+        gpu_first=readings.tie == "gpu-first", watch=watch,
+    )  # fmt: skip
+    return [watch.heard[i] for i in range(len(rows))]
+
+
+def lived(
+    options: EngineOptions, groups: Sequence[Group], looks: Sequence[int] = ()
+) -> tuple[Live, list[Ticket]]:
+    """What the real driver says when somebody looks at these times as well, in the same order."""
+    live = live_of(options, 0, lambda at_ns: None)
+    tickets: list[Ticket] = []
+    events = sorted([(group.accepted_ns, i) for i, group in enumerate(groups)] + [(t, -1) for t in looks])
+    for now_ns, i in events:
+        if i < 0:
+            live.advance(now_ns)
+            continue
+        group = groups[i]
+        asked = [Ticket(Heard(), 0, given, made, blocks) for given, made, blocks in group.rows]
+        live.submit(now_ns, now_ns + group.waits_ns, asked)
+        tickets += asked
+    while live.next_ns < NEVER:
+        live.advance(live.next_ns)
+    return live, sorted(tickets, key=lambda ticket: ticket.number)
+
+
+def heard(tickets: Sequence[Ticket]) -> list[Heard]:
+    found = []
+    for ticket in tickets:
+        assert isinstance(ticket.listener, Heard)
+        found.append(ticket.listener)
+    return found
+
+
+_BLOCKS = st.lists(st.integers(0, 1), max_size=6).map(
+    lambda names: tuple(accumulate(names, lambda a, b: 2 * a + b + 2))
+)
+_ROWS = st.tuples(st.integers(0, 90), st.integers(1, 40), _BLOCKS).map(
+    lambda row: (max(row[0], 16 * len(row[2])), row[1], row[2])
+)
+# Whole iterations apart now and then, so that arrivals meet the ends of iterations. No two groups arrive at
+# one moment: whether the first is served before the second is known depends on when somebody looks then.
+_GAPS = st.one_of(st.integers(1, 60 * MS), st.sampled_from([5_742_000, 2 * 5_742_000, 59_653_000]))
+_GROUPS = st.lists(
+    st.tuples(_GAPS, st.sampled_from([0, 0, 0, 20 * MS, 5_742_000]), st.lists(_ROWS, min_size=1, max_size=3)),
+    min_size=1,
+    max_size=14,
+).map(
+    lambda told: _apart(
+        [
+            Group(at, wait, rows)
+            for at, (_, wait, rows) in zip(accumulate(g for g, _, _ in told), told, strict=True)
+        ]
+    )
+)
+_SERVING = st.fixed_dictionaries(
+    {},
+    optional={
+        "seqs_max": st.sampled_from(["1", "2", "5"]),
+        "tokens_max": st.sampled_from(["16", "100"]),
+        "chunk": st.sampled_from(["16", "40"]),
+        "kv_tokens": st.sampled_from(["144", "300"]),
+        "preemption": st.sampled_from(["recompute", "swap"]),
+        "prefix_cache": st.sampled_from(["true", "false"]),
+        "prepone": st.sampled_from(["1", "3"]),
+        "output_delay": st.sampled_from(["7ms", "30ms"]),
+        "queue_max": st.sampled_from(["1", "3"]),
+        "give_up": st.just("late"),
+        "ttft": st.sampled_from(["10ms", "100ms"]),
+        "tbt": st.sampled_from(["6ms", "20ms"]),
+    },
+)
+_READINGS = st.fixed_dictionaries(
+    {},
+    optional={
+        "same_instant": st.sampled_from(["one-by-one", "all-first"]),
+        "tie": st.sampled_from(["arrival-first", "gpu-first"]),
+        "bin_choice": st.sampled_from(["round-robin", "longest-queue", "oldest-head"]),
+        "static_batch": st.sampled_from(["1", "3"]),
+    },
+)
+_LOOKS = st.lists(st.integers(0, 900 * MS), max_size=20)
+
+
+def _apart(groups: list[Group]) -> list[Group]:
+    seen: set[int] = set()
+    kept = []
+    for group in groups:
+        if (at_ns := group.accepted_ns + group.waits_ns) not in seen:
+            seen.add(at_ns)
+            kept.append(group)
+    return kept
+
+
+@settings(deadline=None)
+@given(_GROUPS, st.sampled_from(ITERATIONS), _SERVING, _READINGS, _LOOKS)
+def test_iterations_in_real_time_are_those_in_virtual_time(
+    groups: list[Group], scheduler: str, serving: dict[str, str], readings: dict[str, str], looks: list[int]
+) -> None:
+    options = options_of(scheduler, serving, readings)
+    live, tickets = lived(options, groups, looks)
+    assert heard(tickets) == played(options, groups)
+    assert len(live) == 0
+
+
+@settings(deadline=None)
+@given(_GROUPS, st.sampled_from(BATCHES), _READINGS, _LOOKS, st.integers(1, 3))
+def test_whole_batches_in_real_time_are_those_in_virtual_time(
+    groups: list[Group], scheduler: str, readings: dict[str, str], looks: list[int], servers: int
+) -> None:
+    chosen = options_of(scheduler, {}, readings)
+    options = EngineOptions(scheduler, chosen.setup, servers)
+    live, tickets = lived(options, groups, looks)
+    assert heard(tickets) == played(options, groups, servers)
+    assert len(live) == 0
+
+
+@settings(deadline=None)
+@given(
+    _GROUPS, st.sampled_from([*ITERATIONS, *BATCHES]), _SERVING, _LOOKS,
+    st.lists(st.tuples(st.integers(0, 30), st.integers(0, 400 * MS)), max_size=9),
+)  # fmt: skip
+def test_who_left_is_told_nothing_and_all_others_are_served_to_the_end(
+    groups: list[Group],
+    scheduler: str,
+    serving: dict[str, str],
+    looks: list[int],
+    leaves: list[tuple[int, int]],
+) -> None:
+    live = live_of(options_of(scheduler, serving, {}), 0, lambda at_ns: None)
+    tickets: list[Ticket] = []
+    told: list[Heard] = []
+    left: dict[int, int] = {}
+    events = sorted(
+        [(group.accepted_ns, 0, i) for i, group in enumerate(groups)]
+        + [(t, 1, -1) for t in looks]
+        + [(t, 2, i) for i, t in leaves]
+    )
+    for now_ns, kind, i in events:
+        if kind == 0:
+            asked = [Ticket(Heard(), 0, *row) for row in groups[i].rows]
+            live.submit(now_ns, now_ns + groups[i].waits_ns, asked)
+            tickets += asked
+            told += heard(asked)
+        elif kind == 1:
+            live.advance(now_ns)
+        elif i < len(tickets):
+            live.leave(now_ns, [tickets[i]])
+            left.setdefault(i, now_ns)
+    while live.next_ns < NEVER:
+        live.advance(live.next_ns)
+    assert len(live) == 0
+    for i, (ticket, one) in enumerate(zip(tickets, told, strict=True)):
+        if i in left:
+            assert all(at_ns <= left[i] for at_ns in one.tokens)
+        elif one.refused_ns is None:
+            assert len(one.tokens) == ticket.output
+
+
+def simple(scheduler: str, **serving: str) -> tuple[Live, list[int]]:
+    """An engine, and the moments at which it asked to be looked after."""
+    alarms: list[int] = []
+    return live_of(options_of(scheduler, serving, {}), 0, alarms.append), alarms
+
+
+def test_it_asks_to_be_brought_up_to_date_when_a_run_is_past() -> None:
+    live, alarms = simple("continuous_batching")
+    one = Heard()
+    live.submit(1_000, 1_000, [Ticket(one, 0, 611, 2)])
+    first_ns = 1_000 + 59_653_000  # the seed's alpha for a prompt of 611 tokens
+    assert alarms[-1] == live.next_ns == first_ns + 1
+    live.advance(first_ns)
+    assert one.tokens == [], "who arrives at this very moment would arrive before"
+    live.advance(first_ns + 1)
+    assert one.tokens == [first_ns]
+    assert alarms[-1] == first_ns + 5_742_000 + 1
+    live.advance(first_ns + 99_000_000)
+    assert one.tokens == [first_ns, first_ns + 5_742_000], "the engine was not late, only the look"
+
+
+def test_what_was_due_before_an_arrival_is_done_before_it() -> None:
+    """Nobody looked for 200 ms: the second request finds an engine that has long been idle."""
+    live, _ = simple("continuous_batching")
+    first, second = Heard(), Heard()
+    live.submit(0, 0, [Ticket(first, 0, 611, 3)])
+    live.submit(200 * MS, 200 * MS, [Ticket(second, 0, 611, 1)])
+    assert len(first.tokens) == 3
+    live.advance(NEVER - 1)
+    assert second.tokens == [200 * MS + 59_653_000]
+
+
+def test_an_answer_with_output_delay_leaves_when_it_is_due_and_its_request_is_forgotten_before() -> None:
+    live, alarms = simple("continuous_batching", output_delay="50ms")
+    one = Heard()
+    live.submit(0, 0, [Ticket(one, 0, 611, 3)])
+    live.advance(100 * MS)
+    assert (len(live), one.tokens) == (0, [59_653_000])
+    assert alarms[-1] == 109_653_000
+    live.advance(NEVER - 1)
+    assert one.tokens == [59_653_000, 109_653_000, 159_653_000]
+
+
+def test_who_leaves_gives_the_memory_back_and_what_is_waiting_begins() -> None:
+    live, _ = simple("continuous_batching", seqs_max="1")
+    gone, next_ = Heard(), Heard()
+    first = Ticket(gone, 0, 611, 10_000)
+    live.submit(0, 0, [first])
+    live.submit(1, 1, [Ticket(next_, 0, 611, 1)])
+    live.advance(300 * MS)
+    state = live.state()
+    assert (state.running, state.waiting) == (1, 1)
+    told = len(gone.tokens)
+    live.leave(300 * MS, [first])
+    live.leave(301 * MS, [first])
+    live.advance(NEVER - 1)
+    assert (len(gone.tokens), len(next_.tokens)) == (told, 1)
+    assert (live.state().running, live.state().kv_used) == (0, 0)
+
+
+def test_who_leaves_before_the_input_filter_has_spoken_never_arrives() -> None:
+    live, _ = simple("continuous_batching")
+    ticket = Ticket(Heard(), 0, 611, 5)
+    live.submit(0, 20 * MS, [ticket])
+    live.leave(10 * MS, [ticket])
+    assert (live.next_ns, ticket.number) == (NEVER, -1)
+
+
+def test_a_batch_says_what_is_running_and_waiting() -> None:
+    live, _ = simple("static_fifo")
+    live.submit(0, 0, [Ticket(Heard(), 0, 10, 5) for _ in range(12)])
+    assert (live.state().running, live.state().waiting) == (1, 11), "the first began alone"
+    live.advance(200 * MS)
+    assert (live.state().running, live.state().waiting) == (8, 3)
+
+
+def test_the_prefix_cache_says_how_much_of_a_prompt_it_had() -> None:
+    live, _ = simple("continuous_batching", prefix_cache="true")
+    first = Ticket(Heard(), 0, 70, 2, (1, 2, 3, 4))
+    second = Ticket(Heard(), 0, 70, 2, (1, 2, 3, 5))
+    live.submit(0, 0, [first])
+    assert first.cached is None
+    live.submit(200 * MS, 200 * MS, [second])
+    live.advance(NEVER - 1)
+    assert (first.cached, second.cached) == (0, 48)
+    state = live.state()
+    assert (state.prefix_queries, state.prefix_hits) == (140, 48)
+
+
+@pytest.mark.parametrize("predictor", ["perfect", "prompt", "noisy"])
+def test_predictions_are_those_of_the_predictor(predictor: str) -> None:
+    setup = Setup(readings=read_settings({"predictor": predictor}), serving=Serving())
+    found = []
+    for seed in (1, 1, 2):
+        live = live_of(EngineOptions("shortest_predicted_first", setup), seed, lambda at_ns: None)
+        tickets = [Ticket(Heard(), 0, 611, 7) for _ in range(3)]
+        live.submit(0, 0, tickets)
+        found.append([ticket.predicted for ticket in tickets])
+    assert found[0] == found[1]
+    match predictor:
+        case "perfect":
+            assert found[0] == [7, 7, 7]
+        case "prompt":
+            assert found[0] == found[2] == [int(1.5 * 611**0.7)] * 3
+        case _:
+            assert len(set(found[0])) > 1 and found[0] != found[2]

@@ -1,0 +1,340 @@
+"""The simulated engine: an answer in the form of OpenAI's, and every token sent when it was due."""
+
+import json
+from collections.abc import Iterator
+from itertools import count, pairwise
+from typing import Any
+
+import pytest
+
+from llmtap.sim.server.options import SimOptions
+from llmtap.sim.server.plan import Plan, Work
+from llmtap.units import Duration
+from llmtap.workload.prompts.words import count_tokens
+from tests.support.peer import scene
+from tests.support.sim_engine import QUICK, ask_chat, engine, json_events
+
+MS = 1_000_000
+CHAT = "/v1/chat/completions"
+
+
+@scene
+async def test_a_streamed_chat() -> None:
+    async with engine() as e, e.post(CHAT, ask_chat(stream=True)) as response:
+        assert response.status == 200
+        assert response.content_type == "text/event-stream"
+        body = await response.read()
+    assert body.endswith(b"data: [DONE]\n\n")
+    events = json_events(body)
+    assert {event["object"] for event in events} == {"chat.completion.chunk"}
+    assert {event["model"] for event in events} == {"m"}
+    assert len({event["id"] for event in events}) == 1
+    first, *tokens, last = [event["choices"][0] for event in events]
+    assert first["delta"] == {"role": "assistant", "content": ""}
+    assert len(tokens) == 5
+    assert all(token["delta"]["content"] and token["finish_reason"] is None for token in tokens)
+    assert (last["delta"], last["finish_reason"]) == ({}, "stop")
+    assert all("usage" not in event for event in events), "usage comes when it is asked for"
+
+
+@scene
+async def test_usage_comes_last_when_it_is_asked_for_and_counts_what_was_said() -> None:
+    async with engine() as e:
+        messages = [{"role": "user", "content": [{"type": "text", "text": "The river ran slow."}]}]
+        body = ask_chat(stream=True, stream_options={"include_usage": True}, max_tokens=3, messages=messages)
+        events = json_events((await e.answer(CHAT, body))[1])
+    assert events[-1]["choices"] == []
+    assert events[-1]["usage"] == {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
+    assert all(event["usage"] is None for event in events[:-1])
+    text = "".join(event["choices"][0]["delta"].get("content", "") for event in events[:-1])
+    assert count_tokens(text) == 3
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "tokens", "finish"),
+    [
+        ({}, {}, 5, "stop"),
+        ({"max_tokens": 2}, {}, 2, "length"),
+        ({"max_completion_tokens": 3}, {}, 3, "length"),
+        ({"max_tokens": 50}, {}, 5, "stop"),
+        ({"max_tokens": 50, "min_tokens": 8}, {}, 8, "stop"),
+        ({"max_tokens": 50, "ignore_eos": True}, {}, 50, "length"),
+        ({"ignore_eos": True}, {}, 5, "stop"),
+        ({"max_tokens": 2}, {"x_sim_tokens": "9"}, 9, "stop"),
+        ({"max_tokens": 3000, "ignore_eos": True}, {}, 3000, "length"),
+    ],
+)
+@scene
+async def test_how_many_tokens(
+    body: dict[str, Any], headers: dict[str, str], tokens: int, finish: str
+) -> None:
+    async with engine() as e:
+        for stream in (False, True):
+            asked = ask_chat(stream=stream, stream_options={"include_usage": True}, **body)
+            status, answer = await e.answer(CHAT, asked, **headers)
+            assert status == 200
+            if stream:
+                events = json_events(answer)
+                text = "".join(x["choices"][0]["delta"].get("content", "") for x in events[:-1])
+                assert events[-2]["choices"][0]["finish_reason"] == finish
+                usage = events[-1]["usage"]
+            else:
+                whole = json.loads(answer)
+                text, usage = whole["choices"][0]["message"]["content"], whole["usage"]
+                assert whole["choices"][0]["finish_reason"] == finish
+            assert count_tokens(text) == usage["completion_tokens"] == tokens
+
+
+@scene
+async def test_a_stop_string_ends_the_answer_and_is_not_said() -> None:
+    async with engine(SimOptions(ttft=Duration(0), itl=Duration(0), tokens=60)) as e:
+        _, answer = await e.answer(CHAT, ask_chat(stream=False))
+        text = json.loads(answer)["choices"][0]["message"]["content"]
+        words = text.split(" ")
+        stop = words[4] + " " + words[5][:2]  # in the middle of a token
+        _, answer = await e.answer(CHAT, ask_chat(stop=[stop, "never said"]), x_sim_dialect="vllm")
+        choice = json.loads(answer)["choices"][0]
+        assert choice["message"]["content"] == text[: text.find(stop)]
+        assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop)
+        tokens = json.loads(answer)["usage"]["completion_tokens"]
+        assert tokens == count_tokens(text[: text.find(stop)]) + 2, "what completed it was generated"
+        _, answer = await e.answer(CHAT, ask_chat(stop=stop, min_tokens=30))
+        assert json.loads(answer)["usage"]["completion_tokens"] >= 30
+
+
+@scene
+async def test_several_choices_differ_and_all_are_told() -> None:
+    async with engine() as e:
+        _, answer = await e.answer(CHAT, ask_chat(n=3))
+        whole = json.loads(answer)
+        texts = [choice["message"]["content"] for choice in whole["choices"]]
+        assert len(set(texts)) == 3
+        assert whole["usage"]["completion_tokens"] == 15
+        _, answer = await e.answer(CHAT, ask_chat(n=3, stream=True))
+        said = ["", "", ""]
+        finished = set()
+        for event in json_events(answer):
+            choice = event["choices"][0]
+            said[choice["index"]] += choice["delta"].get("content", "")
+            if choice["finish_reason"]:
+                finished.add(choice["index"])
+        assert said == texts
+        assert finished == {0, 1, 2}
+
+
+@scene
+async def test_every_token_is_sent_when_it_is_due_and_never_before() -> None:
+    """Due at request + ttft + i * itl, so that lateness does not add up; what was done is on record."""
+    async with engine(SimOptions(ttft=Duration(30 * MS), itl=Duration(5 * MS), tokens=20)) as e:
+        await e.answer(CHAT, ask_chat(stream=True), x_request_id="mine")
+        sent = e.server.sent["mine"]
+        (truth,) = await e.truths()
+        assert truth["id"] == "mine"
+        assert truth["due_ns"][0] == truth["made_ns"][0]
+        assert truth["due_ns"][0] == [truth["accepted_ns"] + (30 + 5 * i) * MS for i in range(20)]
+        assert truth["sent_ns"][0] == sent
+        assert all(stamp >= due for stamp, due in zip(sent, truth["due_ns"][0], strict=True))
+        assert truth["late_ns_max"] == max(s - d for s, d in zip(sent, truth["due_ns"][0], strict=True))
+        assert all(b > a for a, b in pairwise(sent))
+
+
+class Uneven:
+    """A planner of its own: what the engine core will be."""
+
+    def plan(self, work: Work, chance: Any) -> Plan:
+        due_ns: Iterator[int] = (i * i * MS for i in count(1))
+        return Plan(due_ns)
+
+
+@scene
+async def test_another_planner_may_say_when_tokens_are_due() -> None:
+    async with engine(planner=Uneven()) as e:
+        await e.answer(CHAT, ask_chat(stream=True))
+        (truth,) = await e.truths()
+        accepted_ns = truth["accepted_ns"]
+        assert truth["due_ns"] == [[accepted_ns + i * i * MS for i in range(1, 6)]]
+
+
+@scene
+async def test_a_request_may_ask_for_its_own_schedule() -> None:
+    slow = SimOptions(ttft=Duration(60_000 * MS), itl=Duration(60_000 * MS), tokens=4)
+    async with engine(slow) as e:
+        headers = {"x_sim_ttft_ms": "1.5", "x_sim_itl": "0", "x_sim_tokens": "3", "x_request_id": "r"}
+        async with e.post(CHAT, ask_chat(stream=True), **headers) as response:
+            assert response.headers["x-request-id"] == "r"
+            await response.read()
+        assert len(e.server.sent["r"]) == 3
+        (truth,) = await e.truths()
+        assert truth["due_ns"] == [[truth["accepted_ns"] + 1_500_000] * 3]
+
+
+@scene
+async def test_a_seed_gives_the_same_again() -> None:
+    async def seen(server_seed: int, **body: Any) -> list[tuple[str, list[int]]]:
+        options = SimOptions(ttft=Duration(MS), itl=Duration(MS), spread=0.5, tokens=9, seed=server_seed)
+        async with engine(options) as e:
+            texts = [(await e.answer(CHAT, ask_chat(**body)))[1] for _ in range(3)]
+            truths = await e.truths()
+        return [
+            (
+                json.loads(text)["choices"][0]["message"]["content"],
+                [at - truth["accepted_ns"] for at in truth["made_ns"][0]],
+            )
+            for text, truth in zip(texts, truths, strict=True)
+        ]
+
+    first, again, other = await seen(1), await seen(1), await seen(2)
+    assert first == again != other
+    assert len({tuple(schedule) for _, schedule in first}) == 3, "requests differ among themselves"
+    assert len({text for text, _ in first}) == 1, "the same prompt is answered alike"
+    fixed = await seen(1, seed=7)
+    assert fixed[0] == fixed[1] == fixed[2], "but not with a seed of their own"
+
+
+@scene
+async def test_tokens_of_a_chunk_and_of_a_write_leave_together() -> None:
+    options = SimOptions(ttft=Duration(MS), itl=Duration(MS), tokens=10)
+    async with engine(options) as e:
+        _, body = await e.answer(CHAT, ask_chat(stream=True), x_sim_tokens_per_chunk="4")
+        texts = [x["choices"][0]["delta"].get("content") for x in json_events(body)]
+        assert [count_tokens(text) for text in texts if text] == [4, 4, 2]
+        await e.answer(CHAT, ask_chat(stream=True), x_sim_coalesce_ms="3")
+        by_chunk, by_write = await e.truths()
+        due = [at - by_chunk["accepted_ns"] for at in by_chunk["due_ns"][0]]
+        assert due == [4 * MS] * 4 + [8 * MS] * 4 + [10 * MS] * 2
+        assert [at - by_chunk["accepted_ns"] for at in by_chunk["made_ns"][0]] == [
+            i * MS for i in range(1, 11)
+        ]
+        due = [at - by_write["accepted_ns"] for at in by_write["due_ns"][0]]
+        assert due == [4 * MS] * 4 + [8 * MS] * 4 + [10 * MS] * 2
+        assert len(set(by_write["sent_ns"][0])) == 3
+
+
+@scene
+async def test_silence_is_filled_when_asked() -> None:
+    async with engine(SimOptions(ttft=Duration(50 * MS), itl=Duration(0), tokens=1)) as e:
+        _, body = await e.answer(CHAT, ask_chat(stream=True), x_sim_keepalive_ms="20")
+        assert body.startswith(b": keep-alive\n\n: keep-alive\n\ndata: ")
+        asked = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+        _, body = await e.answer("/v1/messages", {**asked, "max_tokens": 9}, x_sim_keepalive_ms="20")
+        assert body.startswith(b'event: ping\ndata: {"type":"ping"}\n\n' * 2 + b"event: message_start")
+        _, body = await e.answer("/api/chat", asked, x_sim_keepalive_ms="20")
+        assert [json.loads(line)["done"] for line in body.splitlines()] == [False, True]
+
+
+BAD = (b"", b"{", b"[]", b'{"stream": 5}', b'{"messages": [], "max_tokens": "many"}', b'{"messages": 4}')
+
+
+@pytest.mark.parametrize("body", BAD)
+@scene
+async def test_a_body_that_does_not_fit_is_told_so(body: bytes) -> None:
+    async with engine() as e, e.session.post(e.url + CHAT, data=body) as response:
+        assert response.status == 400
+        assert (await response.json())["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("body", "headers"),
+    [
+        ({"n": 0}, {}),
+        ({"n": 1000}, {}),
+        ({"max_tokens": 0}, {}),
+        ({"max_tokens": -1}, {}),
+        ({}, {"x_sim_nonsense": "1"}),
+        ({}, {"x_sim_fault": "flood"}),
+        ({}, {"x_sim_tokens": "0"}),
+        ({}, {"x_sim_jitter": "much"}),
+        ({}, {"x_sim_ttft_ms": "-1"}),
+        ({}, {"x_sim_seed": "1"}),
+    ],
+)
+@scene
+async def test_what_cannot_be_is_refused(body: dict[str, Any], headers: dict[str, str]) -> None:
+    async with engine() as e:
+        status, answer = await e.answer(CHAT, ask_chat(**body), **headers)
+        assert status == 400
+        assert json.loads(answer)["error"]["message"]
+
+
+@scene
+async def test_it_has_models_and_health() -> None:
+    async with engine(SimOptions(model="tiny")) as e:
+        async with e.session.get(f"{e.url}/v1/models") as response:
+            [model] = (await response.json())["data"]
+        async with e.session.get(f"{e.url}/v1/models/tiny") as response:
+            assert (model["id"], await response.json()) == ("tiny", model)
+        async with e.session.get(f"{e.url}/api/tags") as response:
+            assert [m["name"] for m in (await response.json())["models"]] == ["tiny"]
+        async with e.session.get(f"{e.url}/health") as response:
+            assert response.status == 200
+
+
+@scene
+@pytest.mark.parametrize(
+    ("method", "path", "code"),
+    [
+        ("GET", "/v1/models/huge", "model_not_found"),
+        ("POST", "/v1/embeddings", "unknown_url"),
+        ("GET", "/v1/chat/completions", "unknown_url"),
+    ],
+)
+async def test_what_is_not_there_is_told_in_the_form_of_an_error(method: str, path: str, code: str) -> None:
+    async with (
+        engine(SimOptions(model="tiny")) as e,
+        e.session.request(method, f"{e.url}{path}") as response,
+    ):
+        told = await response.json()
+        assert (response.status, told["error"]["code"]) == (404, code)
+
+
+@scene
+async def test_a_client_that_leaves_is_noticed() -> None:
+    async with engine(SimOptions(ttft=Duration(0), itl=Duration(5 * MS), tokens=100_000)) as e:
+        async with e.post(CHAT, ask_chat(stream=True)) as response:
+            await response.content.readany()
+            assert (await e.metrics())['vllm:num_requests_running{engine="0",model_name="sim"}'] == 1
+            response.close()
+        while not (truths := await e.truths()):
+            pass
+        assert truths[0]["outcome"] == "client_left"
+        assert (await e.metrics())['vllm:num_requests_running{engine="0",model_name="sim"}'] == 0
+
+
+@scene
+async def test_its_metrics_are_vllms() -> None:
+    async with engine() as e:
+        await e.answer(CHAT, ask_chat(stream=True, max_tokens=3))
+        await e.answer(CHAT, ask_chat())
+        await e.answer(CHAT, ask_chat(), x_sim_fault="429")
+        metrics = await e.metrics()
+    at = '{engine="0",model_name="sim"}'
+    assert metrics[f"vllm:num_requests_running{at}"] == 0
+    assert metrics[f"vllm:num_requests_waiting{at}"] == 0
+    assert metrics[f"vllm:prompt_tokens_total{at}"] == 2, "the engine never saw the third"
+    assert metrics[f"vllm:generation_tokens_total{at}"] == 8
+    assert metrics[f"vllm:time_to_first_token_seconds_count{at}"] == 2
+    assert metrics[f"vllm:e2e_request_latency_seconds_count{at}"] == 2
+    assert metrics['vllm:request_success_total{engine="0",finished_reason="length",model_name="sim"}'] == 1
+    assert metrics['vllm:request_success_total{engine="0",finished_reason="stop",model_name="sim"}'] == 1
+    assert not any(name.startswith("vllm:kv_cache") for name in metrics), "nobody knows it yet"
+
+
+@scene
+async def test_an_http_1_0_client_gets_the_events_bare() -> None:
+    import asyncio
+
+    async with engine() as e:
+        host, port = e.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        body = json.dumps(ask_chat(stream=True)).encode()
+        head = f"POST {CHAT} HTTP/1.0\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        answer = await reader.read()
+        writer.close()
+    _, _, payload = answer.partition(b"\r\n\r\n")
+    assert payload.startswith(b"data: {") and payload.endswith(b"data: [DONE]\n\n")
+
+
+def test_the_defaults_are_those_of_the_demo() -> None:
+    assert (SimOptions().ttft, SimOptions().itl, SimOptions().tokens) == (150 * MS, 20 * MS, 40)
+    assert QUICK.tokens == 5

@@ -1,0 +1,190 @@
+"""Every endpoint, streamed and whole: llmtap's own reader finds in it just what was sent."""
+
+import json
+from typing import Any
+
+import pytest
+
+from llmtap.exchange.outcome import Outcome
+from llmtap.protocol.delta import EventClass
+from llmtap.sim.server.shapes.shape import text_of
+from llmtap.workload.prompts.words import count_tokens, token_ids
+from tests.support.peer import scene
+from tests.support.sim_engine import engine, explained, json_events
+
+SAID = "Tell me of the sea."
+MESSAGES = [{"role": "user", "content": SAID}]
+TOKENS = count_tokens(SAID)
+
+# path, body, dialect as our reader names it, where the whole answer has its text
+ENDPOINTS = [
+    ("/v1/chat/completions", {"messages": MESSAGES}, "openai.chat", ("choices", 0, "message", "content")),
+    ("/v1/completions", {"prompt": SAID}, "openai.completions", ("choices", 0, "text")),
+    ("/v1/responses", {"input": SAID}, "openai.responses", ("output", 0, "content", 0, "text")),
+    ("/v1/messages", {"messages": MESSAGES}, "anthropic", ("content", 0, "text")),
+    ("/api/chat", {"messages": MESSAGES}, "ollama.native", ("message", "content")),
+    ("/api/generate", {"prompt": SAID}, "ollama.native", ("response",)),
+]
+LIMITS = {"/v1/responses": "max_output_tokens", "/api/chat": "options", "/api/generate": "options"}
+REASONS = {
+    "/v1/responses": ("completed", "incomplete:max_output_tokens"),
+    "/v1/messages": ("end_turn", "max_tokens"),
+}
+
+
+def at(value: Any, path: tuple[Any, ...]) -> Any:
+    for step in path:
+        value = value[step]
+    return value
+
+
+def limited(path: str, body: dict[str, Any], tokens: int) -> dict[str, Any]:
+    name = LIMITS.get(path, "max_tokens")
+    return {**body, name: {"num_predict": tokens} if name == "options" else tokens}
+
+
+def counts_of(path: str, whole: dict[str, Any]) -> tuple[int, int]:
+    if path.startswith("/api/"):
+        return whole["prompt_eval_count"], whole["eval_count"]
+    usage = whole["usage"]
+    if "input_tokens" in usage:
+        return usage["input_tokens"], usage["output_tokens"]
+    return usage["prompt_tokens"], usage["completion_tokens"]
+
+
+@pytest.mark.parametrize(("path", "body", "dialect", "text_at"), ENDPOINTS)
+@scene
+async def test_streamed_and_whole_say_and_count_the_same(
+    path: str, body: dict[str, Any], dialect: str, text_at: tuple[Any, ...]
+) -> None:
+    async with engine() as e:
+        asked = {"model": "m", **body}
+        _, answer = await e.answer(path, {**asked, "stream": False})
+        whole = json.loads(answer)
+        text = at(whole, text_at)
+        assert count_tokens(text) == 5
+        assert counts_of(path, whole) == (TOKENS, 5)
+        streamed = {**asked, "stream": True, "stream_options": {"include_usage": True}}
+        status, stream = await e.answer(path, streamed)
+        assert status == 200
+    found = explained(stream, path)
+    x = found.exchange
+    assert x.dialect == dialect
+    assert x.outcome is Outcome.COMPLETE
+    assert x.response_model == "m"
+    assert (x.tokens.input, x.tokens.output) == (TOKENS, 5)
+    content = [event.delta for event in found.events if event.delta.event_class is EventClass.CONTENT]
+    assert len(content) == 5
+    assert "".join(delta.text or "" for delta in content) == text
+    assert x.refusal is None
+    assert x.finish_reason == REASONS.get(path, ("stop",))[0]
+    assert explained(answer, path).exchange.tokens.output == 5
+
+
+@pytest.mark.parametrize(("path", "body", "dialect", "text_at"), ENDPOINTS)
+@scene
+async def test_a_limit_on_tokens_is_kept_and_told(
+    path: str, body: dict[str, Any], dialect: str, text_at: tuple[Any, ...]
+) -> None:
+    async with engine() as e:
+        asked = {"model": "m", "stream": True, **limited(path, body, 2)}
+        _, stream = await e.answer(path, {**asked, "stream_options": {"include_usage": True}})
+        _, answer = await e.answer(path, {**asked, "stream": False})
+    x = explained(stream, path).exchange
+    assert x.tokens.output == 2
+    assert x.finish_reason == REASONS.get(path, ("stop", "length"))[1]
+    assert count_tokens(at(json.loads(answer), text_at)) == 2
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@scene
+async def test_vllms_dialect_counts_on_every_chunk(path: str) -> None:
+    body = {
+        "messages": MESSAGES, "prompt": SAID, "stream": True, "return_token_ids": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    }  # fmt: skip
+    async with engine() as e:
+        _, stream = await e.answer(path, body, x_sim_dialect="vllm", x_sim_tokens_per_chunk="2")
+        _, plain = await e.answer(path, body)
+    events = json_events(stream)
+    counts = [event["usage"]["completion_tokens"] for event in events]
+    assert counts == ([0] if "chat" in path else []) + [2, 4, 5, 5]
+    assert all(event["usage"]["prompt_tokens"] == TOKENS for event in events)
+    said = [event["choices"][0] for event in events[-4:-1]]
+    assert said[-1]["finish_reason"] == "stop", "the last tokens say how it ended"
+    assert [len(choice["token_ids"]) for choice in said] == [2, 2, 1]
+    texts = [choice["delta"]["content"] if "delta" in choice else choice["text"] for choice in said]
+    assert [choice["token_ids"] for choice in said] == [token_ids(text) for text in texts]
+    x = explained(stream, path).exchange
+    assert x.tokens.output == 5
+    assert all(event["usage"] is None for event in json_events(plain)[:-1]), "OpenAI's has no running count"
+
+
+@scene
+async def test_completions_take_several_prompts_and_tokens() -> None:
+    async with engine() as e:
+        _, answer = await e.answer("/v1/completions", {"prompt": ["a", "the sea"], "n": 2})
+        whole = json.loads(answer)
+        assert [choice["index"] for choice in whole["choices"]] == [0, 1, 2, 3]
+        assert whole["usage"]["prompt_tokens"] == 3
+        _, answer = await e.answer("/v1/completions", {"prompt": [5, 6, 7]})
+        assert json.loads(answer)["usage"]["prompt_tokens"] == 3
+        _, answer = await e.answer("/v1/completions", {"prompt": [[5, 6, 7], [8]]})
+        assert json.loads(answer)["usage"]["prompt_tokens"] == 4
+        for prompt in ([], [{}], [1, "a"]):
+            status, _ = await e.answer("/v1/completions", {"prompt": prompt})
+            assert status == 400 or prompt == [1, "a"]
+
+
+@scene
+async def test_anthropic_and_responses_tell_every_step() -> None:
+    async with engine() as e:
+        _, stream = await e.answer("/v1/messages", {"messages": MESSAGES, "stream": True, "max_tokens": 9})
+        assert [event["type"] for event in json_events(stream)] == [
+            "message_start", "content_block_start", *["content_block_delta"] * 5, "content_block_stop",
+            "message_delta", "message_stop",
+        ]  # fmt: skip
+        _, stream = await e.answer(
+            "/v1/responses", {"input": [{"role": "user", "content": SAID}], "stream": True}
+        )
+    events = json_events(stream)
+    assert [event["type"].removeprefix("response.") for event in events] == [
+        "created", "in_progress", "output_item.added", "content_part.added", *["output_text.delta"] * 5,
+        "output_text.done", "content_part.done", "output_item.done", "completed",
+    ]  # fmt: skip
+    assert [event["sequence_number"] for event in events] == list(range(13))
+    names = [line.removeprefix(b"event: ") for line in stream.split(b"\n") if line.startswith(b"event: ")]
+    assert names == [event["type"].encode() for event in events]
+
+
+@scene
+async def test_a_response_has_every_count_that_openais_client_takes_for_granted() -> None:
+    async with engine() as e:
+        _, answer = await e.answer("/v1/responses", {"input": SAID})
+    assert json.loads(answer)["usage"] == {
+        "input_tokens": TOKENS, "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "output_tokens": 5, "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": TOKENS + 5,
+    }  # fmt: skip
+
+
+@scene
+async def test_ollama_streams_unless_told_not_to_and_tells_its_times() -> None:
+    async with engine() as e:
+        _, stream = await e.answer("/api/chat", {"messages": MESSAGES}, x_sim_ttft_ms="3", x_sim_itl_ms="1")
+    last = json.loads(stream.splitlines()[-1])
+    assert last["prompt_eval_duration"] >= 3_000_000
+    assert last["total_duration"] == last["prompt_eval_duration"] + last["eval_duration"] >= 7_000_000
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("a", "a"),
+        ([{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {}}, "b"], "ab"),
+        (None, ""),
+        (5, ""),
+        ([{"text": 5}], ""),
+    ],
+)
+def test_the_text_in_what_a_message_holds(content: Any, text: str) -> None:
+    assert text_of(content) == text

@@ -1,0 +1,65 @@
+"""The truth log: what is remembered is bounded, what is written down is all of it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from llmtap.clock import ManualClock
+from llmtap.sim.server.truth import Truth, TruthLog
+
+
+def truth(name: str, tokens: int = 1) -> Truth:
+    return Truth(
+        id=name, path="/", model="m", stream=True, accepted_ns=1, prompt_tokens=1, made_ns=[[5] * tokens],
+        due_ns=[[5] * tokens], sent_ns=[[6] * tokens],
+    )  # fmt: skip
+
+
+def ids(log: TruthLog, since: int = 0) -> list[str]:
+    return [t.id for t in log.since(since)["truths"]]
+
+
+def test_it_tells_what_ended_since() -> None:
+    log = TruthLog(ManualClock(7))
+    for name in "abc":
+        log.begin(name)
+        log.end(truth(name))
+    assert ids(log) == ["a", "b", "c"]
+    assert ids(log, 2) == ["c"]
+    assert log.since(2)["next"] == 3 == log.since(3)["next"]
+    assert log.since(0)["anchor"] == {"mono_ns": 7, "wall_ns": ManualClock(7).wall_ns(), "width_ns": 0}
+
+
+@pytest.mark.parametrize("bound", ["TRUTHS_MAX", "TOKENS_MAX"])
+def test_what_it_remembers_is_bounded(monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
+    monkeypatch.setattr(f"llmtap.sim.server.truth.{bound}", 3)
+    log = TruthLog(ManualClock())
+    for i in range(6):
+        log.begin(f"r{i}")
+        log.end(truth(f"r{i}"))
+    assert list(log.sent) == ids(log) == ["r3", "r4", "r5"]
+
+
+def test_pages_are_bounded_and_lead_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llmtap.sim.server.truth.PAGE_MAX", 2)
+    log = TruthLog(ManualClock())
+    for i in range(5):
+        log.end(truth(f"r{i}"))
+    found, since = [], 0
+    while page := log.since(since)["truths"]:
+        found += [t.id for t in page]
+        since = log.since(since)["next"]
+    assert found == ["r0", "r1", "r2", "r3", "r4"]
+
+
+def test_the_file_has_every_request_and_the_anchor_first(tmp_path: Path) -> None:
+    file = tmp_path / "truth.jsonl"
+    for run in range(2):
+        log = TruthLog(ManualClock(run), file)
+        log.end(truth(f"r{run}", 2))
+        log.close()
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [line.get("id") for line in lines] == [None, "r0", None, "r1"], "a second run goes on behind it"
+    assert lines[2]["anchor"]["mono_ns"] == 1
+    assert (lines[1]["due_ns"], lines[1]["sent_ns"]) == ([[5, 5]], [[6, 6]])

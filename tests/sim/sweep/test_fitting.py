@@ -1,0 +1,228 @@
+"""Invariant: what a simulated engine took for an iteration is what its capture tells."""
+
+import random
+from array import array
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import llmtap
+from llmtap.errors import ConfigError
+from llmtap.exchange.exchange import EventLog, Exchange, Tokens
+from llmtap.sim.latency import IterationModel
+from llmtap.sim.model_options import Readings
+from llmtap.sim.serving import Serving
+from llmtap.sim.sweep import fitting
+from llmtap.sim.sweep.exchanges import ExchangeMaker
+from llmtap.sim.sweep.fitting import FitError, IterationFit, fit_capture, fit_exchanges
+from llmtap.sim.sweep.simulate import fly
+from llmtap.traces.convert import convert
+from llmtap.workload.requests import Requests
+
+S = 1_000_000_000
+MODEL = IterationModel(beta_ns=8e6, gamma=0.4, prefill_ns=40_000, context_ns=30.0)
+CHUNKS = {"chunked_prefill": 512, "continuous_batching": None}
+SERVING = Serving(kv_tokens=1_000_000, chunk=512)
+
+ALONE = "requests that had the engine to themselves"
+GAPS = "gaps between tokens while nobody waited"
+ANSWERS = "whole answers, from first token to last"
+
+
+def work(n: int, rate_rps: float, *, rest_every: int = 0) -> Requests:
+    """Poisson arrivals, with a pause of 20 s before every so many; lognormal lengths."""
+    chance, at_s = random.Random(5), 0.0
+    columns = tuple(array("q") for _ in range(3))
+    for i in range(n):
+        at_s += chance.expovariate(rate_rps) + (20 if rest_every and i % rest_every == 0 else 0)
+        given, made = chance.lognormvariate(6, 0.8), chance.lognormvariate(4, 0.6)
+        for column, value in zip(columns, (at_s * S, given, made), strict=True):
+            column.append(max(1, round(value)))
+    return Requests(*columns)
+
+
+def captured(to: Path, requests: Requests, scheduler: str = "continuous_batching") -> Path:
+    fly(scheduler, requests, Readings(), iterations=MODEL, serving=SERVING, capture=to)
+    return to
+
+
+def assert_found(fit: IterationFit, rel: float) -> None:
+    for name in ("beta_ns", "gamma", "prefill_ns", "context_ns"):
+        assert getattr(fit.model, name) == pytest.approx(getattr(MODEL, name), rel=rel), name
+
+
+@pytest.mark.parametrize("scheduler", CHUNKS)
+@pytest.mark.parametrize(
+    ("rate_rps", "rest_every"), [(5, 20), (2, 0)], ids=["bursts with pauses", "light load"]
+)
+def test_the_constants_come_back_from_a_capture(
+    scheduler: str, rate_rps: float, rest_every: int, tmp_path: Path
+) -> None:
+    place = captured(tmp_path, work(400, rate_rps, rest_every=rest_every), scheduler)
+    fit = fit_capture(str(place), chunk=CHUNKS[scheduler])
+    assert_found(fit, 1e-4)
+    assert fit.base_ns == pytest.approx(MODEL.beta_ns, rel=1e-6)
+    assert (fit.prefill.source, fit.decode.source) == (ALONE, GAPS)
+    assert min(fit.prefill.r2, fit.decode.r2) > 0.9999
+    assert max(fit.prefill.error_max, fit.decode.error_max) < 1e-3
+    assert fit.prefill.points >= 10
+    assert fit.decode.points > 5_000
+
+
+def test_a_load_that_never_rests_tells_prompts_by_what_they_cost_others(tmp_path: Path) -> None:
+    fit = fit_capture(str(captured(tmp_path, work(600, 30))))
+    assert_found(fit, 1e-4)
+    assert (fit.prefill.source, fit.decode.source) == (ANSWERS, GAPS)
+    assert fit.base_ns is None
+    assert fit.prefill.r2 > 0.9999
+
+
+def without_events(x: Exchange) -> Exchange:
+    """As a trace tells it that has first and last tokens alone."""
+    return replace(x, timeline=replace(x.timeline, events=EventLog()))
+
+
+@pytest.mark.parametrize("scheduler", CHUNKS)
+def test_first_and_last_tokens_tell_how_long_iterations_are(scheduler: str, tmp_path: Path) -> None:
+    place = captured(tmp_path, work(600, 4, rest_every=100), scheduler)
+    rows = [without_events(x) for x in llmtap.read(place).exchanges()]
+    fit = fit_exchanges(rows, chunk=CHUNKS[scheduler])
+    assert fit.decode.source == ANSWERS
+    assert fit.decode.r2 > 0.98
+    # Whether it is for their number or for what they have in memory cannot be told well: both rise together.
+    for d in (1, 4, 16, 32):
+        found, truth = (model.duration_ns(0, d, 600 * d) for model in (fit.model, MODEL))
+        assert found == pytest.approx(truth, rel=0.05), d
+    assert fit.model.prefill_ns == pytest.approx(MODEL.prefill_ns, rel=1e-4)
+
+
+def test_a_server_that_tells_of_its_queue_is_believed(tmp_path: Path) -> None:
+    work_ = work(60, 0.05)
+    place = captured(tmp_path, work_)
+    late_ms = 250.0
+
+    def queued(x: Exchange) -> Exchange:
+        t = x.timeline
+        stamps = {name: getattr(t, name) - round(late_ms * 1e6) for name in ("arrival_ns", "submit_ns")}
+        timing: list[dict[str, object]] = [{"name": "queue", "ms": late_ms, "where": "header"}]
+        return replace(x, timeline=replace(t, **stamps), server_timing=timing)
+
+    rows = list(llmtap.read(place).exchanges())
+    plain, told = fit_exchanges(rows), fit_exchanges([queued(x) for x in rows])
+    assert plain.base_ns is not None
+    assert told.base_ns == pytest.approx(plain.base_ns, abs=2_000)
+    twice = [replace(q, server_timing=(q.server_timing or []) * 2) for q in map(queued, rows)]
+    assert fit_exchanges(twice).base_ns == told.base_ns, "the engine's word and the gateway's on one wait"
+    silent = fit_exchanges([replace(queued(x), server_timing=None) for x in rows])
+    assert silent.base_ns == pytest.approx(plain.base_ns + late_ms * 1e6, abs=2_000)
+
+
+def test_what_was_cached_of_a_prompt_takes_no_time(tmp_path: Path) -> None:
+    rows = list(llmtap.read(captured(tmp_path, work(60, 0.05))).exchanges())
+
+    def longer(x: Exchange) -> Exchange:
+        tokens = x.tokens
+        return replace(x, tokens=Tokens((tokens.input or 0) + 900, tokens.output, None, 900, tokens.source))
+
+    plain, cached = fit_exchanges(rows), fit_exchanges([longer(x) for x in rows])
+    assert cached.model.prefill_ns == pytest.approx(plain.model.prefill_ns)
+
+
+def test_gaps_are_thinned_out_where_there_are_very_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = str(captured(tmp_path, work(100, 2)))
+    many = fit_capture(place).decode.points
+    monkeypatch.setattr(fitting, "GAPS_MAX", 1_000)
+    fit = fit_capture(place)
+    assert many > 4_000
+    assert 500 < fit.decode.points <= 1_000
+    assert_found(fit, 1e-3)
+
+
+def test_the_same_as_public_json(tmp_path: Path) -> None:
+    told = fit_capture(str(captured(tmp_path, work(60, 0.5)))).to_dict()
+    assert told["model"]["beta"] == pytest.approx(0.008, rel=1e-3)
+    assert told["base"] == pytest.approx(0.008, rel=1e-3)
+    assert told["prefill"].keys() == told["decode"].keys() == {"source", "points", "r2", "error_max"}
+
+
+def one(at_s: float, given: int | None, *token_s: float) -> Exchange:
+    """A request alone on the axis of time, by its tokens' times."""
+    columns = (array("q", [round(at_s * S)]), *(array("q", [n or 0]) for n in (given, 0, 0)))
+    times = [round(t * S) for t in token_s]
+    x = ExchangeMaker("x", Requests(*columns)).exchange(
+        0, times, times[-1] if times else 0, served=bool(times)
+    )
+    x.tokens.input = given
+    return x
+
+
+SAME = [one(10 * i, 100, *(10 * i + 1 + k / 100 for k in range(20))) for i in range(20)]
+UNTELLING: list[tuple[list[Exchange], str]] = [
+    ([], "no row has an arrival, a first and a last token"),
+    ([one(0, 5)], "no row has an arrival, a first and a last token"),
+    ([one(0, None, 1, 2, 3)], "no row has a count of input tokens"),
+    ([one(0, 5, 1, 2, 3)], "0 answers have 8 tokens or more"),
+    (SAME[:5], "5 answers have 8 tokens or more"),
+    (SAME, "always 1 ran at a time"),
+]
+
+
+@pytest.mark.parametrize(("rows", "missing"), UNTELLING)
+def test_what_the_rows_do_not_tell_is_named(rows: list[Exchange], missing: str) -> None:
+    with pytest.raises(FitError, match=missing):
+        fit_exchanges(rows)
+
+
+def test_prompts_of_one_length_do_not_tell_what_a_token_of_them_takes() -> None:
+    # Pairs that run together and singles, all of 100 tokens and none taken in while others run.
+    pairs = [one(1_000 + 10 * i, 100, *(1_001 + 10 * i + k / 50 for k in range(20))) for i in range(20)]
+    with pytest.raises(FitError, match="different lengths one at a time"):
+        fit_exchanges([*SAME, *(x for x in pairs for _ in range(2))])
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"), [("lengths.jsonl", "no row has an arrival, a first"), ("gone", "cannot be read")]
+)
+def test_a_place_that_tells_nothing_is_named(name: str, problem: str, tmp_path: Path) -> None:
+    captured(tmp_path / "runs", work(20, 5))
+    convert(str(tmp_path / "runs"), str(tmp_path / "lengths.jsonl"), target_format="mooncake")
+    place = str(tmp_path / name)
+    with pytest.raises(ConfigError, match=problem) as caught:
+        fit_capture(place)
+    assert caught.value.place == place
+
+
+def test_rows_without_tokens_load_the_engine_until_they_end() -> None:
+    def alone(*others: Exchange) -> Any:
+        rows = [fitting._row(x) for x in (*SAME[:3], *others)]
+        load = fitting._Load([row for row in rows if row is not None])
+        return [load.alone(row) for row in rows[:3] if row is not None]
+
+    failed = one(10.5, 50)
+    failed.timeline.response_end_ns = 15 * S
+    assert alone() == [True] * 3
+    assert alone(failed) == [True, False, True]
+
+
+def test_means_over_time_by_hand() -> None:
+    # From 1 to 4 s with 4 tokens, and from 2 to 3 s with 2: two of them run in the second of the three.
+    rows = [without_events(one(0, 10, 1, 2, 3, 4)), without_events(one(1, 20, 2, 3))]
+    found = [fitting._row(x) for x in rows]
+    load = fitting._Load([row for row in found if row is not None])
+    # In memory: 10 growing to 13, and 20 growing to 21.
+    first, second = (load.means(row) for row in found if row is not None)
+    assert first == pytest.approx((1 / 3 * 1 / 2, (11.5 * 3 + 20.5) / 3))
+    assert second == pytest.approx((1 / 2, 11.5 + 20.5))
+
+
+def test_means_over_iterations_by_hand() -> None:
+    found = [fitting._row(x) for x in (one(0, 10, 1, 2, 3, 4), one(1, 20, 2, 3, 4))]
+    load = fitting._Load([row for row in found if row is not None])
+    # The first makes its second token alone, with its prompt in memory, and two beside the other.
+    first, second = (load.means(row) for row in found if row is not None)
+    assert first == pytest.approx((2 / 3 * 1 / 2, (10 + (11 + 20) + (12 + 21)) / 3))
+    assert second == pytest.approx((1 / 2, (31 + 33) / 2))

@@ -1,0 +1,293 @@
+"""Invariant: every combination is there once, and nothing else."""
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmtap.errors import ConfigError, LlmtapError
+from llmtap.sim.serving import Serving
+from llmtap.sim.sweep.grid import Grid, Source, best_of, points
+from llmtap.sim.sweep.presets import BEST, Preset
+from llmtap.sim.sweep.sweep import Attempt, Job, run_job
+from llmtap.workload.synthetic import WORKLOADS, draw
+
+HEADER = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Source:
+    path = tmp_path / "a.csv"
+    rows = [(i * 2, 10 + i, i % 30) for i in range(60)]
+    path.write_text(HEADER + "".join(f"{t},GPT-4,{n},{m},{n + m},API log\n" for t, n, m in rows))
+    return Source(str(path))
+
+
+class Ran:
+    """Runs jobs, and keeps which."""
+
+    def __init__(self, source: Source) -> None:
+        self.jobs: list[Job] = []
+        self._source = source
+
+    def __call__(self, jobs: Sequence[Job]) -> Mapping[str, Attempt]:
+        self.jobs += jobs
+        return {j.id: Attempt(j.id, summary=run_job(j, self._source.traces[j.rows])) for j in jobs}
+
+
+def nothing(jobs: Sequence[Job]) -> Mapping[str, Attempt]:
+    raise AssertionError("nothing has to be run first")
+
+
+def test_points_come_in_an_order_that_is_good_to_read() -> None:
+    axes = {"scheduler": ("a", "b"), "bins": ("1", "2"), "servers": (1, 2), "requests": (10,)}
+    told = [tuple(point.items()) for point in points(axes)]
+    assert told[:3] == [
+        (("requests", 10), ("servers", 1), ("bins", "1"), ("scheduler", "a")),
+        (("requests", 10), ("servers", 1), ("bins", "1"), ("scheduler", "b")),
+        (("requests", 10), ("servers", 1), ("bins", "2"), ("scheduler", "a")),
+    ]
+    assert len(told) == 8
+
+
+def test_variants_are_next_to_one_another_and_have_the_last_word() -> None:
+    variants = ({"scheduler": "x", "servers": 1}, {"scheduler": "y", "servers": 4})
+    told = list(points({"servers": (2,), "requests": (1, 5)}, variants))
+    assert told == [
+        {"requests": n, "servers": k, "scheduler": s} for n in (1, 5) for s, k in (("x", 1), ("y", 4))
+    ]
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["requests", "scale", "servers", "seed", "bins", "eps", "scheduler"]),
+        st.lists(st.integers(1, 9), min_size=1, max_size=3, unique=True).map(tuple),
+    )
+)
+def test_every_combination_is_a_point_once(axes: dict[str, tuple[int, ...]]) -> None:
+    told = [frozenset(point.items()) for point in points(axes)]
+    wanted = 1
+    for values in axes.values():
+        wanted *= len(values)
+    assert len(told) == len(set(told)) == wanted
+    assert all(value in axes[name] for point in told for name, value in point)
+
+
+def test_jobs_have_what_their_points_say(source: Source) -> None:
+    axes = {
+        "requests": (30, 100), "rate": (5.0,), "servers": (2,), "seed": (7,), "bins": ("3",), "eps": ("1ms",),
+        "chunk": ("64",), "scheduler": ("multi_bin_dynamic",),
+    }  # fmt: skip
+    jobs = Grid(source, {"capacity": 0.1, "measure": True}).jobs(axes, None, nothing)
+    assert [j.count for j in jobs] == [30, 100]
+    # Rows come every 2 s; a rate is by the rows that are taken.
+    assert [j.scale for j in jobs] == [pytest.approx(10), pytest.approx(10)]
+    one = jobs[0]
+    assert (one.scheduler, one.servers) == ("multi_bin_dynamic", 2)
+    # It reads nothing of serving, and nothing was drawn.
+    assert (one.readings.bins, one.readings.eps, one.serving, one.seed) == (3, 1_000_000, Serving(), None)
+    assert (one.capacity, one.measure, one.trace) == (0.1, True, source.name)
+    assert [len(source.traces[j.rows]) for j in jobs] == [30, 60]
+
+
+def test_without_requests_all_rows_are_run(source: Source) -> None:
+    [job] = Grid(source, {}).jobs({"scheduler": ("static_fifo",)}, None, nothing)
+    assert (job.count, job.scale, job.servers) == (60, 1.0, 1)
+
+
+def test_what_comes_to_the_same_is_one_job(source: Source) -> None:
+    axes = {"scheduler": ("static_fifo",), "eps": ("1ms", "0.001"), "requests": (60,)}
+    assert len(Grid(source, {}).jobs(axes, None, nothing)) == 1
+
+
+ONCE = [
+    # axes, and over which values of them there are jobs
+    ({"scheduler": ("static_fifo",), "bins": ("2", "4"), "eps": ("1ms", "5ms")}, [{}]),
+    ({"scheduler": ("multi_bin_dynamic",), "bins": ("2", "4"), "chunk": ("64", "128")},
+     [{"bins": 2}, {"bins": 4}]),
+    ({"scheduler": ("static_fifo", "dynamic_no_bins"), "eps": ("1ms", "2ms"), "static_batch": ("4", "5")},
+     [{"static_batch": 4}, {"eps": 1_000_000}, {"static_batch": 5}, {"eps": 2_000_000}]),
+    ({"scheduler": ("continuous_batching", "chunked_prefill"), "eps": ("1ms", "5ms"), "chunk": ("64", "128")},
+     [{"chunk": 512}, {"chunk": 64}, {"chunk": 128}]),
+    # Options that another one decides about.
+    ({"scheduler": ("continuous_batching",), "give_up": ("never", "late"), "ttft": ("2s", "3s")},
+     [{"give_up": "never"}, {"give_up": "late", "ttft": 2 * 10**9}, {"give_up": "late", "ttft": 3 * 10**9}]),
+    # No two prompts of this trace are known to begin alike.
+    ({"scheduler": ("continuous_batching",), "prefix_cache": ("true", "false")}, [{"prefix_cache": False}]),
+    # Of seeds, who draws nothing has one.
+    ({"scheduler": ("static_fifo",), "predictor": ("noisy",), "seed": (1, 2)}, [{}]),
+    ({"scheduler": ("multi_bin_dynamic",), "predictor": ("perfect", "noisy"), "seed": (1, 2)},
+     [{"predictor": "perfect", "seed": None}, {"predictor": "noisy", "seed": 1},
+      {"predictor": "noisy", "seed": 2}]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("axes", "expected"), ONCE)
+def test_a_run_is_made_once_over_what_its_scheduler_reads(
+    source: Source, axes: dict[str, Any], expected: list[dict[str, Any]]
+) -> None:
+    jobs = Grid(source, {}).jobs(axes, None, nothing)
+    told = [msgspec.to_builtins(j.readings, enc_hook=int) | msgspec.to_builtins(j.serving, enc_hook=int)
+            | {"seed": j.seed} for j in jobs]  # fmt: skip
+    assert [{name: one[name] for name in want} for one, want in zip(told, expected, strict=True)] == expected
+
+
+def test_what_no_trace_can_show_is_said(source: Source) -> None:
+    Grid(source, {}).jobs({"scheduler": ("output_delay",), "prefix_cache": ("true",)}, None, nothing)
+    assert source.notes == [
+        f"prefix_cache has no effect: {source.name} does not tell which prompts begin alike"
+    ]
+
+
+def test_what_is_effective_is_what_the_job_has(source: Source) -> None:
+    axes = {"scheduler": ("output_delay", "continuous_batching"), "output_delay": ("0", "50ms")}
+    jobs = Grid(source, {}).jobs(axes, None, nothing)
+    assert [(j.scheduler, j.serving.output_delay) for j in jobs] == [
+        ("output_delay", 0), ("continuous_batching", 0),
+        ("output_delay", 50_000_000), ("continuous_batching", 50_000_000),
+    ]  # fmt: skip
+    unset = Grid(source, {}).jobs({"scheduler": axes["scheduler"]}, None, nothing)
+    assert unset == [jobs[2], jobs[1]]
+
+
+def test_sizes_beyond_the_trace_share_its_rows(source: Source) -> None:
+    axes = {"scheduler": ("static_fifo",), "requests": (60, 100, 200)}
+    jobs = Grid(source, {}).jobs(axes, None, nothing)
+    assert len({j.rows for j in jobs}) == 1 == len(source.traces)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("chatt", "did you mean chat?"), ("nowhere", "or a workload that is drawn: synthetic-uniform,"),
+     ("s3:/x/y", "or a workload"), ("-", None)],
+)  # fmt: skip
+def test_a_name_that_is_nothing_s_may_have_been_a_workload_s(
+    name: str, hint: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    with pytest.raises(ConfigError) as told:
+        Source(name).rows(None, 42)
+    assert (told.value.hint or "").startswith(hint or "")
+    assert bool(told.value.hint) is (hint is not None)
+
+
+def test_a_workload_that_is_drawn_has_no_format() -> None:
+    with pytest.raises(ConfigError, match="--from: chat is a workload that is drawn: it has no format"):
+        Source("chat", source_format="azure").rows(None, 42)
+
+
+def test_a_workload_is_drawn_by_its_name_and_seed() -> None:
+    source = Source("chat")
+    axes = {"scheduler": ("static_fifo",), "requests": (50,), "seed": (1, 2)}
+    first, second = Grid(source, {}).jobs(axes, None, nothing)
+    assert first.rows != second.rows
+    assert source.traces[first.rows].requests == draw(WORKLOADS["chat"], 50, 1)
+    assert len(source.rows(None, 1)[1]) == 10_000
+
+
+def test_a_file_comes_before_a_workload_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "chat").write_text(HEADER + "1,GPT-4,5,5,10,API log\n")
+    assert len(Source("chat").rows(None, 42)[1]) == 1
+
+
+@pytest.mark.parametrize(
+    ("axes", "common", "problem"),
+    [
+        ({"rate": (3.0,)}, {}, "--rate: all rows arrive at once"),
+        ({"requests": (3,)}, {}, "--requests: 3 are more than .* has, and all rows arrive at once"),
+        ({}, {"capacity": 0.1}, "--capacity: all rows arrive at once"),
+        ({"memory_gb": ("4",)}, {}, "--reading: memory_gb: nothing is left"),
+        ({"scale": (1e-12,), "requests": (2,)}, {}, "--scale: the last of 2 requests would arrive after 146"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_is_run(
+    tmp_path: Path, axes: dict[str, Any], common: dict[str, Any], problem: str
+) -> None:
+    path = tmp_path / "a.csv"
+    ends = 9 if "scale" in axes else 1
+    path.write_text(HEADER + "".join(f"{t},GPT-4,5,5,10,API log\n" for t in (1, ends)))
+    with pytest.raises(ConfigError, match=problem):
+        Grid(Source(str(path)), common).jobs({"scheduler": ("static_fifo",), **axes}, None, nothing)
+
+
+def told(late: float) -> dict[str, Any]:
+    return {"request_sla_violation": late}
+
+
+@pytest.mark.parametrize(
+    ("late", "best"),
+    [
+        # by servers, then bins: (1, 1) (1, 8) (4, 1) (4, 8)
+        ([0.5, 0.5, 0.5, 0.5], (1, "1")),
+        ([0.5, 0.1, 0.1, 0.1], (1, "8")),
+        ([0.5, 0.4, 0.11, 0.1], (4, "1")),
+        ([0.5, 0.4, 0.111, 0.1], (4, "8")),
+        ([0.11, 0.4, 0.2, 0.1], (1, "1")),
+        ([0.2, 0.1, 0.1, 0.3], (1, "8")),
+    ],
+)
+def test_the_best_is_the_smallest_that_is_as_good_as_any(late: list[float], best: tuple[int, str]) -> None:
+    tried = [{"servers": k, "bins": b} for k in (1, 4) for b in ("1", "8")]
+    assert best_of(tried, [told(one) for one in late]) == {"servers": best[0], "bins": best[1]}
+
+
+PRESET = Preset("", "", {}, ({"scheduler": "multi_bin_dynamic", "servers": BEST, "bins": BEST},), "grid")
+
+
+def test_the_best_is_searched_with_all_else_being_equal(source: Source) -> None:
+    ran = Ran(source)
+    axes = {"requests": (60,), "scale": (10.0, 40.0), "eps": ("1ms",)}
+    jobs = Grid(source, {}).jobs(axes, PRESET, ran)
+    assert len(ran.jobs) == 2 * 48
+    assert {(j.count, j.scale, j.readings.eps) for j in ran.jobs} == {
+        (60, 10.0, 1_000_000), (60, 40.0, 1_000_000),
+    }  # fmt: skip
+    assert [j.scale for j in jobs] == [10.0, 40.0]
+    for job in jobs:
+        assert job.id in {j.id for j in ran.jobs}
+        same_load = [run_job(j, source.traces[j.rows]) for j in ran.jobs if j.scale == job.scale]
+        least = min(one["request_sla_violation"] for one in same_load)
+        assert run_job(job, source.traces[job.rows])["request_sla_violation"] <= least + 0.01
+
+
+def test_where_what_comes_first_fails_it_is_said(source: Source) -> None:
+    def fail(jobs: Sequence[Job]) -> Mapping[str, Attempt]:
+        return {j.id: Attempt(j.id, error="broken") for j in jobs}
+
+    with pytest.raises(LlmtapError, match="could not be run: broken"):
+        Grid(source, {}).jobs({"requests": (60,)}, PRESET, fail)
+
+
+def test_shares_are_of_what_is_done_when_all_come_at_once(source: Source) -> None:
+    preset = Preset(
+        "", "", {}, ({"scheduler": "continuous_batching"}, {"scheduler": "chunked_prefill"}),
+        share_of={"scheduler": "continuous_batching"},
+    )  # fmt: skip
+    ran = Ran(source)
+    axes = {"share": (0.5, 1.0), "chunk": ("64",)}
+    jobs = Grid(source, {"objectives": "ttft:1s"}).jobs(axes, preset, ran)
+    [first] = ran.jobs
+    assert (first.scheduler, first.objectives, first.measure, first.serving.chunk) == (
+        "continuous_batching", "", False, 512,
+    )  # fmt: skip
+    at_once = source.traces[first.rows].requests_at(count=first.count, scale=first.scale)
+    assert max(at_once.arrival_ns) <= 1
+    [told] = [run_job(first, source.traces[first.rows])]
+    own_rps = source.traces[first.rows].rate_rps
+    assert own_rps is not None
+    capacity_rps = told["throughput_rps"]
+    assert [j.scale for j in jobs] == pytest.approx(
+        [share * capacity_rps / own_rps for share in (0.5, 0.5, 1.0, 1.0)]
+    )
+    assert [j.objectives for j in jobs] == ["ttft:1s"] * 4
+    assert [replace(j, scheduler="", scale=0.0) for j in jobs[:2]] == [
+        replace(j, scheduler="", scale=0.0) for j in jobs[2:]
+    ]

@@ -1,0 +1,219 @@
+"""Invariant: what a run writes is a capture like any other, and one that was cut short says so."""
+
+import json
+import sys
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import llmtap
+from llmtap.capture.store import run_writer as recording
+from llmtap.capture.store.run_writer import check_place
+from llmtap.cli.main import main
+from llmtap.clock import ManualClock
+from llmtap.errors import ConfigError
+from llmtap.exchange.exchange import Exchange
+from llmtap.metrics.objectives import Objectives
+from llmtap.metrics.summary import Summary
+from llmtap.sim.model_options import Readings
+from llmtap.sim.serving import read_serving
+from llmtap.sim.sweep.exchanges import ExchangeMaker
+from llmtap.sim.sweep.recording import FlightRecorder
+from llmtap.sim.sweep.simulate import fly
+from llmtap.traces.convert import convert
+from llmtap.workload.requests import Requests
+from llmtap.workload.trace import load_trace
+
+US, MS = 1_000, 1_000_000
+EPOCH_NS = 1_700_000_000 * 10**9
+
+
+def work(n: int, **more: object) -> Requests:
+    """n requests, 1 ms apart, of 20 tokens in and 3 out."""
+    columns = (array("q", range(0, n * MS, MS)), *(array("q", [k] * n) for k in (20, 3, 3)))
+    return Requests(*columns, **more)  # type: ignore[arg-type]
+
+
+def exchanges(requests: Requests, scheduler: str = "x") -> list[Exchange]:
+    """Each with tokens 5, 7 and 9 ms after its arrival; every fourth is given up after two."""
+    make, found = ExchangeMaker(scheduler, requests).exchange, []
+    for i, at_ns in enumerate(requests.arrival_ns):
+        times = [at_ns + 5 * MS, at_ns + 7 * MS, at_ns + 9 * MS][: 2 if i % 4 == 3 else 3]
+        found.append(make(i, times, times[-1] + MS, served=i % 4 != 3))
+    return found
+
+
+def record(to: Path | str, requests: Requests, scheduler: str = "x", *, close: bool = True) -> list[Exchange]:
+    recorder = FlightRecorder(to, scheduler, requests)
+    made = exchanges(requests, scheduler)
+    for x in reversed(made):  # who came first need not end first
+        recorder.add(x)
+    if close:
+        recorder.close()
+    return made
+
+
+def test_reader_report_and_convert_take_it_and_find_nothing_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reported(*args: str) -> Any:
+        monkeypatch.setattr(sys, "argv", ["llmtap", "report", str(to), "--json", *args])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert not ended.value.code
+        out, err = capsys.readouterr()
+        assert err == ""
+        return json.loads(out)
+
+    to = tmp_path / "runs" / "a"
+    made = record(to, work(50, epoch_ns=EPOCH_NS))
+    capture = llmtap.read(to)
+    assert capture.integrity().ok
+    assert capture.integrity().captures[0].closed
+    assert capture.info.arrivals == "wall"
+    assert {x.seq: x.arrival_wall_ns for x in capture.exchanges()} == {x.seq: x.arrival_wall_ns for x in made}
+    assert reported("--integrity")["ok"]
+    told = reported("--by", "arm")
+    assert (told["load"]["mode"], list(told["by"]["arm"])) == ("open", ["x"])
+    report = convert(str(to), str(tmp_path / "m.jsonl"), target_format="mooncake")
+    assert (report.rows_read, report.rows_written) == (50, 38)  # a failed request has no place there
+
+
+def test_it_sums_up_as_the_run_itself_did(tmp_path: Path) -> None:
+    objectives = Objectives.parse("ttft:6ms tbc_max:2ms")
+    made = record(tmp_path, work(40))
+    direct, read = Summary(objectives), Summary(objectives)
+    for x in made:
+        direct.add(x)
+    for x in llmtap.read(tmp_path).exchanges():
+        read.add(x)
+    assert read.to_dict({}, 1.0) == direct.to_dict({}, 1.0)  # all times are whole microseconds
+
+
+def test_nothing_but_the_capture_is_left_in_the_folder(tmp_path: Path) -> None:
+    record(tmp_path, work(3))
+    names = [path.name for path in tmp_path.iterdir()]
+    assert len(names) == 1
+    assert names[0].startswith("llmtap-")
+    assert names[0].endswith(".parquet")
+
+
+def test_a_trace_without_dates_keeps_its_own_zero(tmp_path: Path) -> None:
+    record(tmp_path, work(2))
+    capture = llmtap.read(tmp_path)
+    assert capture.info.arrivals == "trace"
+    assert sorted(x.arrival_wall_ns for x in capture.exchanges()) == [0, MS]
+
+
+def test_blocks_of_prompts_are_kept_as_the_trace_had_them(tmp_path: Path) -> None:
+    record(tmp_path, work(2, blocks=[(4, 5), (4,)], block_tokens=10))
+    capture = llmtap.read(tmp_path)
+    assert (capture.info.blocks, capture.info.block_size, capture.info.block_unit) == ("trace", 10, "tokens")
+    table = capture.table(["seq", "blocks", "block_size"]).sort_by("seq")
+    assert table.to_pylist() == [
+        {"seq": 1, "blocks": [4, 5], "block_size": 10},
+        {"seq": 2, "blocks": [4], "block_size": 10},
+    ]
+
+
+def test_a_mooncake_trace_comes_back_as_it_was(tmp_path: Path) -> None:
+    """With the last block of each prompt, which is not full."""
+    rows = [
+        (0, 1_100, 3, [7, 8, 9]),
+        (1_000, 512, 1, [7]),
+        (2_000, 1_030, 2, [7, 8, 11]),
+        (9_000, 5, 4, [12]),
+    ]
+    names = ("timestamp", "input_length", "output_length", "hash_ids")
+    trace, back = tmp_path / "m.jsonl", tmp_path / "back.jsonl"
+    trace.write_text("".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows))
+    requests = load_trace(str(trace)).requests_at(count=len(rows))
+    serving = read_serving({"prefix_cache": "true"})
+    told = fly("continuous_batching", requests, Readings(), serving=serving, capture=tmp_path / "c").to_dict()
+    convert(str(tmp_path / "c"), str(back), target_format="mooncake")
+    assert back.read_text() == trace.read_text()
+    # What the cache had is whole blocks only: 512 tokens, of which one is made again, and 1,024.
+    cached = {x.seq: x.tokens.cached for x in llmtap.read(tmp_path / "c").exchanges()}
+    assert cached == {1: 0, 2: 511, 3: 1_024, 4: 0}
+    assert told["engine"]["prefix_hits"] == sum(cached.values())
+    # And the capture is a trace with the same blocks again.
+    assert load_trace(str(tmp_path / "c")).requests.blocks == requests.blocks
+
+
+def test_many_rows_become_many_files_in_bounded_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording, "ROWS", 10)
+    monkeypatch.setattr(recording, "FILE_BYTES", 1)
+    record(tmp_path, work(35))
+    capture = llmtap.read(tmp_path)
+    assert sorted(file.rows for file in capture.files) == [5, 10, 10, 10]
+    assert capture.integrity().ok
+    assert not capture.integrity().captures[0].missing
+
+
+def test_a_run_that_was_cut_short_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "ROWS", 10)
+    monkeypatch.setattr(recording, "FILE_BYTES", 1)
+    record(tmp_path, work(35), close=False)
+    found = llmtap.read(tmp_path).integrity().captures[0]
+    assert (found.present, found.missing, found.unexplained, found.closed) == (30, 5, 0, False)
+    assert (found.relays[0].opened, found.relays[0].unsettled, found.exact) == (35, 5, False)
+
+
+def test_runs_of_several_schedulers_share_a_folder(tmp_path: Path) -> None:
+    for scheduler in ("x", "y"):
+        record(tmp_path, work(5), scheduler)
+    capture = llmtap.read(tmp_path)
+    assert capture.integrity().ok
+    assert len({x.id for x in capture.exchanges()}) == 10
+    assert len(capture.integrity().captures) == 2
+
+
+def test_the_files_names_are_in_the_order_of_time(tmp_path: Path) -> None:
+    clock = ManualClock()
+    for _ in range(2):
+        FlightRecorder(tmp_path, "x", work(0), clock=clock).close()
+        clock.advance(2 * MS)
+    first, second = sorted(path.name for path in tmp_path.iterdir())
+    assert first.startswith("llmtap-20231114T221320000Z-")
+    assert second.startswith("llmtap-20231114T221320002Z-")
+
+
+PLACES = [
+    ("s3:/bucket/x", "begins no URL"),
+    ("no/dir", "Not a directory"),
+]
+
+
+@pytest.mark.parametrize(("to", "problem"), PLACES)
+def test_a_place_that_cannot_be_is_told_before_the_run(
+    to: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "no").write_text("a file")
+    with pytest.raises(ConfigError, match=problem) as caught:
+        FlightRecorder(to, "x", work(1))
+    assert caught.value.place == to
+
+
+def test_a_place_is_tried_and_nothing_is_left_there(tmp_path: Path) -> None:
+    to = tmp_path / "new" / "place"
+    assert check_place(to).folder == to
+    assert list(to.iterdir()) == []
+    assert check_place("s3://bucket/prefix").folder is None  # it is not reached for
+    with pytest.raises(ConfigError, match="cannot be written: ") as caught:
+        check_place("/proc/nowhere")
+    assert caught.value.place == "/proc/nowhere"
+
+
+def test_a_place_that_goes_away_is_told_by_name(tmp_path: Path) -> None:
+    to = tmp_path / "gone"
+    recorder = FlightRecorder(to, "x", work(1))
+    to.rmdir()
+    recorder.add(exchanges(work(1))[0])
+    with pytest.raises(ConfigError, match="No such file") as caught:
+        recorder.close()
+    assert caught.value.place == str(to)

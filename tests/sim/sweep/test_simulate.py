@@ -1,0 +1,298 @@
+"""Seed 004's figures: against the project's oracle, by hand, and each reading by what it changes."""
+
+import json
+import math
+import random
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import llmtap
+from llmtap.metrics.objectives import Objectives
+from llmtap.metrics.summary import METRICS, Summary
+from llmtap.sim.model_options import Readings, read_settings
+from llmtap.sim.schedulers.registry import SCHEDULERS
+from llmtap.sim.sweep.simulate import capacity_rps, fly
+from tests.support.flights import MODEL, Row, flown, served, workload
+from tests.support.seed004 import simulate
+
+BATCHES = [name for name, kind in SCHEDULERS.items() if not kind.iterates]
+"""The schedulers of seed 004."""
+ORACLE = Path(__file__).resolve().parents[3] / ".." / "shared" / "oracle" / "sim004_tiny.json"
+
+
+@pytest.mark.skipif(not ORACLE.exists(), reason="the oracle is not beside this checkout")
+@pytest.mark.parametrize("scheduler", BATCHES)
+@pytest.mark.parametrize("eps", ["0.005", "0.001"])
+def test_twelve_requests_are_served_as_the_oracle_has_it_to_the_last_digit(scheduler: str, eps: str) -> None:
+    told = json.loads(ORACLE.read_text())
+    expected = told["schedulers"][f"{scheduler} eps={eps}"]
+    rows = list(zip(told["arrival_s"], told["prompt"], told["output"], strict=True))
+    flight = fly(scheduler, workload(rows), read_settings({"eps": eps, "bins": "4"}))
+    summary = flight.to_dict()
+    assert [list(one) for one in served(flight)] == expected["per_request_start_end_batch"]
+    assert summary["latency"]["p95"] == expected["p95_latency_s"]
+    assert (summary["batches"], summary["batch_mean"]) == (expected["batches"], expected["avg_batch_size"])
+    assert summary["utilization"] * 100 == expected["gpu_util_pct"]
+    assert summary["bins"] == (expected["bins"] and [tuple(span) for span in expected["bins"]])
+    assert summary["bin_limits"] == expected["bin_bmax"]
+    # Ours are the doubles nearest to the truth; sums of doubles can be one step beside it.
+    exact = Fraction(sum(flight.latencies_ns()), len(rows) * 10**9)
+    assert summary["latency"]["mean"] == float(exact)
+    assert abs(summary["latency"]["mean"] - expected["avg_latency_s"]) <= math.ulp(expected["avg_latency_s"])
+    assert abs(summary["throughput_rps"] - expected["throughput_req_s"]) <= math.ulp(0.5)
+
+
+ROWS: list[Row] = [(1, 10, 10), (2, 0, 10), (2, 0, 0), (5, 30, 10), (11, 0, 5)]
+"""static_fifo: 1 to 4 alone, 4 to 6.25 as two, 6.25 to 11.25 and 11.25 to 12.75 alone."""
+
+
+def test_every_figure_by_hand() -> None:
+    told = flown("static_fifo", ROWS, request_sla="5s", token_sla="120ms").to_dict()
+    assert (told["scheduler"], told["n"], told["outcomes"]) == ("static_fifo", 5, {"complete": 5})
+    assert told["window"] == {"name": "first arrival to last completion", "seconds": 11.75}
+    assert told["load"] == {"mode": "open", "offered_rps": 0.4, "achieved_rps": 5 / 11.75}
+    assert told["tokens"] == {"input": 40, "output": 35, "output_per_second": 35 / 11.75}
+    assert (told["throughput_rps"], told["throughput_tps"]) == (5 / 11.75, 75 / 11.75)
+    latency = told["latency"]
+    assert told["metrics"] == {"e2e": latency}
+    # 3, 4.25, 4.25, 6.25 and 1.75 s.
+    assert (latency["n"], latency["mean"], latency["min"], latency["max"]) == (5, 3.9, 1.75, 6.25)
+    assert (latency["p50"], latency["p90"]) == (4.25, pytest.approx(4.25 + 0.6 * 2))
+    assert latency["marks"] == ["p99", "p999"]
+    assert told["request_sla_violation"] == 1 / 5
+    assert told["token_sla_violation"] == 2 / 5  # 0.125 s between tokens, in the batch of two
+    assert told["utilization"] == 1.0
+    assert (told["batches"], told["batch_mean"], told["batch_sizes"]) == (4, 1.25, {"1": 3, "2": 1})
+    assert (told["queueing"]["min"], told["queueing"]["max"]) == (0, 2)
+    assert told["seconds_per_output_token"] == 11.75 / 35
+    assert told["decode_step_mean"] == pytest.approx((3 * 0.1 + 0.125) / 4)
+    assert told["readings"]["request_sla"] == 5.0
+    assert told["model"] == {"alpha": 1.0, "beta": 0.1, "gamma": 0.5}
+
+
+def test_idle_time_is_not_use() -> None:
+    told = flown("static_fifo", [(0, 0, 10), (8, 0, 10)], servers=2).to_dict()
+    assert told["utilization"] == 4 / 20
+
+
+def test_a_single_request_has_no_rate_of_arrivals() -> None:
+    told = flown("multi_bin_dynamic", [(3, 0, 0)]).to_dict()
+    assert (told["load"]["offered_rps"], told["throughput_rps"]) == (None, 1.0)
+    assert flown("multi_bin_dynamic", [(3, 0, 0)], window="arrivals").to_dict()["throughput_rps"] is None
+
+
+def _told(scheduler: str = "static_fifo", rows: list[Row] | None = None, key: str = "") -> Callable[..., Any]:
+    def look(settings: dict[str, str]) -> Any:
+        flight = flown(scheduler, ROWS if rows is None else rows, **settings)
+        return served(flight) if not key else flight.to_dict()[key]
+
+    return look
+
+
+def _sizes(scheduler: str, rows: list[Row], **fixed: str) -> Callable[..., Any]:
+    def look(settings: dict[str, str]) -> Any:
+        return [n for _, _, n in served(flown(scheduler, rows, **(fixed | settings)))]
+
+    return look
+
+
+MANY: list[Row] = [(0, 5, 5)] * 200
+TOGETHER = {"same_instant": "all-first"}
+STEADY = {**TOGETHER, "token_sla": "160ms", "eps": "100ms", "tau_start": "beta"}
+"""Every step is within the band from the first batch on."""
+SLOW = {**TOGETHER, "token_sla": "1ms", "eps": "0s", "tau_start": "beta"}
+DYNAMIC, BINS = "dynamic_no_bins", "multi_bin_dynamic"
+LENGTHS: list[Row] = [(0, 0, n) for n in (2, 4, 6, 8, 10, 12, 14, 16)]
+
+HALVES: list[Row] = [(0, 0, 5)] * 1_000 + [(0, 0, 9)] * 1_000
+LONG: list[Row] = [(0, 0, 281)] * 2
+
+CHANGES: list[tuple[str, str, Callable[..., Any], Any, Any]] = [
+    # reading, another value, what is looked at, by default, with the value
+    ("eps", "100ms", _sizes(DYNAMIC, MANY[:7], **{**STEADY, "eps": "5ms"}, b_max="9"),
+     [7] * 7, [5] * 5 + [2] * 2),
+    ("token_sla", "110ms", _told(key="token_sla_violation"), 1.0, 2 / 5),
+    ("request_sla", "3s", _told(key="request_sla_violation"), 0.0, 3 / 5),
+    ("predictor", "prompt", _told(BINS, [(0, 10, 90)] * 3, "bins"),
+     [(90, 90)] * 7 + [(90, None)], [(7, 7)] * 7 + [(7, None)]),
+    ("bin_limit", "none", _told(BINS, LONG, "bin_limits"), [66] * 7 + [8], [128] * 8),
+    ("controller_limit", "bin", _sizes(BINS, LONG[:1] * 9, **STEADY, bins="1"), [8] * 8 + [1], [4] * 8 + [1]),
+    ("length", "output", _told(),
+     [(1, 4, 1), (4, 6.25, 2), (4, 6.25, 2), (6.25, 11.25, 1), (11.25, 12.75, 1)],
+     [(1, 3, 1), (3, 5.25, 2), (3, 5.25, 2), (5.25, 7.25, 1), (11, 12.5, 1)]),
+    ("window", "arrivals", _told(key="throughput_rps"), 5 / 11.75, 0.5),
+    ("tokens", "output", _told(key="throughput_tps"), 75 / 11.75, 35 / 11.75),
+    ("bins", "2", _told(BINS, LENGTHS, "bins"),
+     [(2, 3), (3, 5), (5, 7), (7, 9), (9, 10), (10, 12), (12, 14), (14, None)], [(2, 9), (9, None)]),
+    ("bin_choice", "longest-queue", lambda s: [
+        end for _, end, _ in served(flown(BINS, [(0, 0, 0), (0.1, 0, 20), (0.2, 0, 1), (0.3, 0, 2)],
+                                          bin_edges="0,10", **s))],
+     [1, 4, 5.25, 5.25], [1, 5.25, 2.25, 2.25]),
+    ("b_start", "one", _sizes(DYNAMIC, MANY[:3], **STEADY, b_max="9"), [3, 3, 3], [2, 2, 1]),
+    ("band", "delta", _sizes(DYNAMIC, MANY[:3], **STEADY, b_start="one"), [2, 2, 1], [1, 1, 1]),
+    ("tau_start", "beta", _sizes(DYNAMIC, MANY[:7], **{**STEADY, "tau_start": "zero"}, b_max="9"),
+     [7] * 7, [5] * 5 + [2] * 2),
+    ("guards", "authors", _sizes(DYNAMIC, MANY[:5], **SLOW, b_max="9"), [3, 3, 3, 2, 2], [5] * 5),
+    ("memory_check", "hard", _sizes("static_fifo", [(0, 10_000, 0)] * 6, **TOGETHER), [6] * 6, [3] * 6),
+    ("lengths_start", "limit", _sizes(DYNAMIC, MANY[:96], **TOGETHER), [76] * 76 + [20] * 20, [96] * 96),
+    ("candidates", "2", _sizes(DYNAMIC, MANY[:3], **TOGETHER), [3, 3, 3], [2, 2, 1]),
+    ("failed", "dropped", _told(key="n"), 5, 4),
+    ("same_instant", "all-first", _sizes("static_fifo", MANY[:3]), [1, 2, 2], [3, 3, 3]),
+    ("tie", "gpu-first", _sizes("static_fifo", [(0, 0, 10), (1, 0, 10), (2, 0, 10)]), [1, 2, 2], [1, 1, 1]),
+    ("sla_step", "update", _sizes(DYNAMIC, MANY[:7], **TOGETHER, b_max="9"), [7] * 7, [5] * 5 + [2] * 2),
+    ("partial", "wait", _sizes("static_fifo", MANY[:3]), [1, 2, 2], [3, 3, 3]),
+    ("bin_edges", "0,9", _told(BINS, LENGTHS[:2], "bins"),
+     [(2, 2), (2, 2), (2, 2), (2, 3), (3, 3), (3, 3), (3, 3), (3, None)], [(0, 9), (9, None)]),
+    ("edges", "first-1000", lambda s: flown(BINS, HALVES, bins="2", **s).bins,
+     [(5, 7), (7, None)], [(5, 5), (5, None)]),
+    ("below_first", "first", _sizes(BINS, [(0, 0, n) for n in (1, 12, 30)], **TOGETHER, bin_edges="10,20"),
+     [2, 1, 2], [2, 2, 1]),
+    ("percentile", "higher", lambda s: flown("static_fifo", ROWS, **s).to_dict()["latency"]["p90"],
+     5.45, 6.25),
+    ("static_batch", "2", _sizes("static_fifo", MANY[:3], **TOGETHER), [3, 3, 3], [2, 2, 1]),
+    # (1 + 2) // 2 = 1 is the average to begin with, and low = 2 - 4.
+    ("b_max", "2", _sizes(DYNAMIC, MANY[:3], **TOGETHER), [3, 3, 3], [1, 1, 1]),
+    ("memory_gb", "13", _told(BINS, LONG, "bin_limits"), [66] * 7 + [8], [75] * 7 + [9]),
+    ("model_gb", "5", _told(BINS, LONG, "bin_limits"), [66] * 7 + [8], [56] * 7 + [7]),
+    ("margin_gb", "0", _told(BINS, LONG, "bin_limits"), [66] * 7 + [8], [75] * 7 + [9]),
+    ("kv_gb_per_token", "3.75e-4", _told(BINS, LONG, "bin_limits"), [66] * 7 + [8], [33] * 7 + [4]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "look", "before", "after"), CHANGES, ids=[change[0] for change in CHANGES]
+)
+def test_a_reading_changes_what_it_should(
+    name: str, value: str, look: Callable[..., Any], before: Any, after: Any
+) -> None:
+    assert look({}) == before
+    assert look({name: value}) == after
+    assert before != after
+
+
+def test_every_reading_is_in_the_table() -> None:
+    assert sorted(change[0] for change in CHANGES) == sorted(Readings.__struct_fields__)
+
+
+def test_when_all_requests_failed_none_are_left() -> None:
+    with pytest.raises(ValueError, match="all requests failed"):
+        flown("static_fifo", [(0, 5, 0)], failed="dropped")
+
+
+@pytest.mark.parametrize("start", [0.01, 1.0, 7.0, 500.0])
+@pytest.mark.parametrize("truth", [0.9, 3.0, 40.0])
+def test_the_capacity_is_found_from_above_and_below(start: float, truth: float) -> None:
+    asked = []
+
+    def late(rate: float) -> float:
+        asked.append(rate)
+        return 0.0 if rate <= truth else 0.5
+
+    found = capacity_rps(late, 0.01, start)
+    assert found <= truth <= found * 1.01
+    assert len(asked) < 40
+
+
+def test_where_all_may_come_at_once_no_rate_is_the_capacity() -> None:
+    assert capacity_rps(lambda rate: 0.05, 0.05, 10.0) is None
+
+
+def test_where_no_rate_is_low_enough_the_capacity_is_none() -> None:
+    assert capacity_rps(lambda rate: 1.0, 0.5, 10.0) == 0.0
+
+
+@pytest.mark.parametrize("scheduler", BATCHES)
+@pytest.mark.parametrize("eps", [0.005, 0.001])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_second_implementation_serves_each_request_at_the_same_time(
+    scheduler: str, eps: float, seed: int
+) -> None:
+    chance = random.Random(seed)
+    at_s, rows = 0.0, []
+    for _ in range(600):
+        # Bursts, with no two events at one moment: the two keep time differently.
+        at_s += chance.expovariate(2.0) if chance.random() < 0.7 else chance.expovariate(0.1)
+        rows.append((at_s, int(chance.lognormvariate(5.5, 1.3)), int(chance.lognormvariate(3.5, 1.5))))
+    flight = fly(scheduler, workload(rows), read_settings({"eps": str(eps)}))
+    again = simulate(scheduler, rows, eps, 8)
+    assert [n for _, _, n in served(flight)] == [n for _, _, n in again]
+    for (start, end, _), (start_again, end_again, _) in zip(served(flight), again, strict=True):
+        assert (start, end) == pytest.approx((start_again, end_again), abs=1e-5)
+
+
+OBJECTIVES = Objectives.parse("ttft:3s e2e:5s")
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_measuring_changes_no_figure_and_adds_all_of_a_summary(scheduler: str) -> None:
+    work, read = workload(ROWS), read_settings({"request_sla": "5s"})
+    plain = fly(scheduler, work, read, measure=False).to_dict()
+    told = fly(scheduler, work, read, objectives=OBJECTIVES).to_dict()
+    more = told["metrics"].keys() - {"e2e"}
+    assert told.keys() - plain.keys() == Summary().to_dict({}, 1.0).keys() - plain.keys()
+    for name in plain.keys() - {"metrics", "tokens", "token_sla_violation"}:
+        assert told[name] == plain[name], name
+    assert told["metrics"]["e2e"] == plain["metrics"]["e2e"]
+    assert more == set(METRICS) - {"e2e"}
+    assert {name: told["tokens"][name] for name in plain["tokens"]} == pytest.approx(plain["tokens"])
+    # One of the five asks for no token: an empty answer meets nothing.
+    assert (told["goodput"]["counted"], told["goodput"]["broken"]["ended"]) == (5, 1)
+    assert told["smooth_goodput"]["n"] == 4
+
+
+def test_tokens_of_whole_batches_leave_as_the_seed_says() -> None:
+    flight = fly("static_fifo", workload(ROWS), Readings(), model=MODEL, measure=True)
+    metrics = flight.to_dict()["metrics"]
+    assert flight.summary is not None
+    # Batches begin at 1, 4, 6.25 and 11.25 s; all first tokens are alpha = 1 s later.
+    assert (metrics["ttft"]["n"], metrics["ttft"]["min"], metrics["ttft"]["max"]) == (
+        4, 1.0, 3.0,
+    )  # fmt: skip
+    assert metrics["tbc"]["n"] == 9 + 9 + 9 + 4
+    assert (metrics["tbc"]["min"], metrics["tbc"]["max"]) == pytest.approx((0.1, 0.125), rel=0.01)
+
+
+def test_whole_batches_are_measured_where_somebody_asks_for_it(tmp_path: Path) -> None:
+    def measured(**asked: Any) -> bool:
+        return fly("static_fifo", workload(ROWS), Readings(), **asked).summary is not None
+
+    assert not measured()
+    assert measured(measure=True)
+    assert measured(objectives=OBJECTIVES)
+    assert measured(capture=tmp_path)
+    assert fly("continuous_batching", workload(ROWS), Readings()).summary is not None
+
+
+@pytest.mark.parametrize(
+    ("asked", "problem"),
+    [
+        ({"servers": 2}, "one server"),
+        ({"measure": False, "objectives": OBJECTIVES}, "without measuring"),
+        ({"measure": False, "capture": "x"}, "without measuring"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(asked: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        fly("continuous_batching", workload(ROWS), Readings(), **asked)
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_a_run_becomes_a_capture_that_tells_the_same(scheduler: str, tmp_path: Path) -> None:
+    rows: list[Row] = [(i / 10, 5 + i, 1 + i % 7) for i in range(100)]
+    flight = fly(scheduler, workload(rows), Readings(), objectives=OBJECTIVES, capture=tmp_path)
+    capture = llmtap.read(tmp_path)
+    assert capture.integrity().ok
+    ends = {x.seq: (x.timeline.response_end_ns, x.tokens.output) for x in capture.exchanges()}
+    assert [ends[i + 1] for i in range(len(rows))] == [
+        (end // 1_000 * 1_000, made)
+        for end, made in zip(flight.played.end_ns, flight.requests.output, strict=True)
+    ]
+    again = Summary(OBJECTIVES)
+    for x in capture.exchanges():
+        again.add(x)
+    assert flight.summary is not None
+    assert again.goodput.to_dict(1.0) == flight.summary.goodput.to_dict(1.0)

@@ -1,0 +1,144 @@
+"""Invariant: what decides a result is in the job, and all of it is in the id."""
+
+import json
+import pickle
+import subprocess
+import sys
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import llmtap
+from llmtap.capture.read.reader import read
+from llmtap.sim.latency import IterationModel, LatencyModel
+from llmtap.sim.model_options import Readings
+from llmtap.sim.serving import Serving
+from llmtap.sim.sweep.simulate import fly
+from llmtap.sim.sweep.sweep import Attempt, Job, attempt, rows_of, run_job
+from llmtap.units import Duration, decode_special
+from tests.support.sweeps import job, trace
+
+TRACE = trace()
+JOB = job(TRACE)
+
+OTHER: dict[str, Any] = {
+    "trace": "b.csv",
+    "rows": rows_of(trace(39)).digest,
+    "count": 41,
+    "scale": 2.0,
+    "scheduler": "dynamic_no_bins",
+    "servers": 2,
+    "seed": 43,
+    "readings": Readings(eps=Duration(1)),
+    "serving": Serving(chunk=511),
+    "model": LatencyModel(1.0, 2.0, 0.5),
+    "iterations": IterationModel(1.0, 0.5, 1.0),
+    "fit": {"grid": "g.csv"},
+    "objectives": "ttft:1s",
+    "measure": True,
+    "capacity": 0.01,
+    "capture": "somewhere",
+    "version": "0.0.0",
+}
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_whatever_differs_makes_another_id(name: str) -> None:
+    assert replace(JOB, **{name: OTHER[name]}).id != JOB.id
+
+
+def test_the_table_of_what_may_differ_is_whole() -> None:
+    assert sorted(OTHER) == sorted(field.name for field in fields(Job))
+
+
+def test_the_same_job_has_the_same_id_in_another_process() -> None:
+    code = "from tests.support.sweeps import job, trace; print(job(trace()).id)"
+    told = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
+        cwd=Path(__file__).parents[3], env={"PYTHONHASHSEED": "1"},
+    )  # fmt: skip
+    assert told.stdout.strip() == JOB.id == job(trace()).id
+
+
+def test_a_job_survives_pickling_and_json() -> None:
+    again = pickle.loads(pickle.dumps(JOB))
+    assert (again, again.id) == (JOB, JOB.id)
+    text = json.dumps(JOB.to_dict())
+    assert msgspec.json.decode(text, type=Job, dec_hook=decode_special) == JOB
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda r: r.arrival_ns.append(r.arrival_ns.pop() + 1),
+        lambda r: r.input.append(r.input.pop() + 1),
+        lambda r: r.output.append(r.output.pop() + 1),
+        lambda r: r.blocks.extend([(1,)] * len(r)),
+        lambda r: setattr(r, "block_tokens", 16),
+    ],
+)
+def test_rows_that_differ_have_another_digest(change: Any) -> None:
+    other = trace()
+    change(other.requests)
+    assert rows_of(other).digest != rows_of(trace()).digest
+    assert rows_of(replace(trace(), dated=True)).digest != rows_of(trace()).digest
+
+
+def test_a_job_tells_what_its_flight_does_and_its_own_parameters() -> None:
+    readings = Readings(bins=3)
+    told = run_job(
+        replace(JOB, scheduler="multi_bin_dynamic", readings=readings, servers=2, scale=5.0, count=90), TRACE
+    )
+    work = TRACE.requests_at(count=90, scale=5.0)
+    flight = fly("multi_bin_dynamic", work, readings, servers=2).to_dict()
+    assert {name: told[name] for name in flight} == flight
+    assert (told["trace"], told["scale"], told["fit"]) == ("a.csv", 5.0, None)
+    assert len(told["bins"]) == 3
+    assert set(told) - set(flight) == {"trace", "scale", "fit", "job"}
+
+
+def test_with_objectives_goodput_is_told() -> None:
+    told = run_job(replace(JOB, scheduler="continuous_batching", objectives="ttft:1s"), TRACE)
+    assert told["goodput"]["objectives"] == "ttft:1s"
+    assert told["metrics"]["ttft"]["n"] == len(TRACE)
+
+
+def test_an_error_is_what_came_of_a_job() -> None:
+    ticks = iter((10**9, 4 * 10**9))
+    failed = attempt(replace(JOB, scheduler="continuous_batching", servers=2), TRACE, lambda: next(ticks))
+    assert failed.summary is None
+    assert failed.error is not None
+    assert "continuous_batching has one server" in failed.error
+    assert (failed.id, failed.seconds) == (replace(JOB, scheduler="continuous_batching", servers=2).id, 3.0)
+    other = attempt(replace(JOB, version="9.9.9"), TRACE, lambda: 0)
+    assert other.error == f"the job is from llmtap 9.9.9, and it came to {llmtap.__version__}"
+    broken = attempt(replace(JOB, scheduler="none"), TRACE, lambda: 0)
+    assert broken.error == "KeyError: 'none'"
+
+
+def test_an_attempt_holds_its_job_and_its_summary() -> None:
+    done = attempt(JOB, TRACE, lambda: 0)
+    assert done == Attempt(JOB.id, JOB.to_dict(), 0.0, run_job(JOB, TRACE))
+
+
+def test_each_capture_has_a_folder_that_is_whole_or_not_there(tmp_path: Path) -> None:
+    captured = replace(JOB, capture=str(tmp_path))
+    folder = tmp_path / f"static_fifo-40-{captured.id}"
+    left_over = tmp_path / f"{folder.name}.part"
+    left_over.mkdir()
+    (left_over / "torn").touch()
+    for _ in range(2):  # what an attempt made whose result was lost gives way
+        assert run_job(captured, TRACE)["capture"] == str(folder)
+        assert [path.name for path in tmp_path.iterdir()] == [folder.name]
+        assert len(read(folder)) == 40
+    assert not (folder / "torn").exists()
+
+
+def test_effort_is_by_requests_and_by_what_is_done_with_them() -> None:
+    assert JOB.effort == 40
+    assert replace(JOB, measure=True).effort > 40
+    assert replace(JOB, scheduler="continuous_batching").effort == replace(JOB, measure=True).effort
+    assert replace(JOB, capacity=0.1).effort > 40

@@ -1,0 +1,162 @@
+"""AIPerf's rows have a length or a body; a payload passes word for word, and no session has both."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmtap.capture.schema import CaptureInfo
+from llmtap.traces.bodies import compact
+from llmtap.traces.format import FormatError, batch_of
+from llmtap.traces.formats import mooncake
+from llmtap.traces.formats.aiperf import FORMAT, INPUTS
+from tests.support.trace_files import read, rows, write
+
+LENGTHS = (
+    b'{"session_id":"a","timestamp":0,"input_length":600,"output_length":4,"hash_ids":[1,2]}\n'
+    b'{"session_id":"a","timestamp":1500.25,"delay":250.5,"input_length":5}\n'
+)
+PAYLOADS = (
+    b'{"session_id":"a","timestamp":0,"payload":{"model":"m", "messages":[{"role":"user","content":"Hi"}],'
+    b'"seed":1E5},"output_length":4}\n'
+)
+MESSAGES = (
+    b'{"timestamp":3,"messages":[{"role":"user","content":"Hi"}],"tools":[{"a":1}],"extra":{"seed":7}}\n'
+)
+TEXTS = b'{"text_input":"Hi","output_length":4}\n'
+
+
+@pytest.mark.parametrize("data", [LENGTHS, PAYLOADS, MESSAGES, TEXTS, LENGTHS[:-1], b""])
+def test_each_kind_of_row_comes_back_as_it_was(data: bytes) -> None:
+    source, batches = read(FORMAT, data)
+    assert write(FORMAT, source.info, batches)[0] == data
+
+
+@pytest.mark.parametrize("data", [LENGTHS, PAYLOADS, MESSAGES, TEXTS])
+def test_what_only_aiperf_has_tells_it(data: bytes) -> None:
+    assert FORMAT.sniff(data, "x.jsonl")
+    assert not mooncake.FORMAT.sniff(data, "x.jsonl")
+    assert not INPUTS.sniff(data, "x.jsonl")
+
+
+def test_what_is_mooncakes_is_left_to_it() -> None:
+    data = b'{"timestamp": 1, "input_length": 1, "output_length": 1, "hash_ids": [1]}\n'
+    assert not FORMAT.sniff(data, "x.jsonl")
+
+
+def test_times_are_milliseconds() -> None:
+    _, batches = read(FORMAT, LENGTHS)
+    assert rows(batches, "arrival_ns", "think_us", "session", "input_tokens", "blocks") == [
+        (0, None, "a", 600, [1, 2]),
+        (1_500_250_000, 250_500, "a", 5, None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (
+            b'{"timestamp": 1}',
+            "line 1: input_length: exactly one of input_length, payload, messages, text_input",
+        ),
+        (b'{"input_length": 1, "text_input": "a"}', "line 1: input_length: exactly one of"),
+        (b'{"payload": "text"}', "line 1: payload: expected a JSON object"),
+        (b'{"input_length": 1, "delay": -1}', "line 1: delay: is negative"),
+        (b'{"input_length": 1, "session_id": 5}', "line 1: session_id: expected str | null, got int"),
+    ],
+)
+def test_an_error_names_line_and_field(line: bytes, told: str) -> None:
+    with pytest.raises(FormatError) as caught:
+        read(FORMAT, line)
+    assert str(caught.value).startswith(told)
+
+
+def test_no_session_has_bodies_and_lengths() -> None:
+    batch = batch_of(5, {
+        "arrival_ns": [1, 2, 3, 4, 5], "session": ["a", "a", None, "b", None],
+        "request_body": ['{"prompt":\n"x"}', None, None, None, "no JSON"], "input_tokens": [1, 2, 3, None, 5],
+    })  # fmt: skip
+    data, written = write(FORMAT, CaptureInfo(), [batch])
+    assert data.splitlines() == [
+        b'{"session_id":"a","timestamp":0,"payload":{"prompt": "x"}}',
+        b'{"timestamp":0.000002,"input_length":3}',
+    ]
+    assert written.dropped == {
+        "its session began with rows of the other kind, with or without bodies": 1,
+        "neither a body nor a count of input tokens": 1,
+        "the body is no JSON object": 1,
+    }
+    assert written.rows == 2
+
+
+def test_payloads_are_put_together_by_session() -> None:
+    bodies = [f'{{"prompt":"{i}"}}' for i in range(5)]
+    batch = batch_of(6, {
+        "arrival_ns": [5, 1, 3, 2, 4, 6], "session": ["a", "a", "b", None, "b", "b"],
+        "id": ["r-1", "r-2", "r-3", "r-4", "r-5", "r-6"], "request_body": [*bodies, None],
+    })  # fmt: skip
+    data, written = write(INPUTS, CaptureInfo(arrivals="wall"), [batch])
+    assert INPUTS.sniff(data[:65_536], "x.json")
+    assert rows(read(INPUTS, data)[1], "session", "turn", "request_body") == [
+        ("a", 0, bodies[1]),
+        ("a", 1, bodies[0]),
+        ("r-4", 0, bodies[3]),
+        ("b", 0, bodies[2]),
+        ("b", 1, bodies[4]),
+    ]
+    assert written.dropped == {"no request body": 1}
+    assert written.notes == ["1 rows have no session: each became one of its own"]
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (b'{"data":[{"session_id":"a","payloads":[{},', "the file ends inside element 0"),
+        (b'{"data":[{"session_id":"a"}]}', "session 0: Object missing required field `payloads`"),
+        (b'{"data":[{"session_id":"a","payloads":["x"]}]}', "session 0, payload 0: expected a JSON object"),
+        (b'{"other":[]}', "there is no JSON array at data"),
+    ],
+)
+def test_an_error_of_inputs_names_the_session(data: bytes, told: str) -> None:
+    with pytest.raises(FormatError) as caught:
+        read(INPUTS, data)
+    assert str(caught.value).startswith(told)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+BODY = st.none() | st.dictionaries(st.text(), JSON, max_size=3).map(compact)
+COUNT = st.integers(0, 10**17)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.none() | st.integers(0, 9 * 10**18), st.none() | st.integers(0, 9 * 10**15), BODY, COUNT,
+            st.none() | COUNT, st.none() | st.lists(st.integers(0, 2**62), max_size=3),
+        ),
+        max_size=10,
+    )
+)  # fmt: skip
+def test_what_it_can_hold_survives(table: list[tuple[Any, ...]]) -> None:
+    names = ("arrival_ns", "think_us", "request_body", "input_tokens", "output_tokens", "blocks")
+    columns: dict[str, Any] = {name: [row[i] for row in table] for i, name in enumerate(names)}
+    columns["session"] = [f"s{i}" if i % 3 else None for i in range(len(table))]
+    batch = batch_of(len(table), columns)
+    data, _ = write(FORMAT, CaptureInfo(source="aiperf", arrivals="trace", blocks="trace"), [batch])
+    # A row with a body has neither length nor blocks there.
+    expected = [(*row[:3], *(((None, row[4], None)) if row[2] is not None else row[3:])) for row in table]
+    assert rows(read(FORMAT, data)[1], *names) == expected
+
+
+@given(st.lists(st.lists(st.dictionaries(st.text(), JSON, max_size=3), min_size=1, max_size=4), max_size=4))
+def test_sessions_of_payloads_survive(sessions: list[list[dict[str, Any]]]) -> None:
+    table = [(f"s{i}", t, compact(body)) for i, turns in enumerate(sessions) for t, body in enumerate(turns)]
+    names = ("session", "turn", "request_body")
+    batch = batch_of(len(table), {name: [row[i] for row in table] for i, name in enumerate(names)})
+    data, _ = write(INPUTS, CaptureInfo(), [batch])
+    assert rows(read(INPUTS, data)[1], *names) == table

@@ -1,0 +1,231 @@
+"""What ShareGPT can hold, conversations of text turns, survives write and read, wherever the rows lie."""
+
+import io
+import json
+import random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmtap.capture.schema import CaptureInfo
+from llmtap.traces.format import FormatError, WriteOptions, batch_of
+from llmtap.traces.formats.sharegpt import FORMAT
+from llmtap.traces.text import grouped
+
+assert FORMAT.read is not None and FORMAT.write is not None
+read, write = FORMAT.read, FORMAT.write
+
+Turns = list[dict[str, str]]
+
+
+def turns(*said: tuple[str, str]) -> Turns:
+    return [{"from": speaker, "value": value} for speaker, value in said]
+
+
+TALK = turns(("system", "be brief"), ("human", "hi"), ("gpt", "hello"), ("human", "why?"), ("gpt", "because"))
+
+
+def rows_of(data: bytes | str) -> tuple[list[dict[str, Any]], list[str]]:
+    source = read(io.BytesIO(data.encode() if isinstance(data, str) else data))
+    rows = [row for batch in source.batches for row in batch.to_pylist()]
+    assert source.info.level == "full"
+    return rows, source.notes
+
+
+def written(rows: list[dict[str, Any]], size: int = 3) -> tuple[Any, Any]:
+    names = sorted({name for row in rows for name in row})
+    batches = [
+        batch_of(len(part), {name: [row.get(name) for row in part] for name in names})
+        for part in (rows[i : i + size] for i in range(0, len(rows), size))
+    ]
+    out = io.BytesIO()
+    told = write(out, CaptureInfo(), batches, WriteOptions())
+    return json.loads(out.getvalue()), told
+
+
+def again(rows: list[dict[str, Any]]) -> Any:
+    names = ("session", "turn", "request_body", "response_text")
+    return written([{name: row[name] for name in names} for row in rows])[0]
+
+
+def test_each_answer_is_a_row_whose_request_has_what_was_said_before() -> None:
+    rows, notes = rows_of(json.dumps([{"id": "a_0", "conversations": TALK}]))
+    assert notes == []
+    assert [(r["session"], r["turn"], r["response_text"]) for r in rows] == [
+        ("a_0", 0, "hello"), ("a_0", 1, "because"),
+    ]  # fmt: skip
+    assert json.loads(rows[0]["request_body"]) == {
+        "messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
+    }
+    said = json.loads(rows[1]["request_body"])["messages"]
+    assert [m["role"] for m in said] == ["system", "user", "assistant", "user"] == rows[1]["message_roles"]
+    assert rows[1]["message_bytes"] == [8, 2, 5, 4]
+    assert (rows[1]["prompt_bytes"], rows[1]["turn_by"]) == (19, "human")
+    assert rows[1]["arrival_ns"] is rows[1]["input_tokens"] is None
+
+
+@pytest.mark.parametrize(
+    ("said", "answers", "note"),
+    [
+        (turns(("gpt", "hello"), ("human", "hi"), ("gpt", "yes")), ["yes"], "1 answers follow no question"),
+        (turns(("human", "hi"), ("gpt", "a"), ("gpt", "b")), ["a"], "1 answers follow no question"),
+        (turns(("human", "hi"), ("gpt", "a"), ("human", "so?")), ["a"], "1 turns have no answer"),
+        (turns(("human", "hi"), ("human", "you"), ("gpt", "a")), ["a"], None),
+        (turns(("human", "hi")), [], "1 conversations have no answer"),
+        ([], [], "1 conversations have no answer"),
+        (turns(("user", "hi"), ("chatgpt", "a")), ["a"], None),
+        (turns(("human", "hi"), ("Oracle", "hm"), ("gpt", "a")), ["a"], "1 turns are by a speaker"),
+        ([json.dumps(turn) for turn in TALK], ["hello", "because"], "5 turns were JSON strings"),
+        ([TALK[1], json.dumps(TALK[2])], ["hello"], "1 turns were JSON strings"),
+    ],
+)
+def test_odd_conversations_are_read_as_far_as_they_go(
+    said: Any, answers: list[str], note: str | None
+) -> None:
+    rows, notes = rows_of(json.dumps([{"id": "x", "conversations": said}]))
+    assert [row["response_text"] for row in rows] == answers
+    assert (note is None and notes == []) or any(n.startswith(note or "-") for n in notes)
+
+
+def test_a_tool_asks_again() -> None:
+    said = turns(("human", "hi"), ("gpt", "call"), ("observation", "42"), ("gpt", "it is 42"))
+    rows, _ = rows_of(json.dumps([{"id": "x", "conversations": said}]))
+    assert [row["turn_by"] for row in rows] == ["human", "tool"]
+
+
+def test_a_conversation_without_a_name_has_its_number() -> None:
+    talk = {"conversations": TALK}
+    rows, _ = rows_of(json.dumps([talk, {**talk, "id": 7}, {**talk, "id": "", "model": "m"}]))
+    assert [row["session"] for row in rows[::2]] == ["#0", "7", "#2"]
+    assert rows[4]["model"] == json.loads(rows[4]["request_body"])["model"] == "m"
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        ("[", "cut off"),
+        ('[{"id": "a", "conversations": []}, {"id"', "ends inside element 1"),
+        ('{"id": "a"}', "a JSON object where an array"),
+        ("", "no JSON array"),
+        ('[{"id": "a", "conversations": []}, 3]', "conversation 1: "),
+        ('[{"id": "a"}]', "conversation 0: .*conversations"),
+        ('[{"conversations": [{"from": "human"}]}]', "conversation 0: .*value"),
+        ('[{"conversations": ["not json"]}]', "conversation 0, turn 0: "),
+        ('[{"conversations": [3]}]', "conversation 0: "),
+        (b"[\xff\xfe]", "conversation 0: "),
+    ],
+)
+def test_what_does_not_fit_is_told_with_its_place(data: bytes | str, problem: str) -> None:
+    with pytest.raises(FormatError, match=problem):
+        rows_of(data)
+
+
+def test_an_error_tells_no_text() -> None:
+    with pytest.raises(FormatError) as told:
+        rows_of(json.dumps([{"id": "a", "conversations": [{"from": "human", "value": 5, "x": "secret"}]}]))
+    assert "secret" not in str(told.value)
+
+
+# Where every answer follows a question, and nothing comes after the last answer, nothing is lost.
+TEXT = st.text(st.characters(codec="utf-8"), max_size=12)
+ROUNDS = st.lists(st.tuples(st.just("human"), TEXT, TEXT), min_size=1, max_size=4)
+TALKS = st.lists(st.tuples(st.none() | TEXT, ROUNDS), max_size=5).map(
+    lambda talks: [
+        {
+            "id": f"c{i}",
+            "conversations": turns(
+                *([("system", system)] if system is not None else []),
+                *(
+                    (who, said)
+                    for _, ask, answer in rounds
+                    for who, said in (("human", ask), ("gpt", answer))
+                ),
+            ),
+        }
+        for i, (system, rounds) in enumerate(talks)
+    ]
+)
+
+
+@given(talks=TALKS, seed=st.integers(0, 1 << 16))
+def test_conversations_survive_wherever_their_turns_lie(talks: list[Any], seed: int) -> None:
+    rows, _ = rows_of(json.dumps(talks))
+    assert again(rows) == talks
+    random.Random(seed).shuffle(rows)
+    mixed = again(rows)
+    assert sorted(mixed, key=lambda t: t["id"]) == talks
+    first_seen = list(dict.fromkeys(row["session"] for row in rows))
+    assert [talk["id"] for talk in mixed] == first_seen
+
+
+def test_more_turns_than_memory_holds_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grouped, "_MEMORY_BYTES", 100)
+    talks = [{"id": f"c{i}", "conversations": TALK} for i in range(200)]
+    rows, _ = rows_of(json.dumps(talks))
+    random.Random(1).shuffle(rows)
+    assert sorted(again(rows), key=lambda t: int(t["id"][1:])) == talks
+
+
+def body(*messages: tuple[str, Any]) -> str:
+    return json.dumps({"messages": [{"role": role, "content": content} for role, content in messages]})
+
+
+def test_an_edited_question_becomes_a_conversation_of_its_own() -> None:
+    rows = [
+        {"session": "s", "turn": 0, "request_body": body(("user", "a")), "response_text": "1"},
+        {"session": "s", "turn": 1, "request_body": body(("user", "b")), "response_text": "2"},
+        {"session": "s", "turn": 2, "request_body": body(("user", "b"), ("assistant", " 2"), ("user", "c")),
+         "response_text": "3"},
+    ]  # fmt: skip
+    talks, told = written(rows)
+    assert [(t["id"], [turn["value"] for turn in t["conversations"]]) for t in talks] == [
+        ("s", ["a", "1"]),
+        ("s-branch-1", ["b", " 2", "c", "3"]),
+    ]
+    assert told.rows == 3
+    assert [note for note in told.notes if note.startswith("1 sessions went on")]
+
+
+def test_rows_without_session_stand_alone_and_the_same_name_of_two_captures_is_not_one() -> None:
+    row = {"request_body": body(("user", "a")), "response_text": "1"}
+    talks, _ = written([row, {**row, "id": "r0-7"}, *({**row, "session": "s", "capture": c} for c in "xy")])
+    assert [t["id"] for t in talks] == ["conversation-0", "r0-7", "s", "s"]
+
+
+def test_rows_without_text_are_dropped_and_counted() -> None:
+    good = {"request_body": body(("user", "a")), "response_text": "1"}
+    talks, told = written(
+        [{**good, "request_body": None}, {**good, "response_text": None}, {**good, "request_body": "[]"},
+         {**good, "request_body": "{}"}, good]
+    )  # fmt: skip
+    assert len(talks) == told.rows == 1
+    assert told.dropped == {"no request body": 1, "no response text": 1, "request without messages": 2}
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"prompt": "p"}, [("human", "p")]),
+        ({"input": "p", "instructions": "i"}, [("system", "i"), ("human", "p")]),
+        ({"system": [{"type": "text", "text": "i"}], "messages": [{"role": "user", "content": "p"}]},
+         [("system", "i"), ("human", "p")]),
+        ({"messages": [{"role": "developer", "content": "i"}, {"role": "user", "content": [
+            {"type": "text", "text": "a"}, {"type": "image_url"}, {"type": "text", "text": "b"}]}]},
+         [("system", "i"), ("human", "ab")]),
+        ({"messages": [{"role": "tool", "content": "42"}]}, [("tool", "42")]),
+    ],
+)  # fmt: skip
+def test_every_kind_of_request_has_its_text(asked: Any, said: list[tuple[str, str]]) -> None:
+    talks, _ = written([{"request_body": json.dumps(asked), "response_text": "!"}])
+    assert talks[0]["conversations"] == turns(*said, ("gpt", "!"))
+
+
+def test_nothing_is_an_empty_array() -> None:
+    out = io.BytesIO()
+    empty: list[pa.RecordBatch] = []
+    assert write(out, CaptureInfo(), empty, WriteOptions()).rows == 0
+    assert out.getvalue() == b"[]\n"
+    assert rows_of(out.getvalue()) == ([], [])

@@ -1,0 +1,218 @@
+"""Each sample is claimed by one format, its own; what could be two is asked for, what is none is told."""
+
+import io
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from llmtap.capture.schema import CaptureInfo
+from llmtap.traces.format import ASPECTS, FormatError, WriteOptions, batch_of
+from llmtap.traces.formats.parquet_capture import FORMAT as PARQUET
+from llmtap.traces.registry import FORMATS, SNIFF_BYTES, by_name, detect, for_target
+
+TRACES = Path(__file__).resolve().parents[2] / ".." / "shared" / "traces"
+
+
+def capture() -> bytes:
+    out = io.BytesIO()
+    assert PARQUET.write is not None
+    PARQUET.write(out, CaptureInfo(), [batch_of(1, {"arrival_ns": [1]})], WriteOptions())
+    return out.getvalue()
+
+
+def parquet() -> bytes:
+    out = io.BytesIO()
+    pq.write_table(pa.table({"prompt": ["a"]}), out)
+    return out.getvalue()
+
+
+BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+LONG = {"model": "m", "messages": [{"role": "user", "content": "x" * (SNIFF_BYTES * 2)}]}
+
+
+def lines(*values: object) -> bytes:
+    return b"".join(json.dumps(value).encode() + b"\n" for value in values)
+
+
+def one(value: object, indent: int | None = None) -> bytes:
+    return json.dumps(value, indent=indent).encode()
+
+
+MOONCAKE = {"timestamp": 27482, "input_length": 695, "output_length": 52, "hash_ids": [46, 47]}
+BAILIAN = {"chat_id": 159, "parent_chat_id": -1, "timestamp": 61.114, "input_length": 521,
+           "output_length": 132, "type": "text", "turn": 1, "hash_ids": [1089, 1090]}  # fmt: skip
+BURST_1 = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"
+BURST_3 = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type"
+ASKED = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": BODY}
+ANSWERED = {"id": "b", "custom_id": "a", "response": {"status_code": 200, "request_id": "r", "body": {}},
+            "error": None}  # fmt: skip
+HAR = {"version": "1.2", "creator": {"name": "x", "version": "1"}}
+
+
+def talk(turn: object) -> list[object]:
+    return [{"id": "a", "conversations": [turn]}]
+
+
+SAMPLES: list[tuple[str, str, bytes]] = [
+    ("llmtap", "a.parquet", capture()),
+    ("llmtap", "", capture()),
+    ("mooncake", "a.jsonl", lines(MOONCAKE)),
+    ("mooncake", "", lines(MOONCAKE, MOONCAKE)),
+    ("azure", "a.csv", b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n"),
+    (
+        "azure",
+        "a.csv",
+        b"TIMESTAMP,ContextTokens,GeneratedTokens\r\n2024-05-10 00:00:00.01+00:00,3,4\r\n",
+    ),
+    ("burstgpt", "a.csv", f"{BURST_1}\n5,ChatGPT,472,18,490,Conversation log\n".encode()),
+    ("burstgpt", "a.csv", f"{BURST_3}\n19440110.0,1722ac,43,GPT-4,9,4,13,Conversation log\n".encode()),
+    ("bailian", "a.jsonl", lines(BAILIAN)),
+    ("vidur", "a.csv", b"arrived_at,num_prefill_tokens,num_decode_tokens\n0.5,10,20\n"),
+    ("vidur", "a.csv", b"num_prefill_tokens,num_decode_tokens\n10,20\n"),
+    ("aiperf-inputs", "inputs.json", one({"data": [{"session_id": "s", "payloads": [BODY]}]})),
+    ("aiperf", "a.jsonl", lines({"timestamp": 0, "payload": BODY, "session_id": "a"})),
+    ("aiperf", "a.jsonl", lines({"timestamp": 0, "input_length": 3, "output_length": 4, "session_id": "a"})),
+    ("guidellm", "a.jsonl", lines({"timestamp": 1.5, "input_length": 3, "output_length": 4})),
+    ("guidellm-data", "a.jsonl", lines({"prompt": "hi", "output_tokens_count": 4})),
+    ("vllm-custom", "a.jsonl", lines({"prompt": "hi", "output_tokens": 3})),
+    ("sharegpt", "a.json", one(talk({"from": "human", "value": "hi"}))),
+    ("sharegpt", "a.json", one(talk('{"from": "human", "value": "hi"}'), indent=2)),
+    ("sharegpt", "a.json", one(talk({"from": "human", "value": "x" * 99_999}))),
+    ("openai-batch", "a.jsonl", lines(ASKED)),
+    ("openai-batch", "a.jsonl", lines(ASKED | {"body": LONG})),
+    ("openai-batch-output", "a.jsonl", lines(ANSWERED)),
+    ("openai-batch-output", "a.jsonl", lines(ANSWERED | {"response": None, "error": {"code": "x"}})),
+    ("har", "a.har", one({"log": {**HAR, "entries": []}})),
+    ("har", "a.json", b"\xef\xbb\xbf" + one({"log": {**HAR, "entries": []}}, indent=1)),
+    ("har", "a.json", one({"log": {**HAR, "pages": ["x" * 99_999], "entries": []}})),
+]
+
+
+IDS = [f"{i}-{name}" for i, (name, _, _) in enumerate(SAMPLES)]
+
+
+@pytest.mark.parametrize(("expected", "name", "data"), SAMPLES, ids=IDS)
+def test_a_sample_is_what_it_is(expected: str, name: str, data: bytes) -> None:
+    assert detect(name, data[:SNIFF_BYTES]).name == expected
+
+
+def test_every_format_that_reads_has_a_sample_or_shares_one() -> None:
+    # These are written like another's: files of that kind are told by --from.
+    shared = {"inference-perf", "vllm-timed-trace"}
+    assert {f.name for f in FORMATS if f.read is not None} - {s[0] for s in SAMPLES} <= shared
+
+
+@pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not beside the checkout")
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("azure", "azure_llm_2023/AzureLLMInferenceTrace_conv.rows_1_12000.csv.gz"),
+        ("mooncake", "mooncake/conversation_trace.rows_1_8000.jsonl.gz"),
+        ("mooncake", "mooncake/synthetic_trace.rows_1_2500.jsonl.gz"),
+        ("burstgpt", "burstgpt/BurstGPT_1.rows_1_280.csv"),
+        ("burstgpt", "burstgpt/BurstGPT_3.rows_1_280.csv"),
+        ("burstgpt", "burstgpt_like_synth/synth_seed42_n100000.csv.gz"),
+        ("vidur", "sharegpt_lengths/sharegpt_8k_filtered_stats_llama2_tokenizer.rows_1_20000.csv.gz"),
+    ],
+)
+def test_real_traces_are_what_they_are(name: str, path: str) -> None:
+    with pa.input_stream(str(TRACES / path)) as file:
+        assert detect(Path(path).name, file.read(SNIFF_BYTES)).name == name
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (b"", "the file is empty"),
+        (b" \n\t", "nothing but white space"),
+        (b"\x00\x01\x02\x03" * 100, "none of the formats"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(100), "none of the formats"),
+        (b"Whose woods these are\n", "none of the formats"),
+        (b"{}\n", "none of the formats"),
+        (b"[]", "none of the formats"),
+        (b"null", "none of the formats"),
+        (b"[1, 2]", "none of the formats"),
+        (b"a,b,c\n1,2,3\n", "none of the formats"),
+        (b'{"conversations": 3}', "none of the formats"),
+        (b'{"log": "INFO started"}\n', "none of the formats"),
+        (b"{" * 10_000, "none of the formats"),
+    ],
+)
+def test_what_is_nothing_is_told(data: bytes, problem: str) -> None:
+    for name in ("", "a.json", "a.csv", "a.har", "a.parquet"):
+        with pytest.raises(FormatError, match=problem):
+            detect(name, data)
+
+
+def test_content_decides_over_the_name() -> None:
+    assert detect("a.har", capture()).name == "llmtap"
+    assert detect("a.parquet", lines(MOONCAKE)).name == "mooncake"
+    assert detect("a.parquet", parquet()).name == "llmtap", (
+        "its footer tells that it is none, when it is read"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("x.parquet", "llmtap"), ("x.har", "har"), ("/a/B.HAR", "har")]
+)
+def test_a_target_is_told_by_its_name(name: str, expected: str) -> None:
+    assert for_target(name).name == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [("x.csv", "azure, burstgpt, .*give --to"), ("x.jsonl", "mooncake, .*openai-batch.*give --to"),
+     ("x", "tells no format; give --to"), ("x.txt", "tells no format"), ("parquet", "tells no format")],
+)  # fmt: skip
+def test_a_target_whose_name_may_mean_several_is_asked_for(name: str, problem: str) -> None:
+    with pytest.raises(FormatError, match=problem):
+        for_target(name)
+
+
+def test_names_are_found_and_near_ones_named() -> None:
+    assert by_name("har").name == by_name("har", writing=True).name == "har"
+    with pytest.raises(FormatError, match="did you mean mooncake"):
+        by_name("moncake")
+    with pytest.raises(FormatError, match="known: llmtap, mooncake"):
+        by_name("qqqqqq")
+
+
+def test_formats_say_what_they_are_in_the_common_words() -> None:
+    names = [f.name for f in FORMATS]
+    assert len(set(names)) == len(names)
+    for f in FORMATS:
+        assert f.name == f.name.lower()
+        assert all(e.startswith(".") for e in f.extensions)
+        assert f.read is not None or f.write is not None
+        assert f.needs <= f.holds <= ASPECTS.keys()
+        assert f.why.keys() <= ASPECTS.keys()
+
+
+class Asked(dict[str, str]):
+    """A style that remembers what a writer wanted to know."""
+
+    def __init__(self) -> None:
+        self.keys_asked: set[str] = set()
+
+    def get(self, key: str, default: str = "") -> str:  # type: ignore[override]
+        self.keys_asked.add(key)
+        return default
+
+
+@pytest.mark.parametrize("name", [f.name for f in FORMATS])
+def test_a_format_tells_each_style_that_it_has_and_no_other(name: str) -> None:
+    fmt, style = by_name(name), Asked()
+    assert fmt.write is not None
+    row = {"arrival_ns": [1], "input_tokens": [1], "output_tokens": [1], "blocks": [[1]],
+           "request_body": ['{"messages":[{"role":"user","content":"hi"}]}']}  # fmt: skip
+    fmt.write(io.BytesIO(), CaptureInfo(), [batch_of(1, row)], WriteOptions(style=style))
+    assert style.keys_asked == fmt.styles.keys()
+    assert all(fmt.styles.values())
+
+
+def test_what_begins_like_a_name_is_offered_first() -> None:
+    with pytest.raises(FormatError, match=r"'vllm'; did you mean vllm-custom or vllm-timed-trace\?"):
+        by_name("vllm")

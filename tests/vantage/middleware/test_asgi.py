@@ -1,0 +1,723 @@
+"""The ASGI middleware between hand-written apps and a server reduced to its messages.
+
+Invariant: what passes between app and server is what would pass without it, to the object.
+"""
+
+import asyncio
+import itertools
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmtap import native
+from llmtap.channel.frames import FrameKind
+from llmtap.errors import ConfigError
+from llmtap.exchange.outcome import Outcome
+from llmtap.protocol.http1 import Framing, parse_request_head, parse_response_head
+from llmtap.vantage.middleware.asgi import LlmtapMiddleware, Message, Receive, Scope, Send
+from llmtap.vantage.middleware.emitter import Emitters
+from tests.support.asgi import Server, asked, http_scope, said, watched
+from tests.support.peer import play, scene, wait_until
+
+OPEN, DATA, END, SUBMIT = FrameKind.OPEN, FrameKind.REQUEST_DATA, FrameKind.REQUEST_END, FrameKind.SUBMIT
+HEAD, BODY, OVER, CLOSE = (
+    FrameKind.RESPONSE_HEAD, FrameKind.RESPONSE_DATA, FrameKind.RESPONSE_END, FrameKind.CLOSE,
+)  # fmt: skip
+EVENT_STREAM = [(b"content-type", b"text/event-stream")]
+Tell = Callable[[Receive, Send], Awaitable[None]]
+
+
+def app_of(tell: Tell) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await tell(receive, send)
+
+    return app
+
+
+async def take_all(receive: Receive) -> bytes:
+    """The request's body, read as apps do."""
+    body = b""
+    while True:
+        message = await receive()
+        assert message["type"] == "http.request", message
+        body += message.get("body", b"")
+        if not message.get("more_body", False):
+            return body
+
+
+def answering(*messages: Message, reads: bool = True) -> Tell:
+    async def tell(receive: Receive, send: Send) -> None:
+        if reads:
+            await take_all(receive)
+        for message in messages:
+            await send(message)
+
+    return tell
+
+
+def raising(error: BaseException, *messages: Message) -> Tell:
+    async def tell(receive: Receive, send: Send) -> None:
+        for message in messages:
+            await send(message)
+        raise error
+
+    return tell
+
+
+STREAM = said(b"data: one\n\n", b"data: two\n\n", b"", headers=EVENT_STREAM)
+WHOLE = said(b'{"ok":true}', headers=[(b"content-type", b"application/json"), (b"content-length", b"11")])
+
+
+@pytest.mark.parametrize(
+    ("request_messages", "answer", "kinds"),
+    [
+        pytest.param(
+            asked(b"{}"), STREAM, [OPEN, DATA, END, SUBMIT, HEAD, BODY, BODY, OVER, CLOSE], id="event stream"
+        ),
+        pytest.param(
+            asked(b"{}"), WHOLE, [OPEN, DATA, END, SUBMIT, HEAD, BODY, OVER, CLOSE], id="JSON in one piece"
+        ),
+        pytest.param(
+            asked(b"{", b"", b"}"), WHOLE, [OPEN, DATA, DATA, END, SUBMIT, HEAD, BODY, OVER, CLOSE],
+            id="a request in several messages",
+        ),
+        pytest.param(
+            asked(b"{}"), said(status=204), [OPEN, DATA, END, SUBMIT, HEAD, OVER, CLOSE], id="no content"
+        ),
+        pytest.param(
+            asked(b""), said(b"", status=500), [OPEN, END, SUBMIT, HEAD, OVER, CLOSE], id="an error, empty"
+        ),
+        pytest.param(
+            asked(b"{}"),
+            [*said()[:1], {"type": "http.response.body"}],
+            [OPEN, DATA, END, SUBMIT, HEAD, OVER, CLOSE],
+            id="messages without their optional keys",
+        ),
+    ],
+)  # fmt: skip
+def test_an_exchange_is_told_in_the_frames_of_a_relay(
+    request_messages: list[Message], answer: list[Message], kinds: list[FrameKind]
+) -> None:
+    async def run() -> None:
+        async with watched(app_of(answering(*answer))) as of:
+            server = await of.call(request_messages)
+            assert all(a is b for a, b in zip(server.sent, answer, strict=True)), "the very objects"
+            seen = await of.seen()
+            assert seen.kinds == kinds
+            assert seen.data(DATA) == b"".join(m["body"] for m in request_messages)
+            assert seen.data(BODY) == b"".join(m.get("body", b"") for m in answer[1:])
+            assert seen.closing.outcome == Outcome.COMPLETE
+            assert seen.closing.status == answer[0]["status"]
+            stamps = [f.t_ns for f in seen.frames]
+            assert stamps == sorted(stamps)
+            await wait_until(lambda: of.ledger.measured == 1)
+
+    play(run())
+
+
+@scene
+async def test_heads_are_whole_and_have_no_chunks_announced() -> None:
+    fields = [
+        ("host", "app.test"), ("authorization", "Bearer sk-1"), ("transfer-encoding", "chunked"),
+        ("x-twice", "a"), ("x-twice", "b"),
+    ]  # fmt: skip
+    answer = said(b"hi", headers=[(b"Transfer-Encoding", b"chunked"), (b"x-request-id", b"r1")])
+    async with watched(app_of(answering(*answer))) as of:
+        await of.call(asked(b"{}"), headers=fields, query_string=b"a=1&b=%20")
+        seen = await of.seen()
+        head = parse_request_head(seen.data(OPEN))
+        assert (head.method, head.target) == (b"POST", b"/v1/chat/completions?a=1&b=%20")
+        # As in a relay's frames: it is the meter that hashes keys.
+        assert (b"authorization", b"Bearer sk-1") in head.headers
+        assert head.headers.count((b"x-twice", b"a")) == head.headers.count((b"x-twice", b"b")) == 1
+        assert head.framing is Framing.NONE, "bodies come without their chunks"
+        reply = parse_response_head(seen.data(HEAD), b"POST")
+        assert (reply.status, reply.headers) == (200, [(b"x-request-id", b"r1")])
+        assert reply.framing is Framing.CLOSE
+
+
+@pytest.mark.parametrize(
+    ("version", "headers", "expected"),
+    [
+        ("1.1", [("host", "a")], ((1, 1), b"a")),
+        ("1.0", [], ((1, 0), None)),
+        ("2", [("content-length", "2")], ((1, 1), b"")),
+        ("2", [("host", "b"), ("content-length", "2")], ((1, 1), b"b")),
+    ],
+)
+def test_requests_of_other_versions_become_heads_that_can_be_read(
+    version: str, headers: list[tuple[str, str]], expected: tuple[tuple[int, int], bytes | None]
+) -> None:
+    async def run() -> None:
+        async with watched(app_of(answering(*WHOLE))) as of:
+            await of.call(asked(b"{}"), http_version=version, headers=headers)
+            head = parse_request_head((await of.seen()).data(OPEN))
+            hosts = [value for name, value in head.headers if name == b"host"]
+            assert (head.version, hosts[0] if hosts else None) == expected
+
+    play(run())
+
+
+@scene
+async def test_a_path_without_its_raw_form_is_quoted() -> None:
+    async with watched(app_of(answering(*WHOLE))) as of:
+        await of.call(asked(b""), raw_path=None, path="/v1/söme thing")
+        assert parse_request_head((await of.seen()).data(OPEN)).target == b"/v1/s%C3%B6me%20thing"
+
+
+@pytest.mark.parametrize("headers", [[("host", "a")], [("host", "a"), ("content-length", "0")]])
+def test_a_request_without_a_body_is_whole_at_the_call(headers: list[tuple[str, str]]) -> None:
+    async def run() -> None:
+        async with watched(app_of(answering(*WHOLE, reads=False))) as of:
+            await of.call(asked(), method="GET", headers=headers)
+            seen = await of.seen()
+            assert seen.kinds == [OPEN, END, SUBMIT, HEAD, BODY, OVER, CLOSE]
+            assert seen.one(END).t_ns == seen.one(OPEN).t_ns
+
+    play(run())
+
+
+@scene
+async def test_an_app_that_answers_without_reading_has_what_it_answers_to() -> None:
+    async with watched(app_of(answering(*STREAM, reads=False))) as of:
+        await of.call(asked(b"{}"), headers=[("host", "a"), ("content-length", "2")])
+        seen = await of.seen()
+        assert seen.kinds == [OPEN, SUBMIT, HEAD, BODY, BODY, OVER, CLOSE]
+        assert seen.one(SUBMIT).t_ns == seen.one(OPEN).t_ns
+
+
+@scene
+async def test_what_is_read_after_the_answer_began_is_told_and_moves_no_submit() -> None:
+    async def tell(receive: Receive, send: Send) -> None:
+        await send(STREAM[0])
+        await take_all(receive)
+        for message in STREAM[1:]:
+            await send(message)
+
+    async with watched(app_of(tell)) as of:
+        await of.call(asked(b"{", b"}"), headers=[("host", "a"), ("transfer-encoding", "chunked")])
+        seen = await of.seen()
+        assert seen.kinds == [OPEN, SUBMIT, HEAD, DATA, DATA, END, BODY, BODY, OVER, CLOSE]
+        assert seen.one(SUBMIT).t_ns == seen.one(OPEN).t_ns
+
+
+@scene
+async def test_the_answer_to_head_has_no_body() -> None:
+    async with watched(app_of(answering(*WHOLE, reads=False))) as of:
+        await of.call(asked(), method="HEAD")
+        seen = await of.seen()
+        assert seen.kinds == [OPEN, END, SUBMIT, HEAD, OVER, CLOSE]
+
+
+@scene
+async def test_background_work_is_no_part_of_the_exchange() -> None:
+    go_on = asyncio.Event()
+
+    async def tell(receive: Receive, send: Send) -> None:
+        await take_all(receive)
+        for message in STREAM:
+            await send(message)
+        await go_on.wait()
+        raise RuntimeError("in the background")
+
+    async with watched(app_of(tell)) as of:
+        task = asyncio.create_task(of.call(asked(b"{}")))
+        seen = await of.seen()
+        assert not task.done()
+        assert seen.closing.outcome == Outcome.COMPLETE
+        go_on.set()
+        with pytest.raises(RuntimeError, match="background"):
+            await task
+        await wait_until(lambda: of.ledger.measured == 1)
+
+
+class Oops(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("messages", "outcome", "status", "error"),
+    [
+        ([], Outcome.UPSTREAM_ERROR, 500, "the app raised Oops without an answer"),
+        (STREAM[:2], Outcome.TRUNCATED, 200, "the app raised Oops in the middle of its answer"),
+        (STREAM, Outcome.COMPLETE, 200, None),
+    ],
+    ids=["before its answer", "in the middle", "after it"],
+)
+def test_an_app_that_raises(
+    messages: list[Message], outcome: Outcome, status: int, error: str | None
+) -> None:
+    async def run() -> None:
+        planted = Oops("sk-secret")
+        async with watched(app_of(raising(planted, *messages))) as of:
+            with pytest.raises(Oops) as raised:
+                await of.call(asked(b"{}"))
+            assert raised.value is planted
+            closing = (await of.seen()).closing
+            assert (closing.outcome, closing.status, closing.error) == (outcome, status, error)
+
+    play(run())
+
+
+@pytest.mark.parametrize(
+    ("messages", "outcome"), [([], Outcome.UPSTREAM_ERROR), (STREAM[:2], Outcome.TRUNCATED)]
+)
+def test_an_app_that_returns_too_early(messages: list[Message], outcome: Outcome) -> None:
+    async def run() -> None:
+        async with watched(app_of(answering(*messages))) as of:
+            await of.call(asked(b"{}"))
+            assert (await of.seen()).closing.outcome == outcome
+
+    play(run())
+
+
+@scene
+async def test_an_app_that_is_cancelled() -> None:
+    async def tell(receive: Receive, send: Send) -> None:
+        await send(STREAM[0])
+        await asyncio.Event().wait()
+
+    async with watched(app_of(tell)) as of:
+        task = asyncio.create_task(of.call(asked(b"{}")))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        closing = (await of.seen()).closing
+        assert (closing.outcome, closing.error) == (
+            Outcome.TRUNCATED, "the app was cancelled in the middle of its answer",
+        )  # fmt: skip
+
+
+@scene
+async def test_a_client_that_leaves_is_known_from_receive() -> None:
+    async def tell(receive: Receive, send: Send) -> None:
+        await take_all(receive)
+        await send(STREAM[0])
+        await send(STREAM[1])
+        assert (await receive())["type"] == "http.disconnect"
+        await send(STREAM[2])  # into the void
+
+    async with watched(app_of(tell)) as of:
+        server = Server(asked(b"{}"))
+        server.left.set()
+        await of.app(http_scope(), server.receive, server.send)
+        seen = await of.seen()
+        assert seen.closing.outcome == Outcome.CLIENT_CANCELLED
+        assert seen.data(BODY) == STREAM[1]["body"]
+        assert server.sent == STREAM[:3], "the app is not kept from anything"
+
+
+@scene
+async def test_a_client_that_leaves_is_known_from_send() -> None:
+    async with watched(app_of(answering(*STREAM))) as of:
+        with pytest.raises(OSError, match="has left"):
+            await of.call(asked(b"{}"), breaks_after=2)
+        seen = await of.seen()
+        assert seen.closing.outcome == Outcome.CLIENT_CANCELLED
+        assert seen.data(BODY) == STREAM[1]["body"], "what the server did not take was not delivered"
+
+
+@scene
+async def test_a_disconnect_after_the_end_is_none() -> None:
+    async def tell(receive: Receive, send: Send) -> None:
+        await answering(*STREAM)(receive, send)
+        assert (await receive())["type"] == "http.disconnect"
+
+    async with watched(app_of(tell)) as of:
+        await of.call(asked(b"{}"))
+        assert (await of.seen()).closing.outcome == Outcome.COMPLETE
+
+
+@scene
+async def test_an_answer_with_trailers_ends_with_them() -> None:
+    trailers: Message = {"type": "http.response.trailers", "headers": [], "more_trailers": False}
+    answer = [*said(b"x"), trailers]
+    answer[0]["trailers"] = True
+
+    async def tell(receive: Receive, send: Send) -> None:
+        await send(answer[0])
+        await send(answer[1])
+        assert of.emitter._arrivals, "not over yet"
+        await send(answer[2])
+
+    async with watched(app_of(tell)) as of:
+        server = await of.call(asked(b"{}"))
+        assert server.sent == answer
+        seen = await of.seen()
+        assert seen.kinds[-4:] == [HEAD, BODY, OVER, CLOSE]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"type": "http.response.pathsend", "path": "/nowhere"},
+        {"type": "http.response.zerocopysend", "file": 1},
+    ],
+    ids=["pathsend", "zerocopysend"],
+)
+def test_a_file_that_the_server_sends_ends_the_answer(message: Message) -> None:
+    async def run() -> None:
+        async with watched(app_of(answering(WHOLE[0], message))) as of:
+            assert (await of.call(asked(b"{}"))).sent == [WHOLE[0], message]
+            assert (await of.seen()).closing.outcome == Outcome.COMPLETE
+
+    play(run())
+
+
+@scene
+async def test_other_kinds_of_bytes_are_taken_as_they_are() -> None:
+    body = bytearray(b"abc")
+    answer = [
+        WHOLE[0],
+        {"type": "http.response.body", "body": memoryview(b"123"), "more_body": True},
+        {"type": "http.response.body", "body": body},
+    ]
+    async with watched(app_of(answering(*answer))) as of:
+        await of.call(asked(b"{}"))
+        body[:] = b"xyz"
+        assert (await of.seen()).data(BODY) == b"123abc"
+
+
+@given(
+    request=st.lists(st.binary(max_size=40), min_size=1, max_size=6),
+    answer=st.lists(st.binary(max_size=40), min_size=1, max_size=8),
+)
+def test_bodies_pass_untouched_wherever_they_are_cut(request: list[bytes], answer: list[bytes]) -> None:
+    async def run() -> None:
+        got: list[bytes] = []
+
+        async def tell(receive: Receive, send: Send) -> None:
+            got.append(await take_all(receive))
+            for message in said(*answer):
+                await send(message)
+
+        async with watched(app_of(tell)) as of:
+            server = await of.call(asked(*request))
+            assert got == [b"".join(request)]
+            assert server.sent == said(*answer)
+            seen = await of.seen()
+            assert seen.data(DATA) == b"".join(request)
+            assert seen.data(BODY) == b"".join(answer)
+            assert len(seen.of(BODY)) == sum(map(bool, answer))
+
+    play(run())
+
+
+@scene
+async def test_two_hundred_streams_at_once_are_kept_apart() -> None:
+    numbers = itertools.count()
+
+    async def tell(receive: Receive, send: Send) -> None:
+        name = b"%d" % next(numbers)
+        await send(STREAM[0])
+        for _ in range(20):
+            await asyncio.sleep(0)
+            await send({"type": "http.response.body", "body": name + b" ", "more_body": True})
+        await send({"type": "http.response.body"})
+
+    async with watched(app_of(tell)) as of:
+        await asyncio.gather(*(of.call(asked(b"")) for _ in range(200)))
+        await wait_until(lambda: of.ledger.measured == 200)
+        bodies = {of.meter.exchange(seq).data(BODY) for seq in range(1, 201)}
+        assert bodies == {b"%d " % i * 20 for i in range(200)}, "numbered without gaps, and never mixed up"
+
+
+# ---------------------------------------------------------------- the meter's comings and goings
+
+
+@scene
+async def test_without_a_meter_the_app_goes_on_and_is_counted() -> None:
+    async with watched(app_of(answering(*STREAM)), with_meter=False) as of:
+        for _ in range(5):
+            assert (await of.call(asked(b"{}"))).sent == STREAM
+        assert (of.ledger.opened, of.ledger.dropped) == (5, {"no_meter": 5})
+        await of.meter.start()
+        await wait_until(lambda: of.meter.hellos)
+        await of.call(asked(b"{}"))
+        assert (await of.seen(6)).closing.outcome == Outcome.COMPLETE
+        await wait_until(lambda: of.ledger.measured == 1)
+
+
+@scene
+async def test_a_meter_that_dies_costs_what_ran_and_is_found_again() -> None:
+    go_on = asyncio.Event()
+
+    async def tell(receive: Receive, send: Send) -> None:
+        await send(STREAM[0])
+        await go_on.wait()
+        for message in STREAM[1:]:
+            await send(message)
+
+    async with watched(app_of(tell)) as of:
+        await wait_until(lambda: of.meter.hellos)
+        running = [asyncio.create_task(of.call(asked(b""))) for _ in range(3)]
+        await wait_until(lambda: len(of.meter.frames) >= 3 * len((OPEN, SUBMIT, HEAD)))
+        of.meter.stop()
+        await wait_until(lambda: not of.emitter.tap.connected)
+        assert of.ledger.dropped == {"meter_lost": 3}
+        go_on.set()
+        for task in running:
+            assert (await task).sent == STREAM
+        assert (await of.call(asked(b""))).sent == STREAM
+        assert of.ledger.dropped == {"meter_lost": 3, "no_meter": 1}
+        await of.meter.start()
+        await wait_until(lambda: len(of.meter.hellos) == 2)
+        await of.call(asked(b""))
+        await wait_until(lambda: of.ledger.measured == 1)
+        assert of.ledger.opened == 5
+        assert of.meter.hellos[1].guest, "a meter does not wait for it at its end"
+        assert of.meter.hellos[1].implementation == native.NAME
+
+
+@scene
+async def test_statuses_tell_the_counts() -> None:
+    async with watched(app_of(answering(*STREAM))) as of:
+        await of.call(asked(b"{}"))
+        await of.seen()
+        await wait_until(lambda: of.meter.statuses and of.meter.statuses[-1].measured == 1)
+        status = of.meter.statuses[-1]
+        assert (status.opened, status.streams, status.unsettled) == (1, 0, 0)
+        assert status.bytes_down >= len(b"data: one\n\ndata: two\n\n")
+
+
+@scene
+async def test_a_loop_that_stalls_is_in_the_uncertainty() -> None:
+    async def tell(receive: Receive, send: Send) -> None:
+        await send(STREAM[0])
+        await asyncio.sleep(0.03)
+        time.sleep(0.1)  # noqa: ASYNC251  as a careless handler does
+        await asyncio.sleep(0.03)
+        for message in STREAM[1:]:
+            await send(message)
+
+    async with watched(app_of(tell)) as of:
+        await of.call(asked(b""))
+        assert (await of.seen()).closing.lag_ns >= 50_000_000
+
+
+@scene
+async def test_a_client_that_takes_nothing_for_a_while_is_a_pause() -> None:
+    class Slow(Server):
+        async def send(self, message: Message) -> None:
+            turns = of.emitter.turns
+            if len(self.sent) == 1:  # until the loop was seen to turn, which is 10 ms at least
+                await wait_until(lambda: of.emitter.turns > turns + 1)
+            await super().send(message)
+
+    async with watched(app_of(answering(*STREAM))) as of:
+        server = Slow(asked(b"{}"))
+        await of.app(http_scope(), server.receive, server.send)
+        assert server.sent == STREAM
+        assert (await of.seen()).closing.paused_ns >= 5_000_000
+
+
+# ---------------------------------------------------------------- other scopes
+
+
+@scene
+async def test_a_websocket_passes_unmeasured_and_is_counted() -> None:
+    calls: list[tuple[Any, ...]] = []
+
+    async def app(*args: Any) -> None:
+        calls.append(args)
+
+    async def receive() -> Message:
+        return {}
+
+    async def send(message: Message) -> None: ...
+
+    async with watched(app) as of:
+        scope = {"type": "websocket", "path": "/v1/realtime", "headers": []}
+        await of.app(scope, receive, send)
+        assert calls == [(scope, receive, send)]
+        assert of.ledger.dropped == {"websocket": 1}
+
+
+@scene
+async def test_of_a_skipped_path_nothing_is_told_or_counted() -> None:
+    calls: list[tuple[Any, ...]] = []
+
+    async def app(*args: Any) -> None:
+        calls.append(args)
+        if args[0]["type"] == "http":
+            for message in WHOLE:
+                await args[2](message)
+
+    async def receive() -> Message:
+        return {}
+
+    async with watched(app, skip=("/health", "/metrics")) as of:
+        server = Server(asked(b""))
+        probe = http_scope("GET", "/health/live")
+        await of.app(probe, server.receive, server.send)
+        assert server.sent == WHOLE
+        assert calls == [(probe, server.receive, server.send)], "the app has what its server gave"
+        await of.app({"type": "websocket", "path": "/metrics", "headers": []}, receive, server.send)
+        assert len(calls) == 2
+        assert of.ledger.opened == 0
+        await of.call(asked(b""), method="GET", path="/healthz")
+        assert b"/healthz" in (await of.seen()).request
+        assert of.ledger.opened == 1
+
+
+@scene
+async def test_a_scope_of_a_kind_to_come_passes() -> None:
+    calls: list[Any] = []
+
+    async def app(*args: Any) -> None:
+        calls.append(args)
+
+    async with watched(app) as of:
+        await of.app({"type": "quic"}, None, None)  # type: ignore[arg-type]
+        assert calls == [({"type": "quic"}, None, None)]
+        assert of.ledger.opened == 0
+
+
+@scene
+async def test_at_the_apps_end_the_meter_has_everything_first() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan":
+            await answering(*STREAM)(receive, send)
+            return
+        await receive()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async with watched(app) as of:
+        down = asyncio.Event()
+        sent: list[str] = []
+        words = iter(["lifespan.startup", "lifespan.shutdown"])
+
+        async def receive() -> Message:
+            word = next(words)
+            if word == "lifespan.shutdown":
+                await down.wait()
+            return {"type": word}
+
+        async def send(message: Message) -> None:
+            sent.append(message["type"])
+
+        life = asyncio.create_task(of.app({"type": "lifespan"}, receive, send))
+        await wait_until(lambda: sent)
+        await wait_until(lambda: of.meter.hellos)
+        ledger = of.ledger
+        await of.call(asked(b"{}"))
+        down.set()
+        await life
+        assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+        assert ledger.measured == 1, "acknowledged before the server may end the process"
+        await wait_until(lambda: of.meter.statuses)
+        assert of.meter.statuses[-1].draining
+
+
+# ---------------------------------------------------------------- what must never reach the app
+
+
+class Broken:
+    """A channel in which everything goes wrong."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError("planted")
+
+
+@pytest.mark.parametrize("broken", ["at the start", "in the middle"])
+def test_our_own_failures_do_not_reach_the_app(broken: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        async def tell(receive: Receive, send: Send) -> None:
+            await take_all(receive)
+            await send(STREAM[0])
+            if broken == "in the middle":
+                (exchange,) = of.emitter._arrivals
+                exchange._tap = Broken()  # type: ignore[attr-defined]
+            for message in STREAM[1:]:
+                await send(message)
+
+        async with watched(app_of(tell)) as of:
+            await wait_until(lambda: of.meter.hellos)
+            more = {"headers": None} if broken == "at the start" else {}
+            scope = http_scope()
+            scope.update(more)
+            server = Server(asked(b"{}"))
+            await of.app(scope, server.receive, server.send)
+            assert server.sent == STREAM
+            assert of.ledger.dropped == {"middleware_error": 1}
+            await of.app(http_scope(), *_ends(server := Server(asked(b"{}"))))
+            assert server.sent == STREAM
+            assert of.ledger.opened == 2
+
+    play(run())
+    lines = [r.getMessage() for r in caplog.records if "middleware_error" in r.getMessage()]
+    assert len(lines) == 1, "told once for each kind"
+    assert "planted" not in lines[0], "an error's text may quote a header"
+
+
+def _ends(server: Server) -> tuple[Receive, Send]:
+    return server.receive, server.send
+
+
+@scene
+async def test_garbage_from_an_app_meets_the_server_and_not_us() -> None:
+    garbage: list[Any] = [{"type": "http.response.start"}, {}, {"type": "http.response.body", "body": "text"}]
+
+    class Tolerant(Server):
+        async def send(self, message: Message) -> None:
+            self.sent.append(message)
+
+    async with watched(app_of(answering(*garbage))) as of:
+        server = Tolerant(asked(b"{}"))
+        await of.app(http_scope(), server.receive, server.send)
+        assert server.sent == garbage
+        assert of.ledger.dropped == {"middleware_error": 1}
+
+
+@pytest.mark.parametrize(
+    ("options", "place"),
+    [({"socket": ""}, "socket"), ({"socket": "/" + "x" * 200}, "socket"), ({"tap_bytes": 10}, "tap_bytes")],
+)
+def test_what_a_user_sets_wrong_is_told_at_the_start(options: dict[str, Any], place: str) -> None:
+    with pytest.raises(ConfigError) as told:
+        LlmtapMiddleware(app_of(answering()), **{"socket": "/tmp/x", **options})
+    assert told.value.place == place
+
+
+def test_each_loop_has_an_emitter_of_its_own() -> None:
+    emitters = Emitters("/nowhere/tap.sock", 1 << 20)
+
+    async def name() -> str:
+        here = emitters.here()
+        assert here is not None
+        assert emitters.here() is here
+        await emitters.close()
+        return here.name
+
+    assert len({asyncio.run(name()) for _ in range(3)}) == 3
+    assert emitters.here() is None, "no loop runs, and nothing is raised"
+
+
+def test_the_app_is_called_where_there_is_no_loop_of_asyncio() -> None:
+    """As on trio: nothing is measured, and the app is called all the same."""
+    called = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        called.append(scope["type"])
+
+    middleware = LlmtapMiddleware(app, socket="/nowhere/tap.sock")
+    work = middleware(http_scope(), *_ends_of_nobody())
+    with pytest.raises(StopIteration):
+        work.send(None)  # type: ignore[attr-defined]
+    assert called == ["http"]
+
+
+def _ends_of_nobody() -> tuple[Receive, Send]:
+    async def receive() -> Message:
+        return {}
+
+    async def send(message: Message) -> None: ...
+
+    return receive, send

@@ -1,0 +1,296 @@
+"""Back-pressure both ways, and answers that do not wait for the request: what a slow side costs the relay."""
+
+import asyncio
+import contextlib
+import socket
+
+import pytest
+
+from llmtap.clock import SystemClock
+from llmtap.net.stream import PlainStream
+from tests.support.peer import Ending, chunk, chunked, scene, wait_still, wait_until
+from tests.support.proxy import Tapped, stage, tapped
+from tests.support.raw_client import request
+from tests.support.upstream import CLOSE, RESET, Call, answers, unanswered_port
+
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def kept_by(tap: Tapped) -> int:
+    """Bytes of bodies the relay holds in its own memory."""
+    total = 0
+    for connection in tap.relay.connections:
+        stream = connection._stream
+        total += stream.pending if stream is not None else 0
+        total += len(connection._buffer)
+    for flow in tap.relay.flows:
+        upstream = flow._upstream
+        total += upstream.pending if upstream is not None else 0
+        total += len(flow._held)
+    return total
+
+
+async def stalled(peer_bytes: list[int]) -> int:
+    """Wait until a sender's count (kept in a list of one) no longer grows."""
+    return await wait_still(lambda: peer_bytes[0])
+
+
+@scene
+async def test_an_upload_behind_a_complete_answer_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client reads nothing and goes on sending what nobody wants any more."""
+    monkeypatch.setattr("llmtap.vantage.relay.relay.SWEEP_S", 3_600.0)  # the test looks by itself
+    async with stage() as (up, tap):
+        done = asyncio.Event()
+
+        async def refuses(call: Call) -> str:
+            await call.say(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 50000\r\n\r\n" + b"x" * 50_000)
+            await done.wait()
+            return CLOSE
+
+        client = await tap.client(receive_buffer=4_096)
+        (connection,) = tap.relay.connections
+        assert isinstance(connection._stream, PlainStream)
+        connection._stream._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
+        await client.send(request("POST", up.on(refuses), "Content-Length: 10000000000"))
+        await wait_until(lambda: any(flow._finishing for flow in tap.relay.flows))
+        (flow,) = tap.relay.flows
+        before_ns = flow.last_ns
+        await client.send(*[b"y" * 100_000] * 100)
+        await wait_until(lambda: flow.request_bytes > 10_000_000)
+        assert kept_by(tap) < 100_000
+        assert flow.last_ns == before_ns, "it kept the exchange alive"
+        done.set()
+
+
+@pytest.mark.parametrize("who", ["client", "upstream"])
+@scene
+async def test_one_that_takes_little_at_a_time_is_not_idle(who: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel's buffers hide it for long: nothing more fits into them until a third is free."""
+    monkeypatch.setattr("llmtap.vantage.relay.relay.SWEEP_S", 3_600.0)  # the test looks by itself
+    async with stage() as (up, tap):
+        takes, over = asyncio.Event(), asyncio.Event()
+
+        async def script(call: Call) -> str:
+            if who == "client":
+                await call.say(b"HTTP/1.1 200 OK\r\nContent-Length: 60000000\r\n\r\n")
+                with contextlib.suppress(ConnectionError):
+                    await call.say(*[b"z" * 100_000] * 600)
+            else:
+                await takes.wait()
+                await call.peer.exactly(400_000)
+                await over.wait()
+            return CLOSE
+
+        client = await tap.client(receive_buffer=65_536)
+        path = up.on(script)
+        body = [] if who == "client" else [b"q" * 100_000] * 600
+        length = f"Content-Length: {sum(map(len, body))}"
+        sending = asyncio.ensure_future(client.send(request("POST", path, length), *body))
+        await wait_until(lambda: up.calls)
+        (flow,) = tap.relay.flows
+        slow = flow._stream if who == "client" else flow._upstream
+        assert slow is not None
+        await wait_until(lambda: slow.pending)
+        await wait_still(lambda: slow.acked_bytes)
+        limit_ns = tap.relay.options.idle_timeout
+        now_ns = flow.last_ns + limit_ns // 2
+        flow.check(now_ns)
+        acked = slow.acked_bytes
+        if who == "client":
+            await client.exactly(400_000)
+        else:
+            takes.set()
+        await wait_until(lambda: slow.acked_bytes > acked)
+        await wait_still(lambda: slow.acked_bytes)
+        now_ns += limit_ns + 1
+        flow.check(now_ns)
+        assert not flow.over, "it took something"
+        now_ns += limit_ns + 1
+        flow.check(now_ns)
+        assert flow.over, "it took nothing"
+        over.set()
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+        closing = (await tap.meter.closed(1)).closing
+        assert closing.outcome == ("client_cancelled" if who == "client" else "upstream_timeout")
+
+
+@pytest.mark.parametrize("clock", ["mono", "kernel"])
+@pytest.mark.parametrize("framing", ["length", "chunked", "http10"])
+@scene
+async def test_a_slow_client_slows_the_upstream(framing: str, clock: str) -> None:
+    total = 60_000_000
+    async with stage(clock=clock) as (up, tap):
+        pushed = [0]
+        piece = b"z" * 100_000
+
+        async def flood(call: Call) -> None:
+            head = (
+                b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % total if framing == "length" else CHUNKED
+            )
+            await call.say(head)
+            for _ in range(total // len(piece)):
+                await call.say(piece if framing == "length" else chunk(piece))
+                pushed[0] += len(piece)
+            if framing != "length":
+                await call.say(b"0\r\n\r\n")
+
+        client = await tap.client(receive_buffer=65_536)
+        version = "1.0" if framing == "http10" else "1.1"
+        await client.send(request("GET", up.on(flood), version=version))
+        assert await stalled(pushed) < total / 2
+        assert kept_by(tap) <= 2 * 65_536 + 1_000, "what one read took is all the relay holds"
+        answer = await client.answer()
+        assert (len(answer.data), answer.whole) == (total, True)
+        assert kept_by(tap) == 0
+        recorded = await tap.meter.closed(1)
+        assert recorded.closing.paused_ns > 0
+        assert recorded.closing.outcome == "complete"
+
+
+@pytest.mark.parametrize("framing", ["length", "chunked"])
+@scene
+async def test_a_slow_upstream_slows_the_client(framing: str) -> None:
+    total = 60_000_000
+    async with stage() as (up, tap):
+        go = asyncio.Event()
+
+        async def late(call: Call) -> None:
+            await go.wait()
+            assert len(await call.body()) == total
+            await call.say(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+
+        client = await tap.client()
+        piece = b"q" * 100_000
+        if framing == "length":
+            head, pieces = (
+                request("POST", up.on(late), f"Content-Length: {total}"),
+                [piece] * (total // len(piece)),
+            )
+        else:
+            head = request("POST", up.on(late), "Transfer-Encoding: chunked")
+            pieces = [*[chunk(piece)] * (total // len(piece)), b"0\r\n\r\n"]
+        sending = asyncio.ensure_future(client.send(head, *pieces))
+        await wait_still(lambda: client.sent_bytes)
+        assert client.sent_bytes < total / 2
+        assert kept_by(tap) <= 2 * 65_536 + 1_000
+        go.set()
+        await sending
+        assert (await client.answer()).data == b"ok"
+        assert kept_by(tap) == 0
+
+
+@scene
+async def test_an_upload_waits_in_the_kernel_while_the_upstream_is_called() -> None:
+    async with unanswered_port() as port, tapped(f"http://127.0.0.1:{port}") as tap:
+        client = await tap.client()
+        sending = asyncio.ensure_future(
+            client.send(request("POST", "/x", "Content-Length: 60000000"), *[b"q" * 1_000_000] * 60)
+        )
+        await wait_still(lambda: client.sent_bytes)
+        assert kept_by(tap) <= 65_536 + 1_000
+        assert not sending.done()
+        tap.relay.pool.sweep(SystemClock.mono_ns() + 601 * 10**9)
+        assert (await client.answer()).status == 504
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+
+
+@scene
+async def test_an_endless_prelude_of_interim_answers_is_back_pressure_too() -> None:
+    """1xx heads are bytes like any other to a client that reads nothing."""
+    interim = b"HTTP/1.1 103 Early Hints\r\nLink: " + b"x" * 8_000 + b"\r\n\r\n"
+    async with stage() as (up, tap):
+        pushed = [0]
+
+        async def chatter(call: Call) -> str:
+            while pushed[0] < 60_000_000:
+                await call.say(interim)
+                pushed[0] += len(interim)
+            return CLOSE
+
+        client = await tap.client(receive_buffer=65_536)
+        await client.send(request("GET", up.on(chatter)))
+        sent = await stalled(pushed)
+        assert kept_by(tap) <= 1_000_000, f"{kept_by(tap)} bytes held of {sent}"
+        assert sent < 30_000_000
+
+
+# ---------------------------------------------------------------- answers that do not wait for the request
+
+
+@pytest.mark.parametrize("then", [CLOSE, RESET, None])
+@scene
+async def test_an_answer_during_an_upload_reaches_the_client(then: str | None) -> None:
+    """RFC 9112 9.3 and 9.6: a client that still sends must be able to read the final answer."""
+    async with stage() as (up, tap):
+
+        async def too_large(call: Call) -> str | None:
+            await call.say(b"HTTP/1.1 413 Content Too Large\r\nContent-Length: 3\r\n\r\nbig")
+            await asyncio.sleep(0.05)
+            if then is None:
+                await call.left()
+                return CLOSE
+            return then
+
+        client = await tap.client()
+        path = up.on(too_large)
+        pieces = [b"x" * 100_000] * 30
+
+        async def upload() -> None:
+            await client.send(request("POST", path, "Content-Length: 8000000"))
+            for piece in pieces:
+                await client.send(piece)
+                await asyncio.sleep(0.002)
+
+        uploading = asyncio.ensure_future(upload())
+        answer = await client.answer()
+        assert (answer.status, answer.data) == (413, b"big")
+        assert answer.head.get("connection") == b"close"
+        await uploading  # the rest of the upload is still taken
+        assert (await client.to_end())[1] is Ending.FIN
+        await wait_until(lambda: not up.open)
+        assert tap.relay.pool.idle == 0
+        assert len(up.calls_to(path)) == 1
+        assert (await tap.meter.closed(1)).closing.status == 413
+
+
+@scene
+async def test_an_answer_behind_a_broken_pipe_is_found() -> None:
+    """The upstream answers and goes while its kernel still refuses the upload: the answer counts."""
+    async with stage() as (up, tap):
+        may_answer = asyncio.Event()
+
+        async def deaf(call: Call) -> str:
+            await may_answer.wait()
+            await call.say(b"HTTP/1.1 507 Insufficient Storage\r\nContent-Length: 4\r\n\r\nfull")
+            return CLOSE  # with the upload unread: the kernel resets
+
+        client = await tap.client()
+        head = request("POST", up.on(deaf), "Content-Length: 60000000")
+        sending = asyncio.ensure_future(client.send(head, *[b"q" * 1_000_000] * 60))
+        await wait_still(lambda: client.sent_bytes)
+        may_answer.set()
+        answer = await client.answer()
+        assert (answer.status, answer.data) == (507, b"full")
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+
+
+@scene
+async def test_an_answer_that_began_during_the_upload_may_go_on() -> None:
+    async with stage() as (up, tap):
+
+        async def eager(call: Call) -> None:
+            await call.say(CHUNKED + chunk(b"reading"))
+            body = await call.body()
+            await call.say(chunked(b" %d bytes" % len(body)))
+
+        client = await tap.client()
+        await client.send(request("POST", up.on(eager), "Content-Length: 1000") + b"x" * 10)
+        await client.head()
+        assert await client.chunk() == b"reading"
+        await client.send(b"x" * 990)
+        assert await client.chunk() == b" 1000 bytes"
+        assert await client.exactly(5) == b"0\r\n\r\n"
+        assert (await client.get(up.on(answers(b"next")))).data == b"next"

@@ -1,0 +1,756 @@
+"""What RFC 9110 and 9112 ask of whoever stands between a client and a gateway."""
+
+import asyncio
+
+import pytest
+
+from llmtap.channel.frames import FrameKind
+from tests.support.peer import PATIENCE_S, Ending, Gone, chunk, chunked, scene, wait_until
+from tests.support.proxy import stage, tapped
+from tests.support.raw_client import request
+from tests.support.upstream import CLOSE, Call, answers, says, upstream
+
+# ---------------------------------------------------------------- answers without a body
+
+
+@pytest.mark.parametrize(
+    ("method", "head"),
+    [
+        ("HEAD", b"HTTP/1.1 200 OK\r\nContent-Length: 1234\r\n\r\n"),
+        ("HEAD", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"),
+        ("HEAD", b"HTTP/1.1 404 Not Found\r\n\r\n"),
+        ("GET", b"HTTP/1.1 204 No Content\r\n\r\n"),
+        ("DELETE", b"HTTP/1.1 204 No Content\r\nX: 1\r\n\r\n"),
+        ("GET", b'HTTP/1.1 304 Not Modified\r\nContent-Length: 99\r\nETag: "x"\r\n\r\n'),
+        ("GET", b"HTTP/1.1 304 Not Modified\r\nTransfer-Encoding: chunked\r\n\r\n"),
+        ("GET", b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"),
+        ("GET", b"HTTP/1.1 205 Reset Content\r\nContent-Length: 0\r\n\r\n"),
+    ],
+)
+@scene
+async def test_an_answer_without_a_body_leaves_both_connections_usable(method: str, head: bytes) -> None:
+    """RFC 9112 6.3 rule 1; its fields are passed as they are."""
+    async with stage() as (up, tap):
+        path, after = up.on(says(head)), up.on(answers(b"next"))
+        client = await tap.client()
+        for _ in range(2):
+            answer = await client.ask(request(method, path))
+            assert answer.head.raw == head
+            assert (await client.get(after)).data == b"next"
+        assert up.connections == 1
+
+
+# ---------------------------------------------------------------- interim answers
+
+
+@scene
+async def test_interim_answers_are_passed_on_as_they_come() -> None:
+    """RFC 9110 15.2: a proxy MUST forward 1xx."""
+    async with stage() as (up, tap):
+        heard = asyncio.Event()
+
+        async def script(call: Call) -> None:
+            await call.say(b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\nLink: </b>\r\n\r\n")
+            await heard.wait()
+            await call.say(b"HTTP/1.1 102 Processing\r\n\r\nHTTP/1.1 103 Early Hints\r\n\r\n")
+            await call.say(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+
+        client = await tap.client()
+        await client.send(request("GET", up.on(script)))
+        early = await client.head()
+        assert early.raw == b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\nLink: </b>\r\n\r\n"
+        heard.set()
+        answer = await client.answer()
+        assert [h.line for h in answer.interim] == [b"HTTP/1.1 102 Processing", b"HTTP/1.1 103 Early Hints"]
+        assert (answer.status, answer.data) == (200, b"ok")
+        recorded = await tap.meter.closed(1)
+        assert len(recorded.of(FrameKind.INTERIM)) == 3
+        assert recorded.closing.status == 200
+
+
+@scene
+async def test_very_many_interim_answers_in_one_read() -> None:
+    """More than Python would nest calls for."""
+    count = 2_500
+    async with stage() as (up, tap):
+        interim = b"HTTP/1.1 100 Continue\r\n\r\n" * count
+        path = up.on(says(interim + b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"))
+        client = await tap.client()
+        async with asyncio.timeout(PATIENCE_S):
+            answer = await client.get(path)
+        assert (len(answer.interim), answer.data) == (count, b"ok")
+
+
+@scene
+async def test_an_http10_client_gets_no_interim_answer() -> None:
+    """RFC 9110 15.2: a server MUST NOT send 1xx to an HTTP/1.0 client."""
+    async with stage() as (up, tap):
+        path = up.on(says(b"HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"))
+        client = await tap.client()
+        answer = await client.ask(request("GET", path, version="1.0"))
+        assert (answer.interim, answer.data) == ([], b"ok")
+
+
+@scene
+async def test_expect_is_the_upstreams_to_answer() -> None:
+    """RFC 9110 10.1.1: the expectation goes on, and so does the answer to it."""
+    async with stage() as (up, tap):
+
+        async def script(call: Call) -> None:
+            await call.say(b"HTTP/1.1 100 Continue\r\n\r\n")
+            body = await call.body()
+            await call.say(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+
+        path = up.on(script)
+        client = await tap.client()
+        await client.send(request("POST", path, "Content-Length: 5", "Expect: 100-continue"))
+        assert (await client.head()).line == b"HTTP/1.1 100 Continue"
+        await client.send(b"hello")
+        assert (await client.answer()).data == b"hello"
+        assert up.call(path).head.get("expect") == b"100-continue"
+
+
+@scene
+async def test_the_relay_makes_no_100_of_its_own() -> None:
+    async with stage() as (up, tap):
+        go = asyncio.Event()
+
+        async def script(call: Call) -> None:
+            await go.wait()
+            await call.body()
+            await call.say(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+
+        path = up.on(script)
+        client = await tap.client()
+        await client.send(request("POST", path, "Content-Length: 5", "Expect: 100-continue"))
+        await wait_until(lambda: up.calls)
+        assert await client.silent_for(0.1)
+        await client.send(b"hello")  # a client may tire of waiting
+        go.set()
+        answer = await client.answer()
+        assert (answer.interim, answer.data) == ([], b"ok")
+
+
+@scene
+async def test_a_final_answer_to_an_expectation_ends_the_connection_it_left_unfinished() -> None:
+    """The body may or may not follow: nobody could tell it from the next request."""
+    async with stage() as (up, tap):
+
+        async def refuse(call: Call) -> str:
+            await call.say(b"HTTP/1.1 417 Expectation Failed\r\nContent-Length: 2\r\n\r\nno")
+            return CLOSE
+
+        path = up.on(refuse)
+        client = await tap.client()
+        await client.send(request("POST", path, "Content-Length: 5", "Expect: 100-continue"))
+        answer = await client.answer()
+        assert (answer.status, answer.data) == (417, b"no")
+        assert answer.head.get("connection") == b"close"
+        assert (await client.to_end())[0] == b""
+
+
+# ---------------------------------------------------------------- trailers
+
+
+@scene
+async def test_trailers_pass_both_ways_and_leave_the_connections_usable() -> None:
+    async with stage() as (up, tap):
+        body = chunked(b"hello", trailers=b"X-Sum: 1\r\nServer-Timing: a;dur=3\r\n")
+        path = up.on(says(b"HTTP/1.1 200 OK\r\nTrailer: X-Sum\r\nTransfer-Encoding: chunked\r\n\r\n" + body))
+        client = await tap.client()
+        for _ in range(2):
+            head = request("POST", path, "TE: trailers", "Trailer: X-Up", "Transfer-Encoding: chunked")
+            answer = await client.ask(head + chunked(b"up", trailers=b"X-Up: 2\r\n"))
+            assert answer.data == b"hello"
+            assert answer.body.trailers == [(b"X-Sum", b"1"), (b"Server-Timing", b"a;dur=3")]
+            assert answer.head.get("trailer") == b"X-Sum"
+        for call in up.calls_to(path):
+            assert call.payload is not None
+            assert call.payload.trailers == [(b"X-Up", b"2")]
+            assert call.head.get("te") == b"trailers"
+            assert call.head.get("connection") == b"TE"
+        assert up.connections == 1
+
+
+# ---------------------------------------------------------------- HTTP/1.0
+
+
+@scene
+async def test_an_http10_client_gets_no_chunks() -> None:
+    """RFC 9112 6.1: no Transfer-Encoding to a client that did not say HTTP/1.1; the close tells the end."""
+    async with stage() as (up, tap):
+        data = b"x" * 50_000
+        client = await tap.client()
+        path = up.on(answers(data, chunks=9, fields=b"Trailer: X-T\r\n"))
+        answer = await client.ask(request("GET", path, "Connection: keep-alive", version="1.0"))
+        assert (answer.data, answer.ending) == (data, Ending.FIN)
+        for name in ("transfer-encoding", "trailer", "content-length"):
+            assert answer.head.get(name) is None
+        assert answer.head.get("connection") == b"close"
+        assert up.call(path).head.line.endswith(b" HTTP/1.1"), "towards the upstream it is HTTP/1.1"
+        recorded = await tap.meter.closed(1)
+        assert chunked(*[data[i : i + 5556] for i in range(0, 50_000, 5556)]) in recorded.answer, (
+            "the tap sees what the upstream sent"
+        )
+
+
+@pytest.mark.parametrize("method", ["HEAD", "GET"])
+@scene
+async def test_an_http10_client_is_told_no_transfer_coding_even_without_a_body(method: str) -> None:
+    """RFC 9112 6.1: a server MUST NOT send Transfer-Encoding unless the request said HTTP/1.1."""
+    status = b"200 OK" if method == "HEAD" else b"304 Not Modified"
+    async with stage() as (up, tap):
+        path = up.on(says(b"HTTP/1.1 " + status + b"\r\nTransfer-Encoding: chunked\r\n\r\n"))
+        answer = await (await tap.client()).ask(request(method, path, version="1.0"))
+        assert answer.head.get("transfer-encoding") is None
+
+
+@scene
+async def test_an_http10_client_may_keep_its_connection_where_the_length_is_told() -> None:
+    async with stage() as (up, tap):
+        path = up.on(answers(b"ok"))
+        client = await tap.client()
+        for _ in range(3):
+            answer = await client.ask(request("GET", path, "Connection: Keep-Alive", version="1.0"))
+            assert (answer.data, answer.head.get("connection")) == (b"ok", b"keep-alive")
+        answer = await client.ask(request("GET", path, version="1.0"))
+        assert answer.head.get("connection") == b"close"
+        assert await client.to_end() == (b"", Ending.FIN)
+        assert up.connections == 1
+
+
+@scene
+async def test_an_http10_upgrade_is_ignored() -> None:
+    """RFC 9110 7.8: a server MUST ignore an Upgrade field that is received in an HTTP/1.0 request."""
+    async with stage() as (up, tap):
+        path = up.on(answers(b"plain"))
+        fields = ("Connection: Upgrade", "Upgrade: websocket")
+        await (await tap.client()).ask(request("GET", path, *fields, version="1.0"))
+        assert up.call(path).head.get("upgrade") is None
+
+
+@scene
+async def test_words_behind_a_chunked_answer_spoil_the_connection_for_an_http10_client_too() -> None:
+    """What an upstream says beyond its answer must never become part of the next one (RFC 9112 9.2)."""
+    evil = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil"
+
+    async def says_too_much(call: Call) -> None:
+        await call.say(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        await asyncio.sleep(0.02)
+        await call.say(chunked(b"good") + evil[:20])
+
+    async with stage() as (up, tap):
+        path, after = up.on(says_too_much), up.on(answers(b"mine"))
+        for version in ("1.1", "1.0"):
+            client = await tap.client()
+            assert (await client.ask(request("GET", path, version=version))).data == b"good"
+            assert tap.relay.pool.idle == 0, f"kept after words out of turn (HTTP/{version})"
+            assert (await (await tap.client()).get(after)).data == b"mine"
+            await wait_until(lambda: tap.relay.pool.idle == 1)
+
+
+@pytest.mark.parametrize(
+    ("head", "kept"),
+    [
+        (b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\n", False),
+        (b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\nConnection: keep-alive\r\n\r\n", True),
+        (b"HTTP/1.0 200 OK\r\nConnection: keep-alive\r\n\r\n", False),
+        (b"HTTP/1.0 200 OK\r\n\r\n", False),
+    ],
+)
+@scene
+async def test_an_http10_upstream(head: bytes, kept: bool) -> None:
+    async with stage() as (up, tap):
+        path = up.on(says(head + b"ok", then=None if kept else CLOSE))
+        client = await tap.client()
+        answer = await client.get(path)
+        assert (answer.data, answer.whole) == (b"ok", True)
+        assert answer.head.line == b"HTTP/1.1 200 OK", "RFC 9110 6.2: the version is the sender's own"
+        await asyncio.sleep(0.02)
+        assert tap.relay.pool.idle == (1 if kept else 0)
+
+
+# ---------------------------------------------------------------- persistence
+
+
+@scene
+async def test_fifty_requests_use_one_connection_on_each_side() -> None:
+    async with stage() as (up, tap):
+        path = up.on(answers(b"again"))
+        client = await tap.client()
+        for _ in range(50):
+            answer = await client.get(path)
+            assert answer.data == b"again"
+            assert answer.head.get("connection") is None
+        assert len(up.calls_to(path)) == 50
+        assert up.connections == 1
+        assert tap.relay.pool.reuses == 49
+
+
+@scene
+async def test_connections_to_the_upstream_are_shared_by_clients() -> None:
+    async with stage() as (up, tap):
+        path = up.on(answers())
+        for _ in range(10):
+            client = await tap.client()
+            assert (await client.get(path, "Connection: close")).status == 200
+            assert await client.to_end() == (b"", Ending.FIN)
+        assert up.connections == 1
+        assert all(c.head.get("connection") is None for c in up.calls_to(path))
+
+
+@pytest.mark.parametrize("option", ["close", "Close", "x, close"])
+@scene
+async def test_a_client_that_wants_to_close_is_told_so_and_closed(option: str) -> None:
+    async with stage() as (up, tap):
+        client = await tap.client()
+        answer = await client.get(up.on(answers(b"bye")), f"Connection: {option}")
+        assert (answer.data, answer.head.get("connection")) == (b"bye", b"close")
+        assert await client.to_end() == (b"", Ending.FIN)
+
+
+@scene
+async def test_what_follows_a_request_to_close_is_not_answered() -> None:
+    """RFC 9112 9.6: after `close` no further request is processed."""
+    async with stage() as (up, tap):
+        first, second = up.on(answers(b"bye")), up.on(answers())
+        client = await tap.client()
+        await client.send(request("GET", first, "Connection: close") + request("GET", second))
+        assert (await client.answer()).data == b"bye"
+        assert (await client.to_end())[0] == b""
+        assert up.calls_to(second) == []
+
+
+@scene
+async def test_an_upstream_that_closes_does_not_close_the_client() -> None:
+    async with stage() as (up, tap):
+        path = up.on(says(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok", then=CLOSE))
+        client = await tap.client()
+        for _ in range(3):
+            answer = await client.get(path)
+            assert (answer.data, answer.head.get("connection")) == (b"ok", None)
+        assert up.connections == 3
+
+
+@scene
+async def test_an_answer_to_the_close_closes_the_client_and_says_so() -> None:
+    async with stage() as (up, tap):
+        path = up.on(says(b"HTTP/1.1 200 OK\r\n\r\nall of it", then=CLOSE))
+        client = await tap.client()
+        answer = await client.get(path)
+        assert (answer.data, answer.ending) == (b"all of it", Ending.FIN)
+        assert answer.head.get("connection") == b"close"
+        assert (await tap.meter.closed(1)).closing.outcome == "complete"
+
+
+# ---------------------------------------------------------------- pipelining
+
+
+@scene
+async def test_pipelined_requests_are_answered_in_order() -> None:
+    async with stage() as (up, tap):
+
+        def slowly(i: int) -> str:
+            async def script(call: Call) -> None:
+                await call.body()
+                await asyncio.sleep(0.05 if i == 0 else 0)
+                await call.say(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n%d" % i)
+
+            return up.on(script)
+
+        paths = [slowly(i) for i in range(8)]
+        client = await tap.client()
+        await client.send(
+            b"".join(request("GET" if i % 2 else "POST", p, body=b"x" * i) for i, p in enumerate(paths))
+        )
+        assert [(await client.answer()).data for _ in paths] == [b"%d" % i for i in range(8)]
+        assert len(up.calls) == 8
+
+
+@scene
+async def test_a_thousand_pipelined_requests() -> None:
+    async with stage() as (up, tap):
+        path = up.on(answers(b"."))
+        client = await tap.client()
+        sending = asyncio.ensure_future(client.send(*[request("GET", path) * 100] * 10))
+        for _ in range(1_000):
+            assert (await client.answer()).data == b"."
+        await sending
+        assert up.connections == 1
+
+
+@scene
+async def test_the_next_request_may_begin_before_the_answer_ends() -> None:
+    async with stage() as (up, tap):
+        path, slow = up.on(answers(b"second")), up.on(answers(b"x" * 10, chunks=5))
+        client = await tap.client()
+        following = request("POST", path, body=b"abc")
+        await client.send(request("GET", slow) + following[:25])
+        assert (await client.answer()).data == b"x" * 10
+        await client.send(following[25:])
+        assert (await client.answer()).data == b"second"
+
+
+@scene
+async def test_each_pipelined_request_is_stamped_when_it_was_read() -> None:
+    """`arrival` is the first byte of the request read, not the moment its turn came (design.md 2)."""
+    async with stage(clock="mono") as (up, tap):
+
+        async def slow(call: Call) -> None:
+            await asyncio.sleep(0.06)
+            await call.say(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+
+        path = up.on(slow)
+        client = await tap.client()
+        await client.send(request("GET", path) * 4)
+        for _ in range(4):
+            await client.answer()
+        opened = [(await tap.meter.closed(seq)).one(FrameKind.OPEN).t_ns for seq in range(1, 5)]
+        assert max(opened) - min(opened) < 30_000_000, [t - opened[0] for t in opened]
+
+
+@pytest.mark.parametrize("interim", [b"", b"HTTP/1.1 100 Continue\r\n\r\n"])
+@scene
+async def test_stray_words_of_the_upstream_never_answer_the_next_pipelined_request(interim: bytes) -> None:
+    """RFC 9112 9.2: what comes outside of a request's turn is no answer to the next one.
+
+    The answer ends exactly with a read, so that the words behind it still lie in the socket when the next
+    request, already here, takes its connection.
+    """
+    read = 65_536
+    evil = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil"
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n"
+    body = b"g" * (read - len(interim + head % 65_000))
+    answer = interim + head % len(body) + body
+    assert len(answer) == read
+    async with stage() as (up, tap):
+        warm, mine = up.on(answers(b"w" * 3_000_000)), up.on(answers(b"mine"))
+        path = up.on(says(answer + evil))
+        client = await tap.client()
+        for _ in range(3):  # so that the kernel's window takes the answer and the words in one go
+            assert (await client.get(warm)).status == 200
+        for _ in range(5):
+            await client.send(request("GET", path) + request("GET", mine))
+            assert (await client.answer()).data == body
+            assert (await client.answer()).data == b"mine"
+
+
+# ---------------------------------------------------------------- heads, seen from outside
+
+
+@scene
+async def test_a_request_head_arrives_with_order_case_and_repeats() -> None:
+    async with stage() as (up, tap):
+        path = up.on(answers())
+        fields = ["X-b: 2", "x-A: 1", "Authorization: Bearer sk-A b~+/=", "X-b: 3",
+                  "traceparent: 00-ab-cd-01",
+                  "tracestate: a=1,b=2", "baggage: k=v", "X-Request-Id: r-1", "cookie: a=1", "Cookie: b=2",
+                  "X-Empty:", "Accept:*/*"]  # fmt: skip
+        await (await tap.client()).get(path, *fields)
+        call = up.call(path)
+        said = [f.encode().partition(b":") for f in fields]
+        assert call.head.fields[1:] == [(n, v.strip()) for n, _, v in said]
+        assert call.head.fields[0] == (b"Host", b"127.0.0.1:%d" % up.port)
+
+
+@scene
+async def test_an_answers_head_arrives_with_order_case_and_repeats() -> None:
+    async with stage() as (up, tap):
+        head = (
+            b"HTTP/1.1 446 Hooks  Failed\r\nSet-Cookie: a=1\r\nX-b: 1\r\nset-cookie: b=2\r\nContent-Length: 2"
+            b"\r\nX-U: caf\xc3\xa9 \xff\r\nx-A:\r\n\r\n"
+        )
+        answer = await (await tap.client()).get(up.on(says(head + b"{}")))
+        assert answer.head.line == b"HTTP/1.1 446 Hooks  Failed"
+        assert answer.head.fields == [
+            (b"Set-Cookie", b"a=1"), (b"X-b", b"1"), (b"set-cookie", b"b=2"), (b"Content-Length", b"2"),
+            (b"X-U", b"caf\xc3\xa9 \xff"), (b"x-A", b""),
+        ]  # fmt: skip
+
+
+@scene
+async def test_bytes_beyond_ascii_pass_in_values() -> None:
+    async with stage() as (up, tap):
+        path = up.on(answers())
+        client = await tap.client()
+        value = "naïve-日本".encode()
+        raw = request("GET", path).removesuffix(b"\r\n") + b"X-N: " + value + b"\r\n\r\n"
+        assert (await client.ask(raw)).status == 200
+        assert up.call(path).head.get("x-n") == value
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        "/%2Fa%20b//c/./d/../e;x=1?q=%7B%22a%22%3A1%7D&y=a+b&z=%e2%82%ac&&",
+        "?", "//", "/..", "/%00", "?a=?b", "?" + "a" * 7_000, "/|^`{}\"<>[]\\",
+    ],
+)  # fmt: skip
+@scene
+async def test_the_target_arrives_byte_for_byte(tail: str) -> None:
+    async with stage() as (up, tap):
+        path = up.on(answers())
+        assert (await (await tap.client()).get(path + tail)).status == 200
+        assert up.call(path).target == (path + tail).encode()
+
+
+@scene
+async def test_many_fields_and_long_ones_pass() -> None:
+    async with stage() as (up, tap):
+        path = up.on(answers(fields=b"X-Big: " + b"b" * 6_000 + b"\r\n"))
+        fields = [f"X-H{i}: v{i}" for i in range(200)] + ["X-Long: " + "c" * 20_000]
+        answer = await (await tap.client()).get(path, *fields)
+        assert len(answer.head.get("x-big") or b"") == 6_000
+        assert [f"{n.decode()}: {v.decode()}" for n, v in up.call(path).head.fields[1:]] == fields
+
+
+@pytest.mark.parametrize("method", ["PROPFIND", "QUERY", "PATCH", "DELETE", "TELEPORT", "get", "M-SEARCH"])
+@scene
+async def test_any_method_passes(method: str) -> None:
+    async with stage() as (up, tap):
+        path = up.on(answers())
+        assert (await (await tap.client()).ask(request(method, path, body=b"b"))).status == 200
+        call = up.call(path)
+        assert call.method == method.encode()
+        assert call.payload is not None
+        assert call.payload.data == b"b"
+
+
+@scene
+async def test_fields_for_one_hop_stop_in_both_directions() -> None:
+    """RFC 9110 7.6.1."""
+    async with stage() as (up, tap):
+        down = b"Connection: keep-alive, x-down\r\nX-Down: 1\r\nKeep-Alive: timeout=5\r\nX-Stay: 1\r\n"
+        path = up.on(answers(fields=down))
+        hop = [
+            "Connection: keep-alive, X-Up",
+            "X-Up: 1",
+            "Keep-Alive: timeout=5",
+            "Proxy-Connection: keep-alive",
+        ]
+        answer = await (await tap.client()).get(path, *hop, "X-Stay: 1")
+        sent = up.call(path).head
+        assert sent.get("x-stay") == b"1"
+        assert answer.head.get("x-stay") == b"1"
+        for name in ("x-up", "keep-alive", "proxy-connection", "connection"):
+            assert sent.get(name) is None, name
+        for name in ("x-down", "keep-alive", "connection"):
+            assert answer.head.get(name) is None, name
+
+
+# ---------------------------------------------------------------- where a request goes
+
+
+@scene
+async def test_the_absolute_form_goes_to_the_upstream_only() -> None:
+    async with upstream() as elsewhere, stage() as (up, tap):
+        path = up.on(answers(b"mine"))
+        target = f"http://127.0.0.1:{elsewhere.port}{path}?x=1"
+        answer = await (await tap.client()).ask(request("GET", target, host=f"127.0.0.1:{elsewhere.port}"))
+        assert answer.data == b"mine"
+        assert elsewhere.connections == 0
+        assert up.call(path).target == f"{path}?x=1".encode()
+        assert up.call(path).head.get("host") == b"127.0.0.1:%d" % up.port
+
+
+@scene
+async def test_a_kept_host_is_that_of_the_absolute_form() -> None:
+    """RFC 9112 3.2.2: the target's host counts, and the Host field received with it is ignored."""
+    async with stage(host="client") as (up, tap):
+        path = up.on(answers())
+        await (await tap.client()).ask(request("GET", f"http://real.test{path}", host="spoofed.test"))
+        assert up.call(path).head.get("host") == b"real.test"
+
+
+@scene
+async def test_the_clients_host_is_kept_if_asked_for() -> None:
+    async with stage(host="client") as (up, tap):
+        path = up.on(answers())
+        await (await tap.client()).get(path)
+        assert up.call(path).head.get("host") == b"client.test"
+
+
+@scene
+async def test_a_prefix_is_put_before_the_path() -> None:
+    async with upstream() as up, tapped(up.url + "/base/") as tap:
+        path = up.on(answers(b"found"))
+        assert (await (await tap.client()).get(path + "?q")).data == b"found"
+        assert up.call(path).target == b"/base" + path.encode() + b"?q"
+
+
+@scene
+async def test_connect_is_no_tunnel() -> None:
+    async with upstream() as elsewhere, stage() as (up, tap):
+        client = await tap.client()
+        target = f"127.0.0.1:{elsewhere.port}"
+        answer = await client.ask(request("CONNECT", target, host=target))
+        assert answer.status == 405
+        assert (await client.to_end())[0] == b""
+        assert (elsewhere.connections, up.connections) == (0, 0)
+
+
+# ---------------------------------------------------------------- Max-Forwards
+
+
+@pytest.mark.parametrize("method", ["OPTIONS", "TRACE"])
+@pytest.mark.parametrize(("said", "passed"), [("5", b"5"), ("1", b"1"), ("10 ", b"10")])
+@scene
+async def test_max_forwards_counts_down(method: str, said: str, passed: bytes) -> None:
+    """RFC 9110 7.6.2: each intermediary MUST decrement it before forwarding."""
+    async with stage() as (up, tap):
+        path = up.on(answers())
+        assert (await (await tap.client()).ask(request(method, path, f"Max-Forwards: {said}"))).status == 200
+        assert up.call(path).head.get("max-forwards") == b"%d" % (int(passed) - 1)
+
+
+@pytest.mark.parametrize("method", ["OPTIONS", "TRACE"])
+@pytest.mark.parametrize("value", ["0", "00", "0 ", "\t0"])
+@scene
+async def test_max_forwards_of_zero_goes_no_further(method: str, value: str) -> None:
+    async with stage() as (up, tap):
+        path = up.on(answers())
+        answer = await (await tap.client()).ask(request(method, path, f"Max-Forwards: {value}"))
+        assert answer.status == (200 if method == "OPTIONS" else 405)
+        assert up.calls == []
+
+
+@scene
+async def test_max_forwards_means_nothing_to_other_methods() -> None:
+    async with stage() as (up, tap):
+        path = up.on(answers())
+        assert (await (await tap.client()).get(path, "Max-Forwards: 0")).status == 200
+        assert up.call(path).head.get("max-forwards") == b"0"
+
+
+@pytest.mark.parametrize("value", ["", "x", "-1", "1.5", "9" * 5_000])
+@scene
+async def test_an_odd_max_forwards_hurts_nobody(value: str) -> None:
+    async with stage() as (up, tap):
+        path = up.on(answers())
+        async with asyncio.timeout(PATIENCE_S):
+            answer = await (await tap.client()).ask(request("OPTIONS", path, f"Max-Forwards: {value}"))
+        assert answer.status in (200, 400)
+
+
+# ---------------------------------------------------------------- small print
+
+
+@scene
+async def test_an_empty_line_before_a_request_is_forgiven() -> None:
+    """RFC 9112 2.2: at least one CRLF received before a request-line SHOULD be ignored."""
+    async with stage() as (up, tap):
+        path = up.on(answers())
+        client = await tap.client()
+        assert (await client.ask(b"\r\n" + request("GET", path))).status == 200
+        # Old clients add one behind a body as well.
+        await client.send(request("POST", path, body=b"abc") + b"\r\n")
+        assert (await client.answer()).status == 200
+        assert (await client.get(path)).status == 200
+
+
+@scene
+async def test_an_empty_line_before_a_request_may_come_in_two_reads() -> None:
+    async with stage() as (up, tap):
+        path = up.on(answers())
+        client = await tap.client()
+        for piece in (b"\r", b"\n", request("GET", path)):
+            await client.send(piece)
+            await asyncio.sleep(0.02)
+        assert (await client.answer()).status == 200
+
+
+@scene
+async def test_a_204_announces_no_body() -> None:
+    """RFC 9110 8.6, RFC 9112 6.1: a server MUST NOT send Content-Length or Transfer-Encoding in a 204."""
+    async with stage() as (up, tap):
+        client = await tap.client()
+        for fields in (b"Content-Length: 5\r\n", b"Transfer-Encoding: chunked\r\n"):
+            answer = await client.get(
+                up.on(says(b"HTTP/1.1 204 No Content\r\n" + fields + b"\r\n", then=CLOSE))
+            )
+            assert answer.status == 204
+            assert answer.head.get("content-length") is None
+            assert answer.head.get("transfer-encoding") is None
+
+
+@scene
+async def test_no_answer_of_one_client_reaches_another() -> None:
+    """Clients come, ask, and some leave at the worst moment; connections to the upstream are shared."""
+    async with stage() as (up, tap):
+
+        async def named(call: Call) -> None:
+            name = call.target.rpartition(b"=")[2]
+            await asyncio.sleep(int(name) % 7 * 0.001)
+            await call.say(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", chunk(name))
+            await call.say(chunked(name))
+
+        path = up.on(named)
+
+        async def one(i: int) -> None:
+            client = await tap.client()
+            await client.send(request("GET", f"{path}?n={i}"))
+            if i % 5 == 0:
+                await asyncio.sleep(i % 3 * 0.002)
+                client.reset()
+                return
+            assert (await client.answer()).data == b"%d" % i * 2
+            assert (await client.get(f"{path}?n={i + 1000}")).data == b"%d" % (i + 1000) * 2
+
+        for _ in range(3):
+            await asyncio.gather(*(one(i) for i in range(100)))
+
+
+@scene
+async def test_many_connections_leave_nothing_open() -> None:
+    async with stage() as (up, tap):
+        path = up.on(answers(b"c"))
+
+        async def one() -> None:
+            client = await tap.client()
+            assert (await client.get(path, "Connection: close")).data == b"c"
+            client.close()
+
+        for _ in range(6):
+            await asyncio.gather(*(one() for _ in range(50)))
+        await wait_until(lambda: not tap.relay.connections)
+        assert not tap.relay.flows
+        assert len(up.calls_to(path)) == 300
+        await wait_until(lambda: up.open == tap.relay.pool.idle <= 50)
+
+
+@scene
+async def test_a_client_may_say_nothing_at_all() -> None:
+    async with stage() as (up, tap):
+        client = await tap.client()
+        client.close()
+        quiet = await tap.client()
+        quiet.reset()
+        path = up.on(answers())
+        assert (await (await tap.client()).get(path)).status == 200
+        await wait_until(lambda: len(tap.relay.connections) == 1)
+
+
+@scene
+async def test_a_cut_request_is_never_seen_as_a_whole_one() -> None:
+    async with stage() as (up, tap):
+        cut = asyncio.Event()
+
+        async def script(call: Call) -> str:
+            try:
+                await call.body()
+            except Gone:
+                cut.set()
+            return CLOSE
+
+        for raw in (
+            request("POST", up.on(script), "Content-Length: 10") + b"12345",
+            request("POST", up.on(script), "Transfer-Encoding: chunked") + b"5\r\nhello\r\n",
+            request("POST", up.on(script), "Transfer-Encoding: chunked") + b"5\r\nhello\r\n0\r\nX: 1\r\n",
+        ):
+            client = await tap.client()
+            await client.send(raw)
+            await wait_until(lambda: up.open)
+            await asyncio.sleep(0.01)
+            client.close()
+            await asyncio.wait_for(cut.wait(), PATIENCE_S)
+            cut.clear()

@@ -1,0 +1,411 @@
+"""What the tap is told of an exchange: everything that passed, in order, with stamps one can measure by."""
+
+import asyncio
+from itertools import pairwise
+
+import pytest
+
+from llmtap.channel.frames import FrameKind
+from llmtap.clock import SystemClock
+from tests.support.peer import Payload, chunk, chunked, scene, wait_until
+from tests.support.proxy import Recording, stage
+from tests.support.raw_client import request
+from tests.support.upstream import CLOSE, Call, answers, says
+
+MARGIN_NS = 1_000_000
+"""A kernel stamp, mapped through a wall-clock sample, may be off by 20 us; this is far more."""
+CLOCKS = pytest.mark.parametrize("clock", ["mono", "kernel"])
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def check_order(recorded: Recording) -> None:
+    """What holds for the frames of any exchange."""
+    kinds = recorded.kinds
+    assert kinds[0] is FrameKind.OPEN
+    assert kinds[-1] is FrameKind.CLOSE
+    assert kinds.count(FrameKind.OPEN) == kinds.count(FrameKind.CLOSE) == 1
+    for down in (True, False):
+        side = [f for f in recorded.frames if (f.kind in DOWN) is down and f.kind is not FrameKind.CLOSE]
+        stamps = [f.t_ns for f in side]
+        assert stamps == sorted(stamps), [(f.kind.name, f.t_ns) for f in side]
+    first = recorded.frames[0].t_ns
+    assert all(f.t_ns >= first - MARGIN_NS for f in recorded.frames)
+    assert all(f.t_ns <= recorded.frames[-1].t_ns + MARGIN_NS for f in recorded.frames)
+
+
+DOWN = {
+    FrameKind.INTERIM,
+    FrameKind.RESPONSE_HEAD,
+    FrameKind.RESPONSE_DATA,
+    FrameKind.RESPONSE_END,
+    FrameKind.ANSWER,
+}
+
+
+@CLOCKS
+@scene
+async def test_a_stream_is_told_read_by_read(clock: str) -> None:
+    async with stage(clock=clock) as (up, tap):
+        events = [b"data: %d\n\n" % i for i in range(10)]
+        sent: list[int] = []
+        heard: list[int] = []
+        may_go_on = asyncio.Semaphore(0)
+
+        async def script(call: Call) -> None:
+            await call.body()
+            await asyncio.sleep(0.01)
+            await call.say(CHUNKED)
+            for data in events:
+                await may_go_on.acquire()  # its client has all there was so far: no two come in one read
+                sent.append(SystemClock.mono_ns())
+                await call.say(chunk(data))
+            await may_go_on.acquire()
+            await call.say(b"0\r\n\r\n")
+
+        raw = request("POST", up.on(script), "X-A: 1", body=b"the request")
+        began = SystemClock.mono_ns()
+        client = await tap.client()
+        await client.send(raw)
+        assert (await client.head()).raw == CHUNKED
+        for data in events:
+            may_go_on.release()
+            assert await client.exactly(len(chunk(data))) == chunk(data)
+            heard.append(SystemClock.mono_ns())
+        may_go_on.release()
+        assert await client.exactly(5) == b"0\r\n\r\n"
+        ended = SystemClock.mono_ns()
+        recorded = await tap.meter.closed(1)
+        check_order(recorded)
+        assert recorded.request == raw, "as received, not as sent on"
+        head = recorded.one(FrameKind.RESPONSE_HEAD)
+        assert head.data == CHUNKED
+        reads = recorded.of(FrameKind.RESPONSE_DATA)
+        assert [f.data for f in reads] == [*(chunk(e) for e in events), b"0\r\n\r\n"]
+        for at, until, frame in zip(sent, heard, reads, strict=False):
+            assert at - MARGIN_NS <= frame.t_ns <= until + MARGIN_NS
+            # What is added lies between the read and the client's socket.
+            assert 0 <= frame.extra_ns <= until - at + 2 * MARGIN_NS
+        submit = recorded.one(FrameKind.SUBMIT)
+        assert began - MARGIN_NS <= recorded.frames[0].t_ns <= recorded.one(FrameKind.REQUEST_END).t_ns
+        assert recorded.one(FrameKind.REQUEST_END).t_ns - MARGIN_NS <= submit.t_ns <= head.t_ns
+        assert submit.extra_ns == submit.t_ns - recorded.one(FrameKind.REQUEST_END).t_ns
+        end = recorded.one(FrameKind.RESPONSE_END)
+        assert end.t_ns == reads[-1].t_ns
+        assert recorded.frames[-1].t_ns <= ended + MARGIN_NS
+        closing = recorded.closing
+        assert (closing.outcome, closing.status, closing.error, closing.retries) == ("complete", 200, None, 0)
+        assert closing.request_bytes == len(raw)
+        assert closing.response_bytes == len(CHUNKED) + sum(len(f.data) for f in reads)
+        assert closing.connect_ns is not None
+        assert closing.connect_ns > 0
+        assert closing.lag_ns > 0, "an uncertainty of nothing is not credible"
+        assert closing.paused_ns == 0
+
+
+@CLOCKS
+@scene
+async def test_an_upload_is_told_read_by_read(clock: str) -> None:
+    async with stage(clock=clock) as (up, tap):
+        came: list[bytes] = []
+
+        async def script(call: Call) -> None:
+            while len(came) < len(pieces):
+                came.append(await call.peer.exactly(len(pieces[len(came)])))
+            call.payload = Payload()
+            await call.say(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+
+        client = await tap.client()
+        head = request("POST", up.on(script), "Transfer-Encoding: chunked")
+        pieces = [chunk(b"piece %d" % i) for i in range(5)] + [b"0\r\n\r\n"]
+        await client.send(head)
+        await wait_until(lambda: up.calls)
+        for n, piece in enumerate(pieces):
+            await wait_until(lambda n=n: len(came) == n)  # no two come in one read
+            await asyncio.sleep(0.01)
+            await client.send(piece)
+        await client.answer()
+        recorded = await tap.meter.closed(1)
+        check_order(recorded)
+        assert recorded.one(FrameKind.OPEN).data == head
+        reads = recorded.of(FrameKind.REQUEST_DATA)
+        assert [f.data for f in reads] == pieces
+        assert all(b.t_ns - a.t_ns > 5_000_000 for a, b in pairwise(reads))
+        assert recorded.one(FrameKind.REQUEST_END).t_ns == reads[-1].t_ns
+        assert recorded.one(FrameKind.SUBMIT).t_ns >= reads[-1].t_ns - MARGIN_NS
+
+
+@scene
+async def test_a_short_exchange_is_told_completely() -> None:
+    async with stage() as (up, tap):
+        path = up.on(answers(b"ok"))
+        client = await tap.client()
+        for seq, raw in enumerate([request("GET", path), request("POST", path, body=b"x" * 500)], 1):
+            await client.ask(raw)
+            recorded = await tap.meter.closed(seq)
+            check_order(recorded)
+            assert recorded.request == raw
+            assert recorded.answer == b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+            assert (
+                recorded.one(FrameKind.SUBMIT).t_ns <= recorded.one(FrameKind.RESPONSE_HEAD).t_ns + MARGIN_NS
+            )
+            assert (recorded.closing.connect_ns is None) == (seq == 2)
+
+
+@scene
+async def test_pipelined_requests_are_told_apart() -> None:
+    async with stage() as (up, tap):
+        path = up.on(answers(b"ok"))
+        raws = [request("POST", path, f"X: {i}", body=b"b" * i) for i in range(6)]
+        client = await tap.client()
+        await client.send(b"".join(raws))
+        for _ in raws:
+            await client.answer()
+        for seq, raw in enumerate(raws, 1):
+            recorded = await tap.meter.closed(seq)
+            check_order(recorded)
+            assert recorded.request == raw
+
+
+@scene
+async def test_each_exchange_has_the_next_number() -> None:
+    async with stage() as (up, tap):
+        path = up.on(answers())
+        clients = [await tap.client() for _ in range(10)]
+        for _ in range(3):
+            await asyncio.gather(*(c.get(path) for c in clients))
+        await tap.meter.closed(30)
+        opened = [f.seq for f in tap.meter.frames if f.kind is FrameKind.OPEN]
+        assert opened == list(range(1, 31))
+        ledger = tap.relay.tap.ledger
+        await wait_until(lambda: ledger.measured == 30)
+        assert (ledger.opened, ledger.dropped, ledger.unsettled) == (30, {}, 0)
+
+
+@pytest.mark.parametrize(
+    ("what", "outcome", "status"),
+    [
+        (b"HTTP/1.1 500 Oops\r\nContent-Length: 0\r\n\r\n", "complete", 500),
+        (b"HTTP/1.1 429 Slow down\r\nContent-Length: 0\r\n\r\n", "complete", 429),
+        (b"", "upstream_reset", 502),
+        (b"garbage\r\n\r\n", "upstream_error", 502),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\ncut", "truncated", 200),
+    ],
+)
+@scene
+async def test_how_it_ended_is_told(what: bytes, outcome: str, status: int) -> None:
+    async with stage() as (up, tap):
+        client = await tap.client()
+        await client.get(up.on(says(what, then=CLOSE)))
+        recorded = await tap.meter.closed(1)
+        check_order(recorded)
+        assert (recorded.closing.outcome, recorded.closing.status) == (outcome, status)
+        assert (recorded.closing.error is None) == (outcome == "complete")
+
+
+@scene
+async def test_the_time_a_slow_client_held_the_stream_is_told() -> None:
+    async with stage() as (up, tap):
+        began_ns = SystemClock.mono_ns()
+        client = await tap.client(receive_buffer=65_536)
+        await client.send(request("GET", up.on(answers(b"z" * 20_000_000))))
+        await wait_until(lambda: any(flow._paused_since_ns for flow in tap.relay.flows))
+        await asyncio.sleep(0.3)
+        assert (await client.answer()).whole
+        paused_ns = (await tap.meter.closed(1)).closing.paused_ns
+        assert 100_000_000 < paused_ns < SystemClock.mono_ns() - began_ns
+
+
+@scene
+async def test_a_busy_loop_shows_in_the_uncertainty() -> None:
+    held_ns = 80_000_000
+    async with stage(clock="kernel") as (up, tap):
+
+        async def script(call: Call) -> None:
+            await call.say(CHUNKED, chunk(b"a"))
+            await asyncio.sleep(0.05)
+            await call.say(chunk(b"b"))
+            began = SystemClock.mono_ns()
+            while SystemClock.mono_ns() - began < held_ns:
+                pass  # the relay shares this loop: it cannot read now
+            await asyncio.sleep(
+                0.7
+            )  # statuses go out meanwhile: they may not forget what an open exchange saw
+            await call.say(chunk(b"c"))
+            began = SystemClock.mono_ns()
+            while SystemClock.mono_ns() - began < held_ns / 8:
+                pass
+            await asyncio.sleep(0.7)
+            await call.say(b"0\r\n\r\n")
+
+        await (await tap.client()).get(up.on(script))
+        recorded = await tap.meter.closed(1)
+        assert recorded.closing.lag_ns >= held_ns / 2
+        late = next(f for f in recorded.of(FrameKind.RESPONSE_DATA) if f.data == chunk(b"b"))
+        assert late.extra_ns >= held_ns / 2, "what the client waited for is our doing, and is said"
+
+
+# ---------------------------------------------------------------- a meter in trouble
+
+
+@scene
+async def test_without_a_meter_traffic_passes_and_is_counted() -> None:
+    async with stage(with_meter=False) as (up, tap):
+        path = up.on(answers(b"ok", chunks=1))
+        client = await tap.client()
+        for _ in range(10):
+            assert (await client.get(path)).data == b"ok"
+        assert tap.relay.tap.ledger.dropped == {"no_meter": 10}
+
+
+@scene
+async def test_a_meter_killed_in_the_middle_of_streams_changes_no_byte() -> None:
+    async with stage() as (up, tap):
+        go = asyncio.Event()
+        body = [b"data: %d\n\n" % i for i in range(40)]
+
+        async def script(call: Call) -> None:
+            await call.say(CHUNKED)
+            for i, data in enumerate(body):
+                if i == 20:
+                    await go.wait()
+                await call.say(chunk(data))
+                await asyncio.sleep(0)
+            await call.say(b"0\r\n\r\n")
+
+        path = up.on(script)
+        clients = [await tap.client() for _ in range(20)]
+        asking = [asyncio.ensure_future(c.get(path)) for c in clients]
+        await wait_until(
+            lambda: len({f.seq for f in tap.meter.frames if f.kind is FrameKind.RESPONSE_DATA}) == 20
+        )
+        tap.meter.stop()
+        await wait_until(lambda: not tap.relay.tap.connected)
+        between = await (await tap.client()).get(up.on(answers(b"unmeasured")))
+        assert between.data == b"unmeasured"
+        go.set()
+        for answer in await asyncio.gather(*asking):
+            assert (answer.whole, answer.body.raw) == (True, chunked(*body))
+        assert tap.relay.tap.ledger.dropped == {"meter_lost": 20, "no_meter": 1}
+        await tap.meter.start()
+        await wait_until(lambda: len(tap.meter.hellos) == 2)
+        assert (await clients[0].get(up.on(answers(b"again")))).data == b"again"
+        recorded = await tap.meter.closed(22)
+        check_order(recorded)
+        await wait_until(lambda: tap.relay.tap.ledger.measured == 1)
+        assert tap.relay.tap.ledger.opened == 22
+
+
+@scene
+async def test_a_stopped_meter_holds_up_nobody() -> None:
+    """Fail-open: with a meter that reads nothing, whole exchanges go unmeasured and all of them pass."""
+    async with stage(tap_bytes=256 << 10) as (up, tap):
+        tap.meter.pause()
+        path = up.on(answers(b"d" * 50_000, chunks=10))
+        client = await tap.client()
+        for _ in range(100):
+            assert (await client.get(path)).data == b"d" * 50_000
+            assert tap.relay.tap.pending_bytes < 2 * (256 << 10)
+        ledger = tap.relay.tap.ledger
+        lost = ledger.dropped["overflow"]
+        assert 50 < lost < 100
+        tap.meter.resume()
+        await wait_until(lambda: ledger.unsettled == 0)
+        assert (ledger.measured, ledger.opened) == (100 - lost, 100)
+        seqs = {f.seq for f in tap.meter.frames if f.kind is FrameKind.CLOSE}
+        assert len(seqs) == 100 - lost
+        for seq in seqs:
+            check_order(tap.meter.exchange(seq))
+            body = tap.meter.exchange(seq).answer.partition(b"\r\n\r\n")[2]
+            assert body == chunked(*[b"d" * 5_000] * 10)
+
+
+# ---------------------------------------------------------------- fields the relay adds, and when
+
+
+@scene
+async def test_nothing_is_added_unless_asked_for() -> None:
+    async with stage() as (up, tap):
+        path = up.on(answers())
+        answer = await (await tap.client()).get(path)
+        assert up.call(path).head.fields == [(b"Host", b"127.0.0.1:%d" % up.port)]
+        assert answer.head.fields == [(b"Content-Length", b"2")]
+
+
+@scene
+async def test_a_request_id_is_made_where_there_is_none() -> None:
+    async with stage(request_id="make") as (up, tap):
+        path = up.on(answers())
+        client = await tap.client()
+        await client.get(path)
+        await client.get(path)
+        await client.get(path, "x-request-ID: mine")
+        made = [c.head.get("x-request-id") for c in up.calls_to(path)]
+        assert made[2] == b"mine"
+        assert made[0] != made[1]
+        assert all(len(m) >= 16 and m.isalnum() for m in made[:2] if m)
+
+
+@scene
+async def test_a_request_id_is_passed_as_it_is() -> None:
+    async with stage() as (up, tap):
+        path = up.on(answers())
+        await (await tap.client()).get(path, "X-Request-Id: a b;c")
+        assert up.call(path).head.get("x-request-id") == b"a b;c"
+
+
+@scene
+async def test_via_names_the_version_received() -> None:
+    """RFC 9110 7.6.3: received-protocol and received-by, appended behind those before us."""
+    async with stage(via=True) as (up, tap):
+        path = up.on(answers())
+        client = await tap.client()
+        answer = await client.get(path, "Via: 1.0 first")
+        await (await tap.client()).ask(request("GET", path, version="1.0"))
+        assert up.calls_to(path)[0].head.all("via") == [b"1.0 first", b"1.1 llmtap"]
+        assert up.calls_to(path)[1].head.all("via") == [b"1.0 llmtap"]
+        assert answer.status == 200
+
+
+@scene
+async def test_forwarded_for_is_appended() -> None:
+    async with stage(forwarded_for=True) as (up, tap):
+        path = up.on(answers())
+        client = await tap.client()
+        await client.get(path)
+        await client.get(path, "X-Forwarded-For: 10.1.2.3")
+        assert up.calls_to(path)[0].head.all("x-forwarded-for") == [b"127.0.0.1"]
+        assert up.calls_to(path)[1].head.all("x-forwarded-for") == [b"10.1.2.3", b"127.0.0.1"]
+
+
+# ---------------------------------------------------------------- the relay about itself
+
+
+@scene
+async def test_the_status_counts_what_happened() -> None:
+    async with stage() as (up, tap):
+        path = up.on(answers(b"x" * 1_000))
+        client = await tap.client()
+        for _ in range(4):
+            await client.get(path)
+        await (await tap.client()).ask(b"nonsense\r\n\r\n")
+        await wait_until(lambda: tap.relay.tap.ledger.measured == 5)
+        status = tap.relay.status()
+        assert (status.opened, status.measured, status.unsettled, status.dropped) == (5, 5, 0, {})
+        assert (status.accepted, status.streams, status.upstream_idle) == (2, 0, 1)
+        assert (status.upstream_connects, status.upstream_reuses) == (1, 3)
+        assert status.refused == {"malformed_request": 1}
+        assert status.bytes_down >= 4_000
+        assert status.bytes_up >= 4 * len(request("GET", path))
+        assert status.cpu_ns > 0
+        assert status.rss_bytes > 1_000_000
+        await wait_until(lambda: tap.meter.statuses)
+
+
+@scene
+async def test_hello_says_who_speaks_and_by_which_clock() -> None:
+    for clock in ("mono", "kernel"):
+        async with stage(clock=clock) as (_, tap):
+            (hello,) = tap.meter.hellos
+            assert (hello.relay, hello.clock) == ("test.0.1", clock)
+            now, wall = SystemClock.mono_ns(), SystemClock.wall_ns()
+            assert abs((wall - now) - (hello.anchor_wall_ns - hello.anchor_mono_ns)) < MARGIN_NS

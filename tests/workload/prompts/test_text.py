@@ -1,0 +1,192 @@
+"""A text's bytes are its tokens: two rows share as many as they share blocks, and differ in what follows.
+
+Whatever the seed, and in whatever process.
+"""
+
+import os
+import subprocess
+import sys
+from array import array
+from itertools import pairwise, takewhile
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmtap.workload.prompts.text import COMMON, NAME_BYTES, Numbers, RowText, Words
+from llmtap.workload.prompts.words import count_tokens
+from llmtap.workload.requests import Requests
+from llmtap.workload.trace import load_trace
+from tests.support.trace_files import TRACES
+
+MOONCAKE = TRACES / "mooncake"
+
+
+GOLDEN_BLOCK = "was fish foot form thing white week low name even fire world"
+GOLDEN_ROW = "full end late he year this do hold most off here state"
+
+
+def shared(a: bytes, b: bytes) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+
+
+def rows_of(inputs: list[int], blocks: list[tuple[int, ...]], block_tokens: int) -> Requests:
+    n = len(inputs)
+    return Requests(
+        array("q", range(n)),
+        array("q", inputs),
+        array("q", [1] * n),
+        blocks=blocks,
+        block_tokens=block_tokens,
+    )
+
+
+def test_the_common_words_are_256_and_a_token_each_by_our_own_tokenizer() -> None:
+    assert COMMON.distinct == 256
+    assert count_tokens(COMMON.text(bytes(range(256)))) == 256
+    assert all(count_tokens(word) == 1 for word in COMMON.table)
+
+
+@given(st.binary(max_size=300))
+def test_n_bytes_are_n_tokens(key: bytes) -> None:
+    assert count_tokens(COMMON.text(key)) == len(key)
+
+
+@pytest.mark.parametrize(
+    ("number", "kept"), [(1, 1), (2, 2), (3, 2), (16, 16), (31, 16), (255, 128), (300, 256)]
+)
+def test_fewer_words_come_again_and_again(number: int, kept: int) -> None:
+    words = Words.made_of([f"w{i}" for i in range(number)])
+    assert words.distinct == kept
+    assert words.text(bytes([0, kept - 1, kept % 256])) == f"w0 w{kept - 1} w0"
+
+
+def test_a_text_is_the_same_for_ever() -> None:
+    """Fixed here: what one version of the project sends, the next one sends, too."""
+    assert COMMON.text(Numbers(0).block(7, 12)) == GOLDEN_BLOCK
+    assert COMMON.text(Numbers(42).row(7, 12)) == GOLDEN_ROW
+
+
+@pytest.mark.parametrize("hash_seed", ["0", "1", "4711"])
+def test_a_text_is_the_same_in_every_process(hash_seed: str) -> None:
+    code = "from llmtap.workload.prompts.text import *; print(COMMON.text(Numbers(3).block(5, 40)))"
+    told = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
+        env={**os.environ, "PYTHONHASHSEED": hash_seed},
+    )  # fmt: skip
+    assert told.stdout.strip() == COMMON.text(Numbers(3).block(5, 40))
+
+
+@given(st.integers(0, 1 << 40), st.integers(0, 255), st.integers(0, 100))
+def test_neighbours_differ_in_their_first_word(number: int, more: int, seed: int) -> None:
+    numbers = Numbers(seed)
+    assert (numbers.row(number, 1) == numbers.row(number + more, 1)) == (more % 128 == 0)
+    assert (numbers.row(number, 2) == numbers.row(number + more, 2)) == (more == 0)
+
+
+@given(
+    st.integers(-(1 << 63), (1 << 63) - 1),
+    st.integers(-(1 << 63), (1 << 63) - 1),
+    st.integers(),
+    st.booleans(),
+)
+def test_two_numbers_never_have_the_same_name(a: int, b: int, seed: int, both_blocks: bool) -> None:
+    numbers = Numbers(seed)
+    other = numbers.block(b, NAME_BYTES) if both_blocks else numbers.row(abs(b), NAME_BYTES)
+    assert (numbers.block(a, NAME_BYTES) == other) == (both_blocks and a == b)
+    if not both_blocks:
+        assert numbers.block(a, 1) != numbers.row(abs(b), 1)
+
+
+def test_another_seed_is_another_text() -> None:
+    texts = {Numbers(seed).block(5, 20) for seed in range(200)}
+    assert len(texts) == 200
+
+
+@given(st.integers(0, 1 << 50), st.integers(0, 400), st.integers(0, 400))
+def test_of_one_number_the_shorter_text_is_the_beginning_of_the_longer(number: int, a: int, b: int) -> None:
+    short, long = sorted((a, b))
+    assert Numbers(1).row(number, long)[:short] == Numbers(1).row(number, short)
+
+
+def chained() -> st.SearchStrategy[list[tuple[int, ...]]]:
+    """Prompts of a trace: each goes on from a place in an earlier one with blocks that nobody had."""
+
+    def grow(plan: list[tuple[int, int, int]]) -> list[tuple[int, ...]]:
+        rows: list[tuple[int, ...]] = []
+        new = iter(range(10**9, 2 * 10**9))
+        for parent, kept, more in plan:
+            begun = rows[parent % len(rows)][: kept % 8] if rows else ()
+            rows.append((*begun, *(next(new) for _ in range(more))))
+        return rows
+
+    return st.lists(
+        st.tuples(st.integers(0, 50), st.integers(0, 8), st.integers(0, 4)), min_size=2, max_size=20
+    ).map(grow)
+
+
+@given(chained(), st.integers(0, 40), st.sampled_from([16, 64]), st.integers(0, 9))
+def test_rows_share_just_as_many_blocks_as_their_numbers_do(
+    blocks: list[tuple[int, ...]], tail: int, size: int, seed: int
+) -> None:
+    tail %= size
+    inputs = [len(ids) * size + tail for ids in blocks]
+    text = RowText(rows_of(inputs, blocks, size), seed)
+    keys = [text.key(row, n) for row, n in enumerate(inputs)]
+    assert [len(key) for key in keys] == inputs
+    for (a, one), (b, other) in pairwise(zip(blocks, keys, strict=True)):
+        alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+        assert alike * size <= shared(one, other) < alike * size + NAME_BYTES
+
+
+def test_the_template_in_front_counts_for_the_first_block() -> None:
+    """The server sees 20 tokens, then the text: its blocks of 64 end where the trace's do."""
+    requests = rows_of([200, 170, 300], [(1, 2, 3), (1, 2), (1, 2, 3, 4)], 64)
+    text = RowText(requests)
+    a, b, c = (text.key(row, requests.input[row] - 20 - 3, before=20) for row in range(3))
+    assert [len(key) for key in (a, b, c)] == [177, 147, 277]
+    assert 2 * 64 <= 20 + shared(a, b) < 2 * 64 + NAME_BYTES
+    assert 3 * 64 <= 20 + shared(a, c) < 3 * 64 + NAME_BYTES
+
+
+def test_a_template_longer_than_a_block_takes_whole_ones() -> None:
+    requests = rows_of([200, 200], [(1, 2, 3), (1, 2, 5)], 64)
+    text = RowText(requests)
+    a, b = (text.key(row, 100, before=100) for row in range(2))
+    assert 28 <= shared(a, b) < 28 + NAME_BYTES
+
+
+def test_where_the_text_must_end_before_the_last_block_does_the_length_is_kept() -> None:
+    requests = rows_of([128, 200], [(1, 2), (1, 2, 3)], 64)
+    text = RowText(requests)
+    assert len(text.key(0, 123)) == 123
+    assert shared(text.key(0, 123), text.key(1, 195)) == 123
+
+
+def test_rows_without_blocks_share_nothing_to_speak_of() -> None:
+    requests = rows_of([50] * 5_000, [], 0)
+    text = RowText(requests, 9)
+    keys = sorted(text.key(row, 50) for row in range(5_000))
+    assert max(shared(a, b) for a, b in pairwise(keys)) == 1
+
+
+@pytest.mark.skipif(not MOONCAKE.is_dir(), reason="the shared traces are not beside this checkout")
+@pytest.mark.parametrize(
+    "name", ["conversation_trace.rows_1_8000.jsonl.gz", "synthetic_trace.rows_1_2500.jsonl.gz"]
+)
+def test_mooncake_keeps_its_sharing_to_the_block(name: str) -> None:
+    """All rows by their text: as many distinct prefixes of whole blocks as there are by the trace's ids."""
+    requests = load_trace(str(MOONCAKE / name), count=600).requests
+    size = requests.block_tokens
+    assert size == 512
+    text = RowText(requests, 1)
+    by_ids, by_text = set(), {}
+    for row, ids in enumerate(requests.blocks):
+        key = text.key(row, requests.input[row])
+        assert len(key) == requests.input[row]
+        for end in range(1, len(ids) + 1):
+            by_ids.add(ids[:end])
+            assert by_text.setdefault(key[: end * size], ids[:end]) == ids[:end]
+    assert len(by_ids) == len(by_text)
+    shares = sum(len(ids) for ids in requests.blocks) - len(by_ids)
+    assert shares > 500, "and there is something to share"
