@@ -5,9 +5,9 @@
 `transformers serve` with continuous batching serves the tiny random model of `make e2e`, LiteLLM stands
 before it, and the tests are sent to three systems: the engine, LiteLLM, and LiteLLM with its content filter.
 The environments, the model and the command lines are those of `tests/e2e/`. Loads are short ones (`--quick`):
-the report of each says which demands that gives up. The raw results stay in the results folder; what is$
-written to `benchmarks/reports/` is each report as Markdown, what was found as JSON, and the page where that is small
-enough.
+the report of each says which demands that gives up. The raw results stay in the results folder; what is
+written to `benchmarks/reports/` is each report as Markdown, what was found as JSON, and the page where that
+is small enough.
 """
 
 import argparse

@@ -16,7 +16,7 @@ from llmtap.metrics.statistics import percentile
 from llmtap.sim.engine import Engine
 from llmtap.sim.model_options import read_settings
 from llmtap.sim.schedulers.registry import SCHEDULERS
-from llmtap.sim.serving import Setup, read_serving
+from llmtap.sim.serving import ServingSetup, read_serving
 from llmtap.sim.virtual import play
 from llmtap.workload.requests import Requests
 
@@ -55,7 +55,7 @@ def _played(shape: Shape, arrival_ns: Sequence[int]) -> tuple[dict[int, Sequence
     made = array("q", [shape.classes[kind][2] for kind in kinds])
     given = array("q", [shape.classes[kind][1] for kind in kinds])
     requests = Requests(array("q", arrival_ns), given, made, array("q", made))
-    setup = Setup(readings=read_settings({}), serving=read_serving(dict(shape.serving)))
+    setup = ServingSetup(readings=read_settings({}), serving=read_serving(dict(shape.serving)))
     times = _Times()
     play(requests, Engine(SCHEDULERS[shape.scheduler].build(requests, setup)), watch=times)
     return times.tokens, kinds

@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 from llmtap.errors import ConfigError
-from llmtap.workload.claims import Finding, check
+from llmtap.workload.claims import ClaimFinding, check
 from llmtap.workload.registry import DEFAULT_SEED, REFERENCE, report_of, workload_named
 
 HEADER = "| figure | documented | where | ours | found | 95 % interval | |\n|---|---|---|---|---|---|---|"
@@ -27,7 +27,7 @@ def shown(value: float | None) -> str:
     return f"{value:.3f}" if abs(value) < 1 and value else f"{value:,.1f}".removesuffix(".0")
 
 
-def row(x: Finding) -> str:
+def row(x: ClaimFinding) -> str:
     marks = []
     if x.expected is not None and not x.covers(x.expected):
         marks.append("not ours")

@@ -31,7 +31,7 @@ from llmtap.sim.engine import Engine
 from llmtap.sim.model_options import read_settings
 from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.sim.server.prompts import prefix_blocks
-from llmtap.sim.serving import Setup, read_serving
+from llmtap.sim.serving import ServingSetup, read_serving
 from llmtap.sim.virtual import play
 from llmtap.workload.prompts.words import say
 from llmtap.workload.requests import Requests
@@ -118,7 +118,7 @@ def _one(name: str, args: argparse.Namespace) -> dict[str, Any]:
             server.terminate()
             server.wait(10)
         truths = [json.loads(line) for line in truth.read_text().splitlines()][1:]
-    setup = Setup(
+    setup = ServingSetup(
         readings=read_settings({"bin_edges": BINS}),
         serving=read_serving(dict(item.split("=", 1) for item in serving)),
     )
@@ -170,7 +170,7 @@ async def _send(port: int, args: argparse.Namespace) -> dict[str, str]:
 
 
 def _compare(
-    name: str, setup: Setup, truths: list[dict[str, Any]], prompts: dict[str, str]
+    name: str, setup: ServingSetup, truths: list[dict[str, Any]], prompts: dict[str, str]
 ) -> tuple[int, int]:
     """Tokens that either made, and how many of them at the same ns."""
     asked = sorted(

@@ -26,7 +26,7 @@ from tables import table
 from llmtap.exchange.exchange import Exchange, Timeline, Tokens
 from llmtap.exchange.outcome import TokenSource
 from llmtap.metrics.statistics import percentile
-from llmtap.sim.model_options import Readings
+from llmtap.sim.model_options import ModelOptions
 from llmtap.sim.serving import Serving
 from llmtap.sim.sweep.fitting import IterationFit, fit_exchanges
 from llmtap.sim.sweep.simulate import fly
@@ -141,7 +141,7 @@ def main() -> None:
         serving = Serving(seqs_max=args.seqs_max, tokens_max=args.chunk, chunk=args.chunk, kv_tokens=kv)
         for scheduler in SCHEDULERS:
             told = fly(
-                scheduler, work, Readings(), iterations=fitted.model, serving=serving, measure=True
+                scheduler, work, ModelOptions(), iterations=fitted.model, serving=serving, measure=True
             ).to_dict()
             runs.append([
                 name, scheduler, *simulated(told, "ttft"), *simulated(told, "tpot"),

@@ -20,7 +20,7 @@ from typing import Any
 from tables import table
 
 from llmtap.metrics.objectives import Objectives
-from llmtap.sim.model_options import Readings
+from llmtap.sim.model_options import ModelOptions
 from llmtap.sim.serving import read_serving
 from llmtap.sim.sweep.simulate import fly
 from llmtap.workload.synthetic import WORKLOADS, draw
@@ -39,7 +39,7 @@ def flown(workload: str, rate: float, scheduler: str, seed: int, count: int, **s
     trace = Trace(draw(WORKLOADS[workload], count, seed))
     assert trace.rate_rps is not None
     requests = trace.requests_at(count=count, scale=rate / trace.rate_rps)
-    return fly(scheduler, requests, Readings(), serving=read_serving(settings), objectives=SLO).to_dict()
+    return fly(scheduler, requests, ModelOptions(), serving=read_serving(settings), objectives=SLO).to_dict()
 
 
 def spread(values: Iterable[float], digits: int) -> str:

@@ -23,8 +23,8 @@ from typing import Any, Final
 from tables import table
 
 from llmtap.sim.latency import SEED_MODEL
-from llmtap.sim.model_options import Readings, read_settings
-from llmtap.sim.sweep.simulate import Flight, fly
+from llmtap.sim.model_options import ModelOptions, read_settings
+from llmtap.sim.sweep.simulate import SimulationResult, fly
 from llmtap.workload.requests import Requests
 from llmtap.workload.trace import Trace, load_trace
 
@@ -58,7 +58,7 @@ CROSSED: Final = {
 }
 
 
-def flights(work: Requests, readings: Readings) -> dict[str, dict[str, Any]]:
+def flights(work: Requests, readings: ModelOptions) -> dict[str, dict[str, Any]]:
     """All schedulers on one workload."""
     return {name: fly(name, work, readings).to_dict() for name in SHORT}
 
@@ -159,7 +159,7 @@ def band(trace: Trace, count: int) -> None:
     table(("load", "eps", "scheduler", *(f"{i}0 %" for i in range(1, 11))), rows)
 
 
-def tenths(flight: Flight) -> list[str]:
+def tenths(flight: SimulationResult) -> list[str]:
     """Mean batch size in each tenth of the batches, by when they began."""
     played = flight.played
     # With one server each batch has a start of its own.
@@ -200,7 +200,7 @@ def cost(place: str, what: str) -> None:
     name, size, load = what.split(",")
     work = load_trace(place, count=int(size)).requests_at(count=int(size), scale=LOADS[load])
     began_s = time.process_time()
-    flight = fly(name, work, Readings())
+    flight = fly(name, work, ModelOptions())
     run_s = time.process_time() - began_s
     told = flight.to_dict()
     print(json.dumps({

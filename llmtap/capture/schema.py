@@ -15,7 +15,7 @@ __all__ = [
     "SCHEMA",
     "VERSION",
     "CaptureInfo",
-    "Ledger",
+    "CaptureLedger",
     "RelayCount",
     "info_of",
     "with_info",
@@ -96,7 +96,7 @@ class RelayCount(msgspec.Struct, frozen=True, omit_defaults=True):
     before: dict[str, int] = {}
 
 
-class Ledger(msgspec.Struct, frozen=True, omit_defaults=True):
+class CaptureLedger(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is known, when a file ends, of what it does not hold."""
 
     relays: dict[str, RelayCount] = {}
@@ -132,7 +132,7 @@ class CaptureInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     """How the source wrote what has several spellings, so that it can be written the same way."""
     began_ns: int = 0
     """Wall clock when the file was begun."""
-    ledger: Ledger = Ledger()
+    ledger: CaptureLedger = CaptureLedger()
     damaged: dict[str, int] = {}
     """What was lost of the spool that this file was made from: `batches`, `bytes`."""
 

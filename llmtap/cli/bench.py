@@ -201,9 +201,9 @@ def init(
         raise ConfigError(str(file), "is there", "--force writes over it")
     from llmtap.bench.sut.detect import detect
     from llmtap.bench.sut.starter import open_declarations, starter_text
-    from llmtap.bench.sut.target import Target
+    from llmtap.bench.sut.target import BenchTarget
 
-    found = asyncio.run(detect(Target(url=target, key_env=api_key_env, ca=ca)))
+    found = asyncio.run(detect(BenchTarget(url=target, key_env=api_key_env, ca=ca)))
     text = starter_text(found)
     demanded = list(open_declarations(found))
     still = "no declaration that the draft demands is open"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from llmtap.bench.exo.mode import ExoBench
-    from llmtap.bench.exo.result import ExoResult, Row, Spread
+    from llmtap.bench.exo.result import ExoResult, ExoRow, Spread
 
 __all__ = ["exo", "render_exo"]
 
@@ -113,7 +113,7 @@ def exo(
     if not target:
         raise ConfigError("--target", "is missing", "such as --target http://127.0.0.1:52415")
     places = need_outputs(json=json, html=None)
-    from llmtap.bench.exo.mode import ExoBench, ExoOptions, Grid
+    from llmtap.bench.exo.mode import ExoBench, ExoGrid, ExoOptions
     from llmtap.bench.exo.server import KINDS
     from llmtap.cli.bench_progress import watching
     from llmtap.load.bodies import parse_body_fields
@@ -121,7 +121,7 @@ def exo(
 
     if server not in KINDS:
         raise ConfigError("--server", f"{server!r} is none of {', '.join(KINDS)}")
-    grid = Grid(
+    grid = ExoGrid(
         pp=_numbers("--pp", pp), tg=_numbers("--tg", tg), concurrency=_numbers("--concurrency", concurrency),
         repeat=repeat, warmup=warmup, use_prefix_cache=use_prefix_cache,
     )  # fmt: skip
@@ -197,11 +197,11 @@ def _short(value: float, digits: int) -> str:
     return f"{value:,.0f}" if abs(value) >= 10**digits else f"{value:.{digits}g}"
 
 
-def _hits(row: "Row") -> str:
+def _hits(row: "ExoRow") -> str:
     return ", ".join(f"{n:,} {hit}" for hit, n in row.hits.items())
 
 
-_COLUMNS: Final[Sequence[tuple[str, Callable[["Row"], str]]]] = (
+_COLUMNS: Final[Sequence[tuple[str, Callable[["ExoRow"], str]]]] = (
     ("pp", lambda row: f"{row.pp_tokens:,}"),
     ("tg", lambda row: f"{row.tg:,}"),
     ("x", lambda row: f"{row.concurrency:,}"),
@@ -245,7 +245,7 @@ def _tell(result: "ExoResult", json: str | None, places: dict[str, Path]) -> Non
         Console(highlight=False, width=200).print(render_exo(result), soft_wrap=True)
 
 
-def _rows(result: "ExoResult") -> "list[Row]":
+def _rows(result: "ExoResult") -> "list[ExoRow]":
     from llmtap.bench.exo.result import rows_of
 
     return rows_of(result.runs)

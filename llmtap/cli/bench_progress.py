@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from llmtap.cli.replay_progress import Bars, Lines, painted
+from llmtap.cli.replay_progress import Bars, ReplayLines, painted
 from llmtap.clock import SystemClock
 from llmtap.units import NS_PER_S
 
@@ -14,7 +14,7 @@ __all__ = ["BenchLines", "watching"]
 _MEASURED_BEFORE: Final = "measured before"
 
 
-class BenchLines(Lines):
+class BenchLines(ReplayLines):
     """Lines on standard error, for a log."""
 
     def __init__(self) -> None:

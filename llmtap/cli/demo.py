@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 import typer
 
 from llmtap.cli.demo_load import RATE_RPS, burst_workload, demo_plan
-from llmtap.cli.demo_stage import ENGINE, OBJECTIVES, TENANT_HEADER, Stage
+from llmtap.cli.demo_stage import ENGINE, OBJECTIVES, TENANT_HEADER, DemoStage
 from llmtap.cli.main import app
 from llmtap.cli.signals import Stopped, stoppable
 from llmtap.clock import SystemClock
@@ -22,7 +22,7 @@ from llmtap.units import NS_PER_S, Duration, parse_duration_ns
 
 if TYPE_CHECKING:
     from llmtap.load.replay.perform import Replay
-    from llmtap.load.replay.plan import Plan
+    from llmtap.load.replay.plan import ReplayPlan
     from llmtap.load.workers.messages import Progress
     from llmtap.workload.requests import Requests
 
@@ -177,7 +177,7 @@ class _Demo:
         try:
             # What was given may be wrong: it is read before anything is started.
             plan = await self._unless_over(asyncio.to_thread(self._plan)) if self._source else None
-            with Stage(self._folder) as stage:
+            with DemoStage(self._folder) as stage:
                 async with aiohttp.ClientSession() as session:
                     code = await self._play(stage, session, plan)
                     if self._keep and not self._over.is_set():
@@ -200,9 +200,9 @@ class _Demo:
     def _say(self, text: str) -> None:
         self._told.print(text, markup=False, soft_wrap=True)
 
-    async def _play(self, stage: Stage, session: Any, plan: "Plan | None") -> int:
+    async def _play(self, stage: DemoStage, session: Any, plan: "ReplayPlan | None") -> int:
         """From the first line to the last figure. Raises _Over where a signal came before there was any."""
-        from llmtap.load.replay.perform import Stopped as Unsent
+        from llmtap.load.replay.perform import ReplayStopped as Unsent
 
         self._say(f"engine     {stage.engine}   (simulated: {ENGINE}; half of the requests pass a guardrail)")
         self._say(f"tap        {stage.proxy}   (OpenAI's API; model: sim)")
@@ -231,13 +231,13 @@ class _Demo:
             self._say(f"failed: {problem}")
         return 1 if problems else 0
 
-    def _plan(self) -> "Plan":
+    def _plan(self) -> "ReplayPlan":
         return demo_plan(
             self._source or str(burst_workload(self._folder)), source_format=self._format,
             speed=self._speed, seconds=self._seconds / NS_PER_S, requests=self._requests,
         )  # fmt: skip
 
-    def _make(self, target: str, plan: "Plan | None") -> "Replay":
+    def _make(self, target: str, plan: "ReplayPlan | None") -> "Replay":
         from llmtap.load.bodies import BodyOptions
         from llmtap.load.replay.options import ReplayOptions
         from llmtap.load.replay.perform import Replay
@@ -266,7 +266,7 @@ class _Demo:
             over.cancel()
             await asyncio.gather(task, over, return_exceptions=True)
 
-    async def _watch(self, sending: "asyncio.Future[dict[str, Any]]", stage: Stage, session: Any) -> None:
+    async def _watch(self, sending: "asyncio.Future[dict[str, Any]]", stage: DemoStage, session: Any) -> None:
         """The tap's figures as they come, until all is sent and answered."""
         from rich.text import Text
 
@@ -310,7 +310,7 @@ class _Demo:
                 said.append(f"{title} p50 {figure_text(figures, 'p50')} p99 {figure_text(figures, 'p99')} ms")
         return "  ".join(said)
 
-    async def _settled(self, session: Any, stage: Stage, sent: int) -> dict[str, Any]:
+    async def _settled(self, session: Any, stage: DemoStage, sent: int) -> dict[str, Any]:
         """The summary, once the meter has caught up."""
         end_ns = SystemClock.mono_ns() + SETTLED_NS
         while True:
@@ -363,7 +363,7 @@ class _Demo:
             self._say(f"{outcomes[_CUT]:,} answers were cut {why}")
 
 
-async def _summary(session: Any, stage: Stage) -> dict[str, Any] | None:
+async def _summary(session: Any, stage: DemoStage) -> dict[str, Any] | None:
     """Of all since the start; None while the meter does not answer."""
     import aiohttp
 

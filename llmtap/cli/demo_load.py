@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from llmtap.errors import ConfigError
 
 if TYPE_CHECKING:
-    from llmtap.load.replay.plan import Plan
+    from llmtap.load.replay.plan import ReplayPlan
 
 __all__ = ["RATE_RPS", "TOKENS_MAX", "burst_workload", "demo_plan"]
 
@@ -54,7 +54,7 @@ def burst_workload(folder: Path) -> Path:
 
 def demo_plan(
     source: str, *, speed: float, seconds: float, requests: int | None, source_format: str | None = None
-) -> "Plan":
+) -> "ReplayPlan":
     """What is due, for as long as the demo lasts. Raises ConfigError.
 
     Args:
@@ -63,17 +63,19 @@ def demo_plan(
         speed: times as fast.
         requests: at most; None: as many as there is time for.
     """
-    from llmtap.load.replay.plan import Asked, make_plan
+    from llmtap.load.replay.plan import ReplayQuestion, make_plan
     from llmtap.workload.registry import is_workload
     from llmtap.workload.trace_rows import NO_TIMES
 
     if is_workload(source):
         rate = RATE_RPS * speed
         count = requests or max(MORE, round(MORE * rate * seconds))
-        asked = Asked(source=source, requests=count, rate_rps=rate, seed=SEED)
+        asked = ReplayQuestion(source=source, requests=count, rate_rps=rate, seed=SEED)
     else:
         rows = requests or TRACE_ROWS
-        asked = Asked(source=source, source_format=source_format, requests=rows, speed=speed, seed=SEED)
+        asked = ReplayQuestion(
+            source=source, source_format=source_format, requests=rows, speed=speed, seed=SEED
+        )
     try:
         plan = make_plan(asked)
     except ConfigError as exc:

@@ -18,7 +18,7 @@ from llmtap.clock import SystemClock
 from llmtap.errors import LlmtapError
 from llmtap.net.listener import keep_port
 
-__all__ = ["ENGINE", "OBJECTIVES", "TENANT_HEADER", "Stage"]
+__all__ = ["ENGINE", "OBJECTIVES", "TENANT_HEADER", "DemoStage"]
 
 READY_NS: Final = 30_000_000_000
 END_S: Final = 10.0
@@ -58,7 +58,7 @@ systems = ["simulated: a filter of prompts (40 ms), one of answers that holds 8 
 """
 
 
-class Stage:
+class DemoStage:
     """Engine and tap, from their start to their end.
 
     Args:

@@ -14,7 +14,7 @@ from llmtap.errors import ConfigError
 from llmtap.units import NS_PER_S, Duration, parse_duration_ns
 
 if TYPE_CHECKING:
-    from llmtap.cli.replay_progress import Lines
+    from llmtap.cli.replay_progress import ReplayLines
     from llmtap.load.replay.perform import Replay
 
 __all__ = ["replay"]
@@ -251,8 +251,8 @@ def replay(
     from llmtap.load.error_limit import parse_stop_errors
     from llmtap.load.replay.options import ReplayOptions, read_headers
     from llmtap.load.replay.perform import Replay
-    from llmtap.load.replay.perform import Stopped as NothingMeasured
-    from llmtap.load.replay.plan import Asked, make_plan
+    from llmtap.load.replay.perform import ReplayStopped as NothingMeasured
+    from llmtap.load.replay.plan import ReplayQuestion, make_plan
     from llmtap.load.replay.protocols import protocol_of, refuse_meaningless
     from llmtap.metrics.objectives import Objectives
 
@@ -291,7 +291,7 @@ def replay(
         with stoppable() as heard:
             with watching() as audience:
                 plan = make_plan(
-                    Asked(
+                    ReplayQuestion(
                         source=trace, source_format=source_format, requests=requests, rate_rps=rate,
                         speed=speed, arrivals=arrivals, window_from_ns=from_ns, window_for_ns=for_ns,
                         share=share, closed=closed is not None, as_recorded=as_recorded, tokenizer=tokenizer,
@@ -317,7 +317,7 @@ def replay(
         raise typer.Exit(_FAILED)
 
 
-async def _run(one: "Replay", audience: "Lines", heard: Heard) -> dict[str, Any]:
+async def _run(one: "Replay", audience: "ReplayLines", heard: Heard) -> dict[str, Any]:
     from llmtap.cli.replay_stopping import Answering
 
     heard.instead = Answering(one, audience, asyncio.get_running_loop())

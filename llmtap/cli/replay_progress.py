@@ -11,12 +11,12 @@ from llmtap.load.workers.messages import Progress
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
-__all__ = ["Bars", "Lines", "painted", "watching"]
+__all__ = ["Bars", "ReplayLines", "painted", "watching"]
 
 EVERY_NS: Final = 10_000_000_000
 
 
-class Lines:
+class ReplayLines:
     """Lines on standard error, for a log."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Lines:
         print(f"llmtap: {words}", file=sys.stderr, flush=True)
 
 
-class Bars(Lines):
+class Bars(ReplayLines):
     """One line, painted over: of what is under way, how much is done, and figures."""
 
     def __init__(self, bar: "RichProgress") -> None:
@@ -140,10 +140,10 @@ def painted() -> Iterator["RichProgress"]:
 
 
 @contextmanager
-def watching() -> Iterator[Lines]:
+def watching() -> Iterator[ReplayLines]:
     """Somebody to tell."""
     if not sys.stderr.isatty():
-        yield Lines()
+        yield ReplayLines()
         return
     with painted() as bar:
         yield Bars(bar)

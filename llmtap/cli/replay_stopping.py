@@ -4,8 +4,8 @@ import asyncio
 import os
 from typing import Final, assert_never
 
-from llmtap.cli.replay_progress import Lines
-from llmtap.load.replay.perform import Replay, Stage
+from llmtap.cli.replay_progress import ReplayLines
+from llmtap.load.replay.perform import Replay, ReplayStage
 
 __all__ = ["Answering"]
 
@@ -16,7 +16,7 @@ _STDERR: Final = 2
 class Answering:
     """Sees to signals while a replay runs in this loop, and until its report is out (`Heard.instead`)."""
 
-    def __init__(self, one: Replay, audience: Lines, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, one: Replay, audience: ReplayLines, loop: asyncio.AbstractEventLoop) -> None:
         self._one = one
         self._audience = audience
         self._loop = loop
@@ -26,14 +26,14 @@ class Answering:
         """From the handler of a signal. False: break it off where it is."""
         stage = self._one.stage
         match stage:
-            case Stage.PREPARING:
+            case ReplayStage.PREPARING:
                 return False
-            case Stage.SENDING:
+            case ReplayStage.SENDING:
                 if self._loop.is_closed():
                     return False  # it failed
                 self._loop.call_soon_threadsafe(self._stop)
                 return True
-            case Stage.TELLING:
+            case ReplayStage.TELLING:
                 again, self._told = self._told, True
                 if not again:
                     # Not by print, which may be what was interrupted.

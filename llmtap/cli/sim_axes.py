@@ -234,14 +234,14 @@ def option_defaults() -> dict[str, dict[str, dict[str, Any]]]:
     """By scheduler: readings and options of serving as summaries have them when nobody sets any."""
     import msgspec
 
-    from llmtap.sim.model_options import Readings
+    from llmtap.sim.model_options import ModelOptions
     from llmtap.sim.schedulers.registry import SCHEDULERS
     from llmtap.sim.serving import Serving, settled
     from llmtap.units import encode_seconds
 
     return {
         name: {
-            "readings": msgspec.to_builtins(Readings(), enc_hook=encode_seconds),
+            "readings": msgspec.to_builtins(ModelOptions(), enc_hook=encode_seconds),
             "serving": msgspec.to_builtins(settled(Serving(), name), enc_hook=encode_seconds),
         }
         for name in SCHEDULERS

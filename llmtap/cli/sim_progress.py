@@ -12,27 +12,29 @@ from typing import Any, Final
 import msgspec
 
 from llmtap.report.sweep import number, setting_text
-from llmtap.sim.model_options import Readings
+from llmtap.sim.model_options import ModelOptions
 from llmtap.sim.schedulers.registry import options_read
 from llmtap.sim.serving import Serving, settled
-from llmtap.sim.sweep.sweep import Attempt, Job
+from llmtap.sim.sweep.sweep import SweepAttempt, SweepJob
 from llmtap.units import encode_seconds
 
-__all__ = ["Labels", "Lines", "Quiet", "watching"]
+__all__ = ["Quiet", "SweepLabels", "SweepLines", "watching"]
 
 _AT_ONCE_RPS: Final = 1e9
 """More than one a nanosecond."""
 
 
-class Labels:
+class SweepLabels:
     """What jobs of a sweep are called."""
 
-    def __init__(self, axes: Mapping[str, Sequence[Any]], rate_of: Callable[[Job], float | None]) -> None:
+    def __init__(
+        self, axes: Mapping[str, Sequence[Any]], rate_of: Callable[[SweepJob], float | None]
+    ) -> None:
         """`rate_of`: at how many requests a second a job's arrive; None where all do at once."""
         self._varied = {name for name, values in axes.items() if len(values) > 1}
         self._rate_of = rate_of if axes.keys() & {"rate", "share"} else None
 
-    def of(self, job: Job) -> str:
+    def of(self, job: SweepJob) -> str:
         said = [job.scheduler, f"{job.count:,} requests"]
         if self._rate_of is not None:
             rate_rps = self._rate_of(job)
@@ -45,7 +47,7 @@ class Labels:
         if job.seed is not None and (job.seed != 42 or "seed" in self._varied):
             said.append(f"seed {job.seed}")
         reads = options_read(job.scheduler, job.readings, job.serving)
-        usual = (Readings(), settled(Serving(), job.scheduler))
+        usual = (ModelOptions(), settled(Serving(), job.scheduler))
         for options, default in zip((job.readings, job.serving), usual, strict=True):
             values, unset = (msgspec.to_builtins(one, enc_hook=encode_seconds) for one in (options, default))
             said += [
@@ -62,39 +64,39 @@ class Quiet:
     def reading(self, done: int, of: int | None) -> None:
         pass
 
-    def planned(self, jobs: Sequence[Job], kept: int) -> None:
+    def planned(self, jobs: Sequence[SweepJob], kept: int) -> None:
         pass
 
-    def under_way(self, job: Job, arrived: int) -> None:
+    def under_way(self, job: SweepJob, arrived: int) -> None:
         pass
 
-    def ended(self, job: Job, attempt: Attempt) -> None:
+    def ended(self, job: SweepJob, attempt: SweepAttempt) -> None:
         pass
 
 
-class Lines(Quiet):
+class SweepLines(Quiet):
     """Lines on standard error."""
 
-    def __init__(self, labels: Labels) -> None:
+    def __init__(self, labels: SweepLabels) -> None:
         self._label = labels.of
         self._jobs = self._ended = 0
 
-    def planned(self, jobs: Sequence[Job], kept: int) -> None:
+    def planned(self, jobs: Sequence[SweepJob], kept: int) -> None:
         self._jobs, self._ended = len(jobs), 0
         if kept:
             _say(f"{kept:,} done before and taken from the results, {len(jobs):,} left")
 
-    def ended(self, job: Job, attempt: Attempt) -> None:
+    def ended(self, job: SweepJob, attempt: SweepAttempt) -> None:
         self._ended += 1
         what = f"{self._label(job)} ({attempt.id})"
         how = f"{attempt.seconds:.2f} s" if attempt.error is None else f"failed: {attempt.error}"
         _say(f"{self._ended:,} of {self._jobs:,}: {what}: {how}")
 
 
-class _Bar(Lines):
+class _Bar(SweepLines):
     """A bar, which goes by requests and not by jobs: some have a thousand times as many."""
 
-    def __init__(self, labels: Labels, bar: Any) -> None:
+    def __init__(self, labels: SweepLabels, bar: Any) -> None:
         super().__init__(labels)
         self._bar = bar
         self._reading = bar.add_task("reading", total=None)
@@ -104,7 +106,7 @@ class _Bar(Lines):
     def reading(self, done: int, of: int | None) -> None:
         self._bar.update(self._reading, completed=done, total=of)
 
-    def planned(self, jobs: Sequence[Job], kept: int) -> None:
+    def planned(self, jobs: Sequence[SweepJob], kept: int) -> None:
         self._bar.update(self._reading, visible=False)
         if self._task is not None:
             self._bar.update(self._task, visible=False)
@@ -114,11 +116,11 @@ class _Bar(Lines):
         if kept:
             self._bar.console.print(f"{kept:,} done before and taken from the results, {len(jobs):,} left")
 
-    def under_way(self, job: Job, arrived: int) -> None:
+    def under_way(self, job: SweepJob, arrived: int) -> None:
         self._doing = job.effort * arrived // job.count
         self._show(job.scheduler)
 
-    def ended(self, job: Job, attempt: Attempt) -> None:
+    def ended(self, job: SweepJob, attempt: SweepAttempt) -> None:
         self._ended += 1
         self._done += job.effort
         self._doing = 0
@@ -136,10 +138,10 @@ class _Bar(Lines):
 
 
 @contextmanager
-def watching(labels: Labels, *, loud: bool) -> Iterator[Quiet]:
+def watching(labels: SweepLabels, *, loud: bool) -> Iterator[Quiet]:
     """A bar on a terminal; elsewhere lines, or nothing where it is not to be `loud`."""
     if not sys.stderr.isatty():
-        yield Lines(labels) if loud else Quiet()
+        yield SweepLines(labels) if loud else Quiet()
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn

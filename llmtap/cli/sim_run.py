@@ -212,26 +212,26 @@ def _swept(
 ) -> tuple[list[dict[str, Any]], list[str], bool]:  # fmt: skip
     """Runs it all; summaries in the order of the grid, notes, and whether some failed. `sweepers` gets who
     does, so that it is known how far that is."""
-    from llmtap.cli.sim_progress import Labels, watching
-    from llmtap.sim.sweep.grid import Grid, Source
+    from llmtap.cli.sim_progress import SweepLabels, watching
+    from llmtap.sim.sweep.grid import GridSource, SweepGrid
     from llmtap.sim.sweep.results import Results
-    from llmtap.sim.sweep.sweep import Job
+    from llmtap.sim.sweep.sweep import SweepJob
     from llmtap.sim.sweep.sweeper import Sweeper
 
-    def rate_of(job: Job) -> float | None:
+    def rate_of(job: SweepJob) -> float | None:
         own_rps = source.traces[job.rows].rate_rps
         return None if own_rps is None else own_rps * job.scale
 
     with ExitStack() as stack:
-        audience = stack.enter_context(watching(Labels(axes_of(axes, preset), rate_of), loud=loud))
+        audience = stack.enter_context(watching(SweepLabels(axes_of(axes, preset), rate_of), loud=loud))
         kept = None
         if results is not None:
             kept = Results(results)
             stack.callback(kept.close)
-        source = Source(trace, source_format=source_format, progress=audience.reading)
+        source = GridSource(trace, source_format=source_format, progress=audience.reading)
         sweeper = Sweeper(source.traces, audience, results=kept, workers=workers, ray=ray)
         sweepers.append(sweeper)
-        planned = Grid(source, common).jobs(axes, preset, sweeper.run)
+        planned = SweepGrid(source, common).jobs(axes, preset, sweeper.run)
         if "seed" in axes and all(job.seed is None for job in planned):
             source.remarks.append("seed has no effect: nothing is drawn")
         attempts = sweeper.run(planned)

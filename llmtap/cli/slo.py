@@ -27,7 +27,7 @@ EPILOG = """Examples:
 Alarms that can never ring at a class's target are left out, and told on stderr."""
 
 
-class Format(StrEnum):
+class RuleFormat(StrEnum):
     """What is written."""
 
     PROMETHEUS = "prometheus"
@@ -42,8 +42,9 @@ def generate(
         typer.Option(help="TOML file with [slo.NAME] tables, as the proxy reads it.", envvar="LLMTAP_CONFIG"),
     ] = None,
     written: Annotated[
-        Format, typer.Option("--format", help="Rules for Prometheus, or a specification for another tool.")
-    ] = Format.PROMETHEUS,
+        RuleFormat,
+        typer.Option("--format", help="Rules for Prometheus, or a specification for another tool."),
+    ] = RuleFormat.PROMETHEUS,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write there; default: standard output.")
     ] = None,
@@ -73,9 +74,9 @@ def generate(
         raise ConfigError(str(config), "has no objectives ([slo.NAME])", "config/slo.toml shows how")
     asked = promises(SloClass.of(name, options) for name, options in settings.slo.items())
     render = {
-        Format.PROMETHEUS: prometheus.render,
-        Format.SLOTH: sloth.render,
-        Format.OPENSLO: openslo.render,
+        RuleFormat.PROMETHEUS: prometheus.render,
+        RuleFormat.SLOTH: sloth.render,
+        RuleFormat.OPENSLO: openslo.render,
     }[written]
     text = render(asked, job, runbooks)
     for promise in asked:

@@ -18,7 +18,7 @@ from llmtap.protocol.dialects.registry import Undecided
 from llmtap.protocol.ndjson import LineParser
 from llmtap.protocol.repetition import BLOCK_BYTES_MAX, Repetition, find_repetition
 from llmtap.protocol.sse import EVENT_BYTES_MAX, SseEvent, SseParser
-from llmtap.protocol.websocket import Message, MessageParser, Opcode
+from llmtap.protocol.websocket import MessageParser, Opcode, WebSocketMessage
 
 __all__ = ["AnswerReader", "BodyKind"]
 
@@ -247,7 +247,7 @@ class AnswerReader:
                 return self.feed(payload)
         return out
 
-    def _read_message(self, message: Message) -> Delta:
+    def _read_message(self, message: WebSocketMessage) -> Delta:
         payload = message.payload
         if message.opcode in (Opcode.PING, Opcode.PONG):
             delta = Delta(EventClass.KEEPALIVE)

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
-from llmtap.exchange.request_shape import Asked, Said, Turn
+from llmtap.exchange.request_shape import CapturedText, RequestShape, Turn
 
 __all__ = ["BLANK", "OUTPUT", "Added", "EventLog", "Exchange", "Timeline", "Tokens"]
 
@@ -196,10 +196,10 @@ class Exchange:
     """`mono`: stamped on read; `kernel`: stamped by the kernel on arrival; `virtual`: simulated."""
     anchor: int = 0
     """How often this host's wall clock had been set, since its relay started, when the request arrived."""
-    asked: Asked | None = None
+    asked: RequestShape | None = None
     """The request's shape; this and the next two only while a capture runs."""
     turn: Turn | None = None
-    said: Said | None = None
+    said: CapturedText | None = None
     keeping: object | None = None
     """What a capture works with until the exchange has ended; nobody else's business."""
     scheduled_ns: int | None = None

@@ -22,7 +22,7 @@ from llmtap.exchange.outcome import Outcome, TokenSource
 from llmtap.exchange.plausibility import TOKEN_COUNT, remove_implausible
 from llmtap.exchange.refusal import APPLIED_GUARDRAILS, TEXT_PATTERNS, Interventions
 from llmtap.exchange.request import Hear, Identify, RequestReader
-from llmtap.exchange.request_shape import Said
+from llmtap.exchange.request_shape import CapturedText
 from llmtap.exchange.server_timing import ServerTiming
 from llmtap.exchange.token_run import TokenRun, make_token_run
 from llmtap.exchange.verdict import WORD_CHARS_MAX, figures_of, is_word, judge, no_token_reason
@@ -306,7 +306,7 @@ class Observer:
         if self._counts is not None and self._counts.refused:
             x.invalid_values = {TOKEN_COUNT: self._counts.refused}
         if self._texts is not None:
-            x.said = Said(response_text="".join(self._texts)[:_TEXT_CHARS_MAX])
+            x.said = CapturedText(response_text="".join(self._texts)[:_TEXT_CHARS_MAX])
             self._texts = None
         if x.usage is not None:
             x.usage = figures_of(x.usage)

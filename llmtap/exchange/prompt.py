@@ -22,9 +22,9 @@ import msgspec
 
 from llmtap.exchange.bounds import BOUNDS
 from llmtap.exchange.paths import looks_secret
-from llmtap.exchange.request_shape import Asked
+from llmtap.exchange.request_shape import RequestShape
 
-__all__ = ["ID_BYTES", "MESSAGES_MAX", "PARTS_MAX", "Message", "Part", "Prompt", "read_prompt"]
+__all__ = ["ID_BYTES", "MESSAGES_MAX", "PARTS_MAX", "Part", "PromptMessage", "PromptShape", "read_prompt"]
 
 MESSAGES_MAX: Final = 10_000
 """More messages than this fit no model's context; such a body is not read."""
@@ -43,7 +43,7 @@ Part: TypeAlias = "str | bytes | array[int]"
 
 
 @dataclass(slots=True)
-class Message:
+class PromptMessage:
     """One message of a prompt."""
 
     role: str
@@ -70,11 +70,11 @@ class Message:
 
 
 @dataclass(slots=True)
-class Prompt:
+class PromptShape:
     """What a body asks."""
 
-    messages: list[Message]
-    asked: Asked
+    messages: list[PromptMessage]
+    asked: RequestShape
     """Parameters, roles and sizes; no blocks yet."""
     value: dict[str, Any]
     """The body's JSON object."""
@@ -86,7 +86,7 @@ class Prompt:
     """It has more than PARTS_MAX parts."""
 
 
-def read_prompt(body: bytes, endpoint: str | None) -> Prompt | None:
+def read_prompt(body: bytes, endpoint: str | None) -> PromptShape | None:
     """The prompt in a request's body.
 
     Args:
@@ -106,7 +106,7 @@ def read_prompt(body: bytes, endpoint: str | None) -> Prompt | None:
         return None
     asked = _parameters(value)
     reader = _Reader()
-    messages: list[Message] = []
+    messages: list[PromptMessage] = []
     chat = False
     for read, converses in _order(endpoint):
         messages = read(reader, value)
@@ -120,7 +120,7 @@ def read_prompt(body: bytes, endpoint: str | None) -> Prompt | None:
     asked.roles = [message.role for message in messages]
     asked.sizes = array("q", [message.size for message in messages])
     tools = value.get("tools") or value.get("functions")
-    return Prompt(messages, asked, value, chat, _digest(tools) if tools else b"", reader.cut)
+    return PromptShape(messages, asked, value, chat, _digest(tools) if tools else b"", reader.cut)
 
 
 class _Reader:
@@ -141,14 +141,14 @@ class _Reader:
         self._room -= n
         return True
 
-    def chat(self, value: dict[str, Any]) -> list[Message]:
+    def chat(self, value: dict[str, Any]) -> list[PromptMessage]:
         """`messages`, with what Anthropic keeps beside them."""
         messages = value.get("messages")
         if not isinstance(messages, list) or not messages or len(messages) > MESSAGES_MAX:
             return []
         return [*self._before(value), *(self._message(message) for message in messages)]
 
-    def input(self, value: dict[str, Any]) -> list[Message]:
+    def input(self, value: dict[str, Any]) -> list[PromptMessage]:
         """`input` of the Responses API, and LM Studio's, which has its form."""
         items = value.get("input")
         if isinstance(items, str):
@@ -157,23 +157,23 @@ class _Reader:
             return []
         return [*self._before(value), *(self._item(item) for item in items)]
 
-    def prompt(self, value: dict[str, Any]) -> list[Message]:
+    def prompt(self, value: dict[str, Any]) -> list[PromptMessage]:
         """`prompt` of completions, `inputs` of TGI: text or token ids, one or several."""
         return self._completion(value, ("prompt", "inputs"))
 
-    def generate(self, value: dict[str, Any]) -> list[Message]:
+    def generate(self, value: dict[str, Any]) -> list[PromptMessage]:
         """SGLang's own endpoint, which shares its path with TGI's."""
         return self._completion(value, ("prompt", "inputs", "text", "input_ids"))
 
-    def embed(self, value: dict[str, Any]) -> list[Message]:
+    def embed(self, value: dict[str, Any]) -> list[PromptMessage]:
         return self._completion(value, ("input", "inputs"))
 
-    def _before(self, value: dict[str, Any]) -> Iterator[Message]:
+    def _before(self, value: dict[str, Any]) -> Iterator[PromptMessage]:
         for key in ("system", "instructions", "system_prompt"):
             if value.get(key):
                 yield self._made("system", value[key])
 
-    def _completion(self, value: dict[str, Any], keys: tuple[str, ...]) -> list[Message]:
+    def _completion(self, value: dict[str, Any], keys: tuple[str, ...]) -> list[PromptMessage]:
         found = next((value[key] for key in keys if value.get(key)), None)
         if found is None:
             return []
@@ -184,11 +184,13 @@ class _Reader:
             return []
         messages = [self._made("system", value["system"])] if value.get("system") else []
         if value.get("context"):  # Ollama's: the ids of the conversation until now
-            messages.append(Message("context", self._ids_or_text(value["context"])))
-        messages += [Message("prompt", self._ids_or_text(one)) for one in (found if several else [found])]
+            messages.append(PromptMessage("context", self._ids_or_text(value["context"])))
+        messages += [
+            PromptMessage("prompt", self._ids_or_text(one)) for one in (found if several else [found])
+        ]
         messages[-1].parts += self._all_media(_list(value.get("images")) or _list(value.get("image_data")))
         if isinstance(value.get("suffix"), str) and value["suffix"]:
-            messages.append(Message("suffix", [value["suffix"]]))
+            messages.append(PromptMessage("suffix", [value["suffix"]]))
         return messages
 
     def _ids_or_text(self, one: Any) -> list[Part]:
@@ -214,7 +216,7 @@ class _Reader:
             return [part for part in mixed if part]
         return []
 
-    def _message(self, message: Any) -> Message:
+    def _message(self, message: Any) -> PromptMessage:
         if not isinstance(message, dict):
             return self._made("other", message)
         role = _word(message.get("role"))
@@ -242,7 +244,7 @@ class _Reader:
             said.call(message["function_call"])
         return said.made(role, result=role in ("tool", "function") or _only_results(content))
 
-    def _item(self, item: Any) -> Message:
+    def _item(self, item: Any) -> PromptMessage:
         """One item of a Responses input."""
         if not isinstance(item, dict):
             return self._made("user", item)
@@ -268,7 +270,7 @@ class _Reader:
         said.part(item, 0)
         return said.made("user" if said.parts and not kind.endswith("_reference") else "other")
 
-    def _made(self, role: str, content: Any) -> Message:
+    def _made(self, role: str, content: Any) -> PromptMessage:
         said = _Said(self)
         said.content(content)
         return said.made(role)
@@ -291,7 +293,7 @@ class _Said:
         self._thinking: list[str] = []
         self.parts: list[Part] = []
 
-    def made(self, role: str, *, result: bool = False) -> Message:
+    def made(self, role: str, *, result: bool = False) -> PromptMessage:
         parts = self.parts
         if len(parts) > 1:
             parts = []
@@ -300,7 +302,7 @@ class _Said:
                     parts.append("".join(run))  # type: ignore[arg-type]
                 else:
                     parts.extend(run)
-        return Message(role, parts, "".join(self._thinking), result)
+        return PromptMessage(role, parts, "".join(self._thinking), result)
 
     def text(self, text: str) -> None:
         if text:
@@ -375,7 +377,7 @@ class _Said:
 _THINKING: Final = ("reasoning_content", "reasoning", "thinking")
 _media_word = re.compile(r"image|audio|video|file|document|screenshot").search
 
-_Read = Callable[[_Reader, dict[str, Any]], list[Message]]
+_Read = Callable[[_Reader, dict[str, Any]], list[PromptMessage]]
 _CHAT: Final[tuple[_Read, bool]] = (_Reader.chat, True)
 _INPUT: Final[tuple[_Read, bool]] = (_Reader.input, True)
 _PROMPT: Final[tuple[_Read, bool]] = (_Reader.prompt, False)
@@ -393,11 +395,11 @@ def _order(endpoint: str | None) -> Iterable[tuple[_Read, bool]]:
     return _BY_WHAT_IS_THERE if first is None else (first, *_BY_WHAT_IS_THERE)
 
 
-def _parameters(value: dict[str, Any]) -> Asked:
+def _parameters(value: dict[str, Any]) -> RequestShape:
     # Ollama, TGI and SGLang keep theirs one step down.
     places = [value, *(_dict(value.get(key)) for key in ("options", "parameters", "sampling_params"))]
     tools = value.get("tools", value.get("functions"))
-    return Asked(
+    return RequestShape(
         max_tokens=_whole(places, "max_completion_tokens", "max_tokens", "max_output_tokens",
                           "max_new_tokens", "num_predict", "n_predict"),
         temperature=_real(places, "temperature"),

@@ -7,11 +7,11 @@ These are filled in by `capture/`; live measuring needs none of them.
 from array import array
 from dataclasses import dataclass, field
 
-__all__ = ["Asked", "Said", "Turn"]
+__all__ = ["CapturedText", "RequestShape", "Turn"]
 
 
 @dataclass(slots=True)
-class Asked:
+class RequestShape:
     """The shape of a request: no word of it."""
 
     max_tokens: int | None = None
@@ -55,7 +55,7 @@ class Turn:
 
 
 @dataclass(slots=True)
-class Said:
+class CapturedText:
     """What was said, redacted. Only at the level `full`."""
 
     request_body: str | None = None

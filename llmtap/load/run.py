@@ -13,7 +13,7 @@ from llmtap.load.sending import Sending, Underway
 from llmtap.net.pacing import Pacer, Waker
 from llmtap.units import NEVER, NS_PER_S
 
-__all__ = ["Run"]
+__all__ = ["LoadRun"]
 
 TURN_NS_MAX: Final = 1_000_000
 """After so long of sending what is due, the loop gets to read its sockets; the rest follows at once."""
@@ -26,7 +26,7 @@ _SERVED: Final = frozenset({Outcome.COMPLETE, Outcome.REFUSED})
 mono_ns = SystemClock.mono_ns
 
 
-class Run:
+class LoadRun:
     """One run from one loop.
 
     Args:

@@ -20,7 +20,7 @@ from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.statistics import summarise_ns
 from llmtap.metrics.summary import ENDED_WELL, Summary
 
-__all__ = ["CORRECTED", "Tally"]
+__all__ = ["CORRECTED", "LoadTally"]
 
 CORRECTED: Final = ("ttft", "ttft_any", "e2e", "user_idle")
 
@@ -40,7 +40,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Packed).decode
 
 
-class Tally:
+class LoadTally:
     """Counts exchanges as they end. Times that it gives are ns of the monotonic clock."""
 
     def __init__(self, objectives: Objectives | None = None) -> None:
@@ -80,7 +80,7 @@ class Tally:
         if m.e2e_ns is not None and x.outcome in ENDED_WELL:
             self.corrected["e2e"].record(m.e2e_ns + late_ns)
 
-    def merge(self, other: "Tally") -> None:
+    def merge(self, other: "LoadTally") -> None:
         """Adds what another sender of the same run counted."""
         self.merge_bytes(other.to_bytes())
 

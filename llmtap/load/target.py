@@ -9,7 +9,7 @@ from llmtap.errors import ConfigError
 from llmtap.net.pool import Origin, parse_origin
 from llmtap.protocol.http1 import Headers
 
-__all__ = ["PATHS", "Target", "check_fields", "parse_target", "shown_url"]
+__all__ = ["PATHS", "LoadTarget", "check_fields", "parse_target", "shown_url"]
 
 PATHS: Final = {
     "chat.completions": "/v1/chat/completions",
@@ -22,7 +22,7 @@ _OURS: Final = frozenset({b"host", b"content-length", b"content-type", b"transfe
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class LoadTarget:
     """An endpoint of a server."""
 
     origin: Origin
@@ -47,7 +47,7 @@ class Target:
         return b"\r\n".join(lines)
 
 
-def parse_target(url: str, endpoint: str, headers: Headers, place: str = "--target") -> Target:
+def parse_target(url: str, endpoint: str, headers: Headers, place: str = "--target") -> LoadTarget:
     """The target of `http://host:port[/prefix]`; a prefix that ends in /v1 is taken as the API's own.
     `endpoint` is one of PATHS, or a path.
 
@@ -58,7 +58,7 @@ def parse_target(url: str, endpoint: str, headers: Headers, place: str = "--targ
     if origin.prefix.endswith(b"/v1"):
         path = path.removeprefix("/v1")
     check_fields(headers)
-    return Target(origin, path.encode(), headers)
+    return LoadTarget(origin, path.encode(), headers)
 
 
 def check_fields(headers: Headers, place: str = "--header") -> None:

@@ -23,8 +23,8 @@ import msgspec
 from llmtap.clock import SystemClock
 from llmtap.errors import LlmtapError
 from llmtap.exchange.exchange import Exchange
-from llmtap.load.workers.messages import Setup
-from llmtap.load.workers.worker_pool import Crew
+from llmtap.load.workers.messages import WorkerSetup
+from llmtap.load.workers.worker_pool import WorkerPool
 from llmtap.metrics.latency import measure
 from llmtap.metrics.summary import ENDED_WELL
 from llmtap.units import NEVER, to_seconds
@@ -116,7 +116,7 @@ class WarmUp:
 
 
 async def warm_up(
-    setup: Setup,
+    setup: WorkerSetup,
     requests: Requests,
     body_begins: "array[int]",
     body_ends: "array[int]",
@@ -197,7 +197,7 @@ class _Source:
     """Rows of a workload, without their times and turns."""
 
     def __init__(
-        self, setup: Setup, requests: Requests, body_begins: "array[int]", body_ends: "array[int]"
+        self, setup: WorkerSetup, requests: Requests, body_begins: "array[int]", body_ends: "array[int]"
     ) -> None:
         self._setup = setup
         self._tenants = requests.tenants
@@ -234,7 +234,7 @@ class _Source:
         )
         begins = array("q", [self._begins[row] for row in rows])
         ends = array("q", [self._ends[row] for row in rows])
-        with Crew(setup, plan, begins, ends, keep=True) as crew:
+        with WorkerPool(setup, plan, begins, ends, keep=True) as crew:
             out = await crew.run()
             if out.lost:
                 raise LlmtapError(f"the sending process of the warm-up ended with status {out.lost[0]}")

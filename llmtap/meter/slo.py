@@ -17,7 +17,7 @@ from typing import Final
 from llmtap.clock import Clock
 from llmtap.exchange.exchange import Exchange
 from llmtap.meter.options import ALARMS, SloOptions
-from llmtap.meter.pipeline.slices import Level, Merging, Slices
+from llmtap.meter.pipeline.slices import Merging, SliceLevel, Slices
 from llmtap.metrics.burn import Alarm, burn_rate, burn_rate_max, error_ratio, events_min, reachable
 from llmtap.metrics.goodput import judge
 from llmtap.metrics.latency import Measured
@@ -29,10 +29,10 @@ __all__ = ["BURN_WINDOWS", "REQUESTED", "FrozenSlos", "SloBook", "SloClass"]
 _MINUTE: Final = 60 * NS_PER_S
 BURN_WINDOWS: Final = ("5m", "30m", "1h", "6h")
 _LEVELS: Final = (
-    Level(5 * _MINUTE, _MINUTE // 2),
-    Level(30 * _MINUTE, _MINUTE * 5 // 2),
-    Level(60 * _MINUTE, 5 * _MINUTE),
-    Level(360 * _MINUTE, 30 * _MINUTE),
+    SliceLevel(5 * _MINUTE, _MINUTE // 2),
+    SliceLevel(30 * _MINUTE, _MINUTE * 5 // 2),
+    SliceLevel(60 * _MINUTE, 5 * _MINUTE),
+    SliceLevel(360 * _MINUTE, 30 * _MINUTE),
 )
 REQUESTED: Final = "requested"
 """The class of exchanges whose only objectives are those that the request brought along."""

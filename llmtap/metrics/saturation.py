@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 __all__ = [
-    "Level",
+    "SaturationLevel",
     "capacity",
     "delivered_shares",
     "heavy_tail",
@@ -25,7 +25,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class SaturationLevel:
     """What was measured at one offered load. Latencies in any one unit."""
 
     offered_rps: float
@@ -37,7 +37,7 @@ class Level:
     """Share of requests that completed, 0 to 1."""
 
 
-def knee(levels: Sequence[Level], times: float = 2.0) -> float | None:
+def knee(levels: Sequence[SaturationLevel], times: float = 2.0) -> float | None:
     """The first load whose P99 exceeds `times` the smallest P99 of all levels; None if none does (5.3.4)."""
     if not levels:
         return None
@@ -45,7 +45,7 @@ def knee(levels: Sequence[Level], times: float = 2.0) -> float | None:
     return _first(levels, lambda level: level.p99 > limit)
 
 
-def saturation_point(levels: Sequence[Level]) -> float | None:
+def saturation_point(levels: Sequence[SaturationLevel]) -> float | None:
     """The first load that achieved less than the level before; None while throughput only grows (5.3.4)."""
     for before, level in pairwise(levels):
         if level.achieved_tps < before.achieved_tps:
@@ -53,17 +53,17 @@ def saturation_point(levels: Sequence[Level]) -> float | None:
     return None
 
 
-def peak(levels: Sequence[Level]) -> float | None:
+def peak(levels: Sequence[SaturationLevel]) -> float | None:
     """The load of the highest throughput, the first if several share it: the point that Table 5 prints."""
     return max(levels, key=lambda level: level.achieved_tps).offered_rps if levels else None
 
 
-def incomplete(levels: Sequence[Level], share: float = 0.9) -> float | None:
+def incomplete(levels: Sequence[SaturationLevel], share: float = 0.9) -> float | None:
     """The first load at which fewer than `share` of the requests completed (5.2.3.1)."""
     return _first(levels, lambda level: level.success < share)
 
 
-def delivered_shares(levels: Sequence[Level]) -> list[float]:
+def delivered_shares(levels: Sequence[SaturationLevel]) -> list[float]:
     """Tokens achieved / tokens that the load asks for, at the first level's tokens per request."""
     if not levels:
         return []
@@ -71,13 +71,13 @@ def delivered_shares(levels: Sequence[Level]) -> list[float]:
     return [level.achieved_tps / (level.offered_rps * per_request) for level in levels]
 
 
-def undelivered(levels: Sequence[Level], share: float = 0.9) -> float | None:
+def undelivered(levels: Sequence[SaturationLevel], share: float = 0.9) -> float | None:
     """The first load whose tokens fall below `share` of what it asks for (5.2.3.1, counted in tokens)."""
     shares = zip(levels, delivered_shares(levels), strict=True)
     return next((level.offered_rps for level, delivered in shares if delivered < share), None)
 
 
-def heavy_tail(levels: Sequence[Level], times: float = 10.0, *, of: str = "lowest") -> float | None:
+def heavy_tail(levels: Sequence[SaturationLevel], times: float = 10.0, *, of: str = "lowest") -> float | None:
     """The first load whose P99 exceeds `times` the P50 "at lower load" (5.2.3.1).
 
     `of="lowest"` compares with the lowest level, `of="previous"` with the one before.
@@ -90,7 +90,9 @@ def heavy_tail(levels: Sequence[Level], times: float = 10.0, *, of: str = "lowes
     return None
 
 
-def operating_point(levels: Sequence[Level], meets: Callable[[Level], bool]) -> float | None:
+def operating_point(
+    levels: Sequence[SaturationLevel], meets: Callable[[SaturationLevel], bool]
+) -> float | None:
     """The load of the highest throughput among the levels that meet the objectives (5.3.4)."""
     return peak([level for level in levels if meets(level)])
 
@@ -100,5 +102,5 @@ def capacity(completion: Sequence[tuple[float, float]], share: float = 0.99) -> 
     return max((load for load, completed in completion if completed >= share), default=None)
 
 
-def _first(levels: Sequence[Level], broken: Callable[[Level], bool]) -> float | None:
+def _first(levels: Sequence[SaturationLevel], broken: Callable[[SaturationLevel], bool]) -> float | None:
     return next((level.offered_rps for level in levels if broken(level)), None)

@@ -18,8 +18,18 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 __all__ = [
-    "METHOD", "PACKAGE", "REQUEST_ID", "SERVICE", "Chunk", "Counts", "Request", "file_descriptor",
-    "read_chunk", "read_request", "write_chunk", "write_request",
+    "METHOD",
+    "PACKAGE",
+    "REQUEST_ID",
+    "SERVICE",
+    "Counts",
+    "GrpcChunk",
+    "Request",
+    "file_descriptor",
+    "read_chunk",
+    "read_request",
+    "write_chunk",
+    "write_request",
 ]  # fmt: skip
 
 PACKAGE: Final = "llmtap.inference.v1"
@@ -78,7 +88,7 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class GrpcChunk:
     """One message of an answer."""
 
     text: str = ""
@@ -176,7 +186,7 @@ def read_request(data: bytes) -> Request:
     )  # fmt: skip
 
 
-def write_chunk(chunk: Chunk) -> bytes:
+def write_chunk(chunk: GrpcChunk) -> bytes:
     """`finish` is one of those that are known."""
     # Field by field: that is half as long as by the constructor, and there is one for each token.
     message = _GenerateChunk()
@@ -195,7 +205,7 @@ def write_chunk(chunk: Chunk) -> bytes:
     return bytes(message.SerializeToString())
 
 
-def read_chunk(data: bytes) -> Chunk:
+def read_chunk(data: bytes) -> GrpcChunk:
     """Raises ValueError for what is no such message."""
     m = _parsed(_GenerateChunk, data)
     counts = None
@@ -204,4 +214,4 @@ def read_chunk(data: bytes) -> Chunk:
         cached = u.cached_tokens if u.HasField("cached_tokens") else None
         counts = Counts(u.prompt_tokens, u.output_tokens, cached)
     number = m.finish_reason
-    return Chunk(m.text, m.tokens, _FINISHES[number] if number < len(_FINISHES) else "other", counts)
+    return GrpcChunk(m.text, m.tokens, _FINISHES[number] if number < len(_FINISHES) else "other", counts)

@@ -18,7 +18,7 @@ from llmtap.errors import PeerProtocolError
 from llmtap.protocol.encoding import RATIO_FREE_BYTES, RATIO_MAX
 from llmtap.protocol.sse import EVENT_BYTES_MAX
 
-__all__ = ["Message", "MessageParser", "Opcode"]
+__all__ = ["MessageParser", "Opcode", "WebSocketMessage"]
 
 
 class Opcode(IntEnum):
@@ -32,7 +32,7 @@ class Opcode(IntEnum):
     PONG = 10
 
 
-class Message(msgspec.Struct, gc=False):
+class WebSocketMessage(msgspec.Struct, gc=False):
     """A message, or a control frame."""
 
     opcode: Opcode
@@ -91,9 +91,9 @@ class MessageParser:
         self._inflater = zlib.decompressobj(-zlib.MAX_WBITS)
         self._inflated_bytes_left = RATIO_FREE_BYTES
 
-    def feed(self, data: bytes) -> list[Message]:
+    def feed(self, data: bytes) -> list[WebSocketMessage]:
         """The messages that these bytes complete. Never raises; see `broken`."""
-        out: list[Message] = []
+        out: list[WebSocketMessage] = []
         at = 0
         try:
             while at < len(data) and self.broken is None:
@@ -185,7 +185,7 @@ class MessageParser:
             kept += _unmasked(part, self._key, self._taken) if self._key else part
         self._taken += len(part)
 
-    def _end_frame(self, out: list[Message]) -> None:
+    def _end_frame(self, out: list[WebSocketMessage]) -> None:
         self._left = -1
         control = bool(self._opcode & _CONTROL)
         if not (self._fin or control):
@@ -199,7 +199,7 @@ class MessageParser:
             elif self._too_long:
                 payload = None
             self._begun, self._too_long = None, False
-        out.append(Message(opcode, self._size[control], payload))
+        out.append(WebSocketMessage(opcode, self._size[control], payload))
         self._parts[control].clear()
         self._size[control] = 0
 

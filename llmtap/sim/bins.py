@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from llmtap.sim.model_options import Readings
+from llmtap.sim.model_options import ModelOptions
 
 __all__ = ["Bins", "batch_limits", "equal_mass"]
 
@@ -42,7 +42,7 @@ class Bins:
         return list(zip(self.edges, [*self.edges[1:], None], strict=True))
 
 
-def equal_mass(lengths: Iterable[int], count: int, readings: Readings) -> Bins:
+def equal_mass(lengths: Iterable[int], count: int, readings: ModelOptions) -> Bins:
     """Bins with as many of the lengths in each as whole edges allow."""
     known = list(lengths)
     if readings.edges == "first-1000":
@@ -57,7 +57,7 @@ def equal_mass(lengths: Iterable[int], count: int, readings: Readings) -> Bins:
     return Bins(edges, below=readings.below_first)
 
 
-def batch_limits(bins: Bins, readings: Readings) -> list[int]:
+def batch_limits(bins: Bins, readings: ModelOptions) -> list[int]:
     """Of each bin, how many requests a batch may have (seed 004, 8.2)."""
     if readings.bin_limit == "none":
         return [readings.b_max] * len(bins)

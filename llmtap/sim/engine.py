@@ -20,7 +20,7 @@ from enum import Enum
 from heapq import heappop, heappush
 from typing import Any, Final, Protocol
 
-__all__ = ["NOBODY", "NOTHING", "Engine", "GivenUp", "Made", "Run", "Scheduler", "Step", "Work"]
+__all__ = ["NOBODY", "NOTHING", "Engine", "EngineRun", "EngineWork", "GivenUp", "Made", "Scheduler", "Step"]
 
 
 class GivenUp(Enum):
@@ -38,7 +38,7 @@ NOBODY: Final[Mapping[int, GivenUp]] = {}
 """Is given up."""
 
 
-class Work(Protocol):
+class EngineWork(Protocol):
     """What a scheduler hands to a server; who watches may know more of its kind."""
 
     @property
@@ -72,7 +72,7 @@ class Scheduler(Protocol):
         """No other request will come: waiting for more is over."""
 
     def form(self, now_ns: int) -> Any | None:
-        """What a free server is to do now, a `Work`; None where it is to wait."""
+        """What a free server is to do now, an `EngineWork`; None where it is to wait."""
 
     def done(self, now_ns: int, work: Any) -> Made:
         """It is done."""
@@ -85,7 +85,7 @@ class Scheduler(Protocol):
 
 
 @dataclass(slots=True)
-class Run:
+class EngineRun:
     """A stretch of a server's time."""
 
     server: int
@@ -98,7 +98,7 @@ class Run:
 class Step:
     """What came of an event."""
 
-    started: Sequence[Run] = ()
+    started: Sequence[EngineRun] = ()
     made: Made = Made()
     given_up: Mapping[int, GivenUp] = field(default_factory=dict)
 
@@ -128,7 +128,7 @@ class Engine:
             return NOTHING
         return self._dispatch(now_ns)
 
-    def done(self, now_ns: int, run: Run) -> Step:
+    def done(self, now_ns: int, run: EngineRun) -> Step:
         """A run is over, at its time or, where clocks are real, some time after."""
         self._at(now_ns)
         assert now_ns >= run.end_ns
@@ -155,7 +155,7 @@ class Engine:
             work = self._scheduler.form(now_ns)
             if work is None:
                 break
-            started.append(Run(heappop(self._free), work, now_ns, now_ns + work.duration_ns))
+            started.append(EngineRun(heappop(self._free), work, now_ns, now_ns + work.duration_ns))
         given_up = self._scheduler.given_up()
         return Step(started, given_up=given_up) if started or given_up else NOTHING
 

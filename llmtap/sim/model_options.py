@@ -15,13 +15,13 @@ from msgspec import Meta
 from llmtap.settings import explained, read_options
 from llmtap.units import Duration
 
-__all__ = ["Readings", "explain", "read_settings"]
+__all__ = ["ModelOptions", "explain", "read_settings"]
 
 _MS: Final = 1_000_000
 _S: Final = 1_000_000_000
 
 
-class Readings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One way to read seed 004. Each field's number is that of the point in the list of readings."""
 
     eps: Annotated[Duration, Meta(description="1: half width of the band around the token SLA")] = Duration(
@@ -136,9 +136,9 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.free_gb - self.margin_gb
 
 
-def read_settings(settings: Mapping[str, str]) -> Readings:
+def read_settings(settings: Mapping[str, str]) -> ModelOptions:
     """Readings with some of them set, by name, from text. Raises ValueError, which names the nearest."""
-    readings = read_options(Readings, settings, "reading")
+    readings = read_options(ModelOptions, settings, "reading")
     if readings.safe_gb <= 0:
         raise ValueError("memory_gb: nothing is left of it for the KV cache")
     edges = readings.bin_edges
@@ -149,4 +149,4 @@ def read_settings(settings: Mapping[str, str]) -> Readings:
 
 def explain() -> list[tuple[str, str, str]]:
     """Each reading's name, default and meaning, with the values it may have."""
-    return list(explained(Readings))
+    return list(explained(ModelOptions))

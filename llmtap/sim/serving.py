@@ -13,10 +13,10 @@ from msgspec import Meta
 
 from llmtap.settings import explained, read_options
 from llmtap.sim.latency import SEED_ITERATIONS, SEED_MODEL, IterationModel, LatencyModel
-from llmtap.sim.model_options import Readings
+from llmtap.sim.model_options import ModelOptions
 from llmtap.units import Duration, format_ns
 
-__all__ = ["OUTPUT_DELAYS", "Serving", "Setup", "explain_serving", "read_serving", "settled"]
+__all__ = ["OUTPUT_DELAYS", "Serving", "ServingSetup", "explain_serving", "read_serving", "settled"]
 
 _MS: Final = 1_000_000
 
@@ -78,11 +78,11 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class ServingSetup:
     """All that a scheduler is made from, besides the requests."""
 
     model: LatencyModel = SEED_MODEL
-    readings: Readings = field(default_factory=Readings)
+    readings: ModelOptions = field(default_factory=ModelOptions)
     iterations: IterationModel = SEED_ITERATIONS
     serving: Serving = field(default_factory=Serving)
 

@@ -10,18 +10,18 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Final, Protocol
 
-from llmtap.sim.engine import Engine, GivenUp, Run, Step
+from llmtap.sim.engine import Engine, EngineRun, GivenUp, Step
 from llmtap.sim.schedulers.batches import Batch
 from llmtap.sim.schedulers.iterations import Iteration
 from llmtap.workload.requests import Requests
 
-__all__ = ["Played", "Watcher", "play"]
+__all__ = ["Played", "RequestWatcher", "play"]
 
 _NEVER: Final = (1 << 63) - 1
 _TOLD_EVERY: Final = 1 << 14
 
 
-class Watcher(Protocol):
+class RequestWatcher(Protocol):
     """Whoever wants to know when each token left."""
 
     def ended(self, request: int, token_ns: Sequence[int], end_ns: int, *, served: bool) -> None:
@@ -64,16 +64,16 @@ class Played:
 class _Player:
     """Writes down what steps say."""
 
-    def __init__(self, requests: Requests, played: Played, watch: Watcher | None) -> None:
+    def __init__(self, requests: Requests, played: Played, watch: RequestWatcher | None) -> None:
         self.played = played
-        self.runs: list[tuple[int, int, Run]] = []
+        self.runs: list[tuple[int, int, EngineRun]] = []
         self._outputs = requests.output
         self._watch = watch
         self._tokens: dict[int, list[int]] = {}
         """Of requests that make tokens one by one, as long as they are not over: when each left."""
         self._began = 0
 
-    def note(self, now_ns: int, step: Step, run: Run | None = None) -> None:
+    def note(self, now_ns: int, step: Step, run: EngineRun | None = None) -> None:
         """`run` is what was done, if something was."""
         if run is not None:
             if isinstance(run.work, Batch):
@@ -90,7 +90,7 @@ class _Player:
             heappush(self.runs, (started.end_ns, self._began, started))
             self._start(started)
 
-    def _start(self, run: Run) -> None:
+    def _start(self, run: EngineRun) -> None:
         played, now_ns = self.played, run.start_ns
         work = run.work
         if isinstance(work, Batch):
@@ -109,7 +109,7 @@ class _Player:
         played.sizes[size] += 1
         played.busy_ns[run.server] += run.end_ns - now_ns
 
-    def _batch_done(self, now_ns: int, run: Run) -> None:
+    def _batch_done(self, now_ns: int, run: EngineRun) -> None:
         batch: Batch = run.work
         played, watch = self.played, self._watch
         for request in batch.members:
@@ -159,7 +159,7 @@ def play(
     servers: int = 1,
     all_first: bool = False,
     gpu_first: bool = False,
-    watch: Watcher | None = None,
+    watch: RequestWatcher | None = None,
     played: Played | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Played:

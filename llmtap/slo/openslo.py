@@ -11,7 +11,7 @@ from typing import Any, Final
 from llmtap.errors import ConfigError
 from llmtap.metrics.burn import Alarm
 from llmtap.slo.document import commented, to_yaml
-from llmtap.slo.rules import BURN, EVENTS, GOOD, PERIOD_DAYS, Promise, missing, runbook_url, window
+from llmtap.slo.rules import BURN, EVENTS, GOOD, PERIOD_DAYS, Objective, missing, runbook_url, window
 
 __all__ = ["object_name", "render"]
 
@@ -20,7 +20,7 @@ _NAME_CHARS_MAX: Final = 63
 _SEVERITIES: Final = {"page": "Somebody looks now.", "ticket": "Somebody looks this week."}
 
 
-def render(promises: Iterable[Promise], job: str, runbooks: str) -> str:
+def render(promises: Iterable[Objective], job: str, runbooks: str) -> str:
     """All documents, apart by `---`. Raises ConfigError where two classes would have one name."""
     promises = list(promises)
     names: dict[str, str] = {}
@@ -66,7 +66,7 @@ def _target(job: str, severity: str) -> dict[str, Any]:
     }
 
 
-def _slo(promise: Promise, job: str, runbooks: str) -> dict[str, Any]:
+def _slo(promise: Objective, job: str, runbooks: str) -> dict[str, Any]:
     name = object_name(f"{job}-{promise.name}")
     selector = f'{{job="{job}",slo="{promise.name}"}}'
     return {
@@ -98,7 +98,7 @@ def _metric(query: str) -> dict[str, Any]:
     return {"metricSource": {"type": "Prometheus", "spec": {"query": query}}}
 
 
-def _policy(name: str, promise: Promise, alarm: Alarm, job: str, runbooks: str) -> dict[str, Any]:
+def _policy(name: str, promise: Objective, alarm: Alarm, job: str, runbooks: str) -> dict[str, Any]:
     long = window(alarm.long_ns)
     return {
         "kind": "AlertPolicy",

@@ -21,7 +21,7 @@ from llmtap.slo.rules import (
     PERIOD_DAYS,
     SHORT,
     Alert,
-    Promise,
+    Objective,
     Recording,
     missing,
     runbook_url,
@@ -48,7 +48,7 @@ def check_job(job: str) -> str:
     return job
 
 
-def render(promises: Sequence[Promise], job: str, runbooks: str) -> str:
+def render(promises: Sequence[Objective], job: str, runbooks: str) -> str:
     """The rules file, with comments on what was left out.
 
     Args:
@@ -74,7 +74,7 @@ def render(promises: Sequence[Promise], job: str, runbooks: str) -> str:
     return "".join(parts)
 
 
-def recordings(promise: Promise, job: str) -> list[Recording]:
+def recordings(promise: Objective, job: str) -> list[Recording]:
     """What is kept about a class, in an order in which each finds what it needs."""
     identity = _identity(promise, job)
     this = f'{{sloth_id="{identity["sloth_id"]}"}}'
@@ -105,7 +105,7 @@ def recordings(promise: Promise, job: str) -> list[Recording]:
     return found
 
 
-def burn_alert(promise: Promise, alarm: Alarm, job: str) -> Alert:
+def burn_alert(promise: Objective, alarm: Alarm, job: str) -> Alert:
     """An alarm as an alert, whose value is the burn rate over the long window."""
     identity = _identity(promise, job)
     this = f'{{sloth_id="{identity["sloth_id"]}"}}'
@@ -136,7 +136,7 @@ def burn_alert(promise: Promise, alarm: Alarm, job: str) -> Alert:
     )
 
 
-def _outdated(promise: Promise, job: str) -> Alert:
+def _outdated(promise: Objective, job: str) -> Alert:
     """Rules of another file than the proxy reads would stay green whatever happens.
 
     One alert for each proxy and class, however much differs: every operand has the labels of the target.
@@ -163,7 +163,7 @@ def _outdated(promise: Promise, job: str) -> Alert:
     )
 
 
-def _unwatched(promises: Sequence[Promise], job: str) -> Alert:
+def _unwatched(promises: Sequence[Objective], job: str) -> Alert:
     """A class that came after the rules were made: nobody is called for it."""
     known = "|".join(promise.name for promise in promises)
     return Alert(
@@ -177,11 +177,11 @@ def _unwatched(promises: Sequence[Promise], job: str) -> Alert:
     )
 
 
-def _identity(promise: Promise, job: str) -> dict[str, str]:
+def _identity(promise: Objective, job: str) -> dict[str, str]:
     return {"sloth_id": f"{job}-{promise.name}", "sloth_service": job, "sloth_slo": promise.name}
 
 
-def _counter(name: str, promise: Promise, job: str) -> str:
+def _counter(name: str, promise: Objective, job: str) -> str:
     return f'{name}{{job="{job}",slo="{promise.name}"}}'
 
 

@@ -22,7 +22,7 @@ __all__ = [
     "PERIOD_DAYS",
     "SHORT",
     "Alert",
-    "Promise",
+    "Objective",
     "Recording",
     "missing",
     "promises",
@@ -46,7 +46,7 @@ _TICKETS: Final = tuple(alarm for alarm in STANDARD_ALARMS if alarm.severity == 
 
 
 @dataclass(frozen=True, slots=True)
-class Promise:
+class Objective:
     """A class of tenants, what it was promised, and the alarms about it."""
 
     name: str
@@ -60,7 +60,7 @@ class Promise:
     """Standard alarms that can never ring at this target, and are left out."""
 
     @classmethod
-    def of(cls, slo: SloClass) -> "Promise":
+    def of(cls, slo: SloClass) -> "Objective":
         """What the meter judges by, with the tickets that it leaves to others."""
         tickets = [alarm for alarm in _TICKETS if reachable(slo.target, alarm.factor)]
         return cls(
@@ -103,12 +103,12 @@ class Alert:
     labels: Mapping[str, str] | None = None
 
 
-def promises(classes: Iterable[SloClass]) -> list[Promise]:
+def promises(classes: Iterable[SloClass]) -> list[Objective]:
     """One for each class, in their order."""
-    return [Promise.of(slo) for slo in classes]
+    return [Objective.of(slo) for slo in classes]
 
 
-def missing(promise: Promise) -> list[str]:
+def missing(promise: Objective) -> list[str]:
     """A sentence for each alarm that is left out because it can never ring."""
     most = burn_rate_max(promise.target)
     return [

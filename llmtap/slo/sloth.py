@@ -9,14 +9,14 @@ from typing import Any, Final
 
 from llmtap.metrics.burn import STANDARD_ALARMS, reachable
 from llmtap.slo.document import commented, to_yaml
-from llmtap.slo.rules import BURN, EVENTS, GOOD, Promise, missing, runbook_url, window
+from llmtap.slo.rules import BURN, EVENTS, GOOD, Objective, missing, runbook_url, window
 
 __all__ = ["render"]
 
 _STANDARD: Final = {alarm.long_ns: alarm.factor for alarm in STANDARD_ALARMS}
 
 
-def render(promises: Iterable[Promise], job: str, runbooks: str) -> str:
+def render(promises: Iterable[Objective], job: str, runbooks: str) -> str:
     """The specification, one service with an SLO for each class; see `prometheus.render`."""
     promises = list(promises)
     head = [
@@ -33,7 +33,7 @@ def render(promises: Iterable[Promise], job: str, runbooks: str) -> str:
     return commented(head) + commented(lost, (0, 2)) + to_yaml(document)
 
 
-def _slo(promise: Promise, job: str, runbooks: str) -> dict[str, Any]:
+def _slo(promise: Objective, job: str, runbooks: str) -> dict[str, Any]:
     selector = f'{{job="{job}",slo="{promise.name}"}}[{{{{.window}}}}]'
     total = f"sum(rate({EVENTS}{selector}))"
     alerting: dict[str, Any] = {
@@ -61,7 +61,7 @@ def _slo(promise: Promise, job: str, runbooks: str) -> dict[str, Any]:
     }
 
 
-def _lost(promise: Promise) -> Iterable[str]:
+def _lost(promise: Objective) -> Iterable[str]:
     """Where Sloth's alarms will differ from the class's own."""
     for told in missing(promise):
         yield f"{told}. Sloth writes it all the same, or none of its severity."

@@ -20,7 +20,7 @@ import msgspec
 from llmtap.errors import ConfigError
 from llmtap.supervisor.child import HandedChild
 from llmtap.supervisor.ports import HandedPorts
-from llmtap.supervisor.run import Run
+from llmtap.supervisor.run import ProxyRun
 from llmtap.units import decode_special, encode_special
 
 __all__ = [
@@ -53,7 +53,7 @@ class Handover(msgspec.Struct, kw_only=True):
     format: int = FORMAT
     pid: int
     """Whose it is: a variable that leaked into another process means nothing there."""
-    run: Run
+    run: ProxyRun
     tap_path: str
     drain_s: float
     """How long the relays at work let streams finish."""

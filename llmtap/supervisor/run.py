@@ -22,7 +22,7 @@ from llmtap.net.pool import parse_origin
 from llmtap.units import encode_special
 from llmtap.vantage.relay.process import RelaySetup
 
-__all__ = ["Run", "meter_setup", "new_capture_id"]
+__all__ = ["ProxyRun", "meter_setup", "new_capture_id"]
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ def new_capture_id(wall_ns: int) -> str:
     return f"{began:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
 
 
-class Run(msgspec.Struct, kw_only=True):
+class ProxyRun(msgspec.Struct, kw_only=True):
     """What outlives every process of a proxy. It holds keys: it goes from hand to hand, and to no file."""
 
     id: str
@@ -55,7 +55,7 @@ class Run(msgspec.Struct, kw_only=True):
     """A meter has been started for the capture: a later one only goes on with it."""
 
     @classmethod
-    def begin(cls, settings: Settings) -> "Run":
+    def begin(cls, settings: Settings) -> "ProxyRun":
         """A proxy that starts by itself."""
         run = cls(
             id=secrets.token_hex(2),
@@ -85,7 +85,7 @@ class Run(msgspec.Struct, kw_only=True):
             self.capture_salt = secrets.token_hex(32)
             self.capture_met = False
 
-    def catch_up(self, other: "Run") -> None:
+    def catch_up(self, other: "ProxyRun") -> None:
         """With what was started for `other` since this was copied from it."""
         self.relays = other.relays
         if self.capture_id == other.capture_id:

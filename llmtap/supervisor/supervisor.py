@@ -41,7 +41,7 @@ from llmtap.supervisor.handover import (
     try_out,
 )
 from llmtap.supervisor.ports import Ports, name_of
-from llmtap.supervisor.run import Run
+from llmtap.supervisor.run import ProxyRun
 from llmtap.supervisor.systemd import notify
 from llmtap.units import encode_special
 
@@ -67,13 +67,13 @@ class _Plan(NamedTuple):
 
     settings: Settings
     ports: Ports
-    run: Run
+    run: ProxyRun
 
 
 class Supervisor:
     """The parent of one proxy."""
 
-    _run: Run
+    _run: ProxyRun
     _ports: Ports
 
     def __init__(
@@ -112,7 +112,7 @@ class Supervisor:
             if self._settings.meter.socket is not None:
                 need_no_meter(self._settings.meter.socket)
             self._ports = Ports.open(self._settings, os.environ, os.getpid())
-            self._run = Run.begin(self._settings)
+            self._run = ProxyRun.begin(self._settings)
         else:
             self._inherit(left)
         try:

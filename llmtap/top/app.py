@@ -19,7 +19,7 @@ from textual.worker import Worker
 from llmtap.clock import SystemClock
 from llmtap.top.client import Admin
 from llmtap.top.event_screen import EventScreen
-from llmtap.top.feed import Feed, Link
+from llmtap.top.feed import Feed, FeedLink
 from llmtap.top.header import facts, flowed, silent_relays
 from llmtap.top.help_screen import HelpScreen
 from llmtap.top.inspector import reader_ns
@@ -40,7 +40,11 @@ _LETTERS: Final = frozenset({"leave", "filter", "sort", "turn", "window", "pause
 """While the filter is typed their keys are letters of it, and the footer does not promise more."""
 CELLS_MIN: Final = 60, 15
 """Below there is no room for a header, keys and lines."""
-_MARKED: Final = {Link.DISCONNECTED: "reverse bold", Link.STALE: "reverse", Link.PAUSED: "reverse"}
+_MARKED: Final = {
+    FeedLink.DISCONNECTED: "reverse bold",
+    FeedLink.STALE: "reverse",
+    FeedLink.PAUSED: "reverse",
+}
 
 
 class FilterLine(Input):

@@ -17,7 +17,7 @@ from llmtap.top.table import at, clock_time
 from llmtap.top.view import Shown, View
 from llmtap.units import NS_PER_S, parse_duration_ns
 
-__all__ = ["Feed", "Link"]
+__all__ = ["Feed", "FeedLink"]
 
 RETRY_NS: Final = (1 * NS_PER_S, 2 * NS_PER_S, 3 * NS_PER_S)
 """Pauses before the next tries; the last one stays: who restarts a tap looks at the screen meanwhile."""
@@ -34,7 +34,7 @@ PAGES_MAX: Final = 16
 """Answers that are read for one exchange: 64 MiB."""
 
 
-class Link(StrEnum):
+class FeedLink(StrEnum):
     """How it stands with the admin port."""
 
     CONNECTING = "CONNECTING"
@@ -151,31 +151,31 @@ class Feed:
             pass
 
     @property
-    def link(self) -> Link:
+    def link(self) -> FeedLink:
         """How it stands with the admin port."""
         if self.paused:
-            return Link.PAUSED
+            return FeedLink.PAUSED
         if self.trouble is not None:
-            return Link.DISCONNECTED
+            return FeedLink.DISCONNECTED
         if self._fetched_ns is None:
-            return Link.CONNECTING
+            return FeedLink.CONNECTING
         old_ns = self._clock.mono_ns() - self._fetched_ns
-        return Link.STALE if old_ns > max(STALE_NS, 3 * self._interval_ns) else Link.LIVE
+        return FeedLink.STALE if old_ns > max(STALE_NS, 3 * self._interval_ns) else FeedLink.LIVE
 
     def said(self) -> str:
         """The same in a line, with the age of the figures and what comes next."""
         now_ns, link = self._clock.mono_ns(), self.link
         of = f"figures of {self.time()}" if self._fetched_ns is not None else "no figures yet"
         match link:
-            case Link.DISCONNECTED:
+            case FeedLink.DISCONNECTED:
                 lost_s, left_s = (now_ns - self._lost_ns) // NS_PER_S, (self._due_ns - now_ns) / NS_PER_S
                 again = f"again in {left_s:.0f} s" if left_s >= 0.5 else "trying"
                 return f"{link} {lost_s} s: {self.trouble}; {again}; {of}"
-            case Link.STALE:
+            case FeedLink.STALE:
                 return f"{link}: no answer for {(now_ns - (self._fetched_ns or now_ns)) // NS_PER_S} s; {of}"
-            case Link.PAUSED if self.trouble is not None:
+            case FeedLink.PAUSED if self.trouble is not None:
                 return f"{link}; the last question failed: {self.trouble}; {of}"
-            case Link.CONNECTING:
+            case FeedLink.CONNECTING:
                 return f"{link}"
             case _:
                 return f"{link} {self.time()}"

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from llmtap.capture.schema import CaptureInfo
-from llmtap.traces.format import Written
+from llmtap.traces.format import TraceWritten
 from llmtap.traces.writer import int_lists
 
 __all__ = ["BLOCK_COLUMNS", "BlockIds"]
@@ -83,7 +83,7 @@ class BlockIds:
                 self.other += 1
                 self._foreign[size, unit] = None
 
-    def report(self, written: Written) -> None:
+    def report(self, written: TraceWritten) -> None:
         """Tells what was odd, and what became of blocks of another size."""
         size, ways = self._size, []
         broken = f"{self.broken:,} rows have another number of ids than ceil(input_length / {size})"

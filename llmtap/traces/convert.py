@@ -25,11 +25,11 @@ from llmtap.errors import ConfigError
 from llmtap.traces import registry
 from llmtap.traces.format import (
     ASPECTS,
-    Format,
     FormatError,
-    Source,
+    TraceFormat,
+    TraceSource,
+    TraceWritten,
     WriteOptions,
-    Written,
     telling,
 )
 from llmtap.traces.formats import parquet_capture
@@ -180,7 +180,7 @@ def convert(
 # ---------------------------------------------------------------- which formats
 
 
-def _target_format(target: str, name: str | None) -> Format:
+def _target_format(target: str, name: str | None) -> TraceFormat:
     if _URL in target:
         raise ConfigError(target, "is a URL", "write a local file, and copy that")
     try:
@@ -196,7 +196,7 @@ def _target_format(target: str, name: str | None) -> Format:
         raise ConfigError(target, str(exc)) from None
 
 
-def _source_format(source: str, name: str | None, head: bytes) -> Format:
+def _source_format(source: str, name: str | None, head: bytes) -> TraceFormat:
     if name is None:
         return registry.detect("" if source == STANDARD else _plain_name(source), head)
     try:
@@ -222,7 +222,7 @@ def _is_many(source: str) -> bool:
     return _URL in source or Path(source).is_dir() or (has_magic(source) and not Path(source).exists())
 
 
-def _read(given: Format, file: InputFile, stack: ExitStack) -> Source:
+def _read(given: TraceFormat, file: InputFile, stack: ExitStack) -> TraceSource:
     assert given.read is not None
     stream = file.stream
     if given is parquet_capture.FORMAT and not file.seekable:
@@ -234,7 +234,7 @@ def _read(given: Format, file: InputFile, stack: ExitStack) -> Source:
     return given.read(stream)
 
 
-def _blamed(rows: Source, source: str) -> Iterator[pa.RecordBatch]:
+def _blamed(rows: TraceSource, source: str) -> Iterator[pa.RecordBatch]:
     """The batches; what goes wrong with them is the source's."""
     try:
         yield from rows.batches
@@ -249,7 +249,7 @@ def _blamed(rows: Source, source: str) -> Iterator[pa.RecordBatch]:
 # ---------------------------------------------------------------- what was asked for
 
 
-def _check_style(wanted: Format, style: Mapping[str, str]) -> None:
+def _check_style(wanted: TraceFormat, style: Mapping[str, str]) -> None:
     for key in style:
         if key not in wanted.styles:
             near = difflib.get_close_matches(key, wanted.styles, 1)
@@ -261,7 +261,7 @@ def _check_style(wanted: Format, style: Mapping[str, str]) -> None:
 # ---------------------------------------------------------------- what a target needs
 
 
-def _check_could(given: Format, wanted: Format, needs: frozenset[str]) -> None:
+def _check_could(given: TraceFormat, wanted: TraceFormat, needs: frozenset[str]) -> None:
     """Known before a row is read: what the source's format has no place for, no row has."""
     for aspect in ASPECTS:
         if aspect in needs and aspect not in given.holds:
@@ -281,7 +281,8 @@ _HINTS: Final = {
 
 
 def _check_did(
-    counted: _Counted, written: Written, given: Format, wanted: Format, needs: frozenset[str], source: str,
+    counted: _Counted, written: TraceWritten, given: TraceFormat, wanted: TraceFormat, needs: frozenset[str],
+    source: str,
     *, own: bool,
 ) -> None:  # fmt: skip
     """A file without rows is what nobody asked for, nor one of nothing but failed requests: it is not even
@@ -300,7 +301,7 @@ def _check_did(
     raise ConfigError("--to", f"{wanted.name} can hold no row of {_shown(source)}: {reasons or 'none fits'}")
 
 
-def _aspect(name: str, rows: int, wanted: Format, written: Written) -> Aspect:
+def _aspect(name: str, rows: int, wanted: TraceFormat, written: TraceWritten) -> Aspect:
     if not rows:
         return Aspect(name, 0, 0, "absent")
     why = wanted.why.get(name)

@@ -18,11 +18,11 @@ from llmtap.errors import LlmtapError
 __all__ = [
     "ASPECTS",
     "ROWS_PER_BATCH",
-    "Format",
     "FormatError",
-    "Source",
+    "TraceFormat",
+    "TraceSource",
+    "TraceWritten",
     "WriteOptions",
-    "Written",
     "batch_of",
     "telling",
 ]
@@ -58,7 +58,7 @@ class FormatError(LlmtapError):
 
 
 @dataclass(slots=True)
-class Source:
+class TraceSource:
     """A trace being read."""
 
     info: CaptureInfo
@@ -81,7 +81,7 @@ class WriteOptions:
 
 
 @dataclass(slots=True)
-class Written:
+class TraceWritten:
     """What came of writing."""
 
     rows: int = 0
@@ -104,7 +104,7 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Format:
+class TraceFormat:
     """One trace format."""
 
     name: str
@@ -122,8 +122,10 @@ class Format:
     """What it can write in several ways, by name, with the ways there are."""
     sniff: Callable[[bytes, str], bool]
     """`(first 64 KiB, file name) -> it is this one`; strict enough that at most one format says so."""
-    read: Callable[[BinaryIO], Source] | None = None
-    write: Callable[[BinaryIO, CaptureInfo, Iterable[pa.RecordBatch], WriteOptions], Written] | None = None
+    read: Callable[[BinaryIO], TraceSource] | None = None
+    write: Callable[[BinaryIO, CaptureInfo, Iterable[pa.RecordBatch], WriteOptions], TraceWritten] | None = (
+        None
+    )
 
 
 def telling(batch: pa.RecordBatch, aspect: str) -> int:

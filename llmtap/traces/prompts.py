@@ -11,7 +11,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from llmtap.traces.bodies import messages_of, read_object
-from llmtap.traces.format import FormatError, Written
+from llmtap.traces.format import FormatError, TraceWritten
 
 __all__ = ["JOINED", "PromptTexts", "prompt_body"]
 
@@ -53,14 +53,14 @@ class PromptTexts:
         self.reduced += bool(request.get("tools")) or _has_media(request)
         return prompt
 
-    def of_all(self, batch: pa.RecordBatch, written: Written) -> list[str | None]:
+    def of_all(self, batch: pa.RecordBatch, written: TraceWritten) -> list[str | None]:
         """Those of a batch; rows without one are not counted as written."""
         prompts = [self.of(body) for body in batch.column("request_body").to_pylist()]
         if None in prompts:
             written.count(batch.filter(pa.array([prompt is None for prompt in prompts])), sign=-1)
         return prompts
 
-    def report(self, written: Written) -> None:
+    def report(self, written: TraceWritten) -> None:
         """Adds the counts."""
         if self.silent:
             written.drop("no text in the body", self.silent)

@@ -13,7 +13,7 @@ from llmtap.capture.options import CaptureOptions
 from llmtap.capture.privacy.redaction import Redactor
 from llmtap.capture.schema import SCHEMA
 from llmtap.errors import ConfigError
-from llmtap.traces.format import Written
+from llmtap.traces.format import TraceWritten
 
 __all__ = ["Redacted"]
 
@@ -62,7 +62,7 @@ class Redacted:
             batch = batch.set_column(i, SCHEMA.field(name), pa.array(values, SCHEMA.field(name).type))
         return batch
 
-    def report(self, written: Written) -> None:
+    def report(self, written: TraceWritten) -> None:
         """Tells what became of the text that was written."""
         if self.marks:
             how = f"{self.marks:,} marks in {self.rows:,} rows stand for what --redact found"

@@ -3,7 +3,7 @@
 import difflib
 from typing import Final
 
-from llmtap.traces.format import Format, FormatError
+from llmtap.traces.format import FormatError, TraceFormat
 from llmtap.traces.formats import (
     aiperf,
     azure,
@@ -25,7 +25,7 @@ __all__ = ["FORMATS", "SNIFF_BYTES", "by_name", "detect", "for_target"]
 SNIFF_BYTES: Final = 64 << 10
 """Of a file's beginning, decompressed, that formats are told by."""
 
-FORMATS: Final[tuple[Format, ...]] = (
+FORMATS: Final[tuple[TraceFormat, ...]] = (
     parquet_capture.FORMAT,
     mooncake.FORMAT,
     azure.FORMAT,
@@ -42,7 +42,7 @@ FORMATS: Final[tuple[Format, ...]] = (
 )
 
 
-def by_name(name: str, *, writing: bool = False) -> Format:
+def by_name(name: str, *, writing: bool = False) -> TraceFormat:
     """The format of that name. Raises FormatError, which names the nearest, for none that can do it."""
     able = [f for f in FORMATS if (f.write if writing else f.read) is not None]
     names = [f.name for f in able]
@@ -56,7 +56,7 @@ def by_name(name: str, *, writing: bool = False) -> Format:
     raise FormatError(f"no format to {do} is called {name!r}; {meant}")
 
 
-def detect(name: str, head: bytes) -> Format:
+def detect(name: str, head: bytes) -> TraceFormat:
     """The format of a file of this name that begins like this. Raises FormatError where that is not one."""
     if not head.strip():
         raise FormatError("the file is empty" if not head else "there is nothing but white space in the file")
@@ -74,7 +74,7 @@ def detect(name: str, head: bytes) -> Format:
     return claims[0]
 
 
-def for_target(name: str) -> Format:
+def for_target(name: str) -> TraceFormat:
     """The format that a file of this name is written in. Raises FormatError where that is not one."""
     lower = name.lower()
     fits = [f for f in FORMATS if f.write is not None and lower.endswith(f.extensions)]

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from llmtap.capture.schema import CaptureInfo
-from llmtap.traces.format import Written
+from llmtap.traces.format import TraceWritten
 from llmtap.traces.text.order import sorted_by_arrival
 
 __all__ = ["FAILED", "Outgoing", "from_first", "int_lists"]
@@ -29,7 +29,7 @@ class Outgoing:
     __slots__ = ("_columns", "_failed", "_info", "_name", "_needs", "_times", "_written", "zero_ns")
 
     def __init__(
-        self, name: str, info: CaptureInfo, written: Written, *, columns: Sequence[str],
+        self, name: str, info: CaptureInfo, written: TraceWritten, *, columns: Sequence[str],
         needs: Mapping[str, str], times: str, failed: bool = False,
     ) -> None:  # fmt: skip
         """`needs`: by column, the reason to give for rows without it. `times`: `zero`, `date` or `none`.

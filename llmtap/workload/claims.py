@@ -13,10 +13,10 @@ from typing import Final, Literal, Protocol
 
 from llmtap.metrics.statistics import percentile
 from llmtap.workload.lengths import Fixed, Lengths, mean_of
-from llmtap.workload.plan import Plan
+from llmtap.workload.plan import WorkloadPlan
 from llmtap.workload.sharing import NO_CONTEXT, Sharing, zipf_shares
 
-__all__ = ["Checked", "Claim", "Finding", "check", "notes"]
+__all__ = ["Checked", "Claim", "ClaimFinding", "check", "notes"]
 
 _Z: Final = 1.959964
 """Two-sided 95 % of the standard normal."""
@@ -48,7 +48,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ClaimFinding:
     """What was found of a claim; `low` and `high` are its 95 % interval."""
 
     claim: Claim
@@ -85,10 +85,10 @@ class Checked(Protocol):
     @property
     def sharing(self) -> Sharing | None: ...
 
-    def plan(self, count: int, seed: int) -> Plan: ...
+    def plan(self, count: int, seed: int) -> WorkloadPlan: ...
 
 
-def check(workload: Checked, count: int, seed: int) -> list[Finding]:
+def check(workload: Checked, count: int, seed: int) -> list[ClaimFinding]:
     """Each claim of a workload, and what so many of its requests have to say of it."""
     plan = workload.plan(count, seed)
     return [replace(_finding(claim, plan), expected=_expected(claim, workload)) for claim in workload.claims]
@@ -131,7 +131,7 @@ def _expected(claim: Claim, workload: Checked) -> float | None:
     return sum(lengths.quantile((i + 0.5) / steps) == wanted for i in range(steps)) / steps
 
 
-def notes(findings: Iterable[Finding]) -> list[str]:
+def notes(findings: Iterable[ClaimFinding]) -> list[str]:
     """A sentence for each documented figure that is not what was found."""
     return [
         f"{x.claim.name}: found {x.found:,.4g}, documented {x.claim.documented:,.4g} ({x.claim.source})"
@@ -140,7 +140,7 @@ def notes(findings: Iterable[Finding]) -> list[str]:
     ]
 
 
-def _finding(claim: Claim, plan: Plan) -> Finding:
+def _finding(claim: Claim, plan: WorkloadPlan) -> ClaimFinding:
     if claim.statistic.startswith("share"):
         return _share(claim, plan)
     match claim.column:
@@ -154,21 +154,21 @@ def _finding(claim: Claim, plan: Plan) -> Finding:
     n = len(ordered)
     match claim.statistic:
         case "min":
-            return Finding(claim, n, ordered[0])
+            return ClaimFinding(claim, n, ordered[0])
         case "max":
-            return Finding(claim, n, ordered[-1])
+            return ClaimFinding(claim, n, ordered[-1])
         case "mean":
             mean, error = fmean(ordered), _Z * stdev(ordered) / math.sqrt(n)
-            return Finding(claim, n, mean, mean - error, mean + error)
+            return ClaimFinding(claim, n, mean, mean - error, mean + error)
     p = _PERCENTS[claim.statistic]
     around = _Z * math.sqrt(n * p * (1 - p))
     low, high = math.floor(n * p - around), math.ceil(n * p + around)
     found = percentile(ordered, p)
     assert found is not None
-    return Finding(claim, n, found, ordered[max(0, low)], ordered[min(n - 1, high)])
+    return ClaimFinding(claim, n, found, ordered[max(0, low)], ordered[min(n - 1, high)])
 
 
-def _share(claim: Claim, plan: Plan) -> Finding:
+def _share(claim: Claim, plan: WorkloadPlan) -> ClaimFinding:
     wanted = int(claim.statistic.removeprefix("share") or 0)
     among = [context for context in plan.contexts if context != NO_CONTEXT]
     match claim.column:
@@ -182,4 +182,4 @@ def _share(claim: Claim, plan: Plan) -> Finding:
             n, k = len(plan.messages), plan.requests.output.count(wanted)
     share = k / n
     error = _Z * math.sqrt(share * (1 - share) / n)
-    return Finding(claim, n, share, share - error, share + error)
+    return ClaimFinding(claim, n, share, share - error, share + error)

@@ -13,9 +13,9 @@ from typing import Any, Final
 from llmtap.workload.claims import Claim
 from llmtap.workload.conversations import Conversations
 from llmtap.workload.lengths import Lengths, described, drawn
-from llmtap.workload.plan import Plan, Script, Speaker, Turn, assemble, rows_before
+from llmtap.workload.plan import ConversationScript, PlannedTurn, Speaker, WorkloadPlan, assemble, rows_before
 from llmtap.workload.prompts.prompt import ElasticSource, Fit, Prompt
-from llmtap.workload.prompts.prose import Words, Writer
+from llmtap.workload.prompts.prose import ProseWords, ProseWriter
 from llmtap.workload.prompts.token_ids import CL100K_IDS, random_ids
 from llmtap.workload.prompts.words import VOCABULARY
 from llmtap.workload.requests import Requests
@@ -59,7 +59,7 @@ class Composed:
     input: Lengths
     """Of the new message: contexts and history come on top."""
     output: Lengths
-    content: Writer | RandomIds = field(default_factory=Words)
+    content: ProseWriter | RandomIds = field(default_factory=ProseWords)
     sharing: Sharing | None = None
     conversations: Conversations | None = None
     claims: tuple[Claim, ...] = ()
@@ -84,7 +84,7 @@ class Composed:
             **self.about,
         }
 
-    def plan(self, count: int, seed: int) -> Plan:
+    def plan(self, count: int, seed: int) -> WorkloadPlan:
         """The requests, and the parts of each."""
         talk = self.conversations
         return assemble(
@@ -103,18 +103,18 @@ class Composed:
             return _Numbers(plan, self.content.vocabulary, seed)
         return Speaker(plan, Written(self.content, plan, seed))
 
-    def _turns(self, seed: int) -> Iterator[Turn]:
+    def _turns(self, seed: int) -> Iterator[PlannedTurn]:
         given, made, turns, think = (
             Random(f"{seed}/{what}") for what in ("input", "output", "turns", "think")
         )
         talk = self.conversations
         while True:
             left = talk.turns_drawn(turns) if talk else 1
-            yield Turn(drawn(self.input, given), drawn(self.output, made))
+            yield PlannedTurn(drawn(self.input, given), drawn(self.output, made))
             for _ in range(left - 1):
                 assert talk is not None
                 think_ns = talk.think_drawn_ns(think)
-                yield Turn(drawn(self.input, given), drawn(self.output, made), False, think_ns)
+                yield PlannedTurn(drawn(self.input, given), drawn(self.output, made), False, think_ns)
 
 
 def check_rows(planned: Requests, asked: Requests) -> None:
@@ -124,11 +124,11 @@ def check_rows(planned: Requests, asked: Requests) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Written(Script):
+class Written(ConversationScript):
     """Texts by a writer."""
 
-    writer: Writer
-    plan: Plan
+    writer: ProseWriter
+    plan: WorkloadPlan
     seed: int
 
     def message(self, row: int, tokens: int) -> str:
@@ -139,7 +139,7 @@ class Written(Script):
         return self.writer.text(tokens, f"{self.seed}/{row}", topic)
 
     def answer(self, row: int, tokens: int) -> str:
-        return Words().text(tokens, f"{self.seed}/{row}/answer", "")
+        return ProseWords().text(tokens, f"{self.seed}/{row}/answer", "")
 
     def context(self, number: int, tokens: int) -> str:
         key = f"{self.seed}/context/{number}"
@@ -150,7 +150,7 @@ class Written(Script):
 class _Numbers:
     """Prompts of random token ids: of just the tokens that they were to have, whoever counts."""
 
-    plan: Plan
+    plan: WorkloadPlan
     vocabulary: int
     seed: int
 

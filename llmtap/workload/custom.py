@@ -19,9 +19,9 @@ from llmtap.user_files import decode_json, read_toml
 from llmtap.workload.arrivals.arrivals import OWN_RATES, parse_arrivals
 from llmtap.workload.composed import REQUEST, Composed, RandomIds
 from llmtap.workload.conversations import Conversations, ThinkExponential, ThinkFixed, ThinkLogNormal
-from llmtap.workload.lengths import Empirical, Fixed, Lengths, LogNormal, Normal, Percentiles, Uniform
+from llmtap.workload.lengths import Empirical, Fixed, Lengths, LogNormal, Normal, Percentiles, UniformLengths
 from llmtap.workload.programs import Code
-from llmtap.workload.prompts.prose import Document, FileText, Words, Writer
+from llmtap.workload.prompts.prose import Document, FileText, ProseWords, ProseWriter
 from llmtap.workload.prompts.token_ids import CL100K_IDS
 from llmtap.workload.sharing import Sharing
 
@@ -65,7 +65,7 @@ class WorkloadFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """How requests arrive unless the run says otherwise; its rate is the run's."""
 
 
-_DISTRIBUTIONS: Final = (Fixed, Uniform, Normal, LogNormal, Percentiles, Empirical)
+_DISTRIBUTIONS: Final = (Fixed, UniformLengths, Normal, LogNormal, Percentiles, Empirical)
 _THINKS: Final = (ThinkFixed, ThinkExponential, ThinkLogNormal)
 
 
@@ -103,7 +103,7 @@ def _check_arrivals(text: str, path: Path) -> None:
     parse_arrivals(text, rate_rps=None if named else 1.0, seed=0, place=f"arrivals in {path}")
 
 
-def _content(told: _Content, folder: Path, path: Path) -> Writer | RandomIds:
+def _content(told: _Content, folder: Path, path: Path) -> ProseWriter | RandomIds:
     if bool(told.file) != (told.kind == "file"):
         raise ConfigError(
             f"content.file in {path}",
@@ -112,7 +112,7 @@ def _content(told: _Content, folder: Path, path: Path) -> Writer | RandomIds:
         )
     match told.kind:
         case "words":
-            return Words()
+            return ProseWords()
         case "code":
             return Code()
         case "document":

@@ -22,7 +22,8 @@ import msgspec
 from llmtap.metrics.statistics import deviation, mean, percentile
 
 __all__ = [
-    "Empirical", "Fixed", "Lengths", "LogNormal", "Normal", "Percentiles", "Uniform", "described", "drawn",
+    "Empirical", "Fixed", "Lengths", "LogNormal", "Normal", "Percentiles", "UniformLengths", "described",
+    "drawn",
     "lengths_told", "mean_of", "uniform_draw",
 ]  # fmt: skip
 
@@ -52,7 +53,7 @@ class Fixed(_Distribution, frozen=True, kw_only=True, tag="fixed"):
         return self.tokens
 
 
-class Uniform(_Distribution, frozen=True, kw_only=True, tag="uniform"):
+class UniformLengths(_Distribution, frozen=True, kw_only=True, tag="uniform"):
     """All whole numbers from `min` to `max`, both included, are as likely."""
 
     min: Tokens
@@ -170,7 +171,7 @@ class Empirical(_Bounded, frozen=True, kw_only=True, tag="empirical"):
         return self._whole(ordered[min(len(ordered) - 1, int(p * len(ordered)))])
 
 
-Lengths = Fixed | Uniform | Normal | LogNormal | Percentiles | Empirical
+Lengths = Fixed | UniformLengths | Normal | LogNormal | Percentiles | Empirical
 """`quantile(p)` of each is whole tokens, for 0 < p < 1."""
 
 _VALUES_TOLD: Final = 32

@@ -1,6 +1,7 @@
 """From turns to requests, and from requests to what they say.
 
-Who describes a workload tells one turn after the other (`Turn`), and can write its texts (`Script`). Here
+Who describes a workload tells one turn after the other (`PlannedTurn`), and can write its texts
+(`ConversationScript`). Here
 turns become columns with contexts, histories and blocks, and a row becomes a prompt, in any order of rows.
 Turns come in one order always, each column of numbers from a generator of its own: a row is the same however
 many are asked for.
@@ -14,13 +15,13 @@ from typing import Protocol
 
 from llmtap.workload.prompts.prompt import Fit, Prompt
 from llmtap.workload.requests import Requests
-from llmtap.workload.sharing import BLOCK_TOKENS, NO_CONTEXT, Blocks, Sharing
+from llmtap.workload.sharing import BLOCK_TOKENS, NO_CONTEXT, SharedBlocks, Sharing
 
-__all__ = ["Plan", "Script", "Speaker", "Turn", "assemble", "rows_before"]
+__all__ = ["ConversationScript", "PlannedTurn", "Speaker", "WorkloadPlan", "assemble", "rows_before"]
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class PlannedTurn:
     """A message, and how long its answer will be, in tokens."""
 
     message: int
@@ -32,7 +33,7 @@ class Turn:
     """Where its texts stand in the data, if there is any."""
 
 
-class Script(Protocol):
+class ConversationScript(Protocol):
     """The texts of a workload: of exactly so many tokens, the same for the same arguments always."""
 
     def message(self, row: int, tokens: int) -> str: ...
@@ -45,7 +46,7 @@ class Script(Protocol):
 
 
 @dataclass(slots=True)
-class Plan:
+class WorkloadPlan:
     """Requests, and what they are made of."""
 
     requests: Requests = field(default_factory=Requests)
@@ -60,20 +61,20 @@ class Plan:
 
 
 def assemble(
-    turns: Iterator[Turn],
+    turns: Iterator[PlannedTurn],
     count: int,
     seed: int,
     *,
     sharing: Sharing | None = None,
     converses: bool = False,
     tokens_max: int | None = None,
-) -> Plan:
+) -> WorkloadPlan:
     """The first `count` turns, or all, as requests; turns whose prompt would be longer than `tokens_max` are
     left out, with all that follow them in their conversation."""
-    plan = Plan(lengths=sharing.lengths(seed) if sharing else ())
+    plan = WorkloadPlan(lengths=sharing.lengths(seed) if sharing else ())
     requests = plan.requests
     choices = sharing.choices(Random(f"{seed}/context")) if sharing else None
-    blocks = Blocks(plan.lengths) if sharing or converses else None
+    blocks = SharedBlocks(plan.lengths) if sharing or converses else None
     if blocks:
         requests.block_tokens = BLOCK_TOKENS
     context, history, over = NO_CONTEXT, 0, False
@@ -114,8 +115,8 @@ def _as_wanted(made: Callable[[int], str], tokens: int) -> str:
 class Speaker:
     """A `PromptSource` that reads from a script. Contexts are written once, and kept."""
 
-    plan: Plan
-    script: Script
+    plan: WorkloadPlan
+    script: ConversationScript
     fit: Fit = _as_wanted
     _contexts: dict[int, str] = field(default_factory=dict)
 

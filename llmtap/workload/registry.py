@@ -17,11 +17,11 @@ from llmtap.workload.arrivals.arrivals import OWN_RATES, parse_arrivals
 from llmtap.workload.composed import Composed
 from llmtap.workload.custom import load_workload
 from llmtap.workload.datasets import sharegpt, stack
-from llmtap.workload.datasets.recorded import Recorded
+from llmtap.workload.datasets.recorded import RecordedDataset
 from llmtap.workload.ietf.code_completion import CODE_COMPLETION, code_completion_of
 from llmtap.workload.ietf.conversation import CLAIMS, CONVERSATION, conversation_of
 from llmtap.workload.ietf.long_context import LONG_CONTEXT, LONG_CONTEXT_UNIFORM
-from llmtap.workload.ietf.synthetic import SKEWED, UNIFORM, Synthetic
+from llmtap.workload.ietf.synthetic import SKEWED, UNIFORM, SyntheticWorkload
 from llmtap.workload.prompts.prompt import Workload
 from llmtap.workload.requests import Requests
 from llmtap.workload.simulated import Simulated
@@ -33,31 +33,31 @@ __all__ = [
 
 DEFAULT_SEED: Final = 42
 """Seed 000, A.1.4."""
-REFERENCE: Final[Mapping[str, Composed | Synthetic]] = {
+REFERENCE: Final[Mapping[str, Composed | SyntheticWorkload]] = {
     workload.name: workload
     for workload in (UNIFORM, SKEWED, CONVERSATION, CODE_COMPLETION, LONG_CONTEXT, LONG_CONTEXT_UNIFORM)
 }
 """Those of seed 000 that need no file."""
 
 
-def _sharegpt(path: Path, place: str, *, whole: bool = False) -> Recorded:
+def _sharegpt(path: Path, place: str, *, whole: bool = False) -> RecordedDataset:
     data = sharegpt.read_sharegpt(path, place, whole=whole)
     what = "whole conversations" if whole else "first questions"
     claims = () if whole else tuple(claim for claim in CLAIMS if claim.source == "A.3.2")
     about = {"about": f"{what} of {path.name}", "source": "a local file"}
-    return Recorded(f"sharegpt{'-turns' * whole}", data, sharegpt.CONTENT, claims=claims, about=about)
+    return RecordedDataset(f"sharegpt{'-turns' * whole}", data, sharegpt.CONTENT, claims=claims, about=about)
 
 
-def _sharegpt_turns(path: Path, place: str) -> Recorded:
+def _sharegpt_turns(path: Path, place: str) -> RecordedDataset:
     return _sharegpt(path, place, whole=True)
 
 
-def _stack(path: Path, place: str) -> Recorded:
+def _stack(path: Path, place: str) -> RecordedDataset:
     about = {"about": f"functions of {path.name} to complete", "source": "a local file"}
-    return Recorded("stack", stack.read_stack(path, place), stack.CONTENT, about=about)
+    return RecordedDataset("stack", stack.read_stack(path, place), stack.CONTENT, about=about)
 
 
-_OF_FILES: Final[Mapping[str, tuple[Callable[[Path, str], Recorded], str]]] = {
+_OF_FILES: Final[Mapping[str, tuple[Callable[[Path, str], RecordedDataset], str]]] = {
     "sharegpt": (_sharegpt, "first questions and answers of a ShareGPT-shaped JSON file"),
     "sharegpt-turns": (_sharegpt_turns, "the same, whole conversations turn by turn"),
     "stack": (_stack, "functions to complete of a Stack-shaped JSONL file"),

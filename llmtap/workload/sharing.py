@@ -17,7 +17,7 @@ import msgspec
 
 from llmtap.workload.lengths import Fixed, Lengths, described, drawn
 
-__all__ = ["BLOCK_TOKENS", "NO_CONTEXT", "Blocks", "Sharing", "zipf_shares"]
+__all__ = ["BLOCK_TOKENS", "NO_CONTEXT", "SharedBlocks", "Sharing", "zipf_shares"]
 
 BLOCK_TOKENS: Final = 16
 """As vLLM's; the block of a prefix cache, of which only whole ones are found again."""
@@ -77,7 +77,7 @@ def zipf_shares(count: int, s: float) -> list[float]:
     return [weight / whole for weight in weights]
 
 
-class Blocks:
+class SharedBlocks:
     """Numbers for the whole blocks of prompts: the same where, and as far as, prompts begin alike."""
 
     def __init__(self, lengths: tuple[int, ...] = ()) -> None:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from llmtap.workload.composed import Composed, Written, check_rows
 from llmtap.workload.lengths import LogNormal
-from llmtap.workload.plan import Plan, Speaker, Turn, assemble
+from llmtap.workload.plan import PlannedTurn, Speaker, WorkloadPlan, assemble
 from llmtap.workload.prompts.prompt import ElasticSource
-from llmtap.workload.prompts.prose import Words
+from llmtap.workload.prompts.prose import ProseWords
 from llmtap.workload.requests import Requests
 from llmtap.workload.synthetic import Synthetic, draw
 
@@ -37,9 +37,9 @@ class Simulated:
         }
         return Composed(self.name, given, made, about=about).describe()
 
-    def plan(self, count: int, seed: int) -> Plan:
+    def plan(self, count: int, seed: int) -> WorkloadPlan:
         rows = draw(self.drawn, count, seed)
-        turns = (Turn(given, made) for given, made in zip(rows.input, rows.output, strict=True))
+        turns = (PlannedTurn(given, made) for given, made in zip(rows.input, rows.output, strict=True))
         return assemble(turns, count, seed)
 
     def requests(self, count: int, seed: int) -> Requests:
@@ -49,4 +49,4 @@ class Simulated:
         """`requests` are the first of `requests(count, seed)`. Raises ValueError where they are not."""
         plan = self.plan(len(requests), seed)
         check_rows(plan.requests, requests)
-        return Speaker(plan, Written(Words(), plan, seed))
+        return Speaker(plan, Written(ProseWords(), plan, seed))

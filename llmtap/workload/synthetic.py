@@ -14,14 +14,14 @@ from typing import Final
 
 from llmtap.workload.requests import Requests
 
-__all__ = ["WORKLOADS", "Lengths", "Synthetic", "draw"]
+__all__ = ["WORKLOADS", "Synthetic", "SyntheticLengths", "draw"]
 
 _P95: Final = 1.6448536269514722
 """The standard normal's 95th percentile."""
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class SyntheticLengths:
     """Lognormal lengths in tokens, at least 1 and at most `longest`."""
 
     median: float
@@ -29,11 +29,11 @@ class Lengths:
     longest: int
 
     @classmethod
-    def by_p95(cls, median: float, p95: float, longest: int) -> "Lengths":
+    def by_p95(cls, median: float, p95: float, longest: int) -> "SyntheticLengths":
         return cls(median, math.log(p95 / median) / _P95, longest)
 
     @classmethod
-    def by_mean(cls, median: float, mean: float, longest: int) -> "Lengths":
+    def by_mean(cls, median: float, mean: float, longest: int) -> "SyntheticLengths":
         """A lognormal's mean is its median times exp(sigma^2 / 2)."""
         return cls(median, math.sqrt(2 * math.log(mean / median)), longest)
 
@@ -46,8 +46,8 @@ class Synthetic:
     """A workload by its distributions."""
 
     about: str
-    input: Lengths
-    output: Lengths
+    input: SyntheticLengths
+    output: SyntheticLengths
     rate_rps: float = 1.0
     gap_cv: float = 1.0
     """Standard deviation of the gaps by their mean; 1 is Poisson."""
@@ -56,18 +56,18 @@ class Synthetic:
 WORKLOADS: Final = {
     "chat": Synthetic(
         "chats: input of median 156 and p95 892, output of 234 and 789 (seed 000, A.3); Poisson arrivals",
-        Lengths.by_p95(156, 892, 8_192),
-        Lengths.by_p95(234, 789, 4_096),
+        SyntheticLengths.by_p95(156, 892, 8_192),
+        SyntheticLengths.by_p95(234, 789, 4_096),
     ),
     "long-chat": Synthetic(
         "chats with prompts of 1,600 tokens on average (seed 001, 5.3), outputs as in chat; Poisson arrivals",
-        Lengths.by_mean(1_400, 1_600, 8_192),
-        Lengths.by_p95(234, 789, 4_096),
+        SyntheticLengths.by_mean(1_400, 1_600, 8_192),
+        SyntheticLengths.by_p95(234, 789, 4_096),
     ),
     "bursty": Synthetic(
         "seed 004, 3.1: input of median 251 and mean 611, output of 34 and 123, gaps with a CV of 13.28",
-        Lengths.by_mean(251, 611, 16_000),
-        Lengths.by_mean(34, 123, 4_096),
+        SyntheticLengths.by_mean(251, 611, 16_000),
+        SyntheticLengths.by_mean(34, 123, 4_096),
         rate_rps=0.27,
         gap_cv=13.28,
     ),

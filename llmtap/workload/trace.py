@@ -32,10 +32,10 @@ import pyarrow as pa
 from llmtap.capture.read.streams import opened
 from llmtap.errors import ConfigError
 from llmtap.traces import registry
-from llmtap.traces.format import FormatError, Source
+from llmtap.traces.format import FormatError, TraceSource
 from llmtap.traces.formats import parquet_capture
 from llmtap.workload.requests import Requests
-from llmtap.workload.trace_rows import Rows, tie_note, ties
+from llmtap.workload.trace_rows import TraceRows, tie_note, ties
 
 __all__ = ["Trace", "load_trace", "opened_trace"]
 
@@ -182,7 +182,9 @@ def load_trace(
             file, and all at 0 where none has one: for who has arrivals from elsewhere.
         places: also which row of the source each is, to find it there again.
     """
-    rows = Rows(count, conversations=conversations, names=names, bodies=bodies, timed=timed, places=places)
+    rows = TraceRows(
+        count, conversations=conversations, names=names, bodies=bodies, timed=timed, places=places
+    )
     with opened_trace(place, source_format=source_format, progress=progress) as (source, name):
         rows.take(source)
     if not rows.requests:
@@ -198,7 +200,7 @@ def opened_trace(
     *,
     source_format: str | None = None,
     progress: Callable[[int, int | None], None] | None = None,
-) -> Iterator[tuple[Source, str]]:
+) -> Iterator[tuple[TraceSource, str]]:
     """A trace or capture to be read, and its format's name.
 
     Raises ConfigError, whose place is the trace, also for what is found while its batches are read.

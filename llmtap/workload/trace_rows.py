@@ -10,13 +10,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from llmtap.metrics.statistics import percentile
-from llmtap.traces.format import ASPECTS, Source, telling
+from llmtap.traces.format import ASPECTS, TraceSource, telling
 from llmtap.units import format_ns
 from llmtap.workload import trace_turns
 from llmtap.workload.requests import Requests
-from llmtap.workload.trace_turns import Links, Turns
+from llmtap.workload.trace_turns import Links, TraceTurns
 
-__all__ = ["NO_TIMES", "Rows", "tie_note", "ties"]
+__all__ = ["NO_TIMES", "TraceRows", "tie_note", "ties"]
 
 NO_TIMES: Final = "none of its rows has an arrival time"
 
@@ -27,7 +27,7 @@ _NOT_YET = -(1 << 62)
 """The arrival of rows before the first that has one, until that is known."""
 
 
-class Rows:
+class TraceRows:
     """Rows as `Requests`, in the order of their arrivals.
 
     Args:
@@ -53,13 +53,13 @@ class Rows:
         self.places = array("q")
         self._left = count
         self._blocks = _Blocks()
-        self._turns = Turns() if conversations else None
+        self._turns = TraceTurns() if conversations else None
         self._names, self._bodies, self._timed, self._placed = names, bodies, timed, places
         self._without = dict.fromkeys(_COLUMNS[:2], 0)
         self._uncounted = self._untimed = 0
         self._last_ns = _NOT_YET
 
-    def take(self, source: Source) -> None:
+    def take(self, source: TraceSource) -> None:
         """All that are wanted; `in_order` has them."""
         self.dated = source.info.arrivals == "wall"
         wanted = {

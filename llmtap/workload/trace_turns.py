@@ -20,7 +20,7 @@ from typing import Final
 
 import pyarrow as pa
 
-__all__ = ["COLUMNS", "Links", "Turns"]
+__all__ = ["COLUMNS", "Links", "TraceTurns"]
 
 COLUMNS: Final = (
     "capture", "session", "turn", "id", "parent", "think_us", "delivered_us", "response_end_us",
@@ -60,7 +60,7 @@ class _Session:
         return self.places[max(smaller)] if (smaller := [t for t in self.places if t < turn]) else -1
 
 
-class Turns:
+class TraceTurns:
     """Takes COLUMNS off the batches of a trace, row by row; then links the rows."""
 
     def __init__(self) -> None:

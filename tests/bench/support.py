@@ -14,10 +14,10 @@ import pyarrow as pa
 from llmtap.bench.run.folder import Folder
 from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement
-from llmtap.bench.run.session import Session
-from llmtap.bench.run.test import BenchTest, Found
+from llmtap.bench.run.session import BenchSession
+from llmtap.bench.run.test import BenchTest, TestResult
 from llmtap.bench.sut.sut import Sut
-from llmtap.bench.sut.target import Arm, Target
+from llmtap.bench.sut.target import BenchTarget, TargetArm
 from llmtap.load.workers.messages import Progress
 from tests.support.peer import play
 
@@ -74,30 +74,30 @@ def session_to(
     name: str = "test",
     *,
     target: Mapping[str, Any] | None = None,
-    arms: Mapping[str, Arm] | None = None,
+    arms: Mapping[str, TargetArm] | None = None,
     warmup: str = "3",
     seed: int = 42,
     sut: Sut | None = None,
-) -> Session:
+) -> BenchSession:
     """A session of the test `name` with its results in `results/name`; a warm-up of three requests unless
     told. `target` has more fields of the Target, and `session.watcher` is a `Silent`."""
-    return Session(
+    return BenchSession(
         name=name, folder=Folder(results).within(name),
-        target=Target(url=url, server="vllm", metrics="none", **(target or {})),
+        target=BenchTarget(url=url, server="vllm", metrics="none", **(target or {})),
         watcher=Silent(), arms=arms or {}, warmup=warmup, seed=seed, sut=sut or Sut(),
     )  # fmt: skip
 
 
-def perform(test: BenchTest[Any], session: Session, **params: Any) -> Found:
+def perform(test: BenchTest[Any], session: BenchSession, **params: Any) -> TestResult:
     """The test, checked and run, with these parameters and else its defaults. Within some minutes."""
     given = msgspec.convert(params, test.params)
     if test.check is not None:
         test.check(session, given)
 
-    async def run() -> Found:
+    async def run() -> TestResult:
         return await test.run(session, given)
 
-    found: Found = play(run(), limit_s=SECONDS_MAX)
+    found: TestResult = play(run(), limit_s=SECONDS_MAX)
     # All that a report is made of can be written as JSON.
     msgspec.json.encode([found.measurements, found.tables, found.charts])
     return found
@@ -119,13 +119,13 @@ def truths(url: str) -> list[dict[str, Any]]:
 # ---------------------------------------------------------------- without a server
 
 
-class Planted(Session):
+class Planted(BenchSession):
     """A session whose loads come out as somebody says, and at once."""
 
     def __init__(self, results: Path, answer: Callable[[str, Load], Measurement], name: str = "test") -> None:
         super().__init__(
             name=name, folder=Folder(results).within(name), watcher=Silent(),
-            target=Target(url="http://127.0.0.1:9", endpoint="completions"),
+            target=BenchTarget(url="http://127.0.0.1:9", endpoint="completions"),
         )  # fmt: skip
         self.answer = answer
         self.asked: list[tuple[str, Load]] = []

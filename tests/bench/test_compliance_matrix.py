@@ -13,9 +13,9 @@ from llmtap.bench.compliance.matrix import COMPARISON, Judged, Matrix
 from llmtap.bench.compliance.requirement import (
     MUSTS,
     SHOULDS,
+    ComplianceVerdict,
     Level,
     Status,
-    Verdict,
     cannot_tell,
     met,
     not_applicable,
@@ -39,7 +39,7 @@ def matrix(*told: tuple[Level, Status]) -> Matrix:
     rows = []
     for i, (level, status) in enumerate(told, 1):
         demand = row(f"1-{i}", level, "report", "Something.", lambda report: met("said"))
-        rows.append(Judged(demand, Verdict(status, "seen")))
+        rows.append(Judged(demand, ComplianceVerdict(status, "seen")))
     return Matrix("ttft", tuple(rows))
 
 
@@ -77,9 +77,9 @@ def test_a_procedure_that_was_left_is_a_deviation_and_costs_nothing() -> None:
 
 def test_the_gravest_of_several_verdicts_counts_its_like() -> None:
     told = [met("a"), not_met("b"), cannot_tell("c"), not_met("d"), not_applicable("e")]
-    assert worst(told, "") == Verdict("not met", "b (2 of 5)")
+    assert worst(told, "") == ComplianceVerdict("not met", "b (2 of 5)")
     assert worst(told[2:3], "") == told[2]
-    assert worst([], "no loads") == Verdict("cannot tell", "no loads")
+    assert worst([], "no loads") == ComplianceVerdict("cannot tell", "no loads")
 
 
 # ---------------------------------------------------------------- reports
@@ -209,7 +209,7 @@ COMPARED: dict[str, Any] = {
 }
 
 
-def verdicts(other: list[dict[str, Any]], comparison: Any = COMPARED) -> dict[str, Verdict]:
+def verdicts(other: list[dict[str, Any]], comparison: Any = COMPARED) -> dict[str, ComplianceVerdict]:
     found = judge_comparison([*ONE, *other], comparison)
     return {one.requirement.id: one.verdict for one in found.rows}
 

@@ -18,7 +18,7 @@ import growth
 import verdict
 import watching
 
-from llmtap.capture.schema import Ledger, RelayCount
+from llmtap.capture.schema import CaptureLedger, RelayCount
 from llmtap.exchange.exchange import Exchange, Timeline, Tokens
 from llmtap.exchange.outcome import Outcome, TokenSource
 from tests.support.captures import write_capture
@@ -142,7 +142,7 @@ def settled(folder: Path, seqs: list[int], opened: int, text: bytes, **more: obj
     count = RelayCount(opened, dict(more.pop("dropped", {})), 0)  # type: ignore[call-overload]
     write_capture(
         folder / "llmtap-1.parquet", [row(seq) for seq in seqs],
-        ledger=Ledger({"r1": count}, {}, "m1", closed=True), began_ns=1,
+        ledger=CaptureLedger({"r1": count}, {}, "m1", closed=True), began_ns=1,
     )  # fmt: skip
     given = {
         "asked": opened, "retried": 0, "whole": set(range(opened + 1)), "tokens": [3] * (opened + 1),

@@ -13,7 +13,7 @@ from llmtap.capture.schema import EVENT_CLASS_NAMES, SCHEMA, VERSION, CaptureInf
 from llmtap.capture.store.rows import to_batch
 from llmtap.exchange.exchange import Exchange, Tokens
 from llmtap.exchange.outcome import Outcome, TokenSource
-from llmtap.exchange.request_shape import Asked, Said, Turn
+from llmtap.exchange.request_shape import CapturedText, RequestShape, Turn
 from llmtap.metrics.histogram import Histogram
 from llmtap.metrics.latency import measure
 from llmtap.metrics.summary import Summary
@@ -76,11 +76,11 @@ def full_exchange() -> Exchange:
     x.refusal = {"kind": "k", "source": "s", "detail": {}, "confidence": "high"}
     x.guardrail, x.server_timing = {"phase": "input"}, [{"name": "queue", "ms": 1.5}]
     x.tokens.reasoning = x.tokens.cached = 1
-    x.asked = Asked(
+    x.asked = RequestShape(
         9, 0.5, 0.5, 1, 1, 1, "text", ["user"], array("q", [7]), array("q", [1]), 2_048, "bytes", 3
     )  # fmt: skip
     x.turn = Turn("s", "explicit", 1, "p", US, "tool")
-    x.said = Said("asked", "answered", 1)
+    x.said = CapturedText("asked", "answered", 1)
     return x
 
 
@@ -102,7 +102,7 @@ def exchanges() -> list[Exchange]:
         x = streamed(i, words=i + 1, at_ms=10 * i, gap_ms=10 + i, tenant="acme" if i % 2 else "globex")
         first = x.timeline.arrival_ns + (90 + 7 * i) * 1_000_000
         x.timeline.first_content_ns = first
-        x.asked = Asked(blocks=array("q", [1, 2, i]), block_size=2_048, block_unit="bytes")
+        x.asked = RequestShape(blocks=array("q", [1, 2, i]), block_size=2_048, block_unit="bytes")
         x.turn = Turn("ab"[i > 3], "prefix", 0, by="tool" if i == 6 else "human")
         out.append(x)
     return out

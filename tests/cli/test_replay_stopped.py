@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from llmtap.cli.replay_progress import Lines
+from llmtap.cli.replay_progress import ReplayLines
 from llmtap.cli.replay_stopping import Answering
-from llmtap.load.replay.perform import Stage
+from llmtap.load.replay.perform import ReplayStage
 from llmtap.load.workers.messages import Progress
 from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration
@@ -31,7 +31,7 @@ def progress(under_way: int) -> Progress:
 
 def test_what_is_said_of_a_stop(capsys: pytest.CaptureFixture[str]) -> None:
     def said(*under_way: int) -> list[str]:
-        lines = Lines()
+        lines = ReplayLines()
         for n in under_way:
             lines.sending(progress(n), 14)
             lines.stopping()
@@ -47,7 +47,7 @@ class Played:
     """A replay that is as far as it is said to be."""
 
     def __init__(self) -> None:
-        self.stage = Stage.PREPARING
+        self.stage = ReplayStage.PREPARING
         self.stops = 0
 
     def stop(self) -> None:
@@ -57,14 +57,14 @@ class Played:
 def test_what_a_signal_does_is_decided_by_how_far_it_is(capfd: pytest.CaptureFixture[str]) -> None:
     async def work() -> tuple[list[bool], int]:
         one = Played()
-        answering = Answering(one, Lines(), asyncio.get_running_loop())  # type: ignore[arg-type]
+        answering = Answering(one, ReplayLines(), asyncio.get_running_loop())  # type: ignore[arg-type]
         seen = [answering()]
-        one.stage = Stage.SENDING
+        one.stage = ReplayStage.SENDING
         seen += [answering(), answering()]
         assert one.stops == 0, "in the loop's own time"
         await asyncio.sleep(0)
         assert one.stops == 2
-        one.stage = Stage.TELLING
+        one.stage = ReplayStage.TELLING
         seen += [answering(), answering(), answering()]
         await asyncio.sleep(0)
         return seen, one.stops
@@ -76,10 +76,10 @@ def test_what_a_signal_does_is_decided_by_how_far_it_is(capfd: pytest.CaptureFix
 
 def test_what_failed_is_broken_off() -> None:
     one = Played()
-    one.stage = Stage.SENDING
+    one.stage = ReplayStage.SENDING
 
     async def work() -> Answering:
-        return Answering(one, Lines(), asyncio.get_running_loop())  # type: ignore[arg-type]
+        return Answering(one, ReplayLines(), asyncio.get_running_loop())  # type: ignore[arg-type]
 
     loop = asyncio.new_event_loop()
     answering = loop.run_until_complete(work())

@@ -6,17 +6,19 @@ from typing import Any
 import pytest
 
 from llmtap.cli.sim_axes import axes_of
-from llmtap.cli.sim_progress import Labels, Lines
+from llmtap.cli.sim_progress import SweepLabels, SweepLines
 from llmtap.sim.model_options import read_settings
 from llmtap.sim.serving import read_serving, settled
 from llmtap.sim.sweep.presets import PRESETS
-from llmtap.sim.sweep.sweep import Attempt, Job
+from llmtap.sim.sweep.sweep import SweepAttempt, SweepJob
 from tests.support.sweeps import job, trace
 
 JOB = replace(job(trace(2_000)), seed=None)
 
 
-def at(scheduler: str, settings: dict[str, str], serving: dict[str, str] | None = None, **more: Any) -> Job:
+def at(
+    scheduler: str, settings: dict[str, str], serving: dict[str, str] | None = None, **more: Any
+) -> SweepJob:
     served = settled(read_serving(serving or {}), scheduler)
     return replace(JOB, scheduler=scheduler, readings=read_settings(settings), serving=served, **more)
 
@@ -49,27 +51,29 @@ CASES = [
 
 @pytest.mark.parametrize(("axes", "job", "said"), CASES)
 def test_a_job_is_called_by_what_varies_and_what_is_not_by_default(
-    axes: dict[str, Any], job: Job, said: str
+    axes: dict[str, Any], job: SweepJob, said: str
 ) -> None:
-    label = Labels(axes, lambda job: 2.0 * job.scale).of(job)
+    label = SweepLabels(axes, lambda job: 2.0 * job.scale).of(job)
     assert label == f"{job.scheduler}, 2,000 requests{said}"
 
 
 def test_where_all_come_at_once_there_is_no_rate() -> None:
-    assert Labels({"rate": (1.0,)}, lambda job: None).of(JOB) == "static_fifo, 2,000 requests, all at once"
+    assert (
+        SweepLabels({"rate": (1.0,)}, lambda job: None).of(JOB) == "static_fifo, 2,000 requests, all at once"
+    )
 
 
 def test_what_a_preset_compares_varies() -> None:
     axes = axes_of({"requests": (1_000,)}, PRESETS["methods"])
-    assert Labels(axes, lambda job: None).of(JOB) == "static_fifo, 2,000 requests, 1 server"
+    assert SweepLabels(axes, lambda job: None).of(JOB) == "static_fifo, 2,000 requests, 1 server"
     assert axes_of({"bins": ("4",)}, None) == {"bins": ("4",)}
 
 
 def test_a_line_for_each_job(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = Lines(Labels({}, lambda job: None))
+    lines = SweepLines(SweepLabels({}, lambda job: None))
     lines.planned([JOB, JOB], 3)
-    lines.ended(JOB, Attempt("ab", seconds=1.234, summary={}))
-    lines.ended(JOB, Attempt("cd", error="no"))
+    lines.ended(JOB, SweepAttempt("ab", seconds=1.234, summary={}))
+    lines.ended(JOB, SweepAttempt("cd", error="no"))
     assert capsys.readouterr().err.splitlines() == [
         "llmtap: 3 done before and taken from the results, 2 left",
         "llmtap: 1 of 2: static_fifo, 2,000 requests (ab): 1.23 s",

@@ -11,19 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmtap.exchange.prompt import MESSAGES_MAX, Prompt, read_prompt
+from llmtap.exchange.prompt import MESSAGES_MAX, PromptShape, read_prompt
 from tests.support.corpus import CORPUS, NAMES
 
 CHAT = "chat.completions"
 
 
-def read(body: Any, endpoint: str | None = CHAT) -> Prompt:
+def read(body: Any, endpoint: str | None = CHAT) -> PromptShape:
     prompt = read_prompt(msgspec.json.encode(body), endpoint)
     assert prompt is not None
     return prompt
 
 
-def seen(prompt: Prompt) -> list[tuple[str, str]]:
+def seen(prompt: PromptShape) -> list[tuple[str, str]]:
     return [(m.role, m.text) for m in prompt.messages]
 
 
@@ -184,7 +184,7 @@ def test_numbers_that_are_no_ids_are_a_mark() -> None:
 
 
 def test_media_count_no_bytes_and_differ() -> None:
-    def with_picture(url: str, **more: Any) -> Prompt:
+    def with_picture(url: str, **more: Any) -> PromptShape:
         picture = part("image_url", image_url={"url": url}, **more)
         return read({"messages": [{"role": "user", "content": [part("text", text="see"), picture, "it"]}]})
 

@@ -11,9 +11,9 @@ from llmtap.clock import SystemClock
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
 from llmtap.load.error_limit import StopErrors
-from llmtap.load.run import Run
+from llmtap.load.run import LoadRun
 from llmtap.load.schedule import ClosedSchedule, OpenSchedule
-from llmtap.load.tally import Tally
+from llmtap.load.tally import LoadTally
 from llmtap.workload.requests import Requests
 from tests.support.loading import Sending, body_of, sender_to, streamed_answer
 from tests.support.peer import scene, wait_until
@@ -38,10 +38,10 @@ class Playing:
     def __init__(self, to: Sending, r: Requests, slots: int = 0, **more: Any) -> None:
         self.rows: list[int] = []
         self.exchanges: dict[int, Exchange] = {}
-        self.tally = Tally()
+        self.tally = LoadTally()
         self.start_ns = SystemClock.mono_ns() + 20 * MS
         self.schedule = ClosedSchedule(r, range(len(r)), slots) if slots else OpenSchedule(r, range(len(r)))
-        self.run = Run(to.sender, self.schedule, body_of, self._keep, start_ns=self.start_ns, **more)
+        self.run = LoadRun(to.sender, self.schedule, body_of, self._keep, start_ns=self.start_ns, **more)
 
     def _keep(self, row: int, x: Exchange) -> None:
         assert row not in self.exchanges, "kept once"

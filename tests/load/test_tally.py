@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
-from llmtap.load.tally import CORRECTED, Tally
+from llmtap.load.tally import CORRECTED, LoadTally
 from llmtap.metrics.histogram import RELATIVE_ERROR
 from llmtap.metrics.objectives import Objectives
 from tests.support.streams import MS, streamed
@@ -30,8 +30,8 @@ def shifted(x: Exchange, submit_ms: int, late_ms: int, dispatch_late_ms: int | N
     return x
 
 
-def told(*exchanges: Exchange) -> Tally:
-    tally = Tally()
+def told(*exchanges: Exchange) -> LoadTally:
+    tally = LoadTally()
     for x in exchanges:
         tally.add(x)
     return tally
@@ -82,14 +82,14 @@ def test_theory(xs: list[Exchange]) -> None:
 
 @given(st.lists(st.tuples(streams, st.integers(0, 2)), max_size=8))
 def test_what_three_counted_is_what_one_would_have(dealt: list[tuple[Exchange, int]]) -> None:
-    whole, parts = Tally(), [Tally(), Tally(), Tally()]
+    whole, parts = LoadTally(), [LoadTally(), LoadTally(), LoadTally()]
     for x, hand in dealt:
         whole.add(x)
         parts[hand].add(x)
     for i, part in enumerate(parts):
         part.planned, part.dropped, part.skipped, part.summary.opened = 10 * i + 5, i, 2 * i, i
         part.retries.update({"429": i, "closed": 1})
-    merged = Tally()
+    merged = LoadTally()
     for part in parts:
         merged.merge_bytes(part.to_bytes())
     assert merged.summary.to_dict({}, 1)["metrics"] == whole.summary.to_dict({}, 1)["metrics"]
@@ -139,10 +139,10 @@ def test_figures_are_seconds() -> None:
 
 
 def test_objectives_are_judged() -> None:
-    tally = Tally(Objectives.parse("ttft:200ms"))
+    tally = LoadTally(Objectives.parse("ttft:200ms"))
     tally.add(streamed(100, 120))
     tally.add(streamed(300, 320))
-    twin = Tally(Objectives.parse("ttft:200ms"))
+    twin = LoadTally(Objectives.parse("ttft:200ms"))
     twin.merge(tally)
     assert twin.summary.goodput.to_dict(1) == tally.summary.goodput.to_dict(1)
 

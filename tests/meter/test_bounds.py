@@ -25,7 +25,7 @@ from llmtap.exchange.bounds import BOUNDS
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.request import REQUEST_BYTES_MAX
 from llmtap.export.opentelemetry.exporter import OtlpExporter
-from llmtap.export.opentelemetry.otlp import Answer
+from llmtap.export.opentelemetry.otlp import OtlpResponse
 from llmtap.export.options import OtlpOptions
 from llmtap.meter.options import MeterOptions, TenantOptions, TenantRule
 from llmtap.meter.pipeline.assembler import Assembler
@@ -127,9 +127,9 @@ class _Link:
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
 
-    def send(self, signal: str, body: bytes, timeout_s: float) -> Answer:
+    def send(self, signal: str, body: bytes, timeout_s: float) -> OtlpResponse:
         self.bodies.append(body)
-        return Answer(True)
+        return OtlpResponse(True)
 
     def close(self) -> None:
         pass

@@ -28,7 +28,7 @@ from llmtap.metrics.experience import fluidity, qoe_area_step
 from llmtap.metrics.fairness import UNFAIR_BELOW, jain, jain_readings, starvation
 from llmtap.metrics.latency import itl_even_ns, itl_ns, jitter_ns, tbc_max_ns, tbc_ns
 from llmtap.metrics.saturation import (
-    Level,
+    SaturationLevel,
     capacity,
     delivered_shares,
     heavy_tail,
@@ -313,13 +313,13 @@ def test_starvation(ietf: dict[str, Any]) -> None:
 def test_knee_and_saturation(ietf: dict[str, Any]) -> None:
     case = ietf["S4_knee_saturation_table5"]
     expected, rows = case["expected"], case["input"]["rows"]
-    ttft = [Level(r[0], r[1], r[2], r[3], r[6] / 100) for r in rows]
-    tpot = [Level(r[0], r[1], r[4], r[5], r[6] / 100) for r in rows]
+    ttft = [SaturationLevel(r[0], r[1], r[2], r[3], r[6] / 100) for r in rows]
+    tpot = [SaturationLevel(r[0], r[1], r[4], r[5], r[6] / 100) for r in rows]
     assert knee(ttft) == expected["knee_ttft_p99"]
     assert knee(tpot) == expected["knee_tpot_p99"]
     assert 2 * min(level.p99 for level in ttft) == expected["knee_threshold_ms"]
     assert saturation_point(ttft) is expected["saturation_rule_5.3.4_first_decrease"]
-    more = [*ttft, Level(26, 2650, 1000, 5000)]
+    more = [*ttft, SaturationLevel(26, 2650, 1000, 5000)]
     assert saturation_point(more) == expected["saturation_with_added_level_26_2650"]
     assert peak(ttft) == expected["peak_level"] == expected["draft_says_saturation"]
     assert incomplete(ttft) is expected["5.2.3.1_completion_below_90pct_by_success_column"]

@@ -1,7 +1,7 @@
 """The draft's Table 5, by hand: TTFT P50 and P99 in ms."""
 
 from llmtap.metrics.saturation import (
-    Level,
+    SaturationLevel,
     capacity,
     delivered_shares,
     heavy_tail,
@@ -14,12 +14,12 @@ from llmtap.metrics.saturation import (
 )
 
 TABLE_5 = [
-    Level(2, 284, 95, 142),
-    Level(6, 852, 102, 178),
-    Level(10, 1420, 128, 267),
-    Level(14, 1988, 198, 512),
-    Level(18, 2534, 378, 1234, 0.998),
-    Level(22, 2712, 823, 3456, 0.941),
+    SaturationLevel(2, 284, 95, 142),
+    SaturationLevel(6, 852, 102, 178),
+    SaturationLevel(10, 1420, 128, 267),
+    SaturationLevel(14, 1988, 198, 512),
+    SaturationLevel(18, 2534, 378, 1234, 0.998),
+    SaturationLevel(22, 2712, 823, 3456, 0.941),
 ]
 
 
@@ -31,7 +31,7 @@ def test_the_knee_is_past_twice_the_smallest_p99() -> None:
 def test_saturation_is_the_first_fall_of_throughput_and_the_peak_is_another_thing() -> None:
     assert saturation_point(TABLE_5) is None
     assert peak(TABLE_5) == 22
-    falling = [*TABLE_5, Level(26, 2650, 900, 4000)]
+    falling = [*TABLE_5, SaturationLevel(26, 2650, 900, 4000)]
     assert (saturation_point(falling), peak(falling)) == (26, 22)
 
 

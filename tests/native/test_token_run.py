@@ -20,7 +20,7 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.observer import Observer
 from llmtap.exchange.token_run import ROOM, PythonTokenRun, TokenRun
 from llmtap.meter.pipeline.assembler import Assembler
-from llmtap.meter.pipeline.cooperative_yield import CPU_EVERY_NS, Turns
+from llmtap.meter.pipeline.cooperative_yield import CPU_EVERY_NS, CooperativeYield
 from llmtap.native import REASON
 from llmtap.protocol.delta import Delta, EventClass
 from llmtap.protocol.repetition import BLOCK_BYTES_MAX, LooseRepetition, Repetition
@@ -447,7 +447,7 @@ def test_cpu_time_is_charged_while_token_events_are_passed(monkeypatch: pytest.M
         return now_ns
 
     assembler, reader, charged = Assembler(HELLO, Collector()), BatchReader(), Counter[int]()
-    turns = Turns(clock, lambda: None, clock)
+    turns = CooperativeYield(clock, lambda: None, clock)
     exchanges = [words(60, seq=seq) for seq in range(1, 41)]
     openings = [row for rows in exchanges for row in rows[:12]]
     rest = [row for i in range(12, 60) for rows in exchanges for row in rows[i : i + 1]]

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from llmtap.protocol.inference import (
     METHOD,
-    Chunk,
     Counts,
+    GrpcChunk,
     Request,
     file_descriptor,
     read_chunk,
@@ -125,11 +125,11 @@ def test_a_request_comes_back(request: Request) -> None:
 
 @given(
     st.builds(
-        Chunk, TEXT, UINT32, st.sampled_from(["", "stop", "length", "content_filter"]),
+        GrpcChunk, TEXT, UINT32, st.sampled_from(["", "stop", "length", "content_filter"]),
         st.none() | st.builds(Counts, UINT32, UINT32, st.none() | UINT32),
     )
 )  # fmt: skip
-def test_a_chunk_comes_back(chunk: Chunk) -> None:
+def test_a_chunk_comes_back(chunk: GrpcChunk) -> None:
     assert read_chunk(write_chunk(chunk)) == chunk
 
 

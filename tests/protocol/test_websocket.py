@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmtap.protocol.websocket import Message, MessageParser, Opcode
+from llmtap.protocol.websocket import MessageParser, Opcode, WebSocketMessage
 
 TEXT, BINARY, CLOSE, PING, PONG = Opcode.TEXT, Opcode.BINARY, Opcode.CLOSE, Opcode.PING, Opcode.PONG
 KEY = b"\x37\xfa\x21\x3d"
@@ -26,7 +26,7 @@ def frame(code: int, payload: bytes, *, fin: bool = True, rsv1: bool = False, ke
 
 def parse(
     data: bytes, edges: list[int], *, masked: bool = False, limit: int = 1 << 20
-) -> tuple[list[Message], str | None]:
+) -> tuple[list[WebSocketMessage], str | None]:
     parser = MessageParser("upstream", masked=masked, message_bytes_max=limit)
     cuts = [0, *sorted(e % (len(data) + 1) for e in edges), len(data)]
     out = [m for a, b in pairwise(cuts) for m in parser.feed(data[a:b])]
@@ -46,7 +46,7 @@ def test_the_examples_of_the_standard() -> None:
     assert payloads(bytes.fromhex("010348656c 80026c6f")) == [(TEXT, b"Hello")]
     assert payloads(bytes.fromhex("890548656c6c6f")) == [(PING, b"Hello")]
     masked = bytes.fromhex("818537fa213d7f9f4d5158")
-    assert parse(masked, [7, 9], masked=True)[0] == [Message(TEXT, 11, b"Hello")]
+    assert parse(masked, [7, 9], masked=True)[0] == [WebSocketMessage(TEXT, 11, b"Hello")]
 
 
 def test_the_examples_of_compression() -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.sim.bins import Bins, batch_limits, equal_mass
-from llmtap.sim.model_options import Readings, read_settings
+from llmtap.sim.model_options import ModelOptions, read_settings
 
 
 @pytest.mark.parametrize(
@@ -21,14 +21,14 @@ from llmtap.sim.model_options import Readings, read_settings
     ],
 )
 def test_edges_are_floored_linear_quantiles(lengths: list[int], count: int, edges: list[int]) -> None:
-    assert equal_mass(lengths, count, Readings()).edges == edges
+    assert equal_mass(lengths, count, ModelOptions()).edges == edges
 
 
 def test_who_cannot_see_the_future_knows_the_first_thousand() -> None:
     lengths = [*range(1_000), *[10**6] * 1_000]
     readings = read_settings({"edges": "first-1000"})
     assert equal_mass(lengths, 2, readings).edges == [0, 499]
-    assert equal_mass(lengths, 2, Readings()).edges == [0, 500_499]
+    assert equal_mass(lengths, 2, ModelOptions()).edges == [0, 500_499]
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_length_is_in_the_bin_whose_edges_are_around_it(
 def test_a_bin_is_the_first_whose_span_has_the_length_as_the_seed_searches_it(
     lengths: list[int], count: int, length: int
 ) -> None:
-    bins = equal_mass(lengths, count, Readings())
+    bins = equal_mass(lengths, count, ModelOptions())
     spans = [(low, 10**9 if high is None else high) for low, high in bins.spans]
     wanted = next((i for i, (low, high) in enumerate(spans) if low <= length < high), count - 1)
     assert bins.find(length) == wanted
@@ -82,4 +82,4 @@ def test_long_bins_have_smaller_batches(setting: str, limits: list[int]) -> None
 
 
 def test_a_bin_of_nothing_has_no_limit_of_its_own() -> None:
-    assert batch_limits(Bins([0, 0]), Readings())[0] == 128
+    assert batch_limits(Bins([0, 0]), ModelOptions())[0] == 128

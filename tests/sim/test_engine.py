@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from llmtap.sim.engine import NOTHING, Engine, GivenUp, Made, Run
+from llmtap.sim.engine import NOTHING, Engine, EngineRun, GivenUp, Made
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def test_arrivals_of_one_moment_can_wait_for_each_other() -> None:
 
 def test_the_free_server_with_the_lowest_number_is_next_and_none_does_two_things() -> None:
     engine = Engine(Pairs(), servers=2)
-    runs: list[Run] = []
+    runs: list[EngineRun] = []
     for i in range(6):
         runs += engine.arrive(i, i).started
     assert [(r.server, r.work.begun) for r in runs] == [(0, [0, 1]), (1, [2, 3])]

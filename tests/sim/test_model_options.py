@@ -1,12 +1,12 @@
 import msgspec
 import pytest
 
-from llmtap.sim.model_options import Readings, explain, read_settings
+from llmtap.sim.model_options import ModelOptions, explain, read_settings
 from llmtap.units import Duration
 
 
 def test_the_defaults_are_the_bold_ones() -> None:
-    r = Readings()
+    r = ModelOptions()
     assert (r.eps, r.token_sla, r.request_sla) == (5_000_000, 10_000_000, 20_000_000_000)
     assert (r.bins, r.candidates, r.static_batch, r.b_max) == (8, 128, 8, 128)
     assert (r.free_gb, r.safe_gb) == (8.0, 7.0)
@@ -47,5 +47,5 @@ def test_what_cannot_be_read_is_named(name: str, value: str, problem: str) -> No
 
 def test_every_reading_is_explained() -> None:
     told = explain()
-    assert [name for name, _, _ in told] == list(Readings.__struct_fields__)
+    assert [name for name, _, _ in told] == list(ModelOptions.__struct_fields__)
     assert all(default and meaning for _, default, meaning in told)

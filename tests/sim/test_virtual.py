@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.sim.engine import Engine, Run, Step
+from llmtap.sim.engine import Engine, EngineRun, Step
 from llmtap.sim.model_options import read_settings
 from llmtap.sim.schedulers.registry import SCHEDULERS
-from llmtap.sim.serving import Setup
+from llmtap.sim.serving import ServingSetup
 from llmtap.sim.virtual import play
 from tests.support.flights import MODEL, Row, flown, served, workload
 
@@ -19,7 +19,7 @@ from tests.support.flights import MODEL, Row, flown, served, workload
 class Watched(Engine):
     """Remembers every run."""
 
-    runs: list[Run]
+    runs: list[EngineRun]
 
     def _dispatch(self, now_ns: int) -> Step:
         step = super()._dispatch(now_ns)
@@ -69,7 +69,7 @@ def test_requests_are_conserved(
 ) -> None:
     requests = workload(sorted(rows))
     readings = read_settings(settings)
-    engine = Watched(SCHEDULERS[scheduler].build(requests, Setup(MODEL, readings)), servers)
+    engine = Watched(SCHEDULERS[scheduler].build(requests, ServingSetup(MODEL, readings)), servers)
     played = play(
         requests, engine, servers=servers, all_first=readings.same_instant == "all-first",
         gpu_first=readings.tie == "gpu-first",
@@ -129,11 +129,11 @@ def test_the_same_run_twice_is_the_same(scheduler: str) -> None:
 def test_progress_is_told_of_arrivals() -> None:
     requests = workload([(i, 0, 1) for i in range(40_000)])
     told: list[int] = []
-    play(requests, Engine(SCHEDULERS["static_fifo"].build(requests, Setup())), progress=told.append)
+    play(requests, Engine(SCHEDULERS["static_fifo"].build(requests, ServingSetup())), progress=told.append)
     assert told == [16_384, 32_768]
 
 
 def test_no_requests_are_served_in_no_time() -> None:
     requests = workload([])
-    played = play(requests, Engine(SCHEDULERS["static_fifo"].build(requests, Setup())))
+    played = play(requests, Engine(SCHEDULERS["static_fifo"].build(requests, ServingSetup())))
     assert (played.finished, played.busy_ns) == (0, [0])

@@ -10,14 +10,14 @@ from llmtap.errors import ConfigError
 from llmtap.meter.options import SloOptions
 from llmtap.meter.slo import SloClass
 from llmtap.slo.prometheus import SLO_ALERTS, check_job, render
-from llmtap.slo.rules import Promise, promises
+from llmtap.slo.rules import Objective, promises
 from llmtap.slo.self_alerts import watches
 from tests.support.exposed import FUNCTIONS, OF_A_SCRAPE, exposed, labels_grouped, selectors
 
 IDENTITY = {"sloth_id", "sloth_service", "sloth_slo"}
 
 
-def asked(**classes: SloOptions) -> list[Promise]:
+def asked(**classes: SloOptions) -> list[Objective]:
     return promises(SloClass.of(name, options) for name, options in classes.items())
 
 

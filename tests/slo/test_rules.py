@@ -4,17 +4,17 @@ import pytest
 
 from llmtap.meter.options import SloOptions
 from llmtap.meter.slo import SloClass
-from llmtap.slo.rules import Promise, missing, promises, runbook_url, window
+from llmtap.slo.rules import Objective, missing, promises, runbook_url, window
 
 HOUR_NS = 3_600_000_000_000
 
 
-def promise(target: float, **burn: float) -> Promise:
+def promise(target: float, **burn: float) -> Objective:
     options = SloOptions(objectives="tpot:50ms ttft:500ms", target=target, burn=burn)
-    return Promise.of(SloClass.of("gold", options))
+    return Objective.of(SloClass.of("gold", options))
 
 
-def told(asked: Promise) -> list[tuple[str, str, str, float]]:
+def told(asked: Objective) -> list[tuple[str, str, str, float]]:
     return [(a.severity, window(a.long_ns), window(a.short_ns), round(a.factor, 6)) for a in asked.alarms]
 
 

@@ -16,7 +16,7 @@ from llmtap.supervisor import handover as module
 from llmtap.supervisor.child import Child, HandedChild
 from llmtap.supervisor.handover import Handover, become, hold_signals, let_signals_in, take_handover, try_out
 from llmtap.supervisor.ports import HandedPorts
-from llmtap.supervisor.run import Run
+from llmtap.supervisor.run import ProxyRun
 
 ARMS = '[{"name": "a"}, {"name": "b", "headers": {"x-b": "1"}}]'
 
@@ -27,7 +27,7 @@ def left() -> Iterator[Handover]:
     settings = load_settings(
         None, {}, {"relay.upstream": "http://127.0.0.1:9", "experiment.arms": ARMS, "experiment.until": "1h"}
     )
-    run = Run.begin(settings)
+    run = ProxyRun.begin(settings)
     clients, admin, stdin = (socket.create_server(("127.0.0.1", 0)) for _ in range(3))
     with clients, admin, stdin:
         yield Handover(

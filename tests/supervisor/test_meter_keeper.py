@@ -12,7 +12,7 @@ from llmtap.meter.setup import FROM_NOW_ON, Changeable, MeterSetup
 from llmtap.meter.shutdown import RENEW
 from llmtap.supervisor.child import Child, Kind
 from llmtap.supervisor.ports import Ports
-from llmtap.supervisor.run import Run
+from llmtap.supervisor.run import ProxyRun
 from llmtap.supervisor.supervisor import Supervisor
 from llmtap.units import decode_special
 from tests.support.peer import play, wait_until
@@ -85,7 +85,7 @@ class Kept:
         settings = settings_of()
         self.supervisor = Supervisor(settings, settings_of, lambda clients, admin: None)
         self.supervisor._ports = Ports.open(settings, {}, os.getpid())
-        self.supervisor._run = Run.begin(settings)
+        self.supervisor._run = ProxyRun.begin(settings)
         self.keeper = asyncio.create_task(self.supervisor._keep_meter(None))
 
     def enforce(self, **more: str) -> None:

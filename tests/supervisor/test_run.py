@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from llmtap.config import Settings, load_settings
-from llmtap.supervisor.run import Run
+from llmtap.supervisor.run import ProxyRun
 
 BASE = {"relay.upstream": "http://gateway:80"}
 ARMS = '[{"name": "a"}, {"name": "b", "upstream": "http://other:80"}]'
@@ -18,8 +18,8 @@ def settings_of(more: dict[str, str]) -> Settings:
 
 
 @pytest.fixture
-def run() -> Iterator[Run]:
-    run = Run.begin(settings_of({}))
+def run() -> Iterator[ProxyRun]:
+    run = ProxyRun.begin(settings_of({}))
     run.capture_met = True
     yield run
     Path(run.folder).rmdir()
@@ -47,7 +47,7 @@ def run() -> Iterator[Run]:
     ],
 )
 def test_a_reload_takes_another_meter_only_for_what_no_word_can_change(
-    run: Run, before: dict[str, str], change: dict[str, str], serves: bool
+    run: ProxyRun, before: dict[str, str], change: dict[str, str], serves: bool
 ) -> None:
     run.follow(settings_of(before))
     old = run.meter_setup(settings_of(before), 3)
@@ -60,7 +60,7 @@ def test_a_reload_takes_another_meter_only_for_what_no_word_can_change(
     assert new.changeable.log == changed.log
 
 
-def test_the_first_meter_of_a_capture_is_told_which_relays_were_there_before(run: Run) -> None:
+def test_the_first_meter_of_a_capture_is_told_which_relays_were_there_before(run: ProxyRun) -> None:
     settings = settings_of({"capture.to": "kept"})
     run.relays = 4
     run.follow(settings)
@@ -70,7 +70,7 @@ def test_the_first_meter_of_a_capture_is_told_which_relays_were_there_before(run
     assert run.meter_setup(settings, 3).capture_after == 0
 
 
-def test_a_copy_catches_up_with_what_was_started_meanwhile(run: Run) -> None:
+def test_a_copy_catches_up_with_what_was_started_meanwhile(run: ProxyRun) -> None:
     run.capture_met = False
     same, other = msgspec.structs.replace(run), msgspec.structs.replace(run)
     other.follow(settings_of({"capture.to": "elsewhere"}))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import EventClass
-from llmtap.load.replay.baseline import Baseline, Recorded
+from llmtap.load.replay.baseline import Baseline, RecordedAnswer
 from llmtap.load.replay.result import QUANTILES
 from tests.support.captures import write_capture
 from tests.support.exchanges import streamed
@@ -41,9 +41,9 @@ def captured(path: Path, arrivals_ms: Sequence[int], ttft_ms: float = 20) -> str
     return str(write_capture(path, rows))
 
 
-def recorded(rows: int) -> Recorded:
+def recorded(rows: int) -> RecordedAnswer:
     """Rows of a source that nobody reads."""
-    return Recorded("nowhere", "llmtap", array("q", range(rows)))
+    return RecordedAnswer("nowhere", "llmtap", array("q", range(rows)))
 
 
 def both(pairs: Sequence[tuple[Exchange, Exchange]]) -> Baseline:

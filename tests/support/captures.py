@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from llmtap.capture.schema import CaptureInfo, Ledger, RelayCount
+from llmtap.capture.schema import CaptureInfo, CaptureLedger, RelayCount
 from llmtap.capture.store.parquet import write_parquet
 from llmtap.capture.store.rows import to_batch
 from llmtap.exchange.exchange import Exchange
@@ -14,10 +14,10 @@ __all__ = ["ledger", "write_capture"]
 
 def ledger(
     opened: int, *, unsettled: int = 0, relay: str = "run.0.1", meter: str = "m1", **told: Any
-) -> Ledger:
+) -> CaptureLedger:
     """One relay's word; `dropped` is the relay's, `not_kept` the meter's."""
     count = RelayCount(opened, told.pop("dropped", {}), unsettled)
-    return Ledger({relay: count}, told.pop("not_kept", {}), meter, **told)
+    return CaptureLedger({relay: count}, told.pop("not_kept", {}), meter, **told)
 
 
 def write_capture(path: Path, exchanges: Sequence[Exchange], level: str = "shape", **info: Any) -> Path:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from llmtap.exchange.exchange import BLANK, OUTPUT, Added, EventLog, Exchange, Timeline, Tokens
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
-from llmtap.exchange.request_shape import Asked, Said, Turn
+from llmtap.exchange.request_shape import CapturedText, RequestShape, Turn
 
 __all__ = ["US", "WALL_NS", "any_exchange", "streamed"]
 
@@ -118,14 +118,16 @@ def any_exchange(draw: st.DrawFn) -> Exchange:
         number = draw(st.integers(0, 99))
         x.turn = Turn(draw(_word), source, number, draw(st.none() | _text), think_ns, by)
     if draw(st.booleans()):
-        x.said = Said(draw(st.none() | _text), draw(st.none() | _text), draw(st.integers(0, 99)))
+        x.said = CapturedText(draw(st.none() | _text), draw(st.none() | _text), draw(st.integers(0, 99)))
     return x
 
 
 @st.composite
-def _asked(draw: st.DrawFn) -> Asked:
+def _asked(draw: st.DrawFn) -> RequestShape:
     roles = draw(st.lists(st.sampled_from(("system", "user", "assistant", "tool")), max_size=3))
-    a = Asked(draw(_count), draw(st.none() | st.floats(0, 2)), draw(st.none() | st.floats(0, 1)), roles=roles)
+    a = RequestShape(
+        draw(_count), draw(st.none() | st.floats(0, 2)), draw(st.none() | st.floats(0, 1)), roles=roles
+    )
     a.n, a.tools, a.images = draw(st.none() | st.integers(0, 99)), draw(st.none() | st.integers(0, 99)), 3
     a.response_format = draw(st.none() | _word)
     a.sizes = array("q", [draw(st.integers(0, 10**6)) for _ in roles])

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from llmtap.bench.exo.mode import ExoBench, ExoOptions, Grid
+from llmtap.bench.exo.mode import ExoBench, ExoGrid, ExoOptions
 from llmtap.bench.exo.result import ExoResult
 from tests.bench.support import Silent
 
@@ -13,7 +13,7 @@ LIMIT_S = 280.0
 """For a scene: a batch takes a second, since its sending process has to be started."""
 
 
-async def bench(url: str, grid: Grid, *, nvml: Any = None, **more: Any) -> ExoResult:
+async def bench(url: str, grid: ExoGrid, *, nvml: Any = None, **more: Any) -> ExoResult:
     """The result; `more` are options."""
     options = ExoOptions(target=url, seed=SEED, metrics="none", **more)
     return await ExoBench(options, grid, Silent(), nvml=nvml).run()

@@ -7,8 +7,8 @@ from array import array
 from collections.abc import Sequence
 
 from llmtap.sim.latency import LatencyModel
-from llmtap.sim.model_options import Readings, read_settings
-from llmtap.sim.sweep.simulate import Flight, fly
+from llmtap.sim.model_options import ModelOptions, read_settings
+from llmtap.sim.sweep.simulate import SimulationResult, fly
 from llmtap.workload.requests import Requests
 
 __all__ = ["MODEL", "Row", "S", "flown", "served", "workload"]
@@ -25,13 +25,13 @@ def workload(rows: Sequence[Row]) -> Requests:
     return Requests(*(array("q", column) for column in columns), array("q", columns[2]))
 
 
-def flown(scheduler: str, rows: Sequence[Row], *, servers: int = 1, **settings: str) -> Flight:
+def flown(scheduler: str, rows: Sequence[Row], *, servers: int = 1, **settings: str) -> SimulationResult:
     """A run with the model above; `settings` as on the command line."""
-    readings: Readings = read_settings(settings)
+    readings: ModelOptions = read_settings(settings)
     return fly(scheduler, workload(rows), readings, model=MODEL, servers=servers)
 
 
-def served(flight: Flight) -> list[tuple[float, float, int]]:
+def served(flight: SimulationResult) -> list[tuple[float, float, int]]:
     """Of each request: start and end in seconds, and the size of its batch."""
     p = flight.played
     return [(a / S, b / S, n) for a, b, n in zip(p.start_ns, p.end_ns, p.size, strict=True)]

@@ -11,10 +11,10 @@ from typing import Any
 
 from llmtap.sim.engine import Engine, GivenUp, Made
 from llmtap.sim.latency import IterationModel
-from llmtap.sim.schedulers.iterations import Iterating, Iteration, State
+from llmtap.sim.schedulers.iterations import Iterating, Iteration, IterationState
 from llmtap.sim.schedulers.output_delay import OutputDelay
 from llmtap.sim.schedulers.registry import SCHEDULERS
-from llmtap.sim.serving import Setup, read_serving
+from llmtap.sim.serving import ServingSetup, read_serving
 from llmtap.sim.virtual import Played, play
 from llmtap.workload.requests import Requests
 
@@ -37,7 +37,9 @@ def workload(rows: Sequence[Row], blocks: Sequence[tuple[int, ...]] = (), block_
 
 
 def build(scheduler: str, requests: Requests, model: IterationModel = MODEL, **options: str) -> Any:
-    return SCHEDULERS[scheduler].build(requests, Setup(iterations=model, serving=read_serving(options)))
+    return SCHEDULERS[scheduler].build(
+        requests, ServingSetup(iterations=model, serving=read_serving(options))
+    )
 
 
 class Spy:
@@ -47,7 +49,7 @@ class Spy:
         self._scheduler = scheduler
         self.composed: list[tuple[int, Iteration]] = []
         self.made: list[tuple[int, Made]] = []
-        self.states: list[State] = []
+        self.states: list[IterationState] = []
         """Copies, from when each iteration began."""
 
     def arrived(self, now_ns: int, request: int) -> None:
@@ -81,7 +83,7 @@ class Served:
 
     requests: Requests
     spy: Spy
-    state: State
+    state: IterationState
     played: Played | None = None
     token_ns: dict[int, list[int]] = field(default_factory=dict)
     end_ns: dict[int, int] = field(default_factory=dict)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from llmtap.exchange.exchange import Exchange
 from llmtap.load.http.call import Call
-from llmtap.load.http.sender import Sender, SenderOptions
+from llmtap.load.http.sender import LoadSender, SenderOptions
 from llmtap.load.target import parse_target
-from llmtap.load.workers.messages import Setup
+from llmtap.load.workers.messages import WorkerSetup
 from llmtap.units import Duration
 from tests.support.peer import chunk, wait_until
 
@@ -62,7 +62,7 @@ def sockets(port: int) -> int:
 class Sending:
     """A sender, and every end it has told of."""
 
-    def __init__(self, sender: Sender) -> None:
+    def __init__(self, sender: LoadSender) -> None:
         self.sender = sender
         self.begun = 0
         self.ended: list[tuple[Call, Exchange]] = []
@@ -106,7 +106,7 @@ async def sender_to(
     )  # fmt: skip
     target = parse_target(url, endpoint, list(headers))
     before = sockets(target.origin.port)
-    sending = Sending(Sender(asyncio.get_running_loop(), target, options, tls=tls))
+    sending = Sending(LoadSender(asyncio.get_running_loop(), target, options, tls=tls))
     try:
         yield sending
     finally:
@@ -117,8 +117,8 @@ async def sender_to(
 
 
 @contextmanager
-def bodies(url: str, count: int, **more: object) -> Iterator[tuple[Setup, "array[int]", "array[int]"]]:
-    """A Setup for so many rows whose bodies say which they are, and where these begin and end."""
+def bodies(url: str, count: int, **more: object) -> Iterator[tuple[WorkerSetup, "array[int]", "array[int]"]]:
+    """A setup for so many rows whose bodies say which they are, and where these begin and end."""
     begins, ends = array("q"), array("q")
     with tempfile.TemporaryFile() as file:
         for row in range(count):
@@ -130,4 +130,4 @@ def bodies(url: str, count: int, **more: object) -> Iterator[tuple[Setup, "array
             "sender": SenderOptions(), "url": url, "endpoint": "chat.completions", "headers": [],
             "script_fd": 0, "bodies_fd": file.fileno(), "spill_fd": None,
         }  # fmt: skip
-        yield Setup(**(plain | more)), begins, ends  # type: ignore[arg-type]
+        yield WorkerSetup(**(plain | more)), begins, ends  # type: ignore[arg-type]

@@ -5,12 +5,12 @@ from typing import Any
 
 from llmtap.clock import ManualClock, WallAnchor
 from llmtap.exchange.outcome import Outcome as Ending
-from llmtap.load.monitor.timeseries import Columns, Series, TimeSeries
-from llmtap.load.replay.observations import Seen
+from llmtap.load.monitor.timeseries import Columns, MonitorSeries, TimeSeries
+from llmtap.load.replay.observations import RunObservations
 from llmtap.load.replay.result import result_of
-from llmtap.load.tally import Tally
+from llmtap.load.tally import LoadTally
 from llmtap.load.workers.messages import Done
-from llmtap.load.workers.worker_pool import Outcome
+from llmtap.load.workers.worker_pool import LoadResult
 from llmtap.metrics.objectives import Objectives
 from llmtap.units import NS_PER_S
 from llmtap.workload.requests import Requests
@@ -25,11 +25,11 @@ MS = 1_000_000
 
 def replay_result(n: int = 120, *, late_ms: int = 0, failed: int = 0, closed: bool = False) -> dict[str, Any]:
     """Of `n` requests, one each 50 ms, of 3 to 9 words, `late_ms` late; the last `failed` were cut off."""
-    tally = Tally(Objectives.parse("ttft:200ms tpot:50ms", "here"))
+    tally = LoadTally(Objectives.parse("ttft:200ms tpot:50ms", "here"))
     offsets = array("q", (i * 50 * MS for i in range(n)))
     lengths = array("q", [3] * n)
     prompts = array("q", [100] * n)  # as the usage of `streamed` says
-    seen = Seen(Requests(offsets, prompts, lengths), prompts)
+    seen = RunObservations(Requests(offsets, prompts, lengths), prompts)
     for i, offset_ns in enumerate(offsets):
         at_ms = offset_ns // MS + late_ms
         x = streamed(i + 1, 3 + i % 7, at_ms=at_ms, gap_ms=10 + i % 5)
@@ -42,7 +42,7 @@ def replay_result(n: int = 120, *, late_ms: int = 0, failed: int = 0, closed: bo
     tally.planned = tally.summary.opened = n
     ended_ns = BEGAN_NS + offsets[-1] + NS_PER_S
     done = Done(b"", None, n, 0, NS_PER_S // 10, 100 << 20, MS, BEGAN_NS, ended_ns, False)
-    outcome = Outcome(tally, BEGAN_NS, ended_ns, [done])
+    outcome = LoadResult(tally, BEGAN_NS, ended_ns, [done])
     series = _series(ended_ns)
     summary = series.summary(from_ns=BEGAN_NS, to_ns=ended_ns, tokens=600)
     return result_of(
@@ -68,15 +68,18 @@ def replay_result(n: int = 120, *, late_ms: int = 0, failed: int = 0, closed: bo
 
 def _series(ended_ns: int) -> TimeSeries:
     system = Columns({
-        "sender_cpu": Series("cpus", "interval"), "server_cpu": Series("cpus", "interval"),
-        "host_cpu": Series("share", "interval"), "sender_memory": Series("bytes"),
-        "host_memory": Series("bytes"), "gpu0_power": Series("watts"), "gpu0_utilization": Series("share"),
-        "gpu1_power": Series("watts"), "gpu0_energy": Series("joules", "counter"),
+        "sender_cpu": MonitorSeries("cpus", "interval"), "server_cpu": MonitorSeries("cpus", "interval"),
+        "host_cpu": MonitorSeries("share", "interval"), "sender_memory": MonitorSeries("bytes"),
+        "host_memory": MonitorSeries("bytes"), "gpu0_power": MonitorSeries("watts"),
+        "gpu0_utilization": MonitorSeries("share"),
+        "gpu1_power": MonitorSeries("watts"), "gpu0_energy": MonitorSeries("joules", "counter"),
     })  # fmt: skip
     server = Columns({
-        "running": Series("requests"), "waiting": Series("requests"), "kv_use": Series("share"),
-        "generation_tokens": Series("tokens", "counter"), "prefix_queries": Series("tokens", "counter"),
-        "prefix_hits": Series("tokens", "counter"),
+        "running": MonitorSeries("requests"), "waiting": MonitorSeries("requests"),
+        "kv_use": MonitorSeries("share"),
+        "generation_tokens": MonitorSeries("tokens", "counter"),
+        "prefix_queries": MonitorSeries("tokens", "counter"),
+        "prefix_hits": MonitorSeries("tokens", "counter"),
     })  # fmt: skip
     times_ns = [*range(BEGAN_NS - NS_PER_S // 2, ended_ns, NS_PER_S), ended_ns + MS]
     for i, t_ns in enumerate(times_ns):

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 
 from llmtap.sim.engine import GivenUp, Made
-from llmtap.sim.schedulers.iterations import Iteration, State
+from llmtap.sim.schedulers.iterations import Iteration, IterationState
 from llmtap.workload.requests import Requests
 
 __all__ = ["Scripted"]
@@ -19,7 +19,7 @@ class Scripted:
     """`tokens_max`: by request, how many tokens it makes before it is given up; 0: it is turned away."""
 
     def __init__(self, requests: Requests, tokens_max: Mapping[int, int]) -> None:
-        self.state = State()
+        self.state = IterationState()
         self._outputs = requests.output
         self._max = tokens_max
         self._waiting: deque[int] = deque()

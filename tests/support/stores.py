@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from llmtap.capture.options import CaptureOptions
-from llmtap.capture.schema import SCHEMA, CaptureInfo, Ledger
+from llmtap.capture.schema import SCHEMA, CaptureInfo, CaptureLedger
 from llmtap.capture.store.store import Store
 from llmtap.clock import Clock, SystemClock
 from llmtap.units import Bytes
@@ -17,7 +17,7 @@ from llmtap.units import Bytes
 __all__ = ["INFO", "NOTHING", "append", "fat", "numbers", "options", "store", "thin", "until"]
 
 INFO = CaptureInfo(capture="c1", level="shape")
-NOTHING = Ledger()
+NOTHING = CaptureLedger()
 _WAIT_S = 90.0
 """Longest wait for a thing that takes a moment; it only passes when something is broken."""
 
@@ -54,7 +54,7 @@ def fat(start: int, n: int = 1, size: int = 20_000) -> pa.RecordBatch:
     )
 
 
-def append(to: Store, batch: pa.RecordBatch, ledger: Ledger = NOTHING) -> None:
+def append(to: Store, batch: pa.RecordBatch, ledger: CaptureLedger = NOTHING) -> None:
     """It has to be taken."""
     assert to.append(batch, ledger), to.problem
 

@@ -6,7 +6,7 @@ from array import array
 from pathlib import Path
 from typing import Any
 
-from llmtap.sim.sweep.sweep import Job, rows_of
+from llmtap.sim.sweep.sweep import SweepJob, rows_of
 from llmtap.workload.requests import Requests
 from llmtap.workload.trace import Trace
 
@@ -22,12 +22,12 @@ def trace(rows: int = 40, gap_ns: int = 500_000_000) -> Trace:
     return Trace(Requests(arrivals, array("q", given), array("q", made)), "test")
 
 
-def job(of: Trace, **changed: Any) -> Job:
+def job(of: Trace, **changed: Any) -> SweepJob:
     fields: dict[str, Any] = {
         "trace": "a.csv", "rows": rows_of(of).digest, "count": len(of), "scale": 1.0,
         "scheduler": "static_fifo",
     }  # fmt: skip
-    return Job(**(fields | changed))
+    return SweepJob(**(fields | changed))
 
 
 class Deadly:
@@ -49,8 +49,8 @@ class Endless:
             signal.pause()
 
 
-def deadly_job() -> Job:
-    return Job("deadly.csv", DEADLY, 1, 1.0, "static_fifo")
+def deadly_job() -> SweepJob:
+    return SweepJob("deadly.csv", DEADLY, 1, 1.0, "static_fifo")
 
 
 def children(pid: int) -> set[int]:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from llmtap.capture.schema import CaptureInfo
-from llmtap.traces.format import Format, Source, WriteOptions, Written, batch_of
+from llmtap.traces.format import TraceFormat, TraceSource, TraceWritten, WriteOptions, batch_of
 
 __all__ = ["TRACES", "from_trace", "needs_traces", "read", "rows", "stats", "trace", "write"]
 
@@ -34,7 +34,7 @@ def stats(name: str) -> dict[str, Any]:
     return next(entry for entry in found if entry["file"] == file)
 
 
-def read(fmt: Format, data: bytes) -> tuple[Source, list[pa.RecordBatch]]:
+def read(fmt: TraceFormat, data: bytes) -> tuple[TraceSource, list[pa.RecordBatch]]:
     """The source and all its batches."""
     assert fmt.read is not None
     source = fmt.read(io.BytesIO(data))
@@ -42,8 +42,8 @@ def read(fmt: Format, data: bytes) -> tuple[Source, list[pa.RecordBatch]]:
 
 
 def write(
-    fmt: Format, info: CaptureInfo, batches: Iterable[pa.RecordBatch], **options: Any
-) -> tuple[bytes, Written]:
+    fmt: TraceFormat, info: CaptureInfo, batches: Iterable[pa.RecordBatch], **options: Any
+) -> tuple[bytes, TraceWritten]:
     """What a format makes of the batches."""
     assert fmt.write is not None
     out = io.BytesIO()

@@ -13,7 +13,7 @@ from textual.widgets import Static
 
 from llmtap.exchange.outcome import Outcome
 from llmtap.top.app import TopApp
-from llmtap.top.feed import Link
+from llmtap.top.feed import FeedLink
 from llmtap.top.options import TopOptions
 from llmtap.top.text_table import ROWS_MAX, TextTable
 from llmtap.top.views import VIEWS
@@ -101,7 +101,7 @@ def play(
             app = TopApp(TopOptions(admin=fake.url, interval="200ms"))
             async with app.run_test(size=size) as pilot:
                 stage = Stage(app, pilot, fake)
-                await stage.until(lambda: app.feed.link is Link.LIVE)
+                await stage.until(lambda: app.feed.link is FeedLink.LIVE)
                 await screenplay(stage)
 
     asyncio.run(run())
@@ -463,7 +463,7 @@ def test_windows_change_and_a_pause_holds_everything() -> None:
         await stage.press("3")
         await stage.until(lambda: "experiment" in stage.app.feed.shown.beside)
         await stage.press("p")
-        await stage.until(lambda: stage.app.feed.link is Link.LIVE)
+        await stage.until(lambda: stage.app.feed.link is FeedLink.LIVE)
 
     play(screenplay)
 

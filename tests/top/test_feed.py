@@ -11,7 +11,7 @@ from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline import recent_exchanges as kept
 from llmtap.meter.pipeline.tally import Tally
 from llmtap.top.client import Admin
-from llmtap.top.feed import ANEW_NS, RETRY_NS, Feed, Link
+from llmtap.top.feed import ANEW_NS, RETRY_NS, Feed, FeedLink
 from llmtap.top.views import VIEWS
 from tests.support.exchanges import streamed
 from tests.support.fake_admin import fake_admin, recorded
@@ -37,7 +37,7 @@ async def test_a_view_asks_for_what_it_shows_and_no_more() -> None:
             "streams": ("none", "streams"), "exchanges": ("none", "exchanges"), "refusals": ("tenant",),
             "tap": ("none",),
         }  # fmt: skip
-        assert feed.link is Link.LIVE
+        assert feed.link is FeedLink.LIVE
 
 
 @scene
@@ -56,7 +56,7 @@ async def test_tries_grow_rarer_and_figures_stay() -> None:
     clock = ManualClock(now_ns=S)
     async with fake_admin(recorded([streamed()])) as fake, Admin(fake.url) as admin:
         feed = Feed(admin, clock, window="1m", interval_ns=S)
-        assert (feed.link, feed.said()) == (Link.CONNECTING, "CONNECTING")
+        assert (feed.link, feed.said()) == (FeedLink.CONNECTING, "CONNECTING")
         await feed.poll(VIEWS[0])
         assert feed.said().startswith("LIVE ")
         fake.status = 503
@@ -76,7 +76,7 @@ async def test_tries_grow_rarer_and_figures_stay() -> None:
         assert feed.shown.summary["n"] == 1
         fake.status = None
         await feed.poll(VIEWS[0])
-        assert feed.link is Link.LIVE
+        assert feed.link is FeedLink.LIVE
 
 
 @scene
@@ -115,12 +115,12 @@ async def test_figures_that_nobody_renewed_are_stale() -> None:
         feed = Feed(admin, clock, window="1m", interval_ns=2 * S)
         await feed.poll(VIEWS[0])
         clock.advance(6 * S)
-        assert feed.link is Link.LIVE
+        assert feed.link is FeedLink.LIVE
         clock.advance(1)
-        assert feed.link is Link.STALE
+        assert feed.link is FeedLink.STALE
         assert feed.said().startswith("STALE: no answer for 6 s")
         feed.paused = True
-        assert feed.link is Link.PAUSED
+        assert feed.link is FeedLink.PAUSED
 
 
 @scene

@@ -4,20 +4,20 @@ import pytest
 
 from llmtap.capture.schema import CaptureInfo
 from llmtap.traces.block_ids import BlockIds
-from llmtap.traces.format import Written, batch_of
+from llmtap.traces.format import TraceWritten, batch_of
 
 
 def of(
     blocks: list[list[int] | None], tokens: list[int], size: int, unit: str, kind: str
-) -> tuple[list[list[int] | None], Written]:
+) -> tuple[list[list[int] | None], TraceWritten]:
     made = BlockIds(CaptureInfo(blocks=kind), 512)
     n = len(blocks)
     columns = {"blocks": blocks, "input_tokens": tokens, "block_size": [size] * n, "block_unit": [unit] * n}
     return made.of(batch_of(n, columns)), reported(made)
 
 
-def reported(made: BlockIds) -> Written:
-    written = Written()
+def reported(made: BlockIds) -> TraceWritten:
+    written = TraceWritten()
     made.report(written)
     return written
 

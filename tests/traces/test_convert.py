@@ -24,9 +24,9 @@ from llmtap.traces.convert import Report, convert
 from llmtap.traces.format import (
     ASPECTS,
     FormatError,
-    Source,
+    TraceSource,
+    TraceWritten,
     WriteOptions,
-    Written,
     batch_of,
     telling,
 )
@@ -365,7 +365,7 @@ def test_text_is_redacted_where_that_is_asked_and_otherwise_it_is_said(tmp_path:
 
 # Faults on the way.
 
-Write = Callable[[BinaryIO, CaptureInfo, Iterable[pa.RecordBatch], WriteOptions], Written]
+Write = Callable[[BinaryIO, CaptureInfo, Iterable[pa.RecordBatch], WriteOptions], TraceWritten]
 
 
 def replaced(monkeypatch: pytest.MonkeyPatch, name: str, **parts: Any) -> None:
@@ -384,7 +384,7 @@ def test_a_full_disk_or_an_impatient_user_leaves_no_part(
 
     def failing(
         file: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch], options: WriteOptions
-    ) -> Written:
+    ) -> TraceWritten:
         class Full:
             left = at
 
@@ -419,7 +419,7 @@ def test_a_source_that_fails_late_is_to_blame_and_leaves_no_part(
         (pa.ArrowInvalid("odd\nmore"), "a.csv: does not fit its format: odd"),
     ):
 
-        def failing(file: BinaryIO, end: Exception = end) -> Source:
+        def failing(file: BinaryIO, end: Exception = end) -> TraceSource:
             source = read(file)
             batches = source.batches
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmtap.traces.format import Written
+from llmtap.traces.format import TraceWritten
 from llmtap.traces.prompts import PromptTexts
 
 
@@ -26,7 +26,7 @@ def test_the_texts_are_joined_in_their_order(body: str, prompt: str | None) -> N
 
 
 def test_what_is_lost_is_counted() -> None:
-    texts, written = PromptTexts(), Written(rows=3)
+    texts, written = PromptTexts(), TraceWritten(rows=3)
     for body in ("[]", '{"prompt": "a", "tools": [{}]}', '{"system": "s", "prompt": "a"}'):
         texts.of(body)
     texts.report(written)

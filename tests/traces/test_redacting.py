@@ -6,16 +6,16 @@ import pyarrow as pa
 import pytest
 
 from llmtap.errors import ConfigError
-from llmtap.traces.format import Written, batch_of
+from llmtap.traces.format import TraceWritten, batch_of
 from llmtap.traces.redacting import Redacted
 
 BODY = json.dumps({"messages": [{"role": "user", "content": "ann@example.com, again ann@example.com"}]})
 TOLD = {"request body": 1, "response text": 1}
 
 
-def passed(rules: tuple[str, ...], **columns: list[object]) -> tuple[list[dict[str, object]], Written]:
+def passed(rules: tuple[str, ...], **columns: list[object]) -> tuple[list[dict[str, object]], TraceWritten]:
     n = len(next(iter(columns.values())))
-    redacted, written = Redacted([batch_of(n, columns)], rules), Written(told=dict(TOLD))
+    redacted, written = Redacted([batch_of(n, columns)], rules), TraceWritten(told=dict(TOLD))
     rows = pa.Table.from_batches(list(redacted)).select([*columns, "redactions"]).to_pylist()
     redacted.report(written)
     return rows, written
@@ -54,7 +54,7 @@ def test_without_rules_rows_that_nobody_redacted_are_counted() -> None:
     rows, written = passed((), **columns)
     assert [row["request_body"] for row in rows] == [BODY, BODY, None]
     assert written.notes == ["1 rows have text that nobody redacted; --redact email,card,phone,key does"]
-    redacted, bare = Redacted([batch_of(1, {"request_body": [BODY]})], ()), Written()
+    redacted, bare = Redacted([batch_of(1, {"request_body": [BODY]})], ()), TraceWritten()
     list(redacted)
     redacted.report(bare)
     assert bare.notes == [], "the target has no place for text"

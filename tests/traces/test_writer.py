@@ -4,15 +4,17 @@ import pytest
 
 from llmtap.capture.schema import CaptureInfo
 from llmtap.exchange.outcome import Outcome
-from llmtap.traces.format import Written, batch_of
+from llmtap.traces.format import TraceWritten, batch_of
 from llmtap.traces.writer import FAILED, Outgoing, int_lists
 from tests.support.trace_files import rows
 
 S = 10**9
 
 
-def sent(info: CaptureInfo, times: str = "zero", **columns: list[object]) -> tuple[list[object], Written]:
-    written = Written()
+def sent(
+    info: CaptureInfo, times: str = "zero", **columns: list[object]
+) -> tuple[list[object], TraceWritten]:
+    written = TraceWritten()
     going = Outgoing("f", info, written, columns=("seq",), needs={"arrival_ns": "no arrival"}, times=times)
     n = len(columns["arrival_ns"])
     found = going.batches([batch_of(n, {"seq": list(range(n)), **columns})])

@@ -7,13 +7,13 @@ import pytest
 
 from llmtap.workload.claims import Claim, check, notes
 from llmtap.workload.composed import Composed
-from llmtap.workload.lengths import Fixed, Lengths, LogNormal, Uniform
-from llmtap.workload.plan import Plan
+from llmtap.workload.lengths import Fixed, Lengths, LogNormal, UniformLengths
+from llmtap.workload.plan import WorkloadPlan
 from llmtap.workload.requests import Requests
 from llmtap.workload.sharing import Sharing
 
 NINE = Fixed(tokens=9)
-SHARING = Sharing(fraction=0.5, tokens=Uniform(min=1, max=99), contexts=2)
+SHARING = Sharing(fraction=0.5, tokens=UniformLengths(min=1, max=99), contexts=2)
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class Known:
     output: Lengths | None = NINE
     sharing: Sharing | None = SHARING
 
-    def plan(self, count: int, seed: int) -> Plan:
+    def plan(self, count: int, seed: int) -> WorkloadPlan:
         requests = Requests(output=array("q", [9] * len(self.messages)))
-        return Plan(requests, array("q", self.messages), array("q", self.contexts), self.lengths)
+        return WorkloadPlan(requests, array("q", self.messages), array("q", self.contexts), self.lengths)
 
 
 @pytest.mark.parametrize(

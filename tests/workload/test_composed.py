@@ -9,23 +9,23 @@ from hypothesis import strategies as st
 from llmtap.units import Duration
 from llmtap.workload.composed import Composed, RandomIds
 from llmtap.workload.conversations import Conversations, ThinkFixed
-from llmtap.workload.lengths import LogNormal, Uniform
+from llmtap.workload.lengths import LogNormal, UniformLengths
 from llmtap.workload.plan import Speaker
 from llmtap.workload.programs import Code
 from llmtap.workload.prompts.prompt import ElasticSource, Workload
-from llmtap.workload.prompts.prose import Document, Words
+from llmtap.workload.prompts.prose import Document, ProseWords
 from llmtap.workload.prompts.words import count_tokens
 from llmtap.workload.sharing import Sharing
 
-TALK = Conversations(turns=Uniform(min=1, max=4), think=ThinkFixed(time=Duration(1_000)))
-SHARING = Sharing(fraction=0.6, tokens=Uniform(min=20, max=90), contexts=3)
+TALK = Conversations(turns=UniformLengths(min=1, max=4), think=ThinkFixed(time=Duration(1_000)))
+SHARING = Sharing(fraction=0.6, tokens=UniformLengths(min=20, max=90), contexts=3)
 SHORT = LogNormal(median=40, p95=200)
 MANY = {
     "plain": Composed("plain", SHORT, SHORT),
-    "shared": Composed("shared", SHORT, SHORT, Words(), SHARING),
+    "shared": Composed("shared", SHORT, SHORT, ProseWords(), SHARING),
     "code": Composed("code", SHORT, SHORT, Code(), SHARING),
     "document": Composed("document", SHORT, SHORT, Document()),
-    "turns": Composed("turns", SHORT, SHORT, Words(), SHARING, TALK),
+    "turns": Composed("turns", SHORT, SHORT, ProseWords(), SHARING, TALK),
     "ids": Composed("ids", SHORT, SHORT, RandomIds(), SHARING, TALK),
 }
 
@@ -50,7 +50,7 @@ def test_rows_are_the_same_whatever_count_and_order(
 
 def test_a_column_does_not_change_with_another_ones_distribution() -> None:
     one = Composed("one", SHORT, SHORT).requests(50, 1)
-    other = Composed("other", Uniform(min=1, max=9), SHORT, sharing=SHARING).requests(50, 1)
+    other = Composed("other", UniformLengths(min=1, max=9), SHORT, sharing=SHARING).requests(50, 1)
     assert one.output == other.output
     assert one.input != other.input
 

@@ -10,16 +10,16 @@ import pytest
 from llmtap.units import Duration
 from llmtap.workload.composed import Composed, RandomIds
 from llmtap.workload.conversations import Conversations, Think, ThinkExponential, ThinkFixed, ThinkLogNormal
-from llmtap.workload.lengths import Fixed, LogNormal, Uniform
+from llmtap.workload.lengths import Fixed, LogNormal, UniformLengths
 from llmtap.workload.prompts.words import count_tokens
 from llmtap.workload.sharing import BLOCK_TOKENS, NO_CONTEXT, Sharing
 
 S = 1_000_000_000
 TALK = Conversations(
-    turns=Uniform(min=1, max=5), think=ThinkExponential(mean=Duration(8 * S)), tokens_max=4_000
+    turns=UniformLengths(min=1, max=5), think=ThinkExponential(mean=Duration(8 * S)), tokens_max=4_000
 )
 CHATS = Composed(
-    "chats", LogNormal(median=90, p95=600), Uniform(min=50, max=300),
+    "chats", LogNormal(median=90, p95=600), UniformLengths(min=50, max=300),
     sharing=Sharing(fraction=0.7, tokens=200, contexts=3, zipf=1.0), conversations=TALK,
 )  # fmt: skip
 

@@ -16,7 +16,7 @@ from llmtap.workload.lengths import (
     LogNormal,
     Normal,
     Percentiles,
-    Uniform,
+    UniformLengths,
     described,
     drawn,
     lengths_told,
@@ -26,8 +26,8 @@ from llmtap.workload.lengths import (
 N = 20_000
 KINDS = {
     "fixed": Fixed(tokens=512),
-    "uniform": Uniform(min=128, max=512),
-    "uniform of few": Uniform(min=1, max=3),
+    "uniform": UniformLengths(min=128, max=512),
+    "uniform of few": UniformLengths(min=1, max=3),
     "normal": Normal(mean=300, std=80, min=16),
     "lognormal": LogNormal(mu=5.5, sigma=1.0, min=32, max=4_096),
     "lognormal by percentiles": LogNormal(median=156, p95=892),
@@ -57,7 +57,7 @@ def test_a_sample_has_its_quantiles_and_its_mean(name: str) -> None:
         (LogNormal(median=156, p95=892), {0.5: 156, 0.95: 892}),
         (KINDS["percentiles"], {0.5: 156, 0.95: 892, 0.99: 2_134, 1 - 1e-12: 8_192, 1e-12: 1}),
         (Normal(mean=300, std=80), {0.5: 300, 0.8413447: 380}),
-        (Uniform(min=128, max=512), {1e-12: 128, 0.5: 320, 1 - 1e-12: 512}),
+        (UniformLengths(min=128, max=512), {1e-12: 128, 0.5: 320, 1 - 1e-12: 512}),
         (Empirical(values=(9, 1, 5)), {0.1: 1, 0.5: 5, 0.9: 9}),
     ],
 )  # fmt: skip

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.workload.lengths import Uniform
-from llmtap.workload.sharing import BLOCK_TOKENS, NO_CONTEXT, Blocks, Sharing, zipf_shares
+from llmtap.workload.lengths import UniformLengths
+from llmtap.workload.sharing import BLOCK_TOKENS, NO_CONTEXT, SharedBlocks, Sharing, zipf_shares
 
 
 @pytest.mark.parametrize(
@@ -39,9 +39,9 @@ def test_zipf_of_the_draft_has_known_shares() -> None:
 
 
 def test_lengths_of_contexts_are_the_seeds() -> None:
-    sharing = Sharing(fraction=0.8, tokens=Uniform(min=512, max=1_024), contexts=10)
+    sharing = Sharing(fraction=0.8, tokens=UniformLengths(min=512, max=1_024), contexts=10)
     assert sharing.lengths(1) == sharing.lengths(1) != sharing.lengths(2)
-    more = Sharing(fraction=0.1, tokens=Uniform(min=512, max=1_024), contexts=12, zipf=1.0)
+    more = Sharing(fraction=0.1, tokens=UniformLengths(min=512, max=1_024), contexts=12, zipf=1.0)
     assert more.lengths(1)[:10] == sharing.lengths(1)
     assert Sharing(fraction=1, tokens=7, contexts=2).lengths(9) == (7, 7)
 
@@ -53,7 +53,7 @@ def test_lengths_of_contexts_are_the_seeds() -> None:
 def test_prompts_share_just_the_whole_blocks_of_their_context(
     lengths: list[int], asked: list[tuple[int, int]]
 ) -> None:
-    blocks = Blocks(tuple(lengths))
+    blocks = SharedBlocks(tuple(lengths))
     rows = [(context, own) for context, own in asked if context < len(lengths)]
     made = []
     for context, own in rows:
@@ -68,7 +68,7 @@ def test_prompts_share_just_the_whole_blocks_of_their_context(
 
 
 def test_a_later_turn_begins_with_the_blocks_of_the_one_before() -> None:
-    blocks = Blocks((40,))
+    blocks = SharedBlocks((40,))
     first = blocks.of(100, 0)
     second = blocks.of(170, 0, first)
     assert second[: len(first)] == first

@@ -5,7 +5,7 @@ from statistics import fmean, median, pstdev, quantiles
 
 import pytest
 
-from llmtap.workload.synthetic import WORKLOADS, Lengths, draw
+from llmtap.workload.synthetic import WORKLOADS, SyntheticLengths, draw
 
 N = 40_000
 
@@ -55,4 +55,4 @@ def test_lengths_are_whole_and_within_their_bounds() -> None:
     requests = draw(WORKLOADS["bursty"], N, seed=2)
     assert min(requests.input) >= 1
     assert max(requests.input) == 16_000
-    assert Lengths.by_mean(100, 100, 500).sigma == 0
+    assert SyntheticLengths.by_mean(100, 100, 500).sigma == 0

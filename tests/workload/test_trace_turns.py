@@ -10,7 +10,7 @@ from llmtap.capture.schema import CaptureInfo
 from llmtap.capture.store.parquet import write_parquet
 from llmtap.traces.format import batch_of
 from llmtap.workload.trace import Trace, load_trace
-from llmtap.workload.trace_turns import Turns
+from llmtap.workload.trace_turns import TraceTurns
 
 S = 1_000_000_000
 US = 1_000_000
@@ -192,7 +192,7 @@ def test_links_lead_back_and_think_times_are_not_below_zero(
     rows.sort(key=lambda r: r[0])
     names = ("arrival_ns", "session", "turn", "id", "parent", "think_us", "response_end_us")
     columns = dict(zip(names, zip(*rows, strict=True), strict=True)) if rows else {}
-    turns = Turns()
+    turns = TraceTurns()
     turns.take(batch_of(len(rows), columns))
     found = turns.linked(range(len(rows)), [r[0] for r in rows])
     assert len(found.after) == len(found.think_ns) == len(found.session) == len(rows)

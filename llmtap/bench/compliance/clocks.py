@@ -5,9 +5,9 @@ from typing import Final
 
 from llmtap.bench.compliance.evidence import Step, at, boundary, over, seconds, text
 from llmtap.bench.compliance.requirement import (
+    ComplianceVerdict,
     Report,
     Requirement,
-    Verdict,
     cannot_tell,
     met,
     not_applicable,
@@ -24,7 +24,7 @@ NOT_PLACED: Final = "where the load generator stands is not declared (sut.clock.
 _DATE: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3,}(Z|[+-]\d\d:\d\d)")
 
 
-def _same_machine(report: Report) -> Verdict:
+def _same_machine(report: Report) -> ComplianceVerdict:
     other = boundary(report, "model engine")
     if other is not None:
         return other
@@ -34,7 +34,7 @@ def _same_machine(report: Report) -> Verdict:
     return met(placement) if placement == "same machine" else not_met(f"the load generator is {placement}")
 
 
-def _not_remote(report: Report) -> Verdict | None:
+def _not_remote(report: Report) -> ComplianceVerdict | None:
     """None where the SUT is on another machine; else the verdict on what is demanded of that."""
     placement = at(report, "sut.clock.placement")
     if placement is None:
@@ -51,7 +51,7 @@ def _accuracy_s(report: Report) -> float | None:
         return None
 
 
-def _ntp(report: Report) -> Verdict:
+def _ntp(report: Report) -> ComplianceVerdict:
     other = _not_remote(report)
     if other is not None:
         return other
@@ -66,7 +66,7 @@ def _ntp(report: Report) -> Verdict:
     return met(evidence) if accuracy_s <= NTP_MAX_S else not_met(evidence)
 
 
-def _ptp(report: Report) -> Verdict:
+def _ptp(report: Report) -> ComplianceVerdict:
     other = _not_remote(report)
     if other is not None:
         return other
@@ -78,7 +78,7 @@ def _ptp(report: Report) -> Verdict:
     return not_met(f"accurate to {seconds(accuracy_s)} by {method or 'nothing that is declared'}, not by PTP")
 
 
-def _stated(report: Report) -> Verdict:
+def _stated(report: Report) -> ComplianceVerdict:
     other = _not_remote(report)
     if other is not None:
         return other
@@ -88,7 +88,7 @@ def _stated(report: Report) -> Verdict:
     return not_met("sut.clock lacks " + ("accuracy" if method else "synchronization"))
 
 
-def _rtt(report: Report) -> Verdict:
+def _rtt(report: Report) -> ComplianceVerdict:
     other = boundary(report, "application gateway") or _not_remote(report)
     if other is not None:
         return other
@@ -96,7 +96,7 @@ def _rtt(report: Report) -> Verdict:
     return met(said) if said else not_met("no round trip time of the network is in the report")
 
 
-def _subtracted(report: Report) -> Verdict:
+def _subtracted(report: Report) -> ComplianceVerdict:
     said = _says(report, "subtracted")
     return met(said) if said else not_applicable("no latency is said to be adjusted")
 
@@ -111,8 +111,8 @@ def _says(report: Report, *words: str) -> str | None:
     return next((line for line in map(str, lines) if any(word in line.lower() for word in words)), None)
 
 
-def _dated(report: Report) -> Verdict:
-    def judge(step: Step) -> Verdict:
+def _dated(report: Report) -> ComplianceVerdict:
+    def judge(step: Step) -> ComplianceVerdict:
         start = at(step, "result.window.start")
         if not isinstance(start, str):
             return cannot_tell("no load has the time of its start")

@@ -15,9 +15,9 @@ from llmtap.bench.compliance.conduct import noted
 from llmtap.bench.compliance.evidence import Step, at, count, measured, text, workload
 from llmtap.bench.compliance.requirement import (
     Check,
+    ComplianceVerdict,
     Report,
     Requirement,
-    Verdict,
     cannot_tell,
     met,
     not_applicable,
@@ -77,7 +77,7 @@ def _loads(runs: Sequence[Report]) -> dict[str, set[str]]:
     return found
 
 
-def _same_requests(report: Report) -> Verdict:
+def _same_requests(report: Report) -> ComplianceVerdict:
     first, *others = [_loads(runs) for runs in _systems(report)] or [{}]
     if not others:
         return cannot_tell("there is one system, or none")
@@ -94,7 +94,7 @@ def _same_requests(report: Report) -> Verdict:
     return met(f"{len(shared)} of {len(names)} loads in common, with equal requests: {sample}")
 
 
-def _all_equal(report: Report, path: str, what: str, *, needed: bool = True) -> Verdict:
+def _all_equal(report: Report, path: str, what: str, *, needed: bool = True) -> ComplianceVerdict:
     """Whether all reports say the same at a path."""
     told = [at(one, path) for one in _reports(report)]
     if not told:
@@ -117,7 +117,7 @@ def _equal(path: str, what: str) -> Check:
     return lambda report: _all_equal(report, path, what)
 
 
-def _hardware(report: Report) -> Verdict:
+def _hardware(report: Report) -> ComplianceVerdict:
     found = _all_equal(report, "sut.hardware.accelerator", "accelerator")
     if found.status == "met":
         found = _all_equal(report, "sut.hardware.count", "accelerators", needed=False)
@@ -126,7 +126,7 @@ def _hardware(report: Report) -> Verdict:
     return found
 
 
-def _differs(report: Report) -> Verdict | None:
+def _differs(report: Report) -> ComplianceVerdict | None:
     """None where hardware differs; else the verdict on normalising."""
     same = [
         _all_equal(report, f"sut.hardware.{name}", name, needed=False) for name in ("accelerator", "count")
@@ -136,7 +136,7 @@ def _differs(report: Report) -> Verdict | None:
     return None
 
 
-def _normalised(report: Report, name: str, what: str) -> Verdict:
+def _normalised(report: Report, name: str, what: str) -> ComplianceVerdict:
     same = _differs(report)
     if same is not None:
         return same
@@ -147,19 +147,19 @@ def _normalised(report: Report, name: str, what: str) -> Verdict:
     return met(", ".join(f"{label} {_shown(value)} {what}" for label, value in values))
 
 
-def _per_gpu(report: Report) -> Verdict:
+def _per_gpu(report: Report) -> ComplianceVerdict:
     return _normalised(report, "tokens_per_gpu_second", "tokens per GPU-second")
 
 
-def _per_price(report: Report) -> Verdict:
+def _per_price(report: Report) -> ComplianceVerdict:
     return _normalised(report, "tokens_per_currency", "tokens per unit of money")
 
 
-def _method(report: Report) -> Verdict:
+def _method(report: Report) -> ComplianceVerdict:
     return _normalised(report, "method", "is how")
 
 
-def _runs(report: Report) -> Verdict:
+def _runs(report: Report) -> ComplianceVerdict:
     runs = [len(one) for one in _systems(report)]
     if not runs:
         return cannot_tell("there are no reports")
@@ -167,7 +167,7 @@ def _runs(report: Report) -> Verdict:
     return met(evidence) if min(runs) >= RUNS_MIN else not_met(evidence)
 
 
-def _intervals(report: Report) -> Verdict:
+def _intervals(report: Report) -> ComplianceVerdict:
     told = [one for one in at(report, "comparison.comparisons") or () if one.get("low") is not None]
     if told:
         return met(f"{len(told)} differences with intervals")
@@ -188,7 +188,7 @@ def _with_interval(tree: object) -> Iterator[bool]:
             yield from _with_interval(held)
 
 
-def _tested(report: Report) -> Verdict:
+def _tested(report: Report) -> ComplianceVerdict:
     told = [one for one in at(report, "comparison.comparisons") or () if one.get("p") is not None]
     methods = sorted({str(one["method"]) for one in told if one.get("method")})
     if not told:
@@ -196,7 +196,7 @@ def _tested(report: Report) -> Verdict:
     return met(f"{len(told)} differences tested" + (f" by {', '.join(methods)}" if methods else ""))
 
 
-def _specification(report: Report) -> Verdict:
+def _specification(report: Report) -> ComplianceVerdict:
     def described(one: Report) -> set[str]:
         own = ("sha256", "seed", "requests")
         return {
@@ -215,7 +215,7 @@ def _specification(report: Report) -> Verdict:
     return met(f"one description: {', '.join(names)}")
 
 
-def _duration(report: Report) -> Verdict:
+def _duration(report: Report) -> ComplianceVerdict:
     """The time that was asked for; of tests that ask for none, the number of requests."""
     asked = _all_equal(report, "params.duration", "duration (s)", needed=False)
     if asked.status != "met" or at(_reports(report)[0], "params.duration") is not None:
@@ -223,7 +223,7 @@ def _duration(report: Report) -> Verdict:
     return _all_equal(report, "params.requests", "requests", needed=False)
 
 
-def _together(report: Report) -> Verdict:
+def _together(report: Report) -> ComplianceVerdict:
     spans = sorted(span for one in _reports(report) if (span := _span(one)) is not None)
     if len(spans) < max(2, len(_reports(report))):
         return cannot_tell("the reports do not tell when they were made")
@@ -242,7 +242,7 @@ def _span(report: Report) -> tuple[datetime, datetime] | None:
     return (min(begins), max(ends)) if begins else None
 
 
-def _production(report: Report) -> Verdict:
+def _production(report: Report) -> ComplianceVerdict:
     notes = [noted(runs[0], *_PRODUCTION) for runs in _systems(report)]
     if not notes or None in notes:
         return cannot_tell(
@@ -251,7 +251,7 @@ def _production(report: Report) -> Verdict:
     return met("; ".join(map(str, notes)))
 
 
-def _differences(report: Report) -> Verdict:
+def _differences(report: Report) -> ComplianceVerdict:
     systems = _systems(report)
     if not systems:
         return cannot_tell("there are no reports")

@@ -5,9 +5,9 @@ from typing import Final
 from llmtap.bench.compliance.evidence import at, measured, workload
 from llmtap.bench.compliance.requirement import (
     Check,
+    ComplianceVerdict,
     Report,
     Requirement,
-    Verdict,
     cannot_tell,
     met,
     row,
@@ -26,7 +26,7 @@ def noted(report: Report, *words: str) -> str | None:
 
 
 def _said(what: str, *words: str) -> Check:
-    def check(report: Report) -> Verdict:
+    def check(report: Report) -> ComplianceVerdict:
         note = noted(report, *words)
         if note is None:
             return cannot_tell(f"nobody notes {what} (sut.notes)")
@@ -35,7 +35,7 @@ def _said(what: str, *words: str) -> Check:
     return check
 
 
-def _varied(report: Report) -> Verdict:
+def _varied(report: Report) -> ComplianceVerdict:
     """Other workloads than one, and production's own."""
     note = noted(report, "production traffic", "traffic of production")
     names = {str(workload(step).get("name")) for step in measured(report) if workload(step)}

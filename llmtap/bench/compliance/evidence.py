@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 from llmtap.bench.compliance.requirement import (
     Check,
+    ComplianceVerdict,
     Report,
-    Verdict,
     cannot_tell,
     met,
     not_applicable,
@@ -89,10 +89,10 @@ def is_closed(step: Step) -> bool:
 
 def over(
     report: Report,
-    judge: Callable[[Step], Verdict],
+    judge: Callable[[Step], ComplianceVerdict],
     among: Callable[[Step], bool] = lambda step: True,
     none: str = NO_LOADS,
-) -> Verdict:
+) -> ComplianceVerdict:
     """The gravest verdict over loads, with the load's name where there are several.
 
     Not applicable, for the reason `none`, where there are loads and none is `among` those it speaks of.
@@ -105,7 +105,9 @@ def over(
     for step in chosen:
         verdict = judge(step)
         name = step.get("name") if len(chosen) > 1 else None
-        verdicts.append(Verdict(verdict.status, f"{name}: {verdict.evidence}" if name else verdict.evidence))
+        verdicts.append(
+            ComplianceVerdict(verdict.status, f"{name}: {verdict.evidence}" if name else verdict.evidence)
+        )
     return worst(verdicts, NO_LOADS)
 
 
@@ -136,8 +138,8 @@ def lasted(report: Report, step: Step) -> float | None:
 def lasts(needed: float, among: Callable[[Step], bool] | None = None) -> Check:
     """Whether every load that counts, or all of those, lasted so many seconds."""
 
-    def check(report: Report) -> Verdict:
-        def judge(step: Step) -> Verdict:
+    def check(report: Report) -> ComplianceVerdict:
+        def judge(step: Step) -> ComplianceVerdict:
             found = lasted(report, step)
             if found is None:
                 return cannot_tell("how long it lasted is not told")
@@ -152,7 +154,7 @@ def lasts(needed: float, among: Callable[[Step], bool] | None = None) -> Check:
 def has_requests(needed: int, what: str = "", among: Callable[[Step], bool] = is_measured) -> Check:
     """Whether every load had so many requests, for `what` they are needed."""
 
-    def judge(step: Step) -> Verdict:
+    def judge(step: Step) -> ComplianceVerdict:
         n = at(step, "result.n")
         if n is None:
             return cannot_tell("the number of requests is not told")
@@ -165,7 +167,7 @@ def has_requests(needed: int, what: str = "", among: Callable[[Step], bool] = is
 def has_levels(wanted: Sequence[int], of: str) -> Check:
     """Whether the test loads by all these percents of what `of` names."""
 
-    def check(report: Report) -> Verdict:
+    def check(report: Report) -> ComplianceVerdict:
         told = at(report, "params.levels")
         if not told:
             return cannot_tell("the levels of load are not told")
@@ -196,7 +198,7 @@ def slots_of(report: Report, step: Step) -> int | None:
 def declared(path: str, what: str) -> Check:
     """Whether the report states what `what` names, at `path`."""
 
-    def check(report: Report) -> Verdict:
+    def check(report: Report) -> ComplianceVerdict:
         value = at(report, path)
         said = text(value)
         return met(f"{what}: {said}") if said else not_met(f"{what} is not stated ({path})")
@@ -238,7 +240,7 @@ def seconds(value: float) -> str:
     return f"{value * 1e6:.3g} us"
 
 
-def boundary(report: Report, of: str) -> Verdict | None:
+def boundary(report: Report, of: str) -> ComplianceVerdict | None:
     """None where the SUT has this boundary; else the verdict on a demand that is of it alone."""
     told = at(report, "sut.boundary")
     if told is None:
@@ -263,7 +265,7 @@ def workload_is(*names: str) -> Check:
     """Whether every load is of one of these workloads."""
     wanted = " or ".join(names)
 
-    def judge(step: Step) -> Verdict:
+    def judge(step: Step) -> ComplianceVerdict:
         told = workload(step)
         name = told.get("name") or at(step, "result.plan.trace")
         if name is None:
@@ -303,7 +305,7 @@ def table_has(number: int, heads: Iterable[str] = (), labels: Iterable[str] = ()
     """Whether one of the draft's tables is there, with its columns and its rows' labels."""
     heads, labels = tuple(heads), tuple(labels)
 
-    def check(report: Report) -> Verdict:
+    def check(report: Report) -> ComplianceVerdict:
         found = table(report, number)
         if found is None:
             return not_met(f"the report has no Table {number}")

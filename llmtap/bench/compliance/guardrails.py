@@ -4,9 +4,9 @@ from typing import Final
 
 from llmtap.bench.compliance.evidence import at, boundary, count, declared, several, steps, text
 from llmtap.bench.compliance.requirement import (
+    ComplianceVerdict,
     Report,
     Requirement,
-    Verdict,
     cannot_tell,
     met,
     not_applicable,
@@ -28,13 +28,13 @@ def _shown(state: dict[str, bool | None]) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {words[value]}" for name, value in state.items())
 
 
-def _accounted(report: Report) -> Verdict:
+def _accounted(report: Report) -> ComplianceVerdict:
     state = _state(report)
     unsaid = [name for name, value in state.items() if value is None]
     return not_met(_shown(state)) if unsaid else met(_shown(state))
 
 
-def _named(report: Report) -> Verdict:
+def _named(report: Report) -> ComplianceVerdict:
     names, state = text(at(report, "sut.guardrails.names")), _state(report)
     if names:
         return met(names)
@@ -43,7 +43,7 @@ def _named(report: Report) -> Verdict:
     return not_applicable("there are none" if not any(state.values()) else "no name is known")
 
 
-def _refused(report: Report) -> Verdict:
+def _refused(report: Report) -> ComplianceVerdict:
     refused = report.get("refused")
     if refused is None:
         return not_met("how many requests were refused is not told")
@@ -51,7 +51,7 @@ def _refused(report: Report) -> Verdict:
     return met(f"{count(refused)} of {several(sent, 'request')} were refused")
 
 
-def _enabled(report: Report) -> Verdict:
+def _enabled(report: Report) -> ComplianceVerdict:
     other = boundary(report, "application gateway")
     if other is not None:
         return other
@@ -61,7 +61,7 @@ def _enabled(report: Report) -> Verdict:
     return met(_shown(state)) if any(state.values()) else not_met(_shown(state))
 
 
-def _noted(report: Report) -> Verdict:
+def _noted(report: Report) -> ComplianceVerdict:
     other = boundary(report, "application gateway")
     if other is not None:
         return other
@@ -71,7 +71,7 @@ def _noted(report: Report) -> Verdict:
     return met(_shown(state)) if False in state.values() else not_applicable(_shown(state))
 
 
-def _compared(report: Report) -> Verdict:
+def _compared(report: Report) -> ComplianceVerdict:
     other = boundary(report, "application gateway")
     if other is not None:
         return other

@@ -6,7 +6,7 @@ from typing import Any
 from llmtap.bench.compliance.matrix import COMPARISON, Judged, Matrix
 from llmtap.bench.compliance.requirement import Report
 from llmtap.bench.compliance.requirements import REQUIREMENTS
-from llmtap.bench.run.test import Table
+from llmtap.bench.run.test import ReportTable
 
 __all__ = ["judge", "judge_comparison", "listing"]
 
@@ -34,14 +34,14 @@ def judge_comparison(reports: Sequence[Report], comparison: Mapping[str, Any] | 
     return Matrix(COMPARISON, tuple(rows))
 
 
-def listing() -> Table:
+def listing() -> ReportTable:
     """All demands, without a report."""
     rows = []
     for one in REQUIREMENTS:
         binds = ", ".join(one.binds) if one.binds else "all tests"
         of = "comparisons" if one.subject == COMPARISON else binds
         rows.append([one.id, one.level, of, one.subject, one.says])
-    return Table(
+    return ReportTable(
         caption=f"What IETF seed 000 demands: {len(rows)} demands",
         heads=["Demand", "Level", "Of", "Subject", "What"], rows=rows,
     )  # fmt: skip

@@ -29,9 +29,9 @@ from llmtap.bench.compliance.evidence import (
 )
 from llmtap.bench.compliance.requirement import (
     Check,
+    ComplianceVerdict,
     Report,
     Requirement,
-    Verdict,
     cannot_tell,
     met,
     not_applicable,
@@ -57,45 +57,45 @@ LEVELS: Final = (25, 50, 75, 90)
 # ---------------------------------------------------------------- 5.1.2
 
 
-def workload_defined(report: Report) -> Verdict:
+def workload_defined(report: Report) -> ComplianceVerdict:
     """One of 4.3.2, or another one that is fully specified."""
     return over(report, fully_specified(report))
 
 
-def load_model(report: Report) -> Verdict:
-    def judge(step: Step) -> Verdict:
+def load_model(report: Report) -> ComplianceVerdict:
+    def judge(step: Step) -> ComplianceVerdict:
         mode = at(step, "result.load.mode")
         return met(f"{mode} loop") if mode in ("open", "closed") else not_met("the load model is not told")
 
     return over(report, judge)
 
 
-def _requests(report: Report) -> Verdict:
-    def judge(step: Step) -> Verdict:
+def _requests(report: Report) -> ComplianceVerdict:
+    def judge(step: Step) -> ComplianceVerdict:
         planned = at(step, "result.plan.requests")
         return met(f"{several(planned, 'request')} planned") if planned else not_met("no number of requests")
 
     return over(report, judge)
 
 
-def _rate(report: Report) -> Verdict:
-    def judge(step: Step) -> Verdict:
+def _rate(report: Report) -> ComplianceVerdict:
+    def judge(step: Step) -> ComplianceVerdict:
         rate = at(step, "result.plan.arrivals.rate_rps") or at(step, "result.load.planned_rps")
         return met(f"{rate:g} requests/s") if rate else not_met("no rate")
 
     return over(report, judge, is_open, "no load is an open loop")
 
 
-def _distribution(report: Report) -> Verdict:
-    def judge(step: Step) -> Verdict:
+def _distribution(report: Report) -> ComplianceVerdict:
+    def judge(step: Step) -> ComplianceVerdict:
         process = arrivals_of(step)
         return met(f"arrivals {process}") if process else not_met("no arrival distribution")
 
     return over(report, judge, is_open, "no load is an open loop")
 
 
-def _concurrency(report: Report) -> Verdict:
-    def judge(step: Step) -> Verdict:
+def _concurrency(report: Report) -> ComplianceVerdict:
+    def judge(step: Step) -> ComplianceVerdict:
         slots = slots_of(report, step)
         return (
             met(f"{count(slots)} at a time") if slots else not_met("how many requests at a time is not told")
@@ -104,7 +104,7 @@ def _concurrency(report: Report) -> Verdict:
     return over(report, judge, is_closed, "no load is a closed loop")
 
 
-def _hardware(report: Report) -> Verdict:
+def _hardware(report: Report) -> ComplianceVerdict:
     told = at(report, "sut.hardware") or {}
     if text(told.get("accelerator")) == "none":
         return met("no accelerator")
@@ -114,8 +114,8 @@ def _hardware(report: Report) -> Verdict:
     return met(f"{told['count']} x {told['accelerator']}, {told['memory']} each")
 
 
-def _poisson(report: Report) -> Verdict:
-    def judge(step: Step) -> Verdict:
+def _poisson(report: Report) -> ComplianceVerdict:
+    def judge(step: Step) -> ComplianceVerdict:
         process = arrivals_of(step)
         return (
             met("arrivals poisson") if process == "poisson" else not_met(f"arrivals {process}, not poisson")
@@ -127,7 +127,7 @@ def _poisson(report: Report) -> Verdict:
 # ---------------------------------------------------------------- 5.1.3 to 5.1.5
 
 
-def _other_tokens(report: Report) -> Verdict:
+def _other_tokens(report: Report) -> ComplianceVerdict:
     """Whether the report says so where tokens come that are no content (5.1.3.1)."""
     others = [
         step
@@ -146,7 +146,7 @@ def _other_tokens(report: Report) -> Verdict:
     )
 
 
-def _percentiles(report: Report) -> Verdict:
+def _percentiles(report: Report) -> ComplianceVerdict:
     found = table(report, 1)
     if found is None:
         return not_met("the report has no Table 1")
@@ -162,7 +162,7 @@ def _varies(report: Report) -> bool:
     return any(name != "fixed" for name in told) or not told
 
 
-def _buckets(report: Report) -> Verdict:
+def _buckets(report: Report) -> ComplianceVerdict:
     if not _varies(report):
         return not_applicable("all inputs have one length")
     found = table(report, 2)
@@ -173,7 +173,7 @@ def _buckets(report: Report) -> Verdict:
     return met(shown) if edges and edges <= set(_EDGES) else not_met(f"buckets {shown}")
 
 
-def _sample_count(report: Report) -> Verdict:
+def _sample_count(report: Report) -> ComplianceVerdict:
     found = table(report, 1)
     requests = None if found is None else cell(found, "Requests")
     samples = at(report, "measurements.ttft.n")
@@ -192,7 +192,7 @@ def _line(what: str, *words: str, or_else: Check | None = None) -> Check:
     """Whether the configuration summary has lines for each of `words` (alternatives by `|`), or the report
     has it elsewhere."""
 
-    def check(report: Report) -> Verdict:
+    def check(report: Report) -> ComplianceVerdict:
         found = []
         for word in words:
             line = next(
@@ -207,14 +207,14 @@ def _line(what: str, *words: str, or_else: Check | None = None) -> Check:
     return check
 
 
-def _model_and_hardware(report: Report) -> Verdict:
+def _model_and_hardware(report: Report) -> ComplianceVerdict:
     model, hardware = declared("sut.model", "model")(report), _hardware(report)
     if "not met" in (model.status, hardware.status):
         return not_met(model.evidence if model.status == "not met" else hardware.evidence)
     return met(f"{model.evidence}; {hardware.evidence}")
 
 
-def _warmed(report: Report) -> Verdict:
+def _warmed(report: Report) -> ComplianceVerdict:
     told = [one for one in report.get("warmups") or () if not one.get("skipped")]
     if not told:
         return not_met("no warm-up is told")
@@ -223,7 +223,7 @@ def _warmed(report: Report) -> Verdict:
     return met(f"warm-up: {several(requests, 'request')}, {several(tokens, 'token')}")
 
 
-def _guarded(report: Report) -> Verdict:
+def _guarded(report: Report) -> ComplianceVerdict:
     found = [
         declared(f"sut.guardrails.{side}_filter", f"{side} filter")(report) for side in ("input", "output")
     ]
@@ -232,13 +232,13 @@ def _guarded(report: Report) -> Verdict:
     return met("; ".join(one.evidence for one in found))
 
 
-def _by_length(report: Report) -> Verdict:
+def _by_length(report: Report) -> ComplianceVerdict:
     if not _varies(report):
         return not_applicable("all inputs have one length")
     return table_has(2, ("Input Tokens", "P50", "P95", "P99"))(report)
 
 
-def _drawn(report: Report) -> Verdict:
+def _drawn(report: Report) -> ComplianceVerdict:
     kinds = [chart.get("kind") for chart in report.get("charts") or () if "TTFT" in str(chart.get("title"))]
     drawn = [kind for kind in kinds if kind in ("cdf", "histogram")]
     return met(" and ".join(map(str, drawn))) if drawn else not_met("neither histogram nor CDF of TTFT")
@@ -247,13 +247,13 @@ def _drawn(report: Report) -> Verdict:
 # ---------------------------------------------------------------- 5.4
 
 
-def _long_enough(report: Report) -> Verdict:
+def _long_enough(report: Report) -> ComplianceVerdict:
     levels = [one for one in at(report, "measurements.levels") or () if isinstance(one, dict)]
     short = sum(one.get("too_short") or 0 for one in levels)
     if short:
         return not_met(f"{several(short, 'answer')} had fewer than {OUTPUT_MIN} tokens: in no figure")
 
-    def judge(step: Step) -> Verdict:
+    def judge(step: Step) -> ComplianceVerdict:
         output = at(step, "result.plan.workload.output") or {}
         asked = at(report, "params.output_tokens") or output.get("tokens") or output.get("min")
         if asked is not None and asked < OUTPUT_MIN:
@@ -265,10 +265,10 @@ def _long_enough(report: Report) -> Verdict:
     return over(report, judge, is_measured)
 
 
-def _without_ttft(report: Report) -> Verdict:
+def _without_ttft(report: Report) -> ComplianceVerdict:
     """Each answer has one gap less than chunks with output: the time before the first is no gap."""
 
-    def judge(step: Step) -> Verdict:
+    def judge(step: Step) -> ComplianceVerdict:
         gaps, chunks = at(step, "result.metrics.tbc.n"), at(step, "result.chunking.content_events")
         first = at(step, "result.metrics.ttft_any.n")
         if not gaps or not chunks or not first:
@@ -279,8 +279,8 @@ def _without_ttft(report: Report) -> Verdict:
     return over(report, judge, is_measured)
 
 
-def _gaps(report: Report) -> Verdict:
-    def judge(step: Step) -> Verdict:
+def _gaps(report: Report) -> ComplianceVerdict:
+    def judge(step: Step) -> ComplianceVerdict:
         n = at(step, "result.metrics.tbc.n")
         if n is None:
             return cannot_tell("the number of gaps is not told")

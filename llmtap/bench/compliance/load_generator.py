@@ -24,9 +24,9 @@ from llmtap.bench.compliance.evidence import (
 from llmtap.bench.compliance.requirement import (
     MUSTS,
     Check,
+    ComplianceVerdict,
     Report,
     Requirement,
-    Verdict,
     cannot_tell,
     met,
     not_applicable,
@@ -52,7 +52,7 @@ NO_CLOSED: Final = "no load of this test is a closed loop"
 def _resolution(limit_ns: int, what: str) -> Check:
     """The largest step that all stamped times are multiples of, against a limit."""
 
-    def check(report: Report) -> Verdict:
+    def check(report: Report) -> ComplianceVerdict:
         times = [
             at(step, f"result.metrics.{name}.{end}")
             for step in steps(report)
@@ -73,8 +73,8 @@ def _resolution(limit_ns: int, what: str) -> Check:
     return check
 
 
-def _streamed(report: Report) -> Verdict:
-    def judge(step: Step) -> Verdict:
+def _streamed(report: Report) -> ComplianceVerdict:
+    def judge(step: Step) -> ComplianceVerdict:
         stream, events = at(step, "result.plan.body.stream"), at(step, "result.chunking.events")
         if stream is False:
             return not_met("answers were asked for in one piece")
@@ -87,8 +87,8 @@ def _streamed(report: Report) -> Verdict:
     return over(report, judge)
 
 
-def _each_chunk_timed(report: Report) -> Verdict:
-    def judge(step: Step) -> Verdict:
+def _each_chunk_timed(report: Report) -> ComplianceVerdict:
+    def judge(step: Step) -> ComplianceVerdict:
         gaps, events = at(step, "result.metrics.tbc.n"), at(step, "result.chunking.content_events")
         if not gaps:
             return cannot_tell("no answer came in more than one chunk, or their times are not in the report")
@@ -102,8 +102,8 @@ def _captured(step: Step) -> str:
     return f"capture of {count(rows)} exchanges" if rows else "no capture"
 
 
-def _open_loop(report: Report) -> Verdict:
-    def judge(step: Step) -> Verdict:
+def _open_loop(report: Report) -> ComplianceVerdict:
+    def judge(step: Step) -> ComplianceVerdict:
         planned, process = at(step, "result.arrivals.planned.n"), arrivals_of(step)
         if not planned or process is None:
             return cannot_tell("an open loop whose planned arrivals are not told")
@@ -112,7 +112,7 @@ def _open_loop(report: Report) -> Verdict:
     return over(report, judge, is_open, NO_OPEN)
 
 
-def _poisson(report: Report) -> Verdict:
+def _poisson(report: Report) -> ComplianceVerdict:
     """By the middle one of its loads: by chance alone, one in twenty is beyond its limit. A plan that chance
     drew beyond it is what was to be sent."""
     loads = [step for step in steps(report) if arrivals_of(step) == "poisson"]
@@ -135,7 +135,7 @@ def _poisson(report: Report) -> Verdict:
     return met(evidence) if share <= 1 else not_met(evidence)
 
 
-def _other_arrivals(report: Report) -> Verdict:
+def _other_arrivals(report: Report) -> ComplianceVerdict:
     """Patterns that were used; bursty are those whose gaps vary more than a Poisson stream's."""
     named = {
         process
@@ -147,8 +147,8 @@ def _other_arrivals(report: Report) -> Verdict:
     return met(f"arrivals: {', '.join(sorted(named))}")
 
 
-def _closed_loop(report: Report) -> Verdict:
-    def judge(step: Step) -> Verdict:
+def _closed_loop(report: Report) -> ComplianceVerdict:
+    def judge(step: Step) -> ComplianceVerdict:
         flying = _in_flight(step)
         if flying is None:
             return cannot_tell("a closed loop whose answers took no time that is told")
@@ -164,11 +164,11 @@ def _in_flight(step: Step) -> float | None:
     return n * mean / time if n and mean and time else None
 
 
-def _not_delayed(report: Report) -> Verdict:
+def _not_delayed(report: Report) -> ComplianceVerdict:
     """Who waits for answers is late by a good part of one; a machine without free CPUs is late as well, which
     is no matter of answers, and is said by the load's own verdict."""
 
-    def judge(step: Step) -> Verdict:
+    def judge(step: Step) -> ComplianceVerdict:
         late, slow = at(step, "result.dispatch_lateness.p99"), at(step, "result.metrics.e2e.p50")
         if late is None:
             return cannot_tell("how late requests left is not told")
@@ -183,7 +183,7 @@ def _not_delayed(report: Report) -> Verdict:
     return over(report, judge, is_open, NO_OPEN)
 
 
-def _concurrent(report: Report) -> Verdict:
+def _concurrent(report: Report) -> ComplianceVerdict:
     loads = steps(report)
     processes = max((len(at(step, "result.sender.processes") or ()) for step in loads), default=0)
     if not processes:
@@ -200,8 +200,8 @@ def _concurrent(report: Report) -> Verdict:
 def _recorded(what: str, *paths: str, of: str = "") -> Check:
     """Whether the capture has every exchange, and the figure that needs this of each is there."""
 
-    def check(report: Report) -> Verdict:
-        def judge(step: Step) -> Verdict:
+    def check(report: Report) -> ComplianceVerdict:
+        def judge(step: Step) -> ComplianceVerdict:
             n, rows = at(step, "result.n"), at(step, "result.capture.rows")
             have = [at(step, f"result.{path}") for path in paths]
             if not n or not any(have):
@@ -217,7 +217,7 @@ def _recorded(what: str, *paths: str, of: str = "") -> Check:
     return check
 
 
-def _all_abilities(report: Report) -> Verdict:
+def _all_abilities(report: Report) -> ComplianceVerdict:
     """The introduction of 4.2 is met where all it introduces is."""
     rows = [one for one in _ABILITIES if one.level in MUSTS]
     verdicts = [one.check(report) for one in rows]

@@ -10,8 +10,8 @@ Source: IETF seed 000, 2; section 6 for comparisons.
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from llmtap.bench.compliance.requirement import MUSTS, SHOULDS, Requirement, Subject, Verdict
-from llmtap.bench.run.test import Table
+from llmtap.bench.compliance.requirement import MUSTS, SHOULDS, ComplianceVerdict, Requirement, Subject
+from llmtap.bench.run.test import ReportTable
 
 __all__ = ["COMPARISON", "Judged", "Matrix", "Overall"]
 
@@ -25,7 +25,7 @@ class Judged:
     """A demand and the verdict on it."""
 
     requirement: Requirement
-    verdict: Verdict
+    verdict: ComplianceVerdict
 
     @property
     def satisfied(self) -> bool:
@@ -72,11 +72,11 @@ class Matrix:
             "rows": [one.to_dict() for one in self.rows],
         }  # fmt: skip
 
-    def table(self) -> Table:
+    def table(self) -> ReportTable:
         """Every demand, its verdict and the evidence."""
-        return Table(
+        return ReportTable(
             caption=f"Compliance of {self.test} with IETF seed 000: {self.status}",
-            heads=["Demand", "Level", "What", "Verdict", "Evidence"],
+            heads=["Demand", "Level", "What", "ComplianceVerdict", "Evidence"],
             rows=[
                 [
                     one.requirement.id, one.requirement.level, one.requirement.says, one.verdict.status,

@@ -25,9 +25,9 @@ from llmtap.bench.compliance.evidence import (
 from llmtap.bench.compliance.latency import load_model, workload_defined
 from llmtap.bench.compliance.requirement import (
     Check,
+    ComplianceVerdict,
     Report,
     Requirement,
-    Verdict,
     cannot_tell,
     met,
     not_applicable,
@@ -52,7 +52,7 @@ COMPLETION_MIN: Final = 0.99
 def _params(among: Callable[[Step], bool] | None, none: str, *names: str) -> Check:
     """Whether setup parameters have values, where some load is of that load model."""
 
-    def check(report: Report) -> Verdict:
+    def check(report: Report) -> ComplianceVerdict:
         if not steps(report):
             return cannot_tell("the report has no loads")
         if among is not None and not any(among(step) for step in steps(report) if is_measured(step)):
@@ -74,7 +74,7 @@ def _closed(*names: str) -> Check:
     return _params(is_closed, "no load is a closed loop", *names)
 
 
-def _limit(report: Report) -> Verdict:
+def _limit(report: Report) -> ComplianceVerdict:
     told = at(report, "measurements")
     if told is None or "limit" not in told:
         return cannot_tell("the report does not tell where its search ended")
@@ -85,7 +85,7 @@ def _limit(report: Report) -> Verdict:
     return met(f"{text(told['limit'])} was not sustained{why}")
 
 
-def _ramp_up(report: Report) -> Verdict:
+def _ramp_up(report: Report) -> ComplianceVerdict:
     spans = [
         (window["from"], window["to"])
         for one in at(report, "measurements.levels") or ()
@@ -99,8 +99,8 @@ def _ramp_up(report: Report) -> Verdict:
     return met(evidence) if least >= RAMP_UP - 1e-9 else not_met(evidence)
 
 
-def _all_open(report: Report) -> Verdict:
-    def judge(step: Step) -> Verdict:
+def _all_open(report: Report) -> ComplianceVerdict:
+    def judge(step: Step) -> ComplianceVerdict:
         mode = at(step, "result.load.mode")
         return met("open loop") if mode == "open" else not_met(f"{mode or 'unknown'} loop")
 
@@ -114,7 +114,7 @@ def _percents(report: Report) -> list[float]:
     return sorted(map(float, told))
 
 
-def _enough_levels(report: Report) -> Verdict:
+def _enough_levels(report: Report) -> ComplianceVerdict:
     levels = at(report, "measurements.levels")
     if levels is None:
         return cannot_tell("the report tells no levels")
@@ -122,7 +122,7 @@ def _enough_levels(report: Report) -> Verdict:
     return met(evidence) if len(levels) >= LEVELS_MIN else not_met(evidence)
 
 
-def _span(report: Report) -> Verdict:
+def _span(report: Report) -> ComplianceVerdict:
     percents = _percents(report)
     if not percents:
         return cannot_tell("what share of capacity the levels are is not told")
@@ -136,7 +136,7 @@ def _span(report: Report) -> Verdict:
     return met(evidence + (", with signs of saturation" if any(signs) else ""))
 
 
-def _all_levels(report: Report) -> Verdict:
+def _all_levels(report: Report) -> ComplianceVerdict:
     percents = _percents(report)
     if not percents:
         return cannot_tell("what share of capacity the levels are is not told")
@@ -145,14 +145,14 @@ def _all_levels(report: Report) -> Verdict:
     return not_met(f"{evidence}; without {', '.join(map(str, less))} %") if less else met(evidence)
 
 
-def _fixed_output(report: Report) -> Verdict:
+def _fixed_output(report: Report) -> ComplianceVerdict:
     tokens = at(report, "params.output_tokens")
     if tokens is None:
         return not_met("answers have the workload's own lengths")
     return met(f"answers of {count(tokens)} tokens")
 
 
-def _criteria(report: Report) -> Verdict:
+def _criteria(report: Report) -> ComplianceVerdict:
     told = at(report, "measurements.criteria") or {}
     completion, ttft = told.get("completion"), told.get("ttft_p99")
     if completion is None or ttft is None:
@@ -162,10 +162,10 @@ def _criteria(report: Report) -> Verdict:
     return met(evidence) if completion >= COMPLETION_MIN and memory == 0 else not_met(evidence)
 
 
-def _long_enough(report: Report) -> Verdict:
+def _long_enough(report: Report) -> ComplianceVerdict:
     """60 seconds, and 100 completions per slot: the longer of the two is when both are over."""
 
-    def judge(step: Step) -> Verdict:
+    def judge(step: Step) -> ComplianceVerdict:
         time, slots = lasted(report, step), slots_of(report, step)
         outcomes = at(step, "result.outcomes")
         if time is None or slots is None or outcomes is None:

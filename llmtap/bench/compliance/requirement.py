@@ -12,8 +12,21 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 __all__ = [
-    "MUSTS", "SHOULDS", "Check", "Level", "Report", "Requirement", "Status", "Subject", "Verdict",
-    "cannot_tell", "met", "not_applicable", "not_met", "row", "worst",
+    "MUSTS",
+    "SHOULDS",
+    "Check",
+    "ComplianceVerdict",
+    "Level",
+    "Report",
+    "Requirement",
+    "Status",
+    "Subject",
+    "cannot_tell",
+    "met",
+    "not_applicable",
+    "not_met",
+    "row",
+    "worst",
 ]  # fmt: skip
 
 Report = Mapping[str, Any]
@@ -33,7 +46,7 @@ _GRAVEST: Final[tuple[Status, ...]] = ("not met", "cannot tell", "met", "not app
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ComplianceVerdict:
     """What a report shows of a demand."""
 
     status: Status
@@ -41,7 +54,7 @@ class Verdict:
     """The figure or statement that it rests on: `1,000 requests, 1,000 needed`."""
 
 
-Check = Callable[[Report], Verdict]
+Check = Callable[[Report], ComplianceVerdict]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,31 +88,31 @@ def row(
     return Requirement(id, id.rpartition("-")[0], level, says, binds, subject, check)
 
 
-def met(evidence: str) -> Verdict:
+def met(evidence: str) -> ComplianceVerdict:
     """The report shows that it was done."""
-    return Verdict("met", evidence)
+    return ComplianceVerdict("met", evidence)
 
 
-def not_met(evidence: str) -> Verdict:
+def not_met(evidence: str) -> ComplianceVerdict:
     """The report shows that it was not, or lacks what it has to state."""
-    return Verdict("not met", evidence)
+    return ComplianceVerdict("not met", evidence)
 
 
-def not_applicable(evidence: str) -> Verdict:
+def not_applicable(evidence: str) -> ComplianceVerdict:
     """The case that it speaks of did not arise."""
-    return Verdict("not applicable", evidence)
+    return ComplianceVerdict("not applicable", evidence)
 
 
-def cannot_tell(evidence: str) -> Verdict:
+def cannot_tell(evidence: str) -> ComplianceVerdict:
     """It may have been done; this report does not show it."""
-    return Verdict("cannot tell", evidence)
+    return ComplianceVerdict("cannot tell", evidence)
 
 
-def worst(verdicts: list[Verdict], nothing: str) -> Verdict:
+def worst(verdicts: list[ComplianceVerdict], nothing: str) -> ComplianceVerdict:
     """The gravest of several, which says how many share it; `nothing` is why there are none."""
     if not verdicts:
         return cannot_tell(nothing)
     gravest = min(verdicts, key=lambda verdict: _GRAVEST.index(verdict.status))
     alike = sum(verdict.status == gravest.status for verdict in verdicts)
     more = f" ({alike} of {len(verdicts)})" if len(verdicts) > 1 else ""
-    return Verdict(gravest.status, gravest.evidence + more)
+    return ComplianceVerdict(gravest.status, gravest.evidence + more)

@@ -21,9 +21,9 @@ from llmtap.bench.compliance.evidence import (
     workload_is,
 )
 from llmtap.bench.compliance.requirement import (
+    ComplianceVerdict,
     Report,
     Requirement,
-    Verdict,
     cannot_tell,
     met,
     not_met,
@@ -58,7 +58,7 @@ def _is_mix(step: Step) -> bool:
     return is_measured(step) and not name_of(step).startswith("alone")
 
 
-def _share_of_saturation(report: Report) -> Verdict:
+def _share_of_saturation(report: Report) -> ComplianceVerdict:
     share = at(report, "measurements.load_share")
     if share is None:
         return cannot_tell("what share of saturation the load was is not told")
@@ -71,13 +71,13 @@ def _classes(report: Report) -> Mapping[str, Any]:
     return told if isinstance(told, Mapping) else {}
 
 
-def _two_classes(report: Report) -> Verdict:
+def _two_classes(report: Report) -> ComplianceVerdict:
     classes = _classes(report)
     evidence = f"classes: {', '.join(classes) or 'none'}"
     return met(evidence) if len(classes) > 1 else not_met(evidence)
 
 
-def _per_class(report: Report) -> Verdict:
+def _per_class(report: Report) -> ComplianceVerdict:
     sent = {name: at(one, "sent") for name, one in _classes(report).items()}
     if not sent or None in sent.values():
         return cannot_tell("requests by class are not told")
@@ -86,7 +86,7 @@ def _per_class(report: Report) -> Verdict:
     return met(evidence) if min(sent.values()) >= PER_CLASS_MIN else not_met(evidence)
 
 
-def _isolated(report: Report) -> Verdict:
+def _isolated(report: Report) -> ComplianceVerdict:
     classes = _classes(report)
     if not classes:
         return cannot_tell("no classes are told")
@@ -101,14 +101,14 @@ def _isolated(report: Report) -> Verdict:
 # ---------------------------------------------------------------- 5.7
 
 
-def _both_states(report: Report) -> Verdict:
+def _both_states(report: Report) -> ComplianceVerdict:
     arms = _arms(report)
     off, on = ({arm for arm in arms if word in arm} for word in ("off", "on"))
     evidence = f"configurations measured: {', '.join(sorted(arms - {''})) or 'the target alone'}"
     return met(evidence) if off and on else not_met(evidence)
 
 
-def _identical(report: Report) -> Verdict:
+def _identical(report: Report) -> ComplianceVerdict:
     """Loads of one repeat with the cache off and on (`0/off`, `0/cold`): the same work in the same words."""
     by_repeat: dict[str, dict[str, str]] = {}
     for step in measured(report):
@@ -130,7 +130,7 @@ def _identical(report: Report) -> Verdict:
 # ---------------------------------------------------------------- 5.8
 
 
-def _oversubscribed(report: Report) -> Verdict:
+def _oversubscribed(report: Report) -> ComplianceVerdict:
     told = at(report, "params.levels")
     if not told:
         return cannot_tell("levels are not told")
@@ -139,7 +139,7 @@ def _oversubscribed(report: Report) -> Verdict:
     return met(evidence) if above else not_met(f"{evidence}: none is above it")
 
 
-def _capacity_known(report: Report) -> Verdict:
+def _capacity_known(report: Report) -> ComplianceVerdict:
     capacity, source = at(report, "measurements.capacity"), str(at(report, "measurements.capacity_source"))
     if capacity is None:
         return cannot_tell("the capacity that levels are of is not told")
@@ -150,7 +150,7 @@ def _capacity_known(report: Report) -> Verdict:
 # ---------------------------------------------------------------- 5.9
 
 
-def _short_output(report: Report) -> Verdict:
+def _short_output(report: Report) -> ComplianceVerdict:
     tokens = at(report, "params.output_tokens")
     if tokens is None:
         return cannot_tell("the length of answers is not told")
@@ -158,10 +158,10 @@ def _short_output(report: Report) -> Verdict:
     return met(evidence) if tokens == OUTPUT else not_met(evidence)
 
 
-def _few_at_a_time(report: Report) -> Verdict:
+def _few_at_a_time(report: Report) -> ComplianceVerdict:
     """Loads that measure latency; a test may look for throughput with more."""
 
-    def judge(step: Step) -> Verdict:
+    def judge(step: Step) -> ComplianceVerdict:
         slots = slots_of(report, step)
         if not is_closed(step):
             return not_met("no closed loop")
@@ -180,7 +180,7 @@ def _is_latency(step: Step) -> bool:
     return is_measured(step) and "at-a-time" not in name_of(step)
 
 
-def _short_warm_up(report: Report) -> Verdict:
+def _short_warm_up(report: Report) -> ComplianceVerdict:
     said = str(at(report, "configuration.Warm-up") or "")
     if not said:
         return cannot_tell("what it was warmed up with is not told")
@@ -190,7 +190,7 @@ def _short_warm_up(report: Report) -> Verdict:
 # ---------------------------------------------------------------- 5.10
 
 
-def _four_configurations(report: Report) -> Verdict:
+def _four_configurations(report: Report) -> ComplianceVerdict:
     arms = _arms(report)
     shown = sorted(arm or "the target" for arm in arms)
     evidence = f"{len(arms)} configurations: {', '.join(shown) or 'none'}"

@@ -5,9 +5,9 @@ from typing import Final
 from llmtap.bench.compliance.evidence import Step, at, boundary, count, over, protocol, several, steps
 from llmtap.bench.compliance.requirement import (
     Check,
+    ComplianceVerdict,
     Report,
     Requirement,
-    Verdict,
     cannot_tell,
     met,
     not_applicable,
@@ -30,7 +30,7 @@ def as_declared(option: str) -> str:
 
 
 def _by_protocol(wanted: str, of: str) -> Check:
-    def check(report: Report) -> Verdict:
+    def check(report: Report) -> ComplianceVerdict:
         other = boundary(report, of)
         if other is not None:
             return other
@@ -42,17 +42,17 @@ def _by_protocol(wanted: str, of: str) -> Check:
     return check
 
 
-def _protocol(report: Report) -> Verdict:
+def _protocol(report: Report) -> ComplianceVerdict:
     told, seen = at(report, "sut.protocol"), protocol(report)
     if told and seen and seen.lower() not in str(told).lower():
         return not_met(f"{told} is declared, and {seen} was spoken")
     return met(str(told or seen)) if told or seen else not_met("the protocol is not told")
 
 
-def _chunking(report: Report) -> Verdict:
+def _chunking(report: Report) -> ComplianceVerdict:
     told = at(report, "sut.chunking")
 
-    def judge(step: Step) -> Verdict:
+    def judge(step: Step) -> ComplianceVerdict:
         share, known = (
             at(step, "result.chunking.single_token_share"),
             at(step, "result.chunking.chunks_with_known_tokens"),
@@ -66,8 +66,8 @@ def _chunking(report: Report) -> Verdict:
     return over(report, judge)
 
 
-def _handling(report: Report) -> Verdict:
-    def judge(step: Step) -> Verdict:
+def _handling(report: Report) -> ComplianceVerdict:
+    def judge(step: Step) -> ComplianceVerdict:
         policies = at(step, "result.metrics.itl.policy") or {}
         if not policies:
             return cannot_tell("no gap between tokens was measured")
@@ -77,7 +77,7 @@ def _handling(report: Report) -> Verdict:
     return over(report, judge)
 
 
-def _option(report: Report) -> Verdict:
+def _option(report: Report) -> ComplianceVerdict:
     """`A`, `B`, `C`, a variant such as `B (even)`, or several of them: `A + B (even)`."""
     told = report.get("itl_option")
     options = [one.strip()[:1].upper() for one in str(told or "").split("+")]
@@ -88,7 +88,7 @@ def _option(report: Report) -> Verdict:
     return met(f"option {told}: {' and '.join(OPTIONS[option] for option in options)}")
 
 
-def _server_side(report: Report) -> Verdict:
+def _server_side(report: Report) -> ComplianceVerdict:
     told = _told_by_server(report)
     if not told:
         return not_applicable("the server tells no times of tokens")

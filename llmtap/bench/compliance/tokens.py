@@ -4,9 +4,9 @@ from typing import Final
 
 from llmtap.bench.compliance.evidence import at, count, declared, several, steps, text
 from llmtap.bench.compliance.requirement import (
+    ComplianceVerdict,
     Report,
     Requirement,
-    Verdict,
     met,
     not_applicable,
     not_met,
@@ -18,7 +18,7 @@ __all__ = ["ROWS"]
 REFERENCE: Final = "cl100k_base"
 
 
-def _method(report: Report) -> Verdict:
+def _method(report: Report) -> ComplianceVerdict:
     """What is declared, beside where counts came from."""
     option = {"native": "A (native)", "reference": "B (reference)"}.get(
         str(at(report, "sut.tokenizer.counting"))
@@ -39,7 +39,7 @@ def _method(report: Report) -> Verdict:
     return met(f"option {option}" + (f"; counts by {told}" if told else ""))
 
 
-def _reference(report: Report) -> Verdict:
+def _reference(report: Report) -> ComplianceVerdict:
     """Of a comparison whose systems have different tokenizers."""
     reports = report.get("reports")
     if reports is None:

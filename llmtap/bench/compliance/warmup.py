@@ -6,9 +6,9 @@ from typing import Any, Final
 from llmtap.bench.compliance.evidence import at, count, name_of, several, steps
 from llmtap.bench.compliance.requirement import (
     Check,
+    ComplianceVerdict,
     Report,
     Requirement,
-    Verdict,
     cannot_tell,
     met,
     not_applicable,
@@ -38,10 +38,10 @@ def _says_cold(report: Report) -> str | None:
     return next((one for one in said if "cold start" in str(one).lower()), None)
 
 
-def _each(judge: Callable[[WarmUp], Verdict]) -> Check:
+def _each(judge: Callable[[WarmUp], ComplianceVerdict]) -> Check:
     """Over all warm-ups; each configuration that was measured needs its own."""
 
-    def check(report: Report) -> Verdict:
+    def check(report: Report) -> ComplianceVerdict:
         made, cold = _made(report), _says_cold(report)
         if not steps(report):
             return cannot_tell("the report has no loads")
@@ -58,7 +58,7 @@ def _each(judge: Callable[[WarmUp], Verdict]) -> Check:
     return check
 
 
-def _loaded(warmup: WarmUp) -> Verdict:
+def _loaded(warmup: WarmUp) -> ComplianceVerdict:
     """A model that has answered, evenly, is in memory: there is no other sign of it from outside."""
     n = warmup.get("requests") or 0
     if not n:
@@ -70,7 +70,7 @@ def _loaded(warmup: WarmUp) -> Verdict:
     return met(f"{several(n, 'answer')} before the measurement, and a latency that had settled")
 
 
-def _processed(warmup: WarmUp) -> Verdict:
+def _processed(warmup: WarmUp) -> ComplianceVerdict:
     n, tokens = warmup.get("requests") or 0, warmup.get("tokens") or 0
     evidence = (
         f"{several(n, 'request')} of {REQUESTS_MIN} and {count(tokens)} output tokens of {count(TOKENS_MIN)}"
@@ -78,7 +78,7 @@ def _processed(warmup: WarmUp) -> Verdict:
     return met(evidence) if n >= REQUESTS_MIN and tokens >= TOKENS_MIN else not_met(evidence)
 
 
-def _drained(warmup: WarmUp) -> Verdict:
+def _drained(warmup: WarmUp) -> ComplianceVerdict:
     probes, n, failed = (warmup.get(name) for name in ("probes", "requests", "failed"))
     if probes:
         return met(f"all its answers had come: {len(probes)} probes followed, one at a time")
@@ -87,7 +87,7 @@ def _drained(warmup: WarmUp) -> Verdict:
     return cannot_tell("nothing shows that its answers had all come")
 
 
-def _prefixes(report: Report) -> Verdict:
+def _prefixes(report: Report) -> ComplianceVerdict:
     """The cache was filled where each load that is to find it warm had its prefixes sent before it, or finds
     something there."""
     warm = [step for step in steps(report) if name_of(step).endswith("/warm")]
@@ -102,14 +102,14 @@ def _prefixes(report: Report) -> Verdict:
     return met(evidence) if all(primed) or all(hits) else cannot_tell(evidence)
 
 
-def _probed(warmup: WarmUp) -> Verdict:
+def _probed(warmup: WarmUp) -> ComplianceVerdict:
     before, after = at(warmup, "before.ttft"), at(warmup, "after.ttft")
     if before is None or after is None:
         return not_met("no probe before and after it has a latency")
     return met(f"a probe's TTFT was {before * 1e3:.1f} ms before and {after * 1e3:.1f} ms after")
 
 
-def _settled(warmup: WarmUp) -> Verdict:
+def _settled(warmup: WarmUp) -> ComplianceVerdict:
     told = [
         f"{name.upper()} {value:.1%}"
         for name, value in (warmup.get("variation") or {}).items()
@@ -121,7 +121,7 @@ def _settled(warmup: WarmUp) -> Verdict:
     return met(evidence) if warmup.get("stable") else not_met(evidence)
 
 
-def _skipped(report: Report) -> Verdict:
+def _skipped(report: Report) -> ComplianceVerdict:
     cold = _says_cold(report)
     made = _made(report)
     if cold is None:
@@ -131,7 +131,7 @@ def _skipped(report: Report) -> Verdict:
     return met("a cold start is measured, and no warm-up was made")
 
 
-def _indicated(report: Report) -> Verdict:
+def _indicated(report: Report) -> ComplianceVerdict:
     if _made(report) or not steps(report):
         return not_applicable("no cold start is measured")
     cold = _says_cold(report)

@@ -15,9 +15,9 @@ from llmtap.bench.compliance.evidence import (
 )
 from llmtap.bench.compliance.requirement import (
     Check,
+    ComplianceVerdict,
     Report,
     Requirement,
-    Verdict,
     met,
     not_met,
     row,
@@ -26,7 +26,7 @@ from llmtap.bench.compliance.requirement import (
 
 __all__ = ["ROWS", "fully_specified"]
 
-Judge = Callable[[Step], Verdict]
+Judge = Callable[[Step], ComplianceVerdict]
 NO_WORKLOAD: Final = "the report does not say what the requests were"
 _ENGINE: Final = ("ttft", "throughput", "tradeoff", "itl", "capacity")
 """Tests that leave the workload to the tester: 5.6 to 5.10 have their own, which 4.3.2.1 cannot replace."""
@@ -42,21 +42,21 @@ def _name(step: Step) -> str:
     return str(workload(step).get("name") or at(step, "result.plan.trace"))
 
 
-def _custom(report: Report) -> Verdict:
+def _custom(report: Report) -> ComplianceVerdict:
     return over(
         report, lambda step: met(f"{_name(step)}, which is none of 4.3.2"), _is_custom,
         "its workloads are those of 4.3.2",
     )  # fmt: skip
 
 
-def _custom_specified(report: Report) -> Verdict:
+def _custom_specified(report: Report) -> ComplianceVerdict:
     return over(report, fully_specified(report), _is_custom, "its workloads are those of 4.3.2")
 
 
 def fully_specified(report: Report) -> Judge:
     """Whether a load tells all that 4.3.1 lists of its workload."""
 
-    def judge(step: Step) -> Verdict:
+    def judge(step: Step) -> ComplianceVerdict:
         parts = [part(report, step) for part in (_input, _output, _content, _sharing)]
         found = worst(parts, NO_WORKLOAD)
         told = f"workload {_name(step)}: lengths, contents and sharing are told"
@@ -70,7 +70,7 @@ def _described(step: Step) -> Mapping[str, Any]:
     return workload(step) or at(step, "result.plan.lengths") or {}
 
 
-def _lengths(step: Step, side: str, fixed: object) -> Verdict:
+def _lengths(step: Step, side: str, fixed: object) -> ComplianceVerdict:
     """Distribution, parameters and unit; `fixed` is one length for all, whatever the workload says."""
     told = _described(step)
     if fixed:
@@ -101,11 +101,11 @@ def _said(lengths: Mapping[str, Any]) -> str:
     return " ".join([str(lengths.get("distribution")), *figures, f"in {lengths.get('unit')}"])
 
 
-def _input(report: Report, step: Step) -> Verdict:
+def _input(report: Report, step: Step) -> ComplianceVerdict:
     return _lengths(step, "input", at(step, "result.plan.input_tokens"))
 
 
-def _output(report: Report, step: Step) -> Verdict:
+def _output(report: Report, step: Step) -> ComplianceVerdict:
     found = _lengths(step, "output", at(report, "params.output_tokens"))
     if found.status != "met":
         return found
@@ -115,7 +115,7 @@ def _output(report: Report, step: Step) -> Verdict:
     )
 
 
-def _content(report: Report, step: Step) -> Verdict:
+def _content(report: Report, step: Step) -> ComplianceVerdict:
     content = workload(step).get("content")
     if not isinstance(content, Mapping) or not content.get("domain"):
         return not_met("neither domain nor language of the contents is told")
@@ -125,7 +125,7 @@ def _content(report: Report, step: Step) -> Verdict:
     return met(f"{content['domain']}, {language}; {system}")
 
 
-def _sharing(report: Report, step: Step) -> Verdict:
+def _sharing(report: Report, step: Step) -> ComplianceVerdict:
     told = workload(step)
     if "sharing" not in told:
         return not_met("whether prompts share a prefix is not told")
@@ -140,22 +140,22 @@ def _sharing(report: Report, step: Step) -> Verdict:
     return met(f"{fraction:.0%} share a prefix: {shown}")
 
 
-def _each(judge: Callable[[Report, Step], Verdict]) -> Check:
+def _each(judge: Callable[[Report, Step], ComplianceVerdict]) -> Check:
     return lambda report: over(report, lambda step: judge(report, step))
 
 
-def _for_engine(report: Report) -> Verdict:
+def _for_engine(report: Report) -> ComplianceVerdict:
     other = boundary(report, "model engine")
     return other or workload_is("synthetic-uniform")(report)
 
 
-def _for_gateway(report: Report) -> Verdict:
+def _for_gateway(report: Report) -> ComplianceVerdict:
     other = boundary(report, "application gateway")
     return other or workload_is("conversation")(report)
 
 
-def _seeded(report: Report) -> Verdict:
-    def judge(step: Step) -> Verdict:
+def _seeded(report: Report) -> ComplianceVerdict:
+    def judge(step: Step) -> ComplianceVerdict:
         seed, digest = at(step, "result.plan.seed"), workload(step).get("sha256")
         if seed is None:
             return not_met("the load has no seed")
@@ -164,17 +164,17 @@ def _seeded(report: Report) -> Verdict:
     return over(report, judge)
 
 
-def _seed_told(report: Report) -> Verdict:
+def _seed_told(report: Report) -> ComplianceVerdict:
     seed = report.get("seed")
     return not_met("the report names no seed") if seed is None else met(f"seed {seed}")
 
 
-def _published(report: Report) -> Verdict:
+def _published(report: Report) -> ComplianceVerdict:
     exact = report.get("exact_requests")
     if exact:
         return met(f"the requests lie in {exact}")
 
-    def judge(step: Step) -> Verdict:
+    def judge(step: Step) -> ComplianceVerdict:
         told = workload(step)
         if not told.get("generation") or told.get("seed") is None:
             return not_met("neither the requests nor how they are made again is in the report")
@@ -184,7 +184,7 @@ def _published(report: Report) -> Verdict:
 
 
 def _of_data(part: str, what: str) -> Check:
-    def judge(step: Step) -> Verdict:
+    def judge(step: Step) -> ComplianceVerdict:
         told = text(workload(step)["data"].get(part))
         return met(f"{what}: {told}") if told else not_met(f"{what} of the data set is not told")
 

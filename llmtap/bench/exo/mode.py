@@ -23,19 +23,19 @@ import msgspec
 
 from llmtap import __version__
 from llmtap.bench.exo.power import Power, total_of
-from llmtap.bench.exo.prompts import Prompts, Ready
-from llmtap.bench.exo.result import ExoResult, Run
-from llmtap.bench.exo.runs import Cell, Sent, Telling
-from llmtap.bench.exo.server import Kind, NodeMetrics, Served, ask_served
-from llmtap.bench.run.session import Watcher
+from llmtap.bench.exo.prompts import PreparedPrompts, Prompts
+from llmtap.bench.exo.result import ExoResult, ExoRun
+from llmtap.bench.exo.runs import ExoCell, Sent, Telling
+from llmtap.bench.exo.server import ExoServed, Kind, NodeMetrics, ask_served
+from llmtap.bench.run.session import SessionWatcher
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError
 from llmtap.load.bodies import BodyOptions
 from llmtap.load.monitor.processes import is_loopback
 from llmtap.load.monitor.watch import Watch
 from llmtap.load.replay.options import USER_AGENT, ReplayOptions
-from llmtap.load.replay.perform import Replay, Stopped
-from llmtap.load.replay.plan import Plan
+from llmtap.load.replay.perform import Replay, ReplayStopped
+from llmtap.load.replay.plan import ReplayPlan
 from llmtap.load.sessions.prompt_sender import protocol_of
 from llmtap.load.target import shown_url
 from llmtap.units import NS_PER_S, Duration
@@ -43,7 +43,7 @@ from llmtap.workload.prompts.counter import TokenCounter, load_counter
 from llmtap.workload.prompts.tokenizer import OWN
 from llmtap.workload.requests import Requests
 
-__all__ = ["Cell", "ExoBench", "ExoOptions", "Grid"]
+__all__ = ["ExoBench", "ExoCell", "ExoGrid", "ExoOptions"]
 
 WARMUP: Final = "warm-up"
 CONCURRENCY_MAX: Final = 1_000
@@ -54,7 +54,7 @@ _OURS: Final = "llmtap"
 """Who owns the simulated engine's models."""
 
 
-class Grid(msgspec.Struct, frozen=True, kw_only=True):
+class ExoGrid(msgspec.Struct, frozen=True, kw_only=True):
     """What is measured, in this order: pp by pp, in each tg by tg, in each by concurrency."""
 
     pp: list[int]
@@ -81,9 +81,9 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
                 "2 or more; the time to the first token alone is `llmtap bench ttft`",
             )  # fmt: skip
 
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[ExoCell]:
         """Its points."""
-        return [Cell(*point) for point in product(self.pp, self.tg, self.concurrency)]
+        return [ExoCell(*point) for point in product(self.pp, self.tg, self.concurrency)]
 
 
 class ExoOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,7 +110,9 @@ class ExoOptions(msgspec.Struct, frozen=True, kw_only=True):
 class ExoBench:
     """One benchmark. `stop` may be called from a signal handler at any time."""
 
-    def __init__(self, options: ExoOptions, grid: Grid, watcher: Watcher, *, nvml: Any = None) -> None:
+    def __init__(
+        self, options: ExoOptions, grid: ExoGrid, watcher: SessionWatcher, *, nvml: Any = None
+    ) -> None:
         """`nvml` stands in for the package pynvml. Raises ConfigError."""
         self._options = options
         self._sending = ReplayOptions(
@@ -163,7 +165,7 @@ class ExoBench:
         sent: list[Sent] = []
         try:
             await self._measure(served, prompts, warm, sent)
-        except Stopped:
+        except ReplayStopped:
             pass
         finally:
             if nodes is not None:
@@ -187,10 +189,10 @@ class ExoBench:
             },
         )
 
-    async def _measure(self, served: Served, prompts: Prompts, warm: list[Sent], sent: list[Sent]) -> None:
+    async def _measure(self, served: ExoServed, prompts: Prompts, warm: list[Sent], sent: list[Sent]) -> None:
         """Fills `warm` and `sent`, batch by batch. Raises Stopped."""
         cells, grid = self._grid.cells(), self._grid
-        first = Cell(cells[0].pp, cells[0].tg, 1)
+        first = ExoCell(cells[0].pp, cells[0].tg, 1)
         for i in range(grid.warmup):
             self._watcher.step(WARMUP, f"{first}, {i + 1:,} of {grid.warmup:,}")
             warm.append(await self._send(served, prompts, first, i))
@@ -200,10 +202,10 @@ class ExoBench:
             self._watcher.step(str(cell), f"{i + 1:,} of {grid.repeat:,}")
             sent.append(await self._send(served, prompts, cell, i))
 
-    async def _send(self, served: Served, prompts: Prompts, cell: Cell, repeat: int) -> Sent:
-        """One batch. Raises Stopped where somebody stopped it, before or meanwhile."""
+    async def _send(self, served: ExoServed, prompts: Prompts, cell: ExoCell, repeat: int) -> Sent:
+        """One batch. Raises ReplayStopped where somebody stopped it, before or meanwhile."""
         if self.stopped:
-            raise Stopped("stopped")
+            raise ReplayStopped("stopped")
         n = cell.concurrency
         made = prompts.make(cell.pp, n)
         sent = Sent(cell, repeat, made, known=prompts.alike and (cell.pp in self._sent_pp or n > 1))
@@ -212,7 +214,7 @@ class ExoBench:
         requests = Requests(array("q", bytes(8 * n)), array("q", [cell.pp] * n), array("q", [cell.tg] * n))
         options = self._options
         self._replay = Replay(
-            Plan(requests, Ready(made), {"bench": "exo", "requests": n}),
+            ReplayPlan(requests, PreparedPrompts(made), {"bench": "exo", "requests": n}),
             msgspec.structs.replace(
                 self._sending, target=served.url, endpoint=served.endpoint, model=served.model, scrape="none"
             ),
@@ -229,12 +231,12 @@ class ExoBench:
         finally:
             self._replay = None
         if self.stopped:
-            raise Stopped("stopped")
+            raise ReplayStopped("stopped")
         sent.findings += result["verdict"]["findings"]
         return sent
 
     def _cluster(
-        self, served: Served, prompts: Prompts, counter: TokenCounter, seed: int, notes: list[str]
+        self, served: ExoServed, prompts: Prompts, counter: TokenCounter, seed: int, notes: list[str]
     ) -> dict[str, Any]:
         return {
             "target": shown_url(served.url), "server": served.kind,
@@ -248,7 +250,7 @@ class ExoBench:
             },
         }  # fmt: skip
 
-    def _notes(self, served: Served, here: bool) -> Iterable[str]:
+    def _notes(self, served: ExoServed, here: bool) -> Iterable[str]:
         """What a reader has to know beforehand."""
         if self.stopped:
             yield "it was stopped: the grid is not complete"
@@ -266,7 +268,7 @@ class ExoBench:
             yield "the server is not on this host: its power and memory are not known"
 
 
-def _check_lengths(grid: Grid, prompts: Prompts) -> None:
+def _check_lengths(grid: ExoGrid, prompts: Prompts) -> None:
     smallest = prompts.smallest()
     for pp in grid.pp:
         if pp < smallest:
@@ -276,7 +278,7 @@ def _check_lengths(grid: Grid, prompts: Prompts) -> None:
             )  # fmt: skip
 
 
-def _seen(runs: Iterable[Run]) -> Iterable[str]:
+def _seen(runs: Iterable[ExoRun]) -> Iterable[str]:
     """What only the answers told, each once."""
     notes: dict[str, None] = {}
     for run in runs:

@@ -17,7 +17,7 @@ from llmtap.workload.prompts.fitting import ATOM, Draft, Fitted, fit
 from llmtap.workload.prompts.prompt import Prompt
 from llmtap.workload.prompts.text import NAME_BYTES, Numbers
 
-__all__ = ["Made", "Prompts", "Ready"]
+__all__ = ["Made", "PreparedPrompts", "Prompts"]
 
 Made = tuple[Prompt, Fitted]
 _IN_A_ROW: Final = 8
@@ -70,7 +70,7 @@ def _atom(counter: TokenCounter) -> str:
     return counter.words.separator + counter.words.table[0]
 
 
-class Ready:
+class PreparedPrompts:
     """Prompts that are there, as a source of a plan: row by row."""
 
     def __init__(self, made: Sequence[Made]) -> None:

@@ -27,8 +27,21 @@ from llmtap.metrics.summary import ENDED_WELL
 from llmtap.units import NS_PER_S
 
 __all__ = [
-    "Batch", "BatchEnergy", "ExoResult", "Hit", "Row", "Run", "Spread", "Stats", "Timing", "batch_of",
-    "generation_tps", "prefill_tps", "prefix_hit", "rows_of", "timing_of",
+    "BatchEnergy",
+    "ExoBatch",
+    "ExoResult",
+    "ExoRow",
+    "ExoRun",
+    "Hit",
+    "Spread",
+    "Stats",
+    "Timing",
+    "batch_of",
+    "generation_tps",
+    "prefill_tps",
+    "prefix_hit",
+    "rows_of",
+    "timing_of",
 ]  # fmt: skip
 
 Hit = Literal["none", "partial", "exact"]
@@ -70,7 +83,7 @@ class BatchEnergy(msgspec.Struct, frozen=True, kw_only=True):
     average_power_w: float | None
 
 
-class Batch(msgspec.Struct, frozen=True, kw_only=True):
+class ExoBatch(msgspec.Struct, frozen=True, kw_only=True):
     """The requests that were sent together; of one request where concurrency is 1."""
 
     start_s: float
@@ -90,7 +103,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     """What speaks against its figures, such as requests that left late: as a replay's verdict has them."""
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True):
+class ExoRun(msgspec.Struct, frozen=True, kw_only=True):
     """One request."""
 
     elapsed_s: float | None
@@ -126,13 +139,13 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     outcome: str
     finish_reason: str | None
     error: str | None
-    batch: Batch
+    batch: ExoBatch
 
 
 class ExoResult(msgspec.Struct, frozen=True, kw_only=True):
     """All of it."""
 
-    runs: list[Run]
+    runs: list[ExoRun]
     cluster: dict[str, Any]
     """What the server said of itself, and what was asked of it."""
     system_metrics: dict[str, Any]
@@ -203,7 +216,7 @@ def batch_of(
     start_s: float,
     energy: BatchEnergy | None,
     findings: list[dict[str, Any]],
-) -> Batch:
+) -> ExoBatch:
     """What requests came to that were sent together at `began_ns`.
 
     `rates` are their generation_tps.
@@ -217,7 +230,7 @@ def batch_of(
     fastest = max(known, default=None)
     tokens = [x.tokens.output for x in whole if x.tokens.output is not None]
     complete = len(whole) == n
-    return Batch(
+    return ExoBatch(
         start_s=start_s,
         wall_s=wall_s,
         per_req_tps=fastest,
@@ -240,7 +253,7 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ExoRow:
     """One point of the grid; None where no repeat has the figure."""
 
     pp_tokens: int
@@ -262,23 +275,23 @@ class Row:
     """`server`, `client`, or both where it differs."""
 
 
-def rows_of(runs: Iterable[Run]) -> list[Row]:
+def rows_of(runs: Iterable[ExoRun]) -> list[ExoRow]:
     """The grid in the order it was measured, a row for each of its points."""
-    points: dict[tuple[int, int, int], dict[int, list[Run]]] = {}
+    points: dict[tuple[int, int, int], dict[int, list[ExoRun]]] = {}
     for run in runs:
         repeats = points.setdefault((run.pp_tokens, run.tg, run.concurrency), {})
         repeats.setdefault(run.repeat_index, []).append(run)
     return [_row(*point, list(repeats.values())) for point, repeats in points.items()]
 
 
-def _row(pp_tokens: int, tg: int, concurrency: int, repeats: Sequence[Sequence[Run]]) -> Row:
+def _row(pp_tokens: int, tg: int, concurrency: int, repeats: Sequence[Sequence[ExoRun]]) -> ExoRow:
     runs = [run for repeat in repeats for run in repeat]
     batches = [repeat[0].batch for repeat in repeats]
     hits: dict[str, int] = {}
     for run in runs:
         if run.prefix_cache_hit is not None:
             hits[run.prefix_cache_hit] = hits.get(run.prefix_cache_hit, 0) + 1
-    return Row(
+    return ExoRow(
         pp_tokens, tg, concurrency, len(repeats),
         failed=sum(run.outcome not in ENDED_WELL for run in runs),
         prompt_tps=_spread(_prefill(repeat) for repeat in repeats),
@@ -292,7 +305,7 @@ def _row(pp_tokens: int, tg: int, concurrency: int, repeats: Sequence[Sequence[R
     )  # fmt: skip
 
 
-def _prefill(repeat: Sequence[Run]) -> float | None:
+def _prefill(repeat: Sequence[ExoRun]) -> float | None:
     rates = [run.stats.prompt_tps for run in repeat if not run.prompt_tps_stored]
     known = [rate for rate in rates if rate is not None]
     return median(known) if known else None

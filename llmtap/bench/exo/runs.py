@@ -7,9 +7,9 @@ from typing import Any, Final
 from llmtap.bench.exo.power import Power
 from llmtap.bench.exo.prompts import Made
 from llmtap.bench.exo.result import (
-    Batch,
     BatchEnergy,
-    Run,
+    ExoBatch,
+    ExoRun,
     Stats,
     Timing,
     batch_of,
@@ -18,22 +18,22 @@ from llmtap.bench.exo.result import (
     prefix_hit,
     timing_of,
 )
-from llmtap.bench.exo.server import Served
+from llmtap.bench.exo.server import ExoServed
 from llmtap.exchange.exchange import Exchange, Timeline
 from llmtap.exchange.outcome import Outcome as Ended
-from llmtap.load.workers.worker_pool import Outcome
+from llmtap.load.workers.worker_pool import LoadResult
 from llmtap.metrics.energy import average_power_w
 from llmtap.metrics.latency import ttft_any_ns
 from llmtap.metrics.summary import ENDED_WELL
 from llmtap.units import NS_PER_S
 
-__all__ = ["Cell", "Sent", "Telling"]
+__all__ = ["ExoCell", "Sent", "Telling"]
 
 PREVIEW_CHARS: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class ExoCell:
     """A point of the grid. Tokens, tokens, requests at a time."""
 
     pp: int
@@ -48,7 +48,7 @@ class Cell:
 class Sent:
     """A batch that was sent."""
 
-    cell: Cell
+    cell: ExoCell
     repeat: int
     prompts: Sequence[Made]
     known: bool
@@ -58,7 +58,7 @@ class Sent:
     """By row."""
     findings: list[dict[str, Any]] = field(default_factory=list)
 
-    def keep(self, outcome: Outcome) -> Callable[[int, Exchange], None]:
+    def keep(self, outcome: LoadResult) -> Callable[[int, Exchange], None]:
         """As `Replay.keeping`."""
         self.began_ns = outcome.began_ns
         return self.exchanges.__setitem__
@@ -74,14 +74,14 @@ class Sent:
 class Telling:
     """Makes runs of batches. What was sent to warm up has to pass, too: its prompts are in the cache."""
 
-    def __init__(self, served: Served, power: Power, *, start_ns: int) -> None:
+    def __init__(self, served: ExoServed, power: Power, *, start_ns: int) -> None:
         self._served = served
         self._power = power
         self._start_ns = start_ns
         self._stored: dict[int, float] = {}
         """By pp: the rate at which a prompt was prefilled that has been in the cache since."""
 
-    def runs(self, sent: Sent) -> Iterator[Run]:
+    def runs(self, sent: Sent) -> Iterator[ExoRun]:
         """In the order of their index."""
         energy = self._power.energy(*sent.window_ns)
         memory = self._power.peak_memory(*sent.window_ns)
@@ -103,9 +103,9 @@ class Telling:
             yield self._run(sent, index, x, timing, rate, batch, memory)
 
     def _run(
-        self, sent: Sent, index: int, x: Exchange, timing: Timing, rate: float | None, batch: Batch,
+        self, sent: Sent, index: int, x: Exchange, timing: Timing, rate: float | None, batch: ExoBatch,
         memory: tuple[int, str] | None,
-    ) -> Run:  # fmt: skip
+    ) -> ExoRun:  # fmt: skip
         served, cell, tokens = self._served, sent.cell, x.tokens
         pp_tokens = sent.prompts[index][1].tokens
         prompt = pp_tokens if tokens.input is None else tokens.input
@@ -118,7 +118,7 @@ class Telling:
         ttft_ns = ttft_any_ns(x.timeline) if x.stream else None
         end_ns = x.timeline.response_end_ns
         text = None if x.said is None else x.said.response_text
-        return Run(
+        return ExoRun(
             elapsed_s=None if end_ns is None else (end_ns - sent.began_ns) / NS_PER_S,
             output_text_preview=None if text is None else text[:PREVIEW_CHARS],
             stats=Stats(

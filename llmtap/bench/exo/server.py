@@ -22,13 +22,13 @@ import msgspec
 from llmtap.clock import Clock
 from llmtap.errors import ConfigError
 from llmtap.load.bodies import server_of
-from llmtap.load.monitor.timeseries import Columns, Series
+from llmtap.load.monitor.timeseries import Columns, MonitorSeries
 from llmtap.load.replay.options import USER_AGENT
 from llmtap.load.target import shown_url
 from llmtap.net.failures import failure_said
 from llmtap.units import NS_PER_S
 
-__all__ = ["KINDS", "NodeMetrics", "Placement", "Served", "ask_served", "placement_of"]
+__all__ = ["KINDS", "ExoServed", "NodeMetrics", "Placement", "ask_served", "placement_of"]
 
 Kind = Literal["auto", "openai", "vllm", "sglang", "llamacpp", "exo"]
 KINDS: Final = ("auto", "openai", "vllm", "sglang", "llamacpp", "exo")
@@ -39,12 +39,12 @@ _SNAPSHOT: Final = ("nodeIdentities", "topology", "nodeMemory", "nodeSystem", "i
 _ASK_S: Final = 10.0
 _NODES_MAX: Final = 64
 """exo's clusters are a handful of machines on a desk."""
-_NODE_SERIES: Final[Mapping[str, tuple[str, Series]]] = {
-    "gpuUsage": ("gpu_usage", Series("as told")),
-    "temp": ("temperature", Series("celsius")),
-    "sysPower": ("power", Series("watts")),
-    "pcpuUsage": ("performance_cores", Series("as told")),
-    "ecpuUsage": ("efficiency_cores", Series("as told")),
+_NODE_SERIES: Final[Mapping[str, tuple[str, MonitorSeries]]] = {
+    "gpuUsage": ("gpu_usage", MonitorSeries("as told")),
+    "temp": ("temperature", MonitorSeries("celsius")),
+    "sysPower": ("power", MonitorSeries("watts")),
+    "pcpuUsage": ("performance_cores", MonitorSeries("as told")),
+    "ecpuUsage": ("efficiency_cores", MonitorSeries("as told")),
 }
 """What `nodeSystem` says of a node, and what it is called here."""
 
@@ -57,7 +57,7 @@ class Placement(msgspec.Struct, frozen=True):
     nodes: int | None = None
 
 
-class Served(msgspec.Struct, frozen=True, kw_only=True):
+class ExoServed(msgspec.Struct, frozen=True, kw_only=True):
     """The server, and how it is asked."""
 
     kind: Kind
@@ -95,7 +95,7 @@ async def ask_served(
     kind: Kind,
     use_prefix_cache: bool,
     tls: ssl.SSLContext | None = None,
-) -> Served:
+) -> ExoServed:
     """Asks the server who it is. `tls` verifies it where that is not the system's trust.
 
     Raises ConfigError that names `--target` or `--model`.
@@ -113,7 +113,7 @@ async def ask_served(
             state = await _state(session, root) if kind == "exo" else None
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as exc:
         raise ConfigError("--target", f"{shown_url(root)} cannot be reached: {failure_said(exc)}") from None
-    served = Served(
+    served = ExoServed(
         kind=kind, url=url, model=named, owner=owner, state=state,
         listed=next((entry for entry in models if entry.get("id") == named), None),
     )  # fmt: skip

@@ -34,7 +34,7 @@ from llmtap.metrics.intervals import is_enough
 from llmtap.metrics.significance import Comparison, adjusted, compare_quantile, compare_runs
 from llmtap.metrics.statistics import percentile
 
-__all__ = ["Run", "System", "compare", "compare_results", "read_system"]
+__all__ = ["ComparedRun", "System", "compare", "compare_results", "read_system"]
 
 ALPHA: Final = 0.05
 _GAPS: Final = "gaps"
@@ -68,7 +68,7 @@ _HEADLINES: Final[Mapping[str, Sequence[tuple[str, str, str]]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ComparedRun:
     """One run of a test: its report, and its loads by name."""
 
     report: Mapping[str, Any]
@@ -80,7 +80,7 @@ class System:
     """A system and its runs of one test."""
 
     label: str
-    runs: Sequence[Run]
+    runs: Sequence[ComparedRun]
 
 
 def compare_results(base: Path, others: Sequence[Path]) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def read_system(label: str, results: Path, test: str) -> System:
     return System(label, [_read_run(folder.run(number)) for number in folder.runs()])
 
 
-def _read_run(folder: Folder) -> Run:
+def _read_run(folder: Folder) -> ComparedRun:
     report = folder.read_json(RESULT)
     steps = {}
     for step in report["steps"]:
@@ -141,7 +141,7 @@ def _read_run(folder: Folder) -> Run:
         except FileNotFoundError:
             hint = "the command that measured it goes on"
             raise ConfigError(str(at), "lacks its requests.parquet", hint) from None
-    return Run(report, steps)
+    return ComparedRun(report, steps)
 
 
 def compare(base: System, others: Sequence[System]) -> dict[str, Any]:
@@ -273,7 +273,7 @@ def _told(system: System) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _began(run: Run) -> str:
+def _began(run: ComparedRun) -> str:
     """When its first load was sent, which may be long before its report was written (a run gone on with)."""
     starts = [str(step.result["window"].get("start") or "") for step in run.steps.values()]
     return min(starts, default="")

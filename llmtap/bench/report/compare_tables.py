@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from llmtap.bench.run.figures import cdf_series, ms
 from llmtap.bench.run.measurement import Measurement
-from llmtap.bench.run.test import Chart, Series, Table
+from llmtap.bench.run.test import ChartSeries, ChartSpec, ReportTable
 from llmtap.report.figures import MARK
 
 __all__ = ["charts_of", "tables_of"]
@@ -16,7 +16,7 @@ _ABSENT: Final = "-"
 _Row = Mapping[str, Any]
 
 
-def tables_of(base: str, found: Sequence[_Row]) -> list[Table]:
+def tables_of(base: str, found: Sequence[_Row]) -> list[ReportTable]:
     """For each system the figures that the test is about, then all others."""
     tables = []
     for other in dict.fromkeys(row["b_system"] for row in found):
@@ -28,7 +28,7 @@ def tables_of(base: str, found: Sequence[_Row]) -> list[Table]:
             if rows:
                 heads = ["Figure", "Load", base, other, "Difference", "95 % interval", "p", "Finding"]
                 tables.append(
-                    Table(
+                    ReportTable(
                         caption=f"{other} against {base}: {what}",
                         heads=heads,
                         rows=[_cells(row) for row in rows],
@@ -56,13 +56,13 @@ def _said(value: float | None, unit: str) -> str:
 
 def charts_of(
     test: str, loads: Mapping[str, Mapping[str, Sequence[Measurement]]], found: Sequence[_Row]
-) -> list[Chart]:
+) -> list[ChartSpec]:
     """How far each system is from the base in what the test is about, then distributions of loads, all runs
     of a system together. `loads` has the runs by load and system."""
     return [*_differences(found), *_distributions(test, loads)]
 
 
-def _differences(found: Sequence[_Row]) -> Iterator[Chart]:
+def _differences(found: Sequence[_Row]) -> Iterator[ChartSpec]:
     series = []
     for other in dict.fromkeys(row["b_system"] for row in found):
         rows = [
@@ -72,7 +72,7 @@ def _differences(found: Sequence[_Row]) -> Iterator[Chart]:
         ]
         if rows:
             series.append(
-                Series(
+                ChartSeries(
                     name=other,
                     x=[f"{row['figure']}, {row['step']}" if row["step"] else row["figure"] for row in rows],
                     y=[100 * row["difference"] / row["a"] for row in rows],
@@ -81,13 +81,15 @@ def _differences(found: Sequence[_Row]) -> Iterator[Chart]:
                 )
             )
     if series:
-        yield Chart(
+        yield ChartSpec(
             title=f"Difference from {found[0]['a_system']}, with its 95 % interval", kind="bars",
             x_title="", y_title="difference (% of the base)", series=series,
         )  # fmt: skip
 
 
-def _distributions(test: str, loads: Mapping[str, Mapping[str, Sequence[Measurement]]]) -> Iterator[Chart]:
+def _distributions(
+    test: str, loads: Mapping[str, Mapping[str, Sequence[Measurement]]]
+) -> Iterator[ChartSpec]:
     gaps = test == "itl"
     what = "TBC" if gaps else "TTFT"
     for name in _spread(list(loads)):
@@ -98,7 +100,7 @@ def _distributions(test: str, loads: Mapping[str, Mapping[str, Sequence[Measurem
                 told = f"{label} ({len(runs)} runs)" if len(runs) > 1 else label
                 series.append(cdf_series(told, values))
         if series:
-            yield Chart(
+            yield ChartSpec(
                 title=f"{what}, {name}", kind="cdf", x_title=f"{what} (ms)",
                 y_title=f"share of {'gaps' if gaps else 'requests'}", series=series,
             )  # fmt: skip

@@ -26,8 +26,8 @@ from llmtap.bench.report.streams import stream_charts
 from llmtap.bench.run.folder import RESULT, Folder
 from llmtap.bench.run.registry import TESTS
 from llmtap.bench.run.requests import FILE
-from llmtap.bench.run.session import Session
-from llmtap.bench.run.test import BenchTest, Found
+from llmtap.bench.run.session import BenchSession
+from llmtap.bench.run.test import BenchTest, TestResult
 from llmtap.bench.sut.file import params_told, without_keys
 from llmtap.errors import ConfigError
 from llmtap.units import NS_PER_S
@@ -67,8 +67,8 @@ _LONG: Final = ("timeline",)
 def report_of(
     test: BenchTest[Any],
     params: msgspec.Struct,
-    session: Session,
-    found: Found,
+    session: BenchSession,
+    found: TestResult,
     *,
     began_ns: int,
     ended_ns: int,
@@ -121,14 +121,14 @@ def document_of(
     }  # fmt: skip
 
 
-def _warm_notes(session: Session) -> list[str]:
+def _warm_notes(session: BenchSession) -> list[str]:
     """What a report has to say of a SUT that was not warmed up (4.5.3), and by what it was."""
     if session.warmup == "none":
         return ["cold start: the SUT was not warmed up"]
     return ["no measured prompt was sent to warm up: none was in a prefix cache for that reason"]
 
 
-def _unprobed(session: Session) -> list[str]:
+def _unprobed(session: BenchSession) -> list[str]:
     """What a warm-up of a given number of requests gives up."""
     if session.warmup in ("auto", "none"):
         return []
@@ -188,7 +188,7 @@ def date_of(wall_ns: int) -> str:
     return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _steps(session: Session) -> list[dict[str, Any]]:
+def _steps(session: BenchSession) -> list[dict[str, Any]]:
     told = []
     for step in session.steps:
         kept = session.folder.read_json(f"steps/{step.name}/step.json") or {}
@@ -215,7 +215,7 @@ def _itl_line(option: str | None) -> dict[str, str]:
     return {"ITL option (4.6.3)": said}
 
 
-def _itl_option(found: Found, steps: Sequence[Mapping[str, Any]]) -> str | None:
+def _itl_option(found: TestResult, steps: Sequence[Mapping[str, Any]]) -> str | None:
     """Of 4.6.3: A, B or C, and how llmtap takes it where that is not as the draft has it: `B (even)`; several
     where loads differ, `A + B (even)`."""
     if found.itl_option is not None:

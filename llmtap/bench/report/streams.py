@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import Final
 
 from llmtap.bench.run.measurement import Measurement
-from llmtap.bench.run.test import Chart, Series
+from llmtap.bench.run.test import ChartSeries, ChartSpec
 from llmtap.metrics.deadlines import READER_NS_PER_TOKEN, user_idle_ns
 from llmtap.units import NS_PER_S, to_seconds
 
@@ -21,7 +21,7 @@ __all__ = ["read_ns", "stream_charts"]
 _SPEED: Final = NS_PER_S / READER_NS_PER_TOKEN
 
 
-def stream_charts(measured: Measurement) -> list[Chart]:
+def stream_charts(measured: Measurement) -> list[ChartSpec]:
     """Of the request whose reader's waits, added up, are the load's median, and of the one with the most.
 
     Where a chunk brings several tokens, each is taken to bring as many as the answer's chunks do on average.
@@ -48,7 +48,7 @@ def read_ns(times_ns: Sequence[int], per_event_ns: int) -> list[int]:
     return read
 
 
-def _chart(name: str, idle_ns: int, times_ns: list[int], each: float) -> Chart:
+def _chart(name: str, idle_ns: int, times_ns: list[int], each: float) -> ChartSpec:
     tokens: list[float | None] = [round((i + 1) * each, 2) for i in range(len(times_ns))]
     per_event_ns = round(each * READER_NS_PER_TOKEN)
     lines = {
@@ -56,10 +56,11 @@ def _chart(name: str, idle_ns: int, times_ns: list[int], each: float) -> Chart:
         f"read, at {_SPEED:g} tokens/s": read_ns(times_ns, per_event_ns),
         "wanted (deadline)": [i * per_event_ns for i in range(len(times_ns))],
     }
-    return Chart(
+    return ChartSpec(
         title=f"A stream, the {name}: its reader waits {idle_ns / 1e6:,.0f} ms in all",
         kind="steps", x_title="time since submission (s)", y_title="tokens",
         series=[
-            Series(name=line, x=[to_seconds(ns) for ns in at_ns], y=tokens) for line, at_ns in lines.items()
+            ChartSeries(name=line, x=[to_seconds(ns) for ns in at_ns], y=tokens)
+            for line, at_ns in lines.items()
         ],
     )  # fmt: skip

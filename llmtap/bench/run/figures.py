@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement
-from llmtap.bench.run.test import Series
+from llmtap.bench.run.test import ChartSeries
 from llmtap.metrics.intervals import (
     Interval,
     clustered_quantile_interval,
@@ -119,7 +119,7 @@ def ms_of(row: Mapping[str, Any], name: str, *, unit: bool = True) -> str:
     return ms(figure, doubtful=doubtful, unit=unit)
 
 
-def cdf_series(name: str, values: Sequence[float]) -> Series:
+def cdf_series(name: str, values: Sequence[float]) -> ChartSeries:
     """The share of values (y) that are no longer than so many ms (x), in 500 points at most."""
     ordered = sorted(values)
     n = len(ordered)
@@ -128,12 +128,12 @@ def cdf_series(name: str, values: Sequence[float]) -> Series:
         even = _POINTS_MAX - _TAIL_POINTS
         body = n - _TAIL_POINTS
         ranks = [*(i * (body - 1) // (even - 1) for i in range(even)), *range(body, n)]
-    return Series(name=name, x=[ordered[i] * MS for i in ranks], y=[(i + 1) / n for i in ranks])
+    return ChartSeries(name=name, x=[ordered[i] * MS for i in ranks], y=[(i + 1) / n for i in ranks])
 
 
 def histogram_series(
     name: str, values: Sequence[float], *, bins: int = 60, span: tuple[float, float] | None = None
-) -> Series:
+) -> ChartSeries:
     """The share of values (y) in bins of equal width, by their middles in ms (x).
 
     Args:
@@ -141,7 +141,7 @@ def histogram_series(
             lies outside is in no bin, and is missing from the sum of the shares.
     """
     if not values:
-        return Series(name=name, x=[], y=[])
+        return ChartSeries(name=name, x=[], y=[])
     low, high = span or (min(values), max(values))
     width = (high - low) / bins or 1e-9  # all alike: a bin of a nanosecond
     counts = [0] * bins
@@ -149,16 +149,18 @@ def histogram_series(
         if low <= value <= high:
             counts[min(int((value - low) / width), bins - 1)] += 1
     middles: list[float | str] = [(low + (i + 0.5) * width) * MS for i in range(bins)]
-    return Series(name=name, x=middles, y=[count / len(values) for count in counts])
+    return ChartSeries(name=name, x=middles, y=[count / len(values) for count in counts])
 
 
-def line_series(name: str, xs: Sequence[float | str], figures: Sequence[Mapping[str, Any] | None]) -> Series:
+def line_series(
+    name: str, xs: Sequence[float | str], figures: Sequence[Mapping[str, Any] | None]
+) -> ChartSeries:
     """A line of figures (`{"value", "low", "high"}` in seconds) with their intervals, in ms."""
 
     def column(part: str) -> list[float | None]:
         return [None if f is None or f[part] is None else f[part] * MS for f in figures]
 
-    return Series(name=name, x=list(xs), y=column("value"), low=column("low"), high=column("high"))
+    return ChartSeries(name=name, x=list(xs), y=column("value"), low=column("low"), high=column("high"))
 
 
 def load_lines(load: Load, found: Measurement) -> dict[str, str]:

@@ -14,10 +14,10 @@ from zlib import crc32
 from llmtap.bench.run.figures import latency_row, ms, ms_of
 from llmtap.bench.run.loads import Load, closed_load, open_load
 from llmtap.bench.run.measurement import Measurement
-from llmtap.bench.run.session import Session
+from llmtap.bench.run.session import BenchSession
 from llmtap.bench.run.steady import Steady, steady_of
-from llmtap.bench.run.test import Table
-from llmtap.metrics.saturation import Level
+from llmtap.bench.run.test import ReportTable
+from llmtap.metrics.saturation import SaturationLevel
 from llmtap.metrics.summary import ENDED_WELL
 from llmtap.units import Duration, to_seconds
 
@@ -105,7 +105,7 @@ class Bounds:
 
 
 def open_level(
-    session: Session, name: str, workload: str, rate_rps: float, duration: Duration, *, arrivals: str
+    session: BenchSession, name: str, workload: str, rate_rps: float, duration: Duration, *, arrivals: str
 ) -> Load:
     """A load at a rate, for the step of that name."""
     target = session.target
@@ -116,7 +116,7 @@ def open_level(
 
 
 def closed_level(
-    session: Session,
+    session: BenchSession,
     name: str,
     workload: str,
     slots: int,
@@ -134,12 +134,12 @@ def closed_level(
     )  # fmt: skip
 
 
-def _seed(session: Session, name: str) -> int:
+def _seed(session: BenchSession, name: str) -> int:
     return session.seed + crc32(f"{session.name}/{name}".encode())
 
 
 async def measure_closed(
-    session: Session,
+    session: BenchSession,
     name: str,
     workload: str,
     slots: int,
@@ -186,12 +186,12 @@ def rows_for(slots: int, seconds: float, before: tuple[float, float] | None) -> 
     return min(ROWS_MAX, ceil(rate * seconds) + 2 * slots)
 
 
-def saturation_level(tried: Tried, column: str = "ttft_ns") -> Level:
+def saturation_level(tried: Tried, column: str = "ttft_ns") -> SaturationLevel:
     """For the rules of `metrics/saturation.py`; a latency that nobody had is endless."""
     steady = tried.steady
     p50, p99 = steady.latency(column, 0.50), steady.latency(column, 0.99)
     endless = float("inf")
-    return Level(
+    return SaturationLevel(
         tried.level, steady.output_tps or 0.0, endless if p50 is None else p50,
         endless if p99 is None else p99, steady.success,
     )  # fmt: skip
@@ -224,12 +224,12 @@ def latency_rows(measured: Measurement) -> dict[str, dict[str, Any]]:
     return {name: latency_row(measured.values(f"{name}_ns"), SHARES) for name in COLUMNS}
 
 
-def latency_table(caption: str, measured: Measurement) -> Table:
+def latency_table(caption: str, measured: Measurement) -> ReportTable:
     """The three latencies in the columns of the draft's Table 4, with their intervals."""
     rows = []
     for name, row in latency_rows(measured).items():
         rows.append([COLUMNS[name], *(ms_of(row, p) for p in SHARES)])
-    return Table(caption=caption, heads=["Metric", *(p.upper() for p in SHARES)], rows=rows)
+    return ReportTable(caption=caption, heads=["Metric", *(p.upper() for p in SHARES)], rows=rows)
 
 
 def number(value: float | None, unit: str = "") -> str:

@@ -15,10 +15,18 @@ import pyarrow.compute as pc
 
 from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement
-from llmtap.bench.run.session import BASELINE, Session
+from llmtap.bench.run.session import BASELINE, BenchSession
 from llmtap.bench.run.steady import steady_of
 
-__all__ = ["WARM_TOKENS", "Capacity", "Search", "capacity_told", "find_capacity", "is_long", "overload"]
+__all__ = [
+    "WARM_TOKENS",
+    "Capacity",
+    "LoadLevelSearch",
+    "capacity_told",
+    "find_capacity",
+    "is_long",
+    "overload",
+]
 
 WARM_TOKENS: Final = 100
 """Of each answer in a warm-up: 100 requests are then the 10,000 tokens that 4.5.1 asks for, too."""
@@ -39,7 +47,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     """More load brought no more; False where the search ended at the most it may have in flight."""
 
 
-class Search(msgspec.Struct, frozen=True, kw_only=True):
+class LoadLevelSearch(msgspec.Struct, frozen=True, kw_only=True):
     """How it is looked for."""
 
     slots_first: int = 8
@@ -48,7 +56,9 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
     """Requests of a level, for each slot."""
 
 
-def capacity_told(session: Session, max_rate: float | None, workload: str | None = None) -> Capacity | None:
+def capacity_told(
+    session: BenchSession, max_rate: float | None, workload: str | None = None
+) -> Capacity | None:
     """As the user gave it, or as the throughput test found it for this workload; None where neither is so.
 
     `workload` None is one that no other test knows.
@@ -70,9 +80,9 @@ def capacity_told(session: Session, max_rate: float | None, workload: str | None
 
 
 async def find_capacity(
-    session: Session,
+    session: BenchSession,
     load_of: Callable[[int, int], Load],
-    search: Search,
+    search: LoadLevelSearch,
     *,
     arm: str = BASELINE,
     name: str = "capacity",

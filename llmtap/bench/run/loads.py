@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
-from llmtap.load.replay.plan import Asked, Plan, make_plan
+from llmtap.load.replay.plan import ReplayPlan, ReplayQuestion, make_plan
 from llmtap.units import NS_PER_S, Duration
 
 __all__ = ["Load", "closed_load", "open_load"]
@@ -19,7 +19,7 @@ SPARE = 50
 class Load:
     """A plan, and how it is sent."""
 
-    plan: Plan
+    plan: ReplayPlan
     closed: int | None = None
     """So many at a time; None: at the plan's own arrivals (open loop)."""
     rate_rps: float | None = None
@@ -63,7 +63,7 @@ def open_load(
         assert duration_s is not None
         count = ceil(rate_rps * duration_s * SPARE_SHARE) + SPARE
     plan = make_plan(
-        Asked(
+        ReplayQuestion(
             source=workload, requests=count, rate_rps=rate_rps, arrivals=arrivals, seed=seed,
             tokenizer=tokenizer, chat=chat,
         )
@@ -86,14 +86,16 @@ def closed_load(
 ) -> Load:
     """A workload in a closed loop of so many slots (IETF 4.2.4); `requests` at most."""
     plan = make_plan(
-        Asked(source=workload, requests=requests, closed=True, seed=seed, tokenizer=tokenizer, chat=chat)
+        ReplayQuestion(
+            source=workload, requests=requests, closed=True, seed=seed, tokenizer=tokenizer, chat=chat
+        )
     )
     _fix_output(plan, output_tokens)
     duration_ns = None if duration_s is None else Duration(round(duration_s * NS_PER_S))
     return Load(plan=plan, closed=slots, duration_ns=duration_ns)
 
 
-def _fix_output(plan: Plan, tokens: int | None) -> None:
+def _fix_output(plan: ReplayPlan, tokens: int | None) -> None:
     if tokens is None:
         return
     output: Sequence[int] = plan.requests.output

@@ -18,7 +18,7 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.metrics.latency import measure
 from llmtap.metrics.summary import ENDED_WELL
 
-__all__ = ["Measurement", "Recorder"]
+__all__ = ["Measurement", "MeasurementRecorder"]
 
 NOT_KNOWN: Final = -1
 """In every integer column."""
@@ -96,7 +96,7 @@ class Measurement:
 
 
 @dataclass(slots=True)
-class Recorder:
+class MeasurementRecorder:
     """Makes the table of exchanges, in any order."""
 
     began_ns: int

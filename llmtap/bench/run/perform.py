@@ -16,7 +16,7 @@ from llmtap.bench.run.folder import Folder
 from llmtap.bench.run.preflight import check_values, undo, unreached
 from llmtap.bench.run.registry import test_named
 from llmtap.bench.run.resume import asked_of, begin, clear, declared_otherwise, refuse_other
-from llmtap.bench.run.session import Session, Watcher
+from llmtap.bench.run.session import BenchSession, SessionWatcher
 from llmtap.bench.run.test import BenchTest
 from llmtap.bench.sut.file import BenchFile, params_told, without_keys
 from llmtap.clock import Clock, SystemClock
@@ -47,7 +47,7 @@ class Bench:
 
     file: BenchFile
     folder: Folder
-    watcher: Watcher
+    watcher: SessionWatcher
     seed: int = 42
     quick: bool = False
     warmup: str = "auto"
@@ -60,7 +60,7 @@ class Bench:
     command: str = ""
     """As it was typed, for who wants to do it again."""
     clock: Clock = field(default_factory=SystemClock)
-    _session: Session | None = None
+    _session: BenchSession | None = None
     _measured: bool = False
     """A load was sent, and is in the folder."""
     _stopped: bool = False
@@ -148,7 +148,7 @@ class Bench:
         return document_of(asked, reports, not_run)
 
     async def _run_one(
-        self, test: BenchTest[Any], session: Session, params: msgspec.Struct
+        self, test: BenchTest[Any], session: BenchSession, params: msgspec.Struct
     ) -> dict[str, Any]:
         self._session = session
         if self._stopped:
@@ -163,9 +163,9 @@ class Bench:
         session.folder.write_json(RESULT, report)
         return report
 
-    def _prepared(self, test: BenchTest[Any], run: int = 1) -> tuple[Session, msgspec.Struct]:
+    def _prepared(self, test: BenchTest[Any], run: int = 1) -> tuple[BenchSession, msgspec.Struct]:
         params = self.file.params_of(test, quick=self.quick)
-        session = Session(
+        session = BenchSession(
             name=test.name, folder=self.folder.within(test.name).run(run), target=self.file.target,
             watcher=self.watcher, sut=self.file.sut, arms=self.file.arms,
             seed=self.seed + SEEDS_APART * (run - 1), quick=self.quick, run=run, warmup=self.warmup,
@@ -199,7 +199,9 @@ class Bench:
             session, params = self._prepared(test)
             refuse_other(session.folder, test, asked_of(test, params, session))
 
-    def _begin(self, test: BenchTest[Any], params: msgspec.Struct, session: Session, *, anew: bool) -> None:
+    def _begin(
+        self, test: BenchTest[Any], params: msgspec.Struct, session: BenchSession, *, anew: bool
+    ) -> None:
         asked = asked_of(test, params, session)
         if anew:
             clear(session.folder.path)
@@ -221,7 +223,7 @@ class Bench:
             raise ConfigError("--results", f"{path} has files, and is no results folder of llmtap bench")
 
 
-def _check(test: BenchTest[Any], session: Session, params: msgspec.Struct) -> None:
+def _check(test: BenchTest[Any], session: BenchSession, params: msgspec.Struct) -> None:
     """Raises ConfigError that names what is missing, and how it is given."""
     if test.check is None:
         return

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from llmtap.bench.run.folder import Folder
-from llmtap.bench.run.session import BASELINE, Session
+from llmtap.bench.run.session import BASELINE, BenchSession
 from llmtap.bench.run.test import BenchTest
 from llmtap.errors import ConfigError
 from llmtap.load.replay.plan import AT_ONCE
@@ -41,7 +41,7 @@ def _check_workload(text: str, place: str) -> None:
         workload_named(text, place)
 
 
-async def unreached(tests: Sequence[tuple[BenchTest[Any], Session]]) -> Mapping[str, ConfigError]:
+async def unreached(tests: Sequence[tuple[BenchTest[Any], BenchSession]]) -> Mapping[str, ConfigError]:
     """By test, why its server can't be asked. What a command switches over may not be there yet: it is not
     looked for."""
     known: dict[str, ConfigError | None] = {}
@@ -60,7 +60,7 @@ async def unreached(tests: Sequence[tuple[BenchTest[Any], Session]]) -> Mapping[
     return found
 
 
-async def _why_not(session: Session, arm: str) -> ConfigError | None:
+async def _why_not(session: BenchSession, arm: str) -> ConfigError | None:
     try:
         await session.reach(arm)
     except ConfigError as exc:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from llmtap.bench.run.folder import RESULT, Folder
-from llmtap.bench.run.session import Session
+from llmtap.bench.run.session import BenchSession
 from llmtap.bench.run.test import BenchTest
 from llmtap.bench.sut.file import params_told, without_keys
 from llmtap.errors import ConfigError
@@ -30,7 +30,7 @@ _NOTHING: Final[tuple[object, ...]] = (None, "", [])
 _NAMES: Final = {"quick": "--quick", "seed": "--seed", "warmup": "--warmup", "hidden": "a key or a query"}
 
 
-def asked_of(test: BenchTest[Any], params: msgspec.Struct, session: Session) -> dict[str, Any]:
+def asked_of(test: BenchTest[Any], params: msgspec.Struct, session: BenchSession) -> dict[str, Any]:
     """What the runs of a test are measured with, as JSON: `quick`, `seed` (of the first run), `warmup`,
     `target`, `arms` (those that it compares), `params`, `hidden` (a digest that tells what is not shown of
     target and arms from another) and `sut`, which is declared and changes nothing."""

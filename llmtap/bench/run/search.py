@@ -15,11 +15,11 @@ Source: IETF seed 000, 5.2.3 (4) and 5.5.3 (4).
 from collections import Counter
 from dataclasses import dataclass, field
 
-__all__ = ["Search"]
+__all__ = ["RateSearch"]
 
 
 @dataclass(slots=True)
-class Search:
+class RateSearch:
     """Ask for `next`, `tell` what came of it, until there is none."""
 
     low: int

@@ -16,21 +16,21 @@ import msgspec
 from llmtap.bench.compliance.evidence import several
 from llmtap.bench.run.folder import Folder
 from llmtap.bench.run.loads import Load
-from llmtap.bench.run.measurement import Measurement, Recorder
+from llmtap.bench.run.measurement import Measurement, MeasurementRecorder
 from llmtap.bench.run.requests import write_requests
 from llmtap.bench.sut.sut import Sut
-from llmtap.bench.sut.target import Arm, Target
+from llmtap.bench.sut.target import BenchTarget, TargetArm
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.exchange.exchange import Exchange
 from llmtap.load.bodies import BodyOptions
 from llmtap.load.replay.options import ReplayOptions, read_headers
-from llmtap.load.replay.perform import Audience, Replay, Stopped
-from llmtap.load.replay.plan import Plan
-from llmtap.load.workers.worker_pool import Outcome
+from llmtap.load.replay.perform import ProgressListener, Replay, ReplayStopped
+from llmtap.load.replay.plan import ReplayPlan
+from llmtap.load.workers.worker_pool import LoadResult
 from llmtap.units import NS_PER_S, Duration
 from llmtap.workload.requests import Requests
 
-__all__ = ["Interrupted", "Session", "Watcher"]
+__all__ = ["BenchSession", "Interrupted", "SessionWatcher"]
 
 TIMEOUT: Final = Duration(600 * NS_PER_S)
 CAPTURE: Final = "capture"
@@ -43,7 +43,7 @@ class Interrupted(LlmtapError):
     """Somebody stopped it. Steps that were whole are in the results folder; the same command goes on."""
 
 
-class Watcher(Audience, Protocol):
+class SessionWatcher(ProgressListener, Protocol):
     """Who is shown how far a benchmark is."""
 
     def step(self, name: str, said: str) -> None:
@@ -56,16 +56,16 @@ class Watcher(Audience, Protocol):
 
 
 @dataclass(slots=True)
-class Session:
+class BenchSession:
     """What a test has to work with. Made anew for each test."""
 
     name: str
     """Of the test."""
     folder: Folder
-    target: Target
-    watcher: Watcher
+    target: BenchTarget
+    watcher: SessionWatcher
     sut: Sut = field(default_factory=Sut)
-    arms: Mapping[str, Arm] = field(default_factory=dict)
+    arms: Mapping[str, TargetArm] = field(default_factory=dict)
     seed: int = 42
     quick: bool = False
     run: int = 1
@@ -98,7 +98,7 @@ class Session:
 
     async def reach(self, arm: str = BASELINE) -> None:
         """Raises ConfigError where there is no server, or the target is none."""
-        overlay, plan = self._overlay(arm), Plan(Requests(bodies=[b"{}"]), None, {})
+        overlay, plan = self._overlay(arm), ReplayPlan(Requests(bodies=[b"{}"]), None, {})
         # Whose model somebody named, too: it is by asking for models that a server is found.
         body = BodyOptions(endpoint=self._body(overlay).endpoint)
         await Replay(plan, self._options(Load(plan=plan), overlay), body, self.watcher).reach()
@@ -137,12 +137,12 @@ class Session:
         await self._switch(arm, overlay)
         self.watcher.step(name, _says(load))
         place = self.folder.begin(name)
-        recorder: Recorder | None = None
+        recorder: MeasurementRecorder | None = None
         exact: dict[str, Any] = {}
 
-        def keeping(outcome: Outcome) -> Callable[[int, Exchange], None]:
+        def keeping(outcome: LoadResult) -> Callable[[int, Exchange], None]:
             nonlocal recorder
-            recorder = Recorder(outcome.began_ns, load.class_of)
+            recorder = MeasurementRecorder(outcome.began_ns, load.class_of)
             return recorder.add
 
         warmup = self.warmup if warm and arm not in self._warm else "none"
@@ -184,7 +184,7 @@ class Session:
         self._replay = one
         try:
             result = await work
-        except Stopped:
+        except ReplayStopped:
             raise Interrupted("stopped") from None
         finally:
             self._replay = None
@@ -192,13 +192,13 @@ class Session:
             raise Interrupted("stopped")
         return result
 
-    async def _warm_up(self, load: Load, overlay: Arm, warmup: str) -> dict[str, Any]:
+    async def _warm_up(self, load: Load, overlay: TargetArm, warmup: str) -> dict[str, Any]:
         """Warms up with requests like those of a load, which are none of them; what it came to."""
         options = self._options(load, overlay, warmup=warmup)
         one = self._replay_of(load.plan, options, overlay)
         return await self._perform(one, one.warm())
 
-    def _replay_of(self, plan: Plan, options: ReplayOptions, overlay: Arm) -> Replay:
+    def _replay_of(self, plan: ReplayPlan, options: ReplayOptions, overlay: TargetArm) -> Replay:
         return Replay(plan, options, self._body(overlay), self.watcher)
 
     def _keep(self, found: Measurement) -> Measurement:
@@ -208,14 +208,14 @@ class Session:
             self.warmups.append({"arm": found.arm, "step": found.name, **found.result["warmup"]})
         return found
 
-    def _overlay(self, arm: str) -> Arm:
+    def _overlay(self, arm: str) -> TargetArm:
         if arm == BASELINE:
-            return Arm()
+            return TargetArm()
         if arm not in self.arms:
             raise ConfigError(f"[arms.{arm}]", f"is missing: {self.name} compares it", "llmtap bench list")
         return self.arms[arm]
 
-    async def _switch(self, arm: str, overlay: Arm) -> None:
+    async def _switch(self, arm: str, overlay: TargetArm) -> None:
         """Puts the server into another state, where that takes a command."""
         if not overlay.apply or self._state == arm:
             return
@@ -232,7 +232,7 @@ class Session:
         self._warm.clear()  # it may be another process now
 
     def _options(
-        self, load: Load, overlay: Arm, *, warmup: str = "none", slo: str | None = None,
+        self, load: Load, overlay: TargetArm, *, warmup: str = "none", slo: str | None = None,
         capture: Path | None = None,
     ) -> ReplayOptions:  # fmt: skip
         target = self.target
@@ -245,14 +245,14 @@ class Session:
             capture=None if capture is None else str(capture), scrape=target.metrics,
         )  # fmt: skip
 
-    def _body(self, overlay: Arm) -> BodyOptions:
+    def _body(self, overlay: TargetArm) -> BodyOptions:
         target = self.target
         return BodyOptions(
             endpoint=target.endpoint, server=target.server, model=target.model,  # type: ignore[arg-type]
             temperature=0.0, fields={**target.body, **overlay.body},
         )  # fmt: skip
 
-    def _fingerprint(self, load: Load, arm: str, overlay: Arm, warm: bool, slo: str | None) -> str:
+    def _fingerprint(self, load: Load, arm: str, overlay: TargetArm, warm: bool, slo: str | None) -> str:
         """What was measured under another of these says nothing of this one. What the SUT is declared to be
         is none of them: the same loads are then told otherwise."""
         told = msgspec.json.encode([self.target, overlay])

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from llmtap.bench.run.measurement import Measurement
-from llmtap.metrics.saturation import Level, heavy_tail, incomplete
+from llmtap.metrics.saturation import SaturationLevel, heavy_tail, incomplete
 from llmtap.metrics.statistics import percentile
 from llmtap.metrics.summary import ENDED_WELL
 
@@ -138,7 +138,7 @@ class Steady:
     def falls_short(self) -> bool:
         """Fewer than 90 % of the arrivals complete, and not for chance alone."""
         short = self.expected - self.completed
-        level = Level(max(self.arrival_rps, 1e-9), 0.0, 0.0, 0.0, self.delivered)
+        level = SaturationLevel(max(self.arrival_rps, 1e-9), 0.0, 0.0, 0.0, self.delivered)
         by_chance = DEVIATIONS * sqrt(self.at_begin + self.at_end)
         return incomplete([level]) is not None and short > by_chance
 
@@ -222,7 +222,7 @@ def tail_is_heavy(steady: Steady, lowest: Steady, column: str = "e2e_ns", times:
     base_p50, base_p99, p50, p99 = (figure or 0.0 for figure in figures)
     if base_p99 > times * base_p50:
         return False
-    levels = [Level(1.0, 0.0, base_p50, base_p99), Level(2.0, 0.0, p50, p99)]
+    levels = [SaturationLevel(1.0, 0.0, base_p50, base_p99), SaturationLevel(2.0, 0.0, p50, p99)]
     return heavy_tail(levels, times) is not None
 
 

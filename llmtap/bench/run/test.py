@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 import msgspec
 
 if TYPE_CHECKING:
-    from llmtap.bench.run.session import Session
+    from llmtap.bench.run.session import BenchSession
 
-__all__ = ["BenchTest", "Chart", "Found", "Mark", "Series", "Table"]
+__all__ = ["BenchTest", "ChartSeries", "ChartSpec", "Mark", "ReportTable", "TestResult"]
 
 P = TypeVar("P", bound=msgspec.Struct)
 
 
-class Table(msgspec.Struct, frozen=True, kw_only=True):
+class ReportTable(msgspec.Struct, frozen=True, kw_only=True):
     """A table as people read it; figures to compute with are in `Found.measurements`."""
 
     caption: str
@@ -23,7 +23,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
     rows: list[list[str]]
 
 
-class Series(msgspec.Struct, frozen=True, kw_only=True):
+class ChartSeries(msgspec.Struct, frozen=True, kw_only=True):
     """A line, or points, of a chart."""
 
     name: str
@@ -41,28 +41,28 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
     says: str
 
 
-class Chart(msgspec.Struct, frozen=True, kw_only=True):
+class ChartSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be drawn; how is `report/`'s."""
 
     title: str
     kind: Literal["line", "cdf", "histogram", "bars", "steps", "points"]
     x_title: str
     y_title: str
-    series: list[Series]
+    series: list[ChartSeries]
     marks: list[Mark] = []
     log_x: bool = False
     log_y: bool = False
 
 
 @dataclass(slots=True)
-class Found:
+class TestResult:
     """What a test came to."""
 
     measurements: dict[str, Any] = field(default_factory=dict)
     """By name, as public JSON: times in seconds, shares 0 to 1, None where it could not be measured. A figure
     with an interval is `{"value": .., "low": .., "high": .., "n": .., "level": 0.95}`."""
-    tables: list[Table] = field(default_factory=list)
-    charts: list[Chart] = field(default_factory=list)
+    tables: list[ReportTable] = field(default_factory=list)
+    charts: list[ChartSpec] = field(default_factory=list)
     configuration: dict[str, str] = field(default_factory=dict)
     """Lines of the configuration summary (5.1.5.1) that only this test knows."""
     notes: list[str] = field(default_factory=list)
@@ -86,12 +86,12 @@ class BenchTest(Generic[P]):
     params: type[P]
     """Its setup parameters. Every field has a `Meta(description=...)`; one that the draft wants defined and
     that has no sensible default is `T | None = None` and is named by `check` when it is missing."""
-    run: "Callable[[Session, P], Awaitable[Found]]"
+    run: "Callable[[BenchSession, P], Awaitable[TestResult]]"
     quick: Mapping[str, Any] = field(default_factory=dict)
     """Parameters as `--quick` has them, where the user sets none."""
     forfeits: tuple[str, ...] = ()
     """Ids of requirements (compliance/) that `quick` gives up."""
-    check: "Callable[[Session, P], None] | None" = None
+    check: "Callable[[BenchSession, P], None] | None" = None
     """Raises ConfigError, which names the parameter, before anything is sent."""
     arms: tuple[str, ...] = ()
     """Configurations of the SUT that it compares, by name: a `[arms.NAME]` each in the bench file. `check`

@@ -27,7 +27,7 @@ import aiohttp
 import msgspec
 
 from llmtap import __version__
-from llmtap.bench.sut.target import Target
+from llmtap.bench.sut.target import BenchTarget
 from llmtap.clock import Clock, SystemClock
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.exchange.saved import explain, read_saved
@@ -111,7 +111,7 @@ class _Answer:
         return value if isinstance(value, dict) else {}
 
 
-async def detect(target: Target, clock: Clock | None = None) -> Detected:
+async def detect(target: BenchTarget, clock: Clock | None = None) -> Detected:
     """Ask. Raises ConfigError where nobody answers at all."""
     one = _Detecting(target, SystemClock() if clock is None else clock)
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
@@ -132,7 +132,7 @@ def narrowed(trips: list[tuple[int, int, int]]) -> Offset | None:
 
 
 class _Detecting:
-    def __init__(self, target: Target, clock: Clock) -> None:
+    def __init__(self, target: BenchTarget, clock: Clock) -> None:
         if target.endpoint not in PATHS:
             raise ConfigError("target.endpoint", f"{target.endpoint!r} is none of {', '.join(PATHS)}")
         self._target = target

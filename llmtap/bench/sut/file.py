@@ -24,7 +24,7 @@ import msgspec
 from llmtap.bench.run.registry import TESTS, test_named
 from llmtap.bench.run.test import BenchTest
 from llmtap.bench.sut.sut import Sut
-from llmtap.bench.sut.target import Arm, Target
+from llmtap.bench.sut.target import BenchTarget, TargetArm
 from llmtap.bench.sut.validation import inner_type, is_finite, misfit
 from llmtap.errors import ConfigError
 from llmtap.units import encode_seconds, read_special
@@ -48,9 +48,9 @@ _SECRET_MEMBER: Final = re.compile(
 class BenchFile:
     """What the file and the flags say."""
 
-    target: Target
+    target: BenchTarget
     sut: Sut = field(default_factory=Sut)
-    arms: Mapping[str, Arm] = field(default_factory=dict)
+    arms: Mapping[str, TargetArm] = field(default_factory=dict)
     tests: Mapping[str, msgspec.Struct] = field(default_factory=dict)
     """By test: its parameters."""
     given: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -101,10 +101,10 @@ def load_bench(
         raise ConfigError("--target", "is missing", "such as --target http://127.0.0.1:8000")
     lenient = bool(sets)
     return BenchFile(
-        target=_decoded(Target, tables["target"], "target", where, lenient=lenient),
+        target=_decoded(BenchTarget, tables["target"], "target", where, lenient=lenient),
         sut=_decoded(Sut, tables["sut"], "sut", where, lenient=lenient),
         arms={
-            name: _decoded(Arm, held, f"arms.{name}", where, lenient=lenient)
+            name: _decoded(TargetArm, held, f"arms.{name}", where, lenient=lenient)
             for name, held in tables["arms"].items()
         },
         tests={
@@ -115,7 +115,7 @@ def load_bench(
     )
 
 
-def without_keys(kind: Target | Arm) -> dict[str, Any]:
+def without_keys(kind: BenchTarget | TargetArm) -> dict[str, Any]:
     """A target or an arm as JSON, for results: no values whose name says key, no passwords of URLs."""
     told: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(kind))
     for table, secret in (("headers", _SECRET_FIELD), ("body", _SECRET_MEMBER)):
@@ -150,10 +150,10 @@ def _check_all(tables: _Tables, where: str) -> None:
 def _parts(
     tables: Mapping[str, dict[str, Any]],
 ) -> Iterator[tuple[str, type[msgspec.Struct], dict[str, Any]]]:
-    yield "target", Target, tables["target"]
+    yield "target", BenchTarget, tables["target"]
     yield "sut", Sut, tables["sut"]
     for name, held in tables["arms"].items():
-        yield f"arms.{name}", Arm, held
+        yield f"arms.{name}", TargetArm, held
     for name, held in tables["tests"].items():
         yield f"tests.{name}", test_named(name).params, held
 
@@ -196,7 +196,7 @@ def _put_flag(tables: _Tables, item: str, tests: Sequence[str]) -> None:
         path = path[1:]
     elif path[0] in ("target", "sut", "arms") and len(path) > 1:
         root = tables[path[0]]
-        kinds: dict[str, type[msgspec.Struct]] = {"target": Target, "sut": Sut, "arms": Arm}
+        kinds: dict[str, type[msgspec.Struct]] = {"target": BenchTarget, "sut": Sut, "arms": TargetArm}
         if path[0] == "arms":
             root = root.setdefault(path[1], {})
         _put(root, kinds[path[0]], path[2 if path[0] == "arms" else 1 :], text.strip(), key)

@@ -9,8 +9,8 @@ from msgspec.inspect import Metadata, type_info
 from llmtap.bench.run.registry import TESTS
 from llmtap.bench.sut.detect import Detected
 from llmtap.bench.sut.required_fields import demanded
-from llmtap.bench.sut.sut import Clock, Guardrails, Hardware, Sut, Tokenizer
-from llmtap.bench.sut.target import Target
+from llmtap.bench.sut.sut import Guardrails, Hardware, Sut, SutClock, SutTokenizer
+from llmtap.bench.sut.target import BenchTarget
 
 __all__ = ["open_declarations", "starter_text"]
 
@@ -43,8 +43,8 @@ _EXAMPLES: Final = {
 }  # fmt: skip
 """Of what a person may write; each of them is read, and a test sees to it."""
 _TABLES: Final[dict[str, type[msgspec.Struct]]] = {
-    "target": Target, "sut": Sut, "sut.hardware": Hardware, "sut.tokenizer": Tokenizer,
-    "sut.guardrails": Guardrails, "sut.clock": Clock,
+    "target": BenchTarget, "sut": Sut, "sut.hardware": Hardware, "sut.tokenizer": SutTokenizer,
+    "sut.guardrails": Guardrails, "sut.clock": SutClock,
 }  # fmt: skip
 _WIDTH: Final = 110
 _ARMS: Final = """

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-__all__ = ["Clock", "Guardrails", "Hardware", "Sut", "Tokenizer"]
+__all__ = ["Guardrails", "Hardware", "Sut", "SutClock", "SutTokenizer"]
 
 Boundary = Literal["model engine", "application gateway", "compound system"]
 
@@ -23,7 +23,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     currency: Annotated[str, Meta(description="of the price")] = "USD"
 
 
-class Tokenizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SutTokenizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How tokens are counted (IETF 4.4)."""
 
     name: Annotated[str | None, Meta(description="name and version")] = None
@@ -45,7 +45,7 @@ class Guardrails(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     names: Annotated[list[str], Meta(description="of the systems, where known")] = []
 
 
-class Clock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SutClock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where the load generator stands (IETF 4.7)."""
 
     placement: Annotated[
@@ -71,7 +71,7 @@ class Sut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Annotated[int, Meta(ge=1)] | None, Meta(description="requests that run at a time, where known")
     ] = None
     hardware: Hardware = Hardware()
-    tokenizer: Tokenizer = Tokenizer()
+    tokenizer: SutTokenizer = SutTokenizer()
     guardrails: Guardrails = Guardrails()
-    clock: Clock = Clock()
+    clock: SutClock = SutClock()
     notes: Annotated[list[str], Meta(description="anything else a reader should know")] = []

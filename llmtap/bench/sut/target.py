@@ -5,10 +5,10 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-__all__ = ["Arm", "Target"]
+__all__ = ["BenchTarget", "TargetArm"]
 
 
-class Arm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TargetArm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A configuration of the SUT, as an overlay on the target: what differs (`[arms.NAME]`)."""
 
     about: Annotated[str, Meta(description="what it is, for the report")] = ""
@@ -27,7 +27,7 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return bool(self.apply)
 
 
-class Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class BenchTarget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where to send, and as whom (`[target]`). Keys are not written here: `key_env` names their variable."""
 
     url: Annotated[str, Meta(description="http://host:port[/prefix]")]

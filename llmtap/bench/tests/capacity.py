@@ -32,10 +32,10 @@ from llmtap.bench.run.levels import (
     share,
 )
 from llmtap.bench.run.measurement import Measurement
-from llmtap.bench.run.search import Search
-from llmtap.bench.run.session import Session
+from llmtap.bench.run.search import RateSearch
+from llmtap.bench.run.session import BenchSession
 from llmtap.bench.run.steady import steady_of
-from llmtap.bench.run.test import BenchTest, Chart, Found, Mark, Series, Table
+from llmtap.bench.run.test import BenchTest, ChartSeries, ChartSpec, Mark, ReportTable, TestResult
 from llmtap.bench.tests.throughput import DURATION_MIN
 from llmtap.errors import ConfigError
 from llmtap.metrics.intervals import share_interval
@@ -86,7 +86,7 @@ class _Levels:
     """Steps that were over before their time."""
 
 
-def check(session: Session, params: CapacityParams) -> None:
+def check(session: BenchSession, params: CapacityParams) -> None:
     """Raises ConfigError: without a threshold nothing can be judged."""
     if params.ttft_p99 is None:
         raise ConfigError(
@@ -110,9 +110,9 @@ def check(session: Session, params: CapacityParams) -> None:
         raise ConfigError("per_slot", f"is {params.per_slot}, and 5.5.3 asks for {PER_SLOT_MIN} at least")
 
 
-async def run(session: Session, params: CapacityParams) -> Found:
+async def run(session: BenchSession, params: CapacityParams) -> TestResult:
     """5.5.3: search, and report the highest concurrency that meets the criteria."""
-    search = Search(
+    search = RateSearch(
         low=1, high=params.maximum, start=params.initial, resolution=params.resolution, votes=params.votes
     )
     levels = _Levels()
@@ -133,7 +133,9 @@ def _level_s(params: CapacityParams, levels: _Levels, slots: int) -> float:
     return max(seconds, params.per_slot * slots / last.steady.completed_rps * min(1.0, last.level / slots))
 
 
-async def _try(session: Session, params: CapacityParams, levels: _Levels, slots: int, again: int) -> Tried:
+async def _try(
+    session: BenchSession, params: CapacityParams, levels: _Levels, slots: int, again: int
+) -> Tried:
     """A level, and once more with more requests where they were over too soon."""
     assert params.ttft_p99 is not None
     seconds = to_seconds(params.duration)
@@ -189,10 +191,10 @@ def _completion(measured: Measurement) -> float:
     return len(measured.ended_well()) / measured.n if measured.n else 0.0
 
 
-def _found(params: CapacityParams, search: Search, levels: _Levels) -> Found:
+def _found(params: CapacityParams, search: RateSearch, levels: _Levels) -> TestResult:
     assert params.ttft_p99 is not None
     bound, seconds = to_seconds(params.ttft_p99), to_seconds(params.duration)
-    found = Found(
+    found = TestResult(
         configuration={
             "Workload": f"{params.workload}, answers of {params.output_tokens} tokens",
             "Load model": "closed loop",
@@ -213,7 +215,7 @@ def _found(params: CapacityParams, search: Search, levels: _Levels) -> Found:
 
 
 def _measurements(
-    params: CapacityParams, search: Search, levels: _Levels, at_best: Tried | None
+    params: CapacityParams, search: RateSearch, levels: _Levels, at_best: Tried | None
 ) -> dict[str, Any]:
     steady = None if at_best is None else at_best.steady
     tried = sorted(levels.tried, key=lambda t: t.level)
@@ -254,7 +256,7 @@ def _own(measured: Measurement) -> dict[str, Any]:
     }
 
 
-def _tables(told: Mapping[str, Any], tried: Sequence[Tried], at_best: Tried | None) -> list[Table]:
+def _tables(told: Mapping[str, Any], tried: Sequence[Tried], at_best: Tried | None) -> list[ReportTable]:
     rows, why = [], []
     for t in sorted(tried, key=lambda t: t.level):
         measured = t.measured
@@ -276,8 +278,8 @@ def _tables(told: Mapping[str, Any], tried: Sequence[Tried], at_best: Tried | No
     best = told["max_concurrency"]
     heads = ["Concurrency", "Completion", "TTFT P99", "TPOT P99", "Errors", "Status"]
     found = [
-        Table(caption="Table 7: Capacity Search Results", heads=heads, rows=rows),
-        Table(
+        ReportTable(caption="Table 7: Capacity Search Results", heads=heads, rows=rows),
+        ReportTable(
             caption="Capacity (5.5.4)",
             heads=["Metric", "Value"],
             rows=[
@@ -286,7 +288,7 @@ def _tables(told: Mapping[str, Any], tried: Sequence[Tried], at_best: Tried | No
                 ["Tokens in flight at maximum (approximately)", number(told["tokens_in_flight"])],
             ],
         ),
-        Table(
+        ReportTable(
             caption="Each level, and what decided it",
             heads=["Concurrency", "Requests", "Time", "Completed (req/s)", "Output (tok/s)", "Why"],
             rows=why,
@@ -297,29 +299,29 @@ def _tables(told: Mapping[str, Any], tried: Sequence[Tried], at_best: Tried | No
     return found
 
 
-def _charts(params: CapacityParams, tried: Sequence[Tried], best: int | None) -> list[Chart]:
+def _charts(params: CapacityParams, tried: Sequence[Tried], best: int | None) -> list[ChartSpec]:
     assert params.ttft_p99 is not None
     last = {t.level: t for t in tried}
     levels = [last[level] for level in sorted(last)]
     xs: list[float | str] = [t.level for t in levels]
     marks = [] if best is None else [Mark(x=best, says="capacity")]
-    bound = Series(name="threshold", x=xs, y=[to_seconds(params.ttft_p99) * 1e3] * len(xs))
+    bound = ChartSeries(name="threshold", x=xs, y=[to_seconds(params.ttft_p99) * 1e3] * len(xs))
     ttft = line_series("TTFT P99", xs, [latency_rows(t.measured)["ttft"]["p99"] for t in levels])
     return [
-        Chart(
+        ChartSpec(
             title="TTFT P99 by concurrency", kind="line", x_title="requests at a time", y_title="ms",
             series=[ttft, bound], marks=marks, log_x=True, log_y=True,
         ),
-        Chart(
+        ChartSpec(
             title="Output throughput by concurrency", kind="line", x_title="requests at a time",
             y_title="output tokens/s", marks=marks, log_x=True,
-            series=[Series(name="throughput", x=xs, y=[t.steady.output_tps for t in levels])],
+            series=[ChartSeries(name="throughput", x=xs, y=[t.steady.output_tps for t in levels])],
         ),
     ]  # fmt: skip
 
 
 def _remark(
-    found: Found, params: CapacityParams, search: Search, levels: _Levels, at_best: Tried | None
+    found: TestResult, params: CapacityParams, search: RateSearch, levels: _Levels, at_best: Tried | None
 ) -> None:
     notes = found.notes
     if search.best is None:

@@ -28,17 +28,17 @@ from msgspec import Meta
 
 from llmtap.bench.run.loads import Load
 from llmtap.errors import ConfigError
-from llmtap.load.replay.plan import Plan
+from llmtap.load.replay.plan import ReplayPlan
 from llmtap.units import NS_PER_S
 from llmtap.workload.arrivals.arrivals import parse_arrivals
 from llmtap.workload.composed import GENERATION, REQUEST, TOKENIZER, RandomIds, Written, check_rows
 from llmtap.workload.lengths import LogNormal, uniform_draw
-from llmtap.workload.plan import Plan as Parts
-from llmtap.workload.plan import Speaker, Turn, assemble
+from llmtap.workload.plan import PlannedTurn, Speaker, assemble
+from llmtap.workload.plan import WorkloadPlan as Parts
 from llmtap.workload.prompts.counter import load_counter
 from llmtap.workload.prompts.fitted_prompts import ElasticPrompts
 from llmtap.workload.prompts.prompt import ElasticSource, Fit, Prompt
-from llmtap.workload.prompts.prose import Words
+from llmtap.workload.prompts.prose import ProseWords
 from llmtap.workload.prompts.token_ids import CL100K_IDS, random_ids
 from llmtap.workload.prompts.tokenizer import OWN
 from llmtap.workload.registry import report_of
@@ -107,7 +107,7 @@ class ClassMix:
         return ClassMix((whole,), self.lengths, self.content, self.vocabulary)
 
     def describe(self) -> Mapping[str, object]:
-        content = RandomIds(self.vocabulary) if self.content == "ids" else Words()
+        content = RandomIds(self.vocabulary) if self.content == "ids" else ProseWords()
         return {
             "name": self.name,
             "about": "requests of classes, mixed by share",
@@ -155,15 +155,15 @@ class ClassMix:
         check_rows(parts.requests, requests)
         if self.content == "ids":
             return _Ids(requests, self.vocabulary, seed)
-        return Speaker(parts, Written(Words(), parts, seed))
+        return Speaker(parts, Written(ProseWords(), parts, seed))
 
     def _parts(self, count: int, seed: int) -> Parts:
         return assemble(self._turns(seed), count, seed)
 
-    def _turns(self, seed: int) -> Iterator[Turn]:
+    def _turns(self, seed: int) -> Iterator[PlannedTurn]:
         given, made = Random(f"{seed}/input"), Random(f"{seed}/output")
         for one in self._drawn(seed):
-            yield Turn(
+            yield PlannedTurn(
                 self._length(_INPUT, one.input, uniform_draw(given)),
                 self._length(_OUTPUT, one.output, uniform_draw(made)),
             )
@@ -259,5 +259,5 @@ def _load(
         "requests": len(requests),
     }  # fmt: skip
     named = list(itertools.islice(mix.names(seed), len(requests)))
-    plan = Plan(requests, prompts, about, [], counter.tokenizer.decode)
+    plan = ReplayPlan(requests, prompts, about, [], counter.tokenizer.decode)
     return Load(plan=plan, closed=slots, rate_rps=rate_rps, class_of=named.__getitem__)

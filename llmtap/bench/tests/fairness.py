@@ -27,10 +27,10 @@ from scipy import stats
 
 from llmtap.bench.report.paired import quantile_ratio
 from llmtap.bench.run.figures import DOUBT, SPANS, cdf_series, latency_row, load_lines, ms_of
-from llmtap.bench.run.load_level import Capacity, Search, capacity_told, find_capacity, overload
+from llmtap.bench.run.load_level import Capacity, LoadLevelSearch, capacity_told, find_capacity, overload
 from llmtap.bench.run.measurement import Measurement
-from llmtap.bench.run.session import Session
-from llmtap.bench.run.test import BenchTest, Chart, Found, Table
+from llmtap.bench.run.session import BenchSession
+from llmtap.bench.run.test import BenchTest, ChartSpec, ReportTable, TestResult
 from llmtap.bench.tests.classes import (
     LONG,
     SHORT,
@@ -93,7 +93,7 @@ class FairnessParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     slots_max: Annotated[int, Meta(ge=1, description="most requests at a time, looking for saturation")] = 256
 
 
-def check(session: Session, params: FairnessParams) -> None:
+def check(session: BenchSession, params: FairnessParams) -> None:
     """Raises ConfigError: of classes that are none."""
     check_classes(params.classes)
 
@@ -108,7 +108,7 @@ class _Class:
     alone_rps: float
 
 
-async def run(session: Session, params: FairnessParams) -> Found:
+async def run(session: BenchSession, params: FairnessParams) -> TestResult:
     """5.6.3: each class alone, then all of them together."""
     mix = _mix(session, params)
     warm = closed_mix(mix, slots=8, requests=32, seed=session.seed + _SEEDS["warm-up"], **_tokens_by(session))
@@ -132,7 +132,7 @@ async def run(session: Session, params: FairnessParams) -> Found:
     load = open_mix(mix, rate_rps=rate, seed=session.seed, **plain)
     mixed = await session.measure("mix", load, warm_by=warm)
     classes = [_Class(one.name, mixed.of_class(one.name), *alone[one.name]) for one in mix.classes]
-    found = Found(configuration=load_lines(load, mixed))
+    found = TestResult(configuration=load_lines(load, mixed))
     found.measurements = {
         "rate_rps": rate,
         "capacity": None if capacity is None else msgspec.to_builtins(capacity),
@@ -149,23 +149,23 @@ async def run(session: Session, params: FairnessParams) -> Found:
     return found
 
 
-def _mix(session: Session, params: FairnessParams) -> ClassMix:
+def _mix(session: BenchSession, params: FairnessParams) -> ClassMix:
     ids = params.content == "ids" or (params.content == "auto" and session.target.endpoint == "completions")
     vocabulary = min(CL100K_IDS, session.sut.tokenizer.vocabulary or CL100K_IDS)
     return ClassMix(params.classes, params.lengths, "ids" if ids else "words", vocabulary)
 
 
-def _tokens_by(session: Session) -> dict[str, Any]:
+def _tokens_by(session: BenchSession) -> dict[str, Any]:
     target = session.target
     return {"tokenizer": target.tokenizer, "chat": target.endpoint == "chat.completions"}
 
 
-async def _capacity(session: Session, params: FairnessParams, mix: ClassMix, warm: Any) -> Capacity:
+async def _capacity(session: BenchSession, params: FairnessParams, mix: ClassMix, warm: Any) -> Capacity:
     """Of the mix: no other workload's says much of it."""
     told = capacity_told(session, params.max_rate)
     if told is not None:
         return told
-    search = Search(slots_first=min(8, params.slots_max), slots_max=params.slots_max)
+    search = LoadLevelSearch(slots_first=min(8, params.slots_max), slots_max=params.slots_max)
     return await find_capacity(
         session,
         lambda slots, requests: closed_mix(
@@ -267,7 +267,7 @@ def _configuration(params: FairnessParams, told: Mapping[str, Any]) -> dict[str,
     }
 
 
-def _tables(told: Mapping[str, Any]) -> list[Table]:
+def _tables(told: Mapping[str, Any]) -> list[ReportTable]:
     classes: Mapping[str, Any] = told["classes"]
     rows = [
         [
@@ -290,9 +290,9 @@ def _tables(told: Mapping[str, Any]) -> list[Table]:
             [f"{name.title()}, inflation", *(_times(one["inflation"][share]) for share in SHARES)],
         ]
     return [
-        Table(caption="Table 8: Per-Class Results", heads=heads, rows=rows),
-        Table(caption="Table 9: Fairness Metrics", heads=["Metric", "Value"], rows=metrics),
-        Table(
+        ReportTable(caption="Table 8: Per-Class Results", heads=heads, rows=rows),
+        ReportTable(caption="Table 9: Fairness Metrics", heads=["Metric", "Value"], rows=metrics),
+        ReportTable(
             caption="TTFT alone and in the mix, and latency inflation (5.6.4)",
             heads=["Class", "TTFT P50", "TTFT P95", "TTFT P99"], rows=against,
         ),
@@ -300,14 +300,14 @@ def _tables(told: Mapping[str, Any]) -> list[Table]:
     ]  # fmt: skip
 
 
-def _readings(jain: Mapping[str, Any] | None) -> list[Table]:
+def _readings(jain: Mapping[str, Any] | None) -> list[ReportTable]:
     if jain is None:
         return []
     head = jain["headline"]
     span = "" if head["low"] is None else f" ({head['low']:.3f} to {head['high']:.3f})"
     slowdown = ", ".join(f"{name} {x:.2f}" for name, x in jain["slowdown"].items())
     return [
-        Table(
+        ReportTable(
             caption="Jain's index by what normalized latency may mean",
             heads=["x", "Index"],
             rows=[
@@ -319,7 +319,7 @@ def _readings(jain: Mapping[str, Any] | None) -> list[Table]:
     ]
 
 
-def _charts(classes: Sequence[_Class]) -> list[Chart]:
+def _charts(classes: Sequence[_Class]) -> list[ChartSpec]:
     series = [
         cdf_series(f"{one.name}, {how}", values)
         for one in classes
@@ -329,7 +329,7 @@ def _charts(classes: Sequence[_Class]) -> list[Chart]:
     if not series:
         return []
     return [
-        Chart(
+        ChartSpec(
             title="TTFT of each class, alone and in the mix", kind="cdf", x_title="TTFT (ms)",
             y_title="share of requests", series=series, log_x=True,
         )
@@ -337,7 +337,7 @@ def _charts(classes: Sequence[_Class]) -> list[Chart]:
 
 
 def _remark(
-    found: Found,
+    found: TestResult,
     params: FairnessParams,
     mixed: Measurement,
     classes: Sequence[_Class],

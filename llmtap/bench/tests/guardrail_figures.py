@@ -27,8 +27,8 @@ __all__ = [
     "METRICS",
     "NAMES",
     "SHARES",
-    "Cell",
     "Cells",
+    "GuardrailCell",
     "cached_share",
     "figures",
 ]
@@ -47,7 +47,7 @@ SHARES: Final = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 
 
 @dataclass(slots=True)
-class Cell:
+class GuardrailCell:
     """A configuration at a load: a block for each repeat."""
 
     runs: dict[int, Measurement] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Cell:
         return {i: (one.output_tps if known else one.completed_rps) or 0.0 for i, one in steadies.items()}
 
 
-Cells = Mapping[tuple[str, float], Cell]
+Cells = Mapping[tuple[str, float], GuardrailCell]
 
 
 def figures(
@@ -127,7 +127,7 @@ def _arm(cells: Cells, arm: str, level: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _outcomes(cell: Cell) -> dict[str, int]:
+def _outcomes(cell: GuardrailCell) -> dict[str, int]:
     counted: dict[str, int] = {}
     for one in cell.runs.values():
         for entry in pc.value_counts(one.table["outcome"]).to_pylist():
@@ -135,7 +135,7 @@ def _outcomes(cell: Cell) -> dict[str, int]:
     return counted
 
 
-def _overhead(base: Cell, other: Cell, column: str) -> dict[str, Any]:
+def _overhead(base: GuardrailCell, other: GuardrailCell, column: str) -> dict[str, Any]:
     """other - base: by repeats, by pairs, and percentile by percentile.
 
     The figure itself is the mean of what the repeats found; with fewer than three, what all pairs show, which
@@ -178,7 +178,7 @@ def _shift(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
     return percentile(sorted(b - a for a, b in zip(ours, theirs, strict=True)), 0.5)
 
 
-def _throughput(base: Cell, other: Cell, arm: str) -> dict[str, Any] | None:
+def _throughput(base: GuardrailCell, other: GuardrailCell, arm: str) -> dict[str, Any] | None:
     """None where blocks are so short that most of the time answers begin or end."""
     ours, theirs = base.tps(), other.tps()
     if ours is None or theirs is None:

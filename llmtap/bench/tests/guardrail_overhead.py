@@ -26,10 +26,10 @@ from msgspec import Meta
 
 from llmtap.bench.report.paired import Block, blocks
 from llmtap.bench.run.figures import DOUBT, SPANS, cdf_series, line_series, load_lines, ms_of, spanned
-from llmtap.bench.run.load_level import WARM_TOKENS, Capacity, Search, capacity_told, find_capacity
+from llmtap.bench.run.load_level import WARM_TOKENS, Capacity, LoadLevelSearch, capacity_told, find_capacity
 from llmtap.bench.run.loads import Load, closed_load, open_load
-from llmtap.bench.run.session import Session
-from llmtap.bench.run.test import BenchTest, Chart, Found, Table
+from llmtap.bench.run.session import BenchSession
+from llmtap.bench.run.test import BenchTest, ChartSpec, ReportTable, TestResult
 from llmtap.bench.tests.guardrail_figures import (
     AGAIN,
     ARMS,
@@ -37,8 +37,8 @@ from llmtap.bench.tests.guardrail_figures import (
     METRICS,
     NAMES,
     SHARES,
-    Cell,
     Cells,
+    GuardrailCell,
     cached_share,
     figures,
 )
@@ -87,7 +87,7 @@ class GuardrailParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     slots_max: Annotated[int, Meta(ge=1, description="most requests at a time, looking for capacity")] = 128
 
 
-def check(session: Session, params: GuardrailParams) -> None:
+def check(session: BenchSession, params: GuardrailParams) -> None:
     """Raises ConfigError: a baseline and something to compare it with are needed (5.10.2)."""
     hint = "in the file of --config, as what differs from [target]: url, headers, body or apply"
     others = [name for name in ARMS if name != BASELINE]
@@ -106,7 +106,7 @@ def check(session: Session, params: GuardrailParams) -> None:
         raise ConfigError(named, problem, hint)
 
 
-async def run(session: Session, params: GuardrailParams) -> Found:
+async def run(session: BenchSession, params: GuardrailParams) -> TestResult:
     """5.10.3, in turns instead of one configuration after the other."""
     longer = msgspec.structs.replace(params, output_tokens=WARM_TOKENS)
     warm_by = _closed(session, longer, slots=8, requests=32, seed=session.seed - 1)
@@ -119,7 +119,7 @@ async def run(session: Session, params: GuardrailParams) -> Found:
     levels = sorted(params.levels)
     switches = any(session.arms[name].switches for name in arms if name != AGAIN)
     order = blocks(arms, levels, params.repeats, session.seed, together=switches)
-    cells = {(arm, level): Cell() for level in levels for arm in arms}
+    cells = {(arm, level): GuardrailCell() for level in levels for arm in arms}
     last: Load | None = None
     for i, block in enumerate(order):
         session.watcher.left(f"{len(order) - i} of {len(order)} blocks")
@@ -130,7 +130,7 @@ async def run(session: Session, params: GuardrailParams) -> Found:
         )  # fmt: skip
     assert last is not None
     peaks = await _peaks(session, params, capacity, warm_by) if params.search else None
-    found = Found(configuration=load_lines(last, session.steps[-1]))
+    found = TestResult(configuration=load_lines(last, session.steps[-1]))
     found.measurements = figures(cells, arms, levels, capacity, peaks)
     found.configuration |= _configuration(session, params, found.measurements, order, arms, switches)
     found.tables = _tables(found.measurements)
@@ -139,12 +139,12 @@ async def run(session: Session, params: GuardrailParams) -> Found:
     return found
 
 
-def _filters(session: Session) -> list[str]:
+def _filters(session: BenchSession) -> list[str]:
     return [name for name in ARMS if name != BASELINE and name in session.arms]
 
 
 def _load(
-    session: Session, params: GuardrailParams, block: Block, levels: Sequence[float], capacity_rps: float
+    session: BenchSession, params: GuardrailParams, block: Block, levels: Sequence[float], capacity_rps: float
 ) -> Load:
     """The rows of a repeat and a level: the same for all configurations."""
     target = session.target
@@ -156,7 +156,7 @@ def _load(
     )  # fmt: skip
 
 
-def _closed(session: Session, params: GuardrailParams, *, slots: int, requests: int, seed: int) -> Load:
+def _closed(session: BenchSession, params: GuardrailParams, *, slots: int, requests: int, seed: int) -> Load:
     target = session.target
     return closed_load(
         params.workload, slots=slots, requests=requests, seed=seed, tokenizer=target.tokenizer,
@@ -164,18 +164,18 @@ def _closed(session: Session, params: GuardrailParams, *, slots: int, requests: 
     )  # fmt: skip
 
 
-async def _capacity(session: Session, params: GuardrailParams, arm: str, warm_by: Load) -> Capacity:
+async def _capacity(session: BenchSession, params: GuardrailParams, arm: str, warm_by: Load) -> Capacity:
     first = session.seed + _APART // 2
 
     def load_of(slots: int, requests: int) -> Load:
         return _closed(session, params, slots=slots, requests=requests, seed=first + slots)
 
-    search = Search(slots_first=min(8, params.slots_max), slots_max=params.slots_max)
+    search = LoadLevelSearch(slots_first=min(8, params.slots_max), slots_max=params.slots_max)
     return await find_capacity(session, load_of, search, arm=arm, name=f"capacity/{arm}", warm_by=warm_by)
 
 
 async def _peaks(
-    session: Session, params: GuardrailParams, capacity: Capacity, warm_by: Load
+    session: BenchSession, params: GuardrailParams, capacity: Capacity, warm_by: Load
 ) -> dict[str, Capacity]:
     """The most that each configuration does."""
     found = {}
@@ -186,7 +186,7 @@ async def _peaks(
 
 
 def _configuration(
-    session: Session,
+    session: BenchSession,
     params: GuardrailParams,
     told: Mapping[str, Any],
     order: Sequence[Block],
@@ -211,10 +211,10 @@ def _configuration(
     }
 
 
-def _tables(told: Mapping[str, Any]) -> list[Table]:
+def _tables(told: Mapping[str, Any]) -> list[ReportTable]:
     # The draft has one Table 13; here each load has its own.
     tables = [
-        Table(
+        ReportTable(
             caption=f"Table 13: Guardrail Overhead at {one['level']:g} % of capacity"
             f" ({one['rate_rps']:.3g} requests/s)",
             heads=["Configuration", "TTFT P50", "TTFT P99", "E2E P50", "E2E P99"],
@@ -238,11 +238,13 @@ def _tables(told: Mapping[str, Any]) -> list[Table]:
         for one in told["levels"]
         for arm, row in one["arms"].items()
     ]  # fmt: skip
-    tables.append(Table(caption="Answers of each configuration, and P95 (5.10.4)", heads=heads, rows=rows))
+    tables.append(
+        ReportTable(caption="Answers of each configuration, and P95 (5.10.4)", heads=heads, rows=rows)
+    )
     return tables
 
 
-def _overhead_table(levels: Sequence[Mapping[str, Any]]) -> Table:
+def _overhead_table(levels: Sequence[Mapping[str, Any]]) -> ReportTable:
     rows = []
     for one in levels:
         for arm, row in one["arms"].items():
@@ -268,7 +270,7 @@ def _overhead_table(levels: Sequence[Mapping[str, Any]]) -> Table:
         "at P99",
         "p (Holm)",
     ]
-    return Table(
+    return ReportTable(
         caption="Overhead against the baseline, with 95 % intervals (5.10.4)", heads=heads, rows=rows
     )
 
@@ -280,7 +282,7 @@ def _at(figure: Mapping[str, Any] | None, p: float) -> str:
     return spanned(figure, doubtful=not is_enough(figure["n"], p))
 
 
-def _throughput_tables(told: Mapping[str, Any]) -> list[Table]:
+def _throughput_tables(told: Mapping[str, Any]) -> list[ReportTable]:
     """One, or none where no block is long enough to tell."""
     peaks = told["max_throughput"]
     if peaks is not None:
@@ -293,7 +295,7 @@ def _throughput_tables(told: Mapping[str, Any]) -> list[Table]:
             for arm, one in peaks.items()
         ]  # fmt: skip
         heads = ["Configuration", "Max Throughput", "Reduction"]
-        return [Table(caption="Table 14: Throughput Impact", heads=heads, rows=rows)]
+        return [ReportTable(caption="Table 14: Throughput Impact", heads=heads, rows=rows)]
     if all(row["throughput"] is None for one in told["levels"] for row in one["arms"].values()):
         return []
     rows = [
@@ -308,14 +310,14 @@ def _throughput_tables(told: Mapping[str, Any]) -> list[Table]:
         for arm, row in one["arms"].items()
     ]  # fmt: skip
     return [
-        Table(
+        ReportTable(
             caption="Throughput at each load: output tokens (maximum throughput was not measured)",
             heads=["Load", "Configuration", "Throughput", "Reduction"], rows=rows,
         )
     ]  # fmt: skip
 
 
-def _charts(cells: Cells, told: Mapping[str, Any]) -> list[Chart]:
+def _charts(cells: Cells, told: Mapping[str, Any]) -> list[ChartSpec]:
     charts = []
     highest = max(level for _, level in cells)
     for metric, says in METRICS.items():
@@ -326,7 +328,7 @@ def _charts(cells: Cells, told: Mapping[str, Any]) -> list[Chart]:
         ]
         if curves:
             charts.append(
-                Chart(
+                ChartSpec(
                     title=f"{says} of each configuration at {highest:g} % of capacity", kind="cdf",
                     x_title=f"{says} (ms)", y_title="share of requests", series=curves,
                 )
@@ -341,7 +343,7 @@ def _charts(cells: Cells, told: Mapping[str, Any]) -> list[Chart]:
             for arm in arms
         ]
         charts.append(
-            Chart(
+            ChartSpec(
                 title=f"Overhead of {says} by load, with 95 % intervals", kind="points",
                 x_title="load (% of capacity)", y_title=f"{says} over the baseline's (ms)", series=lines,
             )
@@ -349,7 +351,7 @@ def _charts(cells: Cells, told: Mapping[str, Any]) -> list[Chart]:
     return charts
 
 
-def _remark(found: Found, session: Session, params: GuardrailParams, cells: Cells) -> None:
+def _remark(found: TestResult, session: BenchSession, params: GuardrailParams, cells: Cells) -> None:
     told = found.measurements
     capacity = told["capacity"]
     found.notes.append(f"capacity of the baseline: {capacity['rps']:.4g} requests/s ({capacity['how']})")

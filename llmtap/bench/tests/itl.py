@@ -28,8 +28,8 @@ from llmtap.bench.run.figures import (
 from llmtap.bench.run.load_level import Capacity, capacity_told
 from llmtap.bench.run.loads import Load, open_load
 from llmtap.bench.run.measurement import Measurement
-from llmtap.bench.run.session import Session
-from llmtap.bench.run.test import BenchTest, Chart, Found, Table
+from llmtap.bench.run.session import BenchSession
+from llmtap.bench.run.test import BenchTest, ChartSpec, ReportTable, TestResult
 from llmtap.errors import ConfigError
 from llmtap.metrics.modality import dip_test, modes, tail
 from llmtap.metrics.statistics import deviation, percentile, tail_ratio
@@ -85,7 +85,7 @@ class ItlParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ] = "auto"
 
 
-def check(session: Session, params: ItlParams) -> None:
+def check(session: BenchSession, params: ItlParams) -> None:
     """Raises ConfigError: of a saturation that nobody knows, and of answers too short to tell anything."""
     rate = _capacity(session, params).rps
     shortest = min(_load(session, params, rate).plan.requests.output)
@@ -97,10 +97,10 @@ def check(session: Session, params: ItlParams) -> None:
         )  # fmt: skip
 
 
-async def run(session: Session, params: ItlParams) -> Found:
+async def run(session: BenchSession, params: ItlParams) -> TestResult:
     """5.4.3, level by level from the lowest."""
     capacity = _capacity(session, params)
-    found = Found()
+    found = TestResult()
     told: list[dict[str, Any]] = []
     samples: list[list[list[float]]] = []
     measured: Measurement | None = None
@@ -130,7 +130,7 @@ async def run(session: Session, params: ItlParams) -> Found:
     return found
 
 
-def _capacity(session: Session, params: ItlParams) -> Capacity:
+def _capacity(session: BenchSession, params: ItlParams) -> Capacity:
     """What 100 % are. Raises ConfigError where nobody says so."""
     told = capacity_told(session, params.max_rate, params.workload)
     if told is None:
@@ -142,7 +142,7 @@ def _capacity(session: Session, params: ItlParams) -> Capacity:
     return told
 
 
-def _load(session: Session, params: ItlParams, rate: float) -> Load:
+def _load(session: BenchSession, params: ItlParams, rate: float) -> Load:
     target = session.target
     return open_load(
         params.workload, rate_rps=rate, seed=session.seed, requests=params.requests, arrivals=params.arrivals,
@@ -221,9 +221,9 @@ def _modality(gaps: Sequence[float]) -> dict[str, Any] | None:
 # ---------------------------------------------------------------- what is shown
 
 
-def _tables(told: Sequence[dict[str, Any]]) -> list[Table]:
+def _tables(told: Sequence[dict[str, Any]]) -> list[ReportTable]:
     tables = [
-        Table(
+        ReportTable(
             caption=f"Table 6: ITL Results at {_name(one)} of saturation ({one['rate_rps']:.3g} requests/s)",
             heads=["Metric", "Value"], rows=_results(one),
         )
@@ -231,7 +231,7 @@ def _tables(told: Sequence[dict[str, Any]]) -> list[Table]:
     ]  # fmt: skip
     heads = [f"{what} {share}" for what in ("Jitter", "Max Pause") for share in ("P50", "P95", "P99")]
     tables.append(
-        Table(
+        ReportTable(
             caption="Per-request statistics (5.4.4.2)",
             heads=["Load", "Answers", *heads],
             rows=[
@@ -244,7 +244,7 @@ def _tables(told: Sequence[dict[str, Any]]) -> list[Table]:
         )
     )  # fmt: skip
     tables.append(
-        Table(
+        ReportTable(
             caption="Distribution shape (5.4.4.3)",
             heads=["Load", "Modality", "Dip", "p", "Modes", "Tail", "P99/P50 Ratio"],
             rows=[_shape(one) for one in told],
@@ -282,7 +282,7 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-def _charts(told: Sequence[dict[str, Any]], samples: Sequence[Sequence[float]]) -> list[Chart]:
+def _charts(told: Sequence[dict[str, Any]], samples: Sequence[Sequence[float]]) -> list[ChartSpec]:
     everything = sorted(gap for gaps in samples for gap in gaps)
     most = percentile(everything, _HISTOGRAM_TO)
     if most is None:
@@ -291,16 +291,16 @@ def _charts(told: Sequence[dict[str, Any]], samples: Sequence[Sequence[float]]) 
     named = [(_name(one), gaps) for one, gaps in zip(told, samples, strict=True) if gaps]
     levels: list[float | str] = [one["level"] for one in told]
     return [
-        Chart(
+        ChartSpec(
             title=f"{term} at each load", kind="cdf", x_title=f"{term} (ms)", y_title="share of gaps",
             series=[cdf_series(name, gaps) for name, gaps in named],
         ),
-        Chart(
+        ChartSpec(
             title=f"{term}: how often which (without the longest 0.5 %)", kind="histogram",
             x_title=f"{term} (ms)", y_title="share of gaps",
             series=[histogram_series(name, gaps, span=(everything[0], most)) for name, gaps in named],
         ),
-        Chart(
+        ChartSpec(
             title=f"{term} against load", kind="line", x_title="load (% of saturation)",
             y_title=f"{term} (ms)",
             series=[
@@ -311,7 +311,7 @@ def _charts(told: Sequence[dict[str, Any]], samples: Sequence[Sequence[float]]) 
     ]  # fmt: skip
 
 
-def _remark(found: Found, told: Sequence[dict[str, Any]]) -> None:
+def _remark(found: TestResult, told: Sequence[dict[str, Any]]) -> None:
     notes = found.notes
     notes.append("the time before an answer's first token is in no figure (5.4.3)")
     notes.append(f"saturation: {found.measurements['max_rate_from']}")

@@ -22,8 +22,8 @@ from msgspec import Meta
 from llmtap.bench.run.figures import DOUBT, SPANS, latency_row, line_series, load_lines, ms, ms_of, spanned
 from llmtap.bench.run.loads import Load, closed_load
 from llmtap.bench.run.measurement import Measurement
-from llmtap.bench.run.session import Session
-from llmtap.bench.run.test import BenchTest, Chart, Found, Series, Table
+from llmtap.bench.run.session import BenchSession
+from llmtap.bench.run.test import BenchTest, ChartSeries, ChartSpec, ReportTable, TestResult
 from llmtap.errors import ConfigError
 from llmtap.metrics.intervals import mean_interval
 from llmtap.metrics.scaling import (
@@ -75,7 +75,7 @@ class LongContextParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     ] = 8
 
 
-def check(session: Session, params: LongContextParams) -> None:
+def check(session: BenchSession, params: LongContextParams) -> None:
     """Raises ConfigError: of lengths that come twice, and of prompts whose length is not ours to choose."""
     if len(set(params.lengths)) < len(params.lengths):
         raise ConfigError("lengths", "has the same length twice")
@@ -91,9 +91,9 @@ def check(session: Session, params: LongContextParams) -> None:
         )  # fmt: skip
 
 
-async def run(session: Session, params: LongContextParams) -> Found:
+async def run(session: BenchSession, params: LongContextParams) -> TestResult:
     """5.9.3: short requests to warm up, then each length in ascending order."""
-    found = Found()
+    found = TestResult()
     short = _load(session, params, SHORT, slots=SHORT_REQUESTS, requests=SHORT_REQUESTS, output=SHORT_OUTPUT)
     told: list[dict[str, Any]] = []
     points: list[tuple[float, float]] = []
@@ -134,7 +134,7 @@ async def run(session: Session, params: LongContextParams) -> Found:
 
 
 def _load(
-    session: Session,
+    session: BenchSession,
     params: LongContextParams,
     length: int,
     *,
@@ -277,9 +277,9 @@ def _best(fits: Sequence[_Fit]) -> str:
 # ---------------------------------------------------------------- what is shown
 
 
-def _tables(told: Sequence[Mapping[str, Any]], fits: Sequence[_Fit]) -> list[Table]:
+def _tables(told: Sequence[Mapping[str, Any]], fits: Sequence[_Fit]) -> list[ReportTable]:
     tables = [
-        Table(
+        ReportTable(
             caption="Table 12: Long Context Scaling",
             heads=["Context (tokens)", "TTFT Mean", "TTFT P95", "ms/1K tokens"],
             rows=[
@@ -290,7 +290,7 @@ def _tables(told: Sequence[Mapping[str, Any]], fits: Sequence[_Fit]) -> list[Tab
                 for one in told
             ],
         ),
-        Table(
+        ReportTable(
             caption="Latency and throughput at each length (5.9.4)",
             heads=[
                 "Context (tokens)", "Requests", "TTFT P50", "E2E Mean", "Requests/s", "Input tok/s",
@@ -301,7 +301,7 @@ def _tables(told: Sequence[Mapping[str, Any]], fits: Sequence[_Fit]) -> list[Tab
     ]  # fmt: skip
     if fits:
         tables.append(
-            Table(
+            ReportTable(
                 caption="Scaling of mean TTFT with context length L",
                 heads=["Fit", "TTFT", "R^2", "BIC"],
                 rows=[[one.name, one.formula, f"{one.r2:.4f}", f"{one.bic:.1f}"] for one in fits],
@@ -319,14 +319,14 @@ def _more(one: Mapping[str, Any]) -> list[str]:
     ]  # fmt: skip
 
 
-def _charts(told: Sequence[Mapping[str, Any]], fits: Sequence[_Fit]) -> list[Chart]:
+def _charts(told: Sequence[Mapping[str, Any]], fits: Sequence[_Fit]) -> list[ChartSpec]:
     if not told:
         return []
     contexts: list[float | str] = [float(one["context"]) for one in told]
     series = [line_series("mean TTFT", contexts, [one["ttft_mean"] for one in told])]
     series += [_curve(one, float(contexts[0]), float(contexts[-1])) for one in fits]
     throughput = [
-        Series(
+        ChartSeries(
             name=f"{slots} at a time",
             x=contexts,
             y=[
@@ -337,37 +337,37 @@ def _charts(told: Sequence[Mapping[str, Any]], fits: Sequence[_Fit]) -> list[Cha
         for slots in dict.fromkeys(t["concurrency"] for one in told for t in one["throughput"])
     ]
     return [
-        Chart(
+        ChartSpec(
             title="TTFT against context length", kind="line", x_title="context (tokens)", y_title="TTFT (ms)",
             series=series, log_x=True, log_y=True,
         ),
-        Chart(
+        ChartSpec(
             title="Prefill: mean TTFT per 1,000 tokens of context", kind="line", x_title="context (tokens)",
             y_title="ms per 1,000 tokens", log_x=True,
             series=[
-                Series(
+                ChartSeries(
                     name="TTFT / context", x=contexts,
                     y=[one["seconds_per_1000_tokens"] * 1e3 for one in told],
                 )
             ],
         ),
-        Chart(
+        ChartSpec(
             title="Throughput against context length", kind="line", x_title="context (tokens)",
             y_title="input tokens/s", log_x=True, series=throughput,
         ),
     ]  # fmt: skip
 
 
-def _curve(fit: _Fit, first: float, last: float) -> Series:
+def _curve(fit: _Fit, first: float, last: float) -> ChartSeries:
     """A fit, evenly on a logarithmic axis; where it would be below 0 there is nothing to draw."""
     steps = _CURVE_POINTS - 1
     xs = [first * exp(log(last / first) * i / steps) for i in range(_CURVE_POINTS)]
     ys = [fit.at(x) * 1e3 for x in xs]
-    return Series(name=f"{fit.name}: {fit.formula}", x=list(xs), y=[y if y > 0 else None for y in ys])
+    return ChartSeries(name=f"{fit.name}: {fit.formula}", x=list(xs), y=[y if y > 0 else None for y in ys])
 
 
 def _remark(
-    found: Found, told: Sequence[Mapping[str, Any]], fits: Sequence[_Fit], params: LongContextParams
+    found: TestResult, told: Sequence[Mapping[str, Any]], fits: Sequence[_Fit], params: LongContextParams
 ) -> None:
     notes = found.notes
     if fits:

@@ -30,9 +30,9 @@ from llmtap.bench.run.levels import (
     share,
 )
 from llmtap.bench.run.measurement import Measurement
-from llmtap.bench.run.session import Session
+from llmtap.bench.run.session import BenchSession
 from llmtap.bench.run.steady import Steady
-from llmtap.bench.run.test import BenchTest, Chart, Found, Series, Table
+from llmtap.bench.run.test import BenchTest, ChartSeries, ChartSpec, ReportTable, TestResult
 from llmtap.errors import ConfigError
 from llmtap.metrics.comparison import increase
 from llmtap.metrics.intervals import share_interval
@@ -125,7 +125,7 @@ class _Pressed:
     """Why the system could not be reached any more."""
 
 
-def check(session: Session, params: MemoryPressureParams) -> None:
+def check(session: BenchSession, params: MemoryPressureParams) -> None:
     """Raises ConfigError: too short, or levels that do not rise from 100 %."""
     if params.duration < DURATION_MIN and not session.quick:
         raise ConfigError(
@@ -144,7 +144,7 @@ def check(session: Session, params: MemoryPressureParams) -> None:
         )  # fmt: skip
 
 
-def _capacity_found(session: Session) -> tuple[int, str] | None:
+def _capacity_found(session: BenchSession) -> tuple[int, str] | None:
     """What the capacity test found in the same results, and with which workload."""
     told = session.results.read_json("capacity/result.json") or {}
     measurements = told.get("measurements") or {}
@@ -152,10 +152,10 @@ def _capacity_found(session: Session) -> tuple[int, str] | None:
     return None if slots is None else (slots, str(measurements.get("workload")))
 
 
-async def run(session: Session, params: MemoryPressureParams) -> Found:
+async def run(session: BenchSession, params: MemoryPressureParams) -> TestResult:
     """5.8.3: at capacity, and then at each level beyond it."""
     pressed = await _press(session, params)
-    found = Found(
+    found = TestResult(
         configuration={
             "Workload": params.workload,
             "Load model": "closed loop",
@@ -171,7 +171,7 @@ async def run(session: Session, params: MemoryPressureParams) -> Found:
     return found
 
 
-async def _press(session: Session, params: MemoryPressureParams) -> _Pressed:
+async def _press(session: BenchSession, params: MemoryPressureParams) -> _Pressed:
     if params.capacity is not None:
         capacity, source = params.capacity, "given (capacity)"
     else:
@@ -205,7 +205,7 @@ async def _press(session: Session, params: MemoryPressureParams) -> _Pressed:
     return pressed
 
 
-async def _probe(session: Session, params: MemoryPressureParams, name: str) -> Measurement:
+async def _probe(session: BenchSession, params: MemoryPressureParams, name: str) -> Measurement:
     """A few requests, one after the other."""
     load = closed_level(session, name, params.workload, 1, PROBES, output_tokens=params.output_tokens)
     return await session.measure(name, load)
@@ -287,7 +287,7 @@ def _preempted(level: _Level) -> str:
     return f"{share(most)} at most" if most else "0%"
 
 
-def _tables(told: Mapping[str, Any], pressed: _Pressed) -> list[Table]:
+def _tables(told: Mapping[str, Any], pressed: _Pressed) -> list[ReportTable]:
     rows, preempted, degraded = [], [], []
     for level, figures in zip(pressed.levels, told["levels"], strict=True):
         name = f"{level.percent}%" + " (base)" * (level.percent == 100)
@@ -310,17 +310,17 @@ def _tables(told: Mapping[str, Any], pressed: _Pressed) -> list[Table]:
             ]
         )  # fmt: skip
     return [
-        Table(
+        ReportTable(
             caption="Table 11: Memory Pressure Degradation",
             heads=["Oversub Level", "Complete", "Preempt", "Fail Rate", "TTFT P99"],
             rows=rows,
         ),
-        Table(
+        ReportTable(
             caption="Preemption (5.8.4)",
             heads=["Oversub Level", "Events", "Recovery", "Tokens lost per event"],
             rows=preempted,
         ),
-        Table(
+        ReportTable(
             caption="How it degrades",
             heads=[
                 "Oversub Level", "Concurrency", "Completed (req/s)", "Output (tok/s)", "TPOT P99",
@@ -331,22 +331,22 @@ def _tables(told: Mapping[str, Any], pressed: _Pressed) -> list[Table]:
     ]  # fmt: skip
 
 
-def _charts(pressed: _Pressed) -> list[Chart]:
+def _charts(pressed: _Pressed) -> list[ChartSpec]:
     xs: list[float | str] = [level.percent for level in pressed.levels]
     x_title = "requests at a time (% of capacity)"
     rows: Sequence[Mapping[str, Any]] = [latency_rows(level.measured) for level in pressed.levels]
     return [
-        Chart(
+        ChartSpec(
             title="Completion and preemption", kind="line", x_title=x_title, y_title="share of requests",
             series=[
-                Series(name="complete", x=xs, y=[level.completion for level in pressed.levels]),
-                Series(
+                ChartSeries(name="complete", x=xs, y=[level.completion for level in pressed.levels]),
+                ChartSeries(
                     name="preempted, at most", x=xs,
                     y=[level.preempted_most for level in pressed.levels],
                 ),
             ],
         ),
-        Chart(
+        ChartSpec(
             title="Latency P99", kind="line", x_title=x_title, y_title="ms", log_y=True,
             series=[
                 line_series(f"{name} P99", xs, [row[key]["p99"] for row in rows])
@@ -356,7 +356,9 @@ def _charts(pressed: _Pressed) -> list[Chart]:
     ]  # fmt: skip
 
 
-def _remark(found: Found, session: Session, params: MemoryPressureParams, pressed: _Pressed) -> None:
+def _remark(
+    found: TestResult, session: BenchSession, params: MemoryPressureParams, pressed: _Pressed
+) -> None:
     told, notes = found.measurements, found.notes
     notes.append(WARNING)
     if told["preemption_is_told"]:

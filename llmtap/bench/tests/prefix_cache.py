@@ -27,12 +27,19 @@ import msgspec
 from msgspec import Meta
 
 from llmtap.bench.run.figures import DOUBT, SPANS, cdf_series, load_lines, ms_of
-from llmtap.bench.run.load_level import WARM_TOKENS, Capacity, Search, capacity_told, find_capacity, overload
+from llmtap.bench.run.load_level import (
+    WARM_TOKENS,
+    Capacity,
+    LoadLevelSearch,
+    capacity_told,
+    find_capacity,
+    overload,
+)
 from llmtap.bench.run.loads import Load
-from llmtap.bench.run.session import Session
+from llmtap.bench.run.session import BenchSession
 from llmtap.bench.run.steady import steady_of
-from llmtap.bench.run.test import BenchTest, Chart, Found, Table
-from llmtap.bench.tests.prefix_figures import SHARES, STATES, Run, figures, hot_firsts, ttfts
+from llmtap.bench.run.test import BenchTest, ChartSpec, ReportTable, TestResult
+from llmtap.bench.tests.prefix_figures import SHARES, STATES, PrefixRun, figures, hot_firsts, ttfts
 from llmtap.bench.tests.prefixes import Prefixes, prefixes_of
 from llmtap.errors import ConfigError
 
@@ -92,7 +99,7 @@ class PrefixCacheParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     ] = None
 
 
-def check(session: Session, params: PrefixCacheParams) -> None:
+def check(session: BenchSession, params: PrefixCacheParams) -> None:
     """Raises ConfigError: without the two configurations there is nothing to compare (5.7.2)."""
     for name, does in ((OFF, "disables"), (ON, "enables")):
         if name not in session.arms:
@@ -109,7 +116,7 @@ def check(session: Session, params: PrefixCacheParams) -> None:
     _prefixes(session, params)
 
 
-async def run(session: Session, params: PrefixCacheParams) -> Found:
+async def run(session: BenchSession, params: PrefixCacheParams) -> TestResult:
     """5.7.3, as many times as there are repeats."""
     work = _prefixes(session, params)
     texts = _Texts(session, params.texts)
@@ -121,7 +128,7 @@ async def run(session: Session, params: PrefixCacheParams) -> Found:
         rate = params.share * capacity.rps
     order = Random(f"{session.seed}/arms")
     cold_first = [not _apart(session) or order.random() < 0.5 for _ in range(params.repeats)]
-    runs: list[Run] = []
+    runs: list[PrefixRun] = []
     last: Load | None = None
     for repeat in range(params.repeats):
         session.watcher.left(f"{params.repeats - repeat} of {params.repeats} repeats")
@@ -132,7 +139,7 @@ async def run(session: Session, params: PrefixCacheParams) -> Found:
             for state in ("cold", "warm")
         )
         primer = work.primer(seed, texts.used[f"{repeat}/warm"])
-        one = Run(*work.shared(params.requests, seed))
+        one = PrefixRun(*work.shared(params.requests, seed))
         for state in ("cold", "warm", "off") if cold_first[repeat] else ("off", "cold", "warm"):
             one.states[state] = await session.measure(
                 f"{repeat}/{state}", warm if state == "warm" else cold, arm=OFF if state == "off" else ON,
@@ -142,7 +149,7 @@ async def run(session: Session, params: PrefixCacheParams) -> Found:
         last = cold
     assert last is not None
     rates = await _throughput(session, params, work, texts, warm_by, cold_first)
-    found = Found(configuration=load_lines(last, runs[-1].states["off"]))
+    found = TestResult(configuration=load_lines(last, runs[-1].states["off"]))
     found.measurements = figures(runs, rate, capacity, rates)
     found.configuration |= _configuration(params, work, runs, found.measurements, texts)
     found.tables = _tables(found.measurements)
@@ -151,7 +158,7 @@ async def run(session: Session, params: PrefixCacheParams) -> Found:
     return found
 
 
-def _prefixes(session: Session, params: PrefixCacheParams) -> Prefixes:
+def _prefixes(session: BenchSession, params: PrefixCacheParams) -> Prefixes:
     target = session.target
     return prefixes_of(
         params.workload, tokenizer=target.tokenizer, chat=target.endpoint == "chat.completions",
@@ -160,7 +167,7 @@ def _prefixes(session: Session, params: PrefixCacheParams) -> Prefixes:
     )  # fmt: skip
 
 
-def _apart(session: Session) -> bool:
+def _apart(session: BenchSession) -> bool:
     """Off and on are two servers, or one that is started anew: what one was asked the other does not know."""
     off, on = session.arms[OFF], session.arms[ON]
     return off.switches or on.switches or (off.url or session.target.url) != (on.url or session.target.url)
@@ -169,7 +176,7 @@ def _apart(session: Session) -> bool:
 class _Texts:
     """Seeds of words: new ones for a load that is to be sent, those that it had for one that was measured."""
 
-    def __init__(self, session: Session, given: int | None) -> None:
+    def __init__(self, session: BenchSession, given: int | None) -> None:
         self._session = session
         self._given = given
         self._kept: dict[str, int] = session.folder.read_json(KEPT) or {}
@@ -197,7 +204,7 @@ class _Texts:
 
 
 async def _capacity(
-    session: Session, params: PrefixCacheParams, work: Prefixes, texts: _Texts, warm_by: Load
+    session: BenchSession, params: PrefixCacheParams, work: Prefixes, texts: _Texts, warm_by: Load
 ) -> Capacity:
     own = params.sharing is None and params.prefix_tokens is None and params.output_tokens is None
     told = capacity_told(session, params.max_rate, params.workload if own else None)
@@ -209,12 +216,12 @@ async def _capacity(
         words = texts.of(f"capacity/{slots:04d}-at-a-time", work.closed(requests, seed, 0, slots))
         return work.closed(requests, seed, words, slots)
 
-    search = Search(slots_first=min(8, params.slots_max), slots_max=params.slots_max)
+    search = LoadLevelSearch(slots_first=min(8, params.slots_max), slots_max=params.slots_max)
     return await find_capacity(session, load_of, search, arm=OFF, warm_by=warm_by)
 
 
 async def _throughput(
-    session: Session,
+    session: BenchSession,
     params: PrefixCacheParams,
     work: Prefixes,
     texts: _Texts,
@@ -246,7 +253,11 @@ async def _throughput(
 
 
 def _configuration(
-    params: PrefixCacheParams, work: Prefixes, runs: Sequence[Run], told: Mapping[str, Any], texts: _Texts
+    params: PrefixCacheParams,
+    work: Prefixes,
+    runs: Sequence[PrefixRun],
+    told: Mapping[str, Any],
+    texts: _Texts,
 ) -> dict[str, str]:
     rows = [one.prefix(row) for one in runs for row in range(len(one.contexts))]
     shared = [tokens for tokens in rows if tokens]
@@ -263,7 +274,7 @@ def _configuration(
     }
 
 
-def _tables(told: Mapping[str, Any]) -> list[Table]:
+def _tables(told: Mapping[str, Any]) -> list[ReportTable]:
     heads = ["Configuration", "TTFT P50", "TTFT P95", "TTFT P99"]
     rows = [[says, *(ms_of(told["ttft"][state], name) for name in SHARES)] for state, says in STATES.items()]
     effect = [
@@ -289,21 +300,21 @@ def _tables(told: Mapping[str, Any]) -> list[Table]:
         ]
         more.append(["Throughput improvement", _share(rates["improvement"])])
     return [
-        Table(caption="Table 10: Cache Effectiveness", heads=heads, rows=rows),
-        Table(
+        ReportTable(caption="Table 10: Cache Effectiveness", heads=heads, rows=rows),
+        ReportTable(
             caption="TTFT reduction on identical rows, with 95 % intervals (5.7.4)",
             heads=["", "at P50", "at P95", "at P99", "at P50, over repeats"], rows=effect,
         ),
-        Table(caption="Hit rate and throughput (5.7.4)", heads=["Metric", "Value"], rows=more),
+        ReportTable(caption="Hit rate and throughput (5.7.4)", heads=["Metric", "Value"], rows=more),
     ]  # fmt: skip
 
 
-def _charts(runs: Sequence[Run]) -> list[Chart]:
+def _charts(runs: Sequence[PrefixRun]) -> list[ChartSpec]:
     series = [cdf_series(says, values) for state, says in STATES.items() if (values := ttfts(runs, state))]
     if not series:
         return []
     return [
-        Chart(
+        ChartSpec(
             title="TTFT without the cache, with an empty one, and with the prefixes in it", kind="cdf",
             x_title="TTFT (ms)", y_title="share of requests", series=series, log_x=True,
         )
@@ -311,9 +322,9 @@ def _charts(runs: Sequence[Run]) -> list[Chart]:
 
 
 def _remark(
-    found: Found,
+    found: TestResult,
     params: PrefixCacheParams,
-    runs: Sequence[Run],
+    runs: Sequence[PrefixRun],
     capacity: Capacity | None,
     cold_first: Sequence[bool],
 ) -> None:

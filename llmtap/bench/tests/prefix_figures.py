@@ -18,7 +18,7 @@ from llmtap.metrics.comparison import cache_hit_rate, increase
 from llmtap.metrics.significance import compare_paired
 from llmtap.workload.sharing import NO_CONTEXT
 
-__all__ = ["SHARES", "STATES", "Rates", "Run", "figures", "hot_firsts", "ttfts"]
+__all__ = ["SHARES", "STATES", "PrefixRun", "Rates", "figures", "hot_firsts", "ttfts"]
 
 STATES: Final = {"off": "Cache Disabled", "cold": "Cache (Cold)", "warm": "Cache (Warm)"}
 SHARES: Final = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
@@ -27,7 +27,7 @@ Rates = Mapping[str, Sequence[tuple[float, float | None]]]
 
 
 @dataclass(slots=True)
-class Run:
+class PrefixRun:
     """A repeat: one measurement for each state."""
 
     contexts: Sequence[int]
@@ -43,7 +43,7 @@ class Run:
 
 
 def figures(
-    runs: Sequence[Run], rate: float, capacity: Capacity | None, rates: Rates | None
+    runs: Sequence[PrefixRun], rate: float, capacity: Capacity | None, rates: Rates | None
 ) -> dict[str, Any]:
     """All that 5.7.4 asks for; of cold and of warm against off."""
     told: dict[str, Any] = {
@@ -74,7 +74,7 @@ def figures(
     return told
 
 
-def ttfts(runs: Iterable[Run], state: str, shares: bool | None = None) -> list[float]:
+def ttfts(runs: Iterable[PrefixRun], state: str, shares: bool | None = None) -> list[float]:
     """TTFT of all repeats in a state; of requests that do, or do not, share a prefix, where that is asked."""
     return [
         value
@@ -94,7 +94,7 @@ def _less(ratio: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _by_repeats(runs: Sequence[Run], state: str) -> dict[str, Any] | None:
+def _by_repeats(runs: Sequence[PrefixRun], state: str) -> dict[str, Any] | None:
     """The reduction of P50 in one repeat after the other: their geometric mean; None of fewer than three."""
     logs = []
     for one in runs:
@@ -109,7 +109,7 @@ def _by_repeats(runs: Sequence[Run], state: str) -> dict[str, Any] | None:
     return {**found, **ends}
 
 
-def _hits(runs: Sequence[Run], state: str) -> dict[str, Any] | None:
+def _hits(runs: Sequence[PrefixRun], state: str) -> dict[str, Any] | None:
     """Of the tokens of shared prefixes, those that came from the cache; None where the server tells none.
 
     A server may leave the field out where it is 0, so one that tells it once is taken to mean 0 elsewhere.
@@ -147,7 +147,7 @@ def _improvement(rates: Rates) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def hot_firsts(runs: Sequence[Run]) -> int:
+def hot_firsts(runs: Sequence[PrefixRun]) -> int:
     """First requests of a prefix, in cold runs, for most of which the cache had something."""
     hot = 0
     for one in runs:

@@ -17,12 +17,12 @@ from typing import Final
 
 from llmtap.bench.run.loads import Load
 from llmtap.errors import ConfigError
-from llmtap.load.replay.plan import Plan
+from llmtap.load.replay.plan import ReplayPlan
 from llmtap.workload.arrivals.arrivals import parse_arrivals
 from llmtap.workload.composed import Composed, RandomIds, Written
-from llmtap.workload.lengths import Uniform
-from llmtap.workload.plan import Plan as Parts
-from llmtap.workload.plan import Script, Speaker
+from llmtap.workload.lengths import UniformLengths
+from llmtap.workload.plan import ConversationScript, Speaker
+from llmtap.workload.plan import WorkloadPlan as Parts
 from llmtap.workload.prompts.counter import load_counter
 from llmtap.workload.prompts.fitted_prompts import ElasticPrompts
 from llmtap.workload.prompts.tokenizer import OWN
@@ -96,8 +96,13 @@ class Prefixes:
         return Written(content, parts, texts)
 
     def _plan(
-        self, parts: Parts, script: Script, seed: int, texts: int, arrivals: dict[str, object] | None
-    ) -> Plan:
+        self,
+        parts: Parts,
+        script: ConversationScript,
+        seed: int,
+        texts: int,
+        arrivals: dict[str, object] | None,
+    ) -> ReplayPlan:
         requests = parts.requests
         counter = load_counter(self.tokenizer or OWN, chat=self.chat, place="[target] tokenizer")
         about = {
@@ -105,11 +110,11 @@ class Prefixes:
             "texts": texts, "requests": len(requests),
         }  # fmt: skip
         prompts = ElasticPrompts(Speaker(parts, script), requests, counter)
-        return Plan(requests, prompts, about, [], counter.tokenizer.decode)
+        return ReplayPlan(requests, prompts, about, [], counter.tokenizer.decode)
 
 
 @dataclass(frozen=True, slots=True)
-class _Primer(Script):
+class _Primer(ConversationScript):
     """The contexts of a script, and other messages: what is primed is the prefix, not a request."""
 
     script: Written
@@ -160,10 +165,10 @@ def prefixes_of(
         )
     if sharing is None:
         assert tokens is not None
-        sharing = Sharing(fraction=1.0, tokens=Uniform(min=tokens[0], max=tokens[1]))
+        sharing = Sharing(fraction=1.0, tokens=UniformLengths(min=tokens[0], max=tokens[1]))
     changed = Sharing(
         fraction=sharing.fraction if fraction is None else fraction,
-        tokens=sharing.tokens if tokens is None else Uniform(min=tokens[0], max=tokens[1]),
+        tokens=sharing.tokens if tokens is None else UniformLengths(min=tokens[0], max=tokens[1]),
         contexts=contexts or sharing.contexts, zipf=sharing.zipf,
     )  # fmt: skip
     return Prefixes(replace(workload, sharing=changed), tokenizer, chat, output_tokens)

@@ -30,10 +30,10 @@ from llmtap.bench.run.levels import (
     share,
 )
 from llmtap.bench.run.measurement import Measurement
-from llmtap.bench.run.search import Search
-from llmtap.bench.run.session import Session
+from llmtap.bench.run.search import RateSearch
+from llmtap.bench.run.session import BenchSession
 from llmtap.bench.run.steady import Steady, steady_of, tail_is_heavy
-from llmtap.bench.run.test import BenchTest, Chart, Found, Mark, Series, Table
+from llmtap.bench.run.test import BenchTest, ChartSeries, ChartSpec, Mark, ReportTable, TestResult
 from llmtap.errors import ConfigError
 from llmtap.metrics.cost import tokens_per_gpu_second
 from llmtap.units import NS_PER_S, Duration, to_seconds
@@ -88,7 +88,7 @@ class ThroughputParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 class Sought:
     """A search that is over."""
 
-    search: Search
+    search: RateSearch
     step: float
     """The increment, by which its numbers are multiplied."""
     tried: list[Tried] = field(default_factory=list)
@@ -110,7 +110,7 @@ class Sought:
         return None if self.search.limit is None else self.search.limit * self.step
 
 
-def check(session: Session, params: ThroughputParams) -> None:
+def check(session: BenchSession, params: ThroughputParams) -> None:
     """Raises ConfigError: durations below the draft's, ranges that are none."""
     if params.duration < DURATION_MIN and not session.quick:
         raise ConfigError(
@@ -140,7 +140,7 @@ def _check_range(name: str, low: float, high: float, step: float) -> None:
 
 
 async def seek(
-    session: Session, params: ThroughputParams, prefix: str = "search", *, resolution: int = 1
+    session: BenchSession, params: ThroughputParams, prefix: str = "search", *, resolution: int = 1
 ) -> Sought:
     """The search. Its steps are called by their level, `PREFIX/16rps`; one tried again has a number.
 
@@ -151,7 +151,7 @@ async def seek(
     else:
         step, low, high = params.concurrency_step, params.concurrency_min, params.concurrency_max
     first, last = round(low / step), max(round(low / step), int(high / step + 1e-6))
-    search = Search(low=first, high=last, start=first, resolution=resolution, votes=params.votes)
+    search = RateSearch(low=first, high=last, start=first, resolution=resolution, votes=params.votes)
     sought = Sought(search, step)
     sender = _Sender(session, params, sought)
     send = sender.open if params.mode == "open" else sender.closed
@@ -174,7 +174,7 @@ async def seek(
 class _Sender:
     """Sends a level."""
 
-    session: Session
+    session: BenchSession
     params: ThroughputParams
     sought: Sought
 
@@ -215,10 +215,10 @@ def _broken(steady: Steady, lowest: Steady, params: ThroughputParams) -> list[st
     return found
 
 
-async def run(session: Session, params: ThroughputParams) -> Found:
+async def run(session: BenchSession, params: ThroughputParams) -> TestResult:
     """5.2.3: search, and report the highest load that was sustained."""
     sought = await seek(session, params)
-    found = Found(configuration=_configuration(params))
+    found = TestResult(configuration=_configuration(params))
     best = sought.best
     found.measurements = _measurements(session, params, sought)
     found.tables = [_summary(params, found.measurements)]
@@ -247,7 +247,7 @@ def _configuration(params: ThroughputParams) -> dict[str, str]:
     }
 
 
-def _measurements(session: Session, params: ThroughputParams, sought: Sought) -> dict[str, Any]:
+def _measurements(session: BenchSession, params: ThroughputParams, sought: Sought) -> dict[str, Any]:
     best = sought.best
     unit = "offered_rps" if params.mode == "open" else "concurrency"
     told: dict[str, Any] = {
@@ -279,7 +279,7 @@ def _measurements(session: Session, params: ThroughputParams, sought: Sought) ->
     }
 
 
-def _summary(params: ThroughputParams, told: dict[str, Any]) -> Table:
+def _summary(params: ThroughputParams, told: dict[str, Any]) -> ReportTable:
     load = told["sustainable_load_rps"]
     sustained = number(load, "req/s")
     if told["sustainable_concurrency"] is not None:
@@ -292,10 +292,10 @@ def _summary(params: ThroughputParams, told: dict[str, Any]) -> Table:
         ["Tokens per GPU-second", number(told["tokens_per_gpu_second"], "tok/s/GPU")],
         ["Batch Utilization", share(told["batch_utilization"])],
     ]
-    return Table(caption="Table 3: Throughput Summary", heads=["Metric", "Value"], rows=rows)
+    return ReportTable(caption="Table 3: Throughput Summary", heads=["Metric", "Value"], rows=rows)
 
 
-def _levels_table(params: ThroughputParams, sought: Sought) -> Table:
+def _levels_table(params: ThroughputParams, sought: Sought) -> ReportTable:
     rows = []
     for t in sorted(sought.tried, key=lambda t: t.level):
         steady = t.steady
@@ -312,10 +312,10 @@ def _levels_table(params: ThroughputParams, sought: Sought) -> Table:
         f"Load ({params.unit})", "Completed (req/s)", "Output (tok/s)", "TTFT P99", "TPOT P99", "Success",
         "In flight, first to last fifth", "Steady", "Status", "Why",
     ]  # fmt: skip
-    return Table(caption="All load levels, without their first 10 %", heads=heads, rows=rows)
+    return ReportTable(caption="All load levels, without their first 10 %", heads=heads, rows=rows)
 
 
-def _charts(params: ThroughputParams, sought: Sought) -> list[Chart]:
+def _charts(params: ThroughputParams, sought: Sought) -> list[ChartSpec]:
     last = {t.level: t for t in sought.tried}
     levels = [last[level] for level in sorted(last)]
     xs: list[float | str] = [t.level for t in levels]
@@ -324,11 +324,12 @@ def _charts(params: ThroughputParams, sought: Sought) -> list[Chart]:
     marks = [] if best is None else [Mark(x=best.level, says="highest that is sustained")]
     rows = [latency_rows(t.steady.sent) for t in levels]
     return [
-        Chart(
+        ChartSpec(
             title="Output throughput by load", kind="line", x_title=x_title, y_title="output tokens/s",
-            series=[Series(name="throughput", x=xs, y=[t.steady.output_tps for t in levels])], marks=marks,
+            series=[ChartSeries(name="throughput", x=xs, y=[t.steady.output_tps for t in levels])],
+            marks=marks,
         ),
-        Chart(
+        ChartSpec(
             title="Latency P99 by load", kind="line", x_title=x_title, y_title="ms", log_y=True, marks=marks,
             series=[
                 line_series(f"{name} P99", xs, [row[key]["p99"] for row in rows])
@@ -338,7 +339,7 @@ def _charts(params: ThroughputParams, sought: Sought) -> list[Chart]:
     ]  # fmt: skip
 
 
-def _remark(found: Found, params: ThroughputParams, sought: Sought) -> None:
+def _remark(found: TestResult, params: ThroughputParams, sought: Sought) -> None:
     told, best, notes = found.measurements, sought.best, found.notes
     constrained = f"with the constraint {params.bounds.says}" if params.bounds else "without constraint"
     notes.append(

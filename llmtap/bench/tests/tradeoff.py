@@ -27,9 +27,9 @@ from llmtap.bench.run.levels import (
     share,
 )
 from llmtap.bench.run.load_level import Capacity, capacity_told
-from llmtap.bench.run.session import Session
+from llmtap.bench.run.session import BenchSession
 from llmtap.bench.run.steady import steady_of
-from llmtap.bench.run.test import BenchTest, Chart, Found, Mark, Series, Table
+from llmtap.bench.run.test import BenchTest, ChartSeries, ChartSpec, Mark, ReportTable, TestResult
 from llmtap.bench.tests.throughput import DURATION_MIN, ThroughputParams, seek
 from llmtap.errors import ConfigError
 from llmtap.metrics.saturation import knee, operating_point, peak, saturation_point
@@ -82,7 +82,7 @@ class TradeoffParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return Bounds(self.ttft_p99, self.tpot_p99)
 
 
-def check(session: Session, params: TradeoffParams) -> None:
+def check(session: BenchSession, params: TradeoffParams) -> None:
     """Raises ConfigError: too few levels, too short, or not rising."""
     if params.duration < DURATION_MIN and not session.quick:
         raise ConfigError(
@@ -101,7 +101,7 @@ def check(session: Session, params: TradeoffParams) -> None:
     parse_arrivals(params.arrivals, rate_rps=1.0, seed=0, place="arrivals")
 
 
-async def run(session: Session, params: TradeoffParams) -> Found:
+async def run(session: BenchSession, params: TradeoffParams) -> TestResult:
     """5.3.3: estimate capacity, and measure each level in ascending order."""
     capacity = await _capacity(session, params)
     tried = []
@@ -114,7 +114,7 @@ async def run(session: Session, params: TradeoffParams) -> Found:
         steady = steady_of(measured, to_seconds(params.duration))
         broken = params.bounds.broken(steady)
         tried.append(Tried(rate_rps, measured, steady, not broken, "; ".join(broken)))
-    found = Found(configuration=_configuration(params, capacity))
+    found = TestResult(configuration=_configuration(params, capacity))
     found.measurements = _measurements(params, capacity, tried)
     found.tables = _tables(params, found.measurements, tried)
     found.charts = _charts(found.measurements, tried)
@@ -122,7 +122,7 @@ async def run(session: Session, params: TradeoffParams) -> Found:
     return found
 
 
-async def _capacity(session: Session, params: TradeoffParams) -> Capacity:
+async def _capacity(session: BenchSession, params: TradeoffParams) -> Capacity:
     """5.3.3, 1: as somebody says, as the throughput test found, or by a short one of our own."""
     told = capacity_told(session, params.max_rate, params.workload)
     if told is not None:
@@ -137,7 +137,7 @@ async def _capacity(session: Session, params: TradeoffParams) -> Capacity:
 
 
 async def _search(
-    session: Session,
+    session: BenchSession,
     params: TradeoffParams,
     step: float,
     prefix: str,
@@ -203,7 +203,7 @@ def _measurements(params: TradeoffParams, capacity: Capacity, tried: Sequence[Tr
     }
 
 
-def _tables(params: TradeoffParams, told: Mapping[str, Any], tried: Sequence[Tried]) -> list[Table]:
+def _tables(params: TradeoffParams, told: Mapping[str, Any], tried: Sequence[Tried]) -> list[ReportTable]:
     rows: list[list[str]] = []
     more: list[list[str]] = []
     for percent, t in zip(params.levels, tried, strict=True):
@@ -226,7 +226,7 @@ def _tables(params: TradeoffParams, told: Mapping[str, Any], tried: Sequence[Tri
             ]
         )  # fmt: skip
     return [
-        Table(
+        ReportTable(
             caption="Table 5: Throughput-Latency Table",
             heads=[
                 "Offered (r/s)", "Achieved (tok/s)", "TTFT P50", "TTFT P99", "TPOT P50", "TPOT P99",
@@ -234,7 +234,7 @@ def _tables(params: TradeoffParams, told: Mapping[str, Any], tried: Sequence[Tri
             ],
             rows=rows,
         ),
-        Table(
+        ReportTable(
             caption="What else 5.3.4 has recorded at each level",
             heads=[
                 "Of capacity", "Offered (r/s)", "Completed (r/s)", "TTFT P95", "TPOT P95", "E2E P50",
@@ -242,7 +242,7 @@ def _tables(params: TradeoffParams, told: Mapping[str, Any], tried: Sequence[Tri
             ],
             rows=more,
         ),
-        Table(
+        ReportTable(
             caption="Points of the curve (5.3.4)", heads=["Point", "Load", "By which rule"],
             rows=_points(params, told),
         ),
@@ -269,7 +269,7 @@ def _points(params: TradeoffParams, told: Mapping[str, Any]) -> list[list[str]]:
     return points
 
 
-def _charts(told: Mapping[str, Any], tried: Sequence[Tried]) -> list[Chart]:
+def _charts(told: Mapping[str, Any], tried: Sequence[Tried]) -> list[ChartSpec]:
     rates: list[float | str] = [t.level for t in tried]
     rows = [latency_rows(t.steady.sent) for t in tried]
     output: list[float | str] = [t.steady.output_tps or 0.0 for t in tried]
@@ -284,35 +284,35 @@ def _charts(told: Mapping[str, Any], tried: Sequence[Tried]) -> list[Chart]:
         if told[name] is not None
     ]
 
-    def lines(name: str, xs: list[float | str]) -> list[Series]:
+    def lines(name: str, xs: list[float | str]) -> list[ChartSeries]:
         return [line_series(p.upper(), xs, [row[name][p] for row in rows]) for p in _MARKED]
 
     titles = (("ttft", "TTFT"), ("tpot", "TPOT"), ("e2e", "End-to-end latency"))
     charts = [
-        Chart(
+        ChartSpec(
             title=f"{title} by throughput", kind="line", x_title="achieved output tokens/s",
             y_title=f"{title} (ms)", series=lines(name, output), log_y=True,
         )
         for name, title in titles
     ]  # fmt: skip
     charts += [
-        Chart(
+        ChartSpec(
             title=f"{title} by offered load", kind="line", x_title="offered load (requests/s)",
             y_title=f"{title} (ms)", series=lines(name, rates), marks=marks, log_y=True,
         )
         for name, title in titles
     ]  # fmt: skip
     charts.append(
-        Chart(
+        ChartSpec(
             title="Achieved throughput by offered load", kind="line", x_title="offered load (requests/s)",
             y_title="output tokens/s", marks=marks,
-            series=[Series(name="achieved", x=rates, y=[t.steady.output_tps for t in tried])],
+            series=[ChartSeries(name="achieved", x=rates, y=[t.steady.output_tps for t in tried])],
         )
     )  # fmt: skip
     return charts
 
 
-def _remark(found: Found, params: TradeoffParams, tried: Sequence[Tried]) -> None:
+def _remark(found: TestResult, params: TradeoffParams, tried: Sequence[Tried]) -> None:
     told, notes = found.measurements, found.notes
     notes.append(
         "the knee is of TTFT P99, as in the draft's example; throughput is of tokens made in the last 90 % of"

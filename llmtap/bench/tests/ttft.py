@@ -15,8 +15,8 @@ from llmtap.bench.run.figures import DOUBT, cdf_series, histogram_series, latenc
 from llmtap.bench.run.load_level import Capacity, capacity_told
 from llmtap.bench.run.loads import Load, closed_load, open_load
 from llmtap.bench.run.measurement import Measurement
-from llmtap.bench.run.session import Session
-from llmtap.bench.run.test import BenchTest, Chart, Found, Series, Table
+from llmtap.bench.run.session import BenchSession
+from llmtap.bench.run.test import BenchTest, ChartSeries, ChartSpec, ReportTable, TestResult
 from llmtap.errors import ConfigError
 from llmtap.metrics.statistics import percentile
 
@@ -48,7 +48,7 @@ class TtftParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ] = None
 
 
-def check(session: Session, params: TtftParams) -> None:
+def check(session: BenchSession, params: TtftParams) -> None:
     """Raises ConfigError: one load model is to be chosen (5.1.2.2)."""
     if params.rate is None and params.concurrency is None and _capacity(session, params) is None:
         raise ConfigError(
@@ -60,11 +60,11 @@ def check(session: Session, params: TtftParams) -> None:
         raise ConfigError("concurrency", "is of a closed loop, and rate is given too", "one of the two")
 
 
-async def run(session: Session, params: TtftParams) -> Found:
+async def run(session: BenchSession, params: TtftParams) -> TestResult:
     """5.1.3: warm up, send, and sum up."""
     load = _load(session, params)
     measured = await session.measure("load", load)
-    found = Found(configuration=load_lines(load, measured))
+    found = TestResult(configuration=load_lines(load, measured))
     ttft = measured.values("ttft_ns")
     row = latency_row(ttft)
     found.measurements = {
@@ -85,11 +85,11 @@ async def run(session: Session, params: TtftParams) -> Found:
     return found
 
 
-def _capacity(session: Session, params: TtftParams) -> Capacity | None:
+def _capacity(session: BenchSession, params: TtftParams) -> Capacity | None:
     return capacity_told(session, None, params.workload)
 
 
-def _load(session: Session, params: TtftParams) -> Load:
+def _load(session: BenchSession, params: TtftParams) -> Load:
     target = session.target
     chat = target.endpoint == "chat.completions"
     rate = params.rate
@@ -152,11 +152,11 @@ def _told(measured: Measurement, column: str) -> dict[str, Any] | None:
     return latency_row(values) if values else None
 
 
-def _tables(found: dict[str, Any]) -> list[Table]:
-    tables = [Table(caption="Table 1: TTFT Results", heads=["Metric", "Value"], rows=_results(found))]
+def _tables(found: dict[str, Any]) -> list[ReportTable]:
+    tables = [ReportTable(caption="Table 1: TTFT Results", heads=["Metric", "Value"], rows=_results(found))]
     if found["ttft_by_input"] is not None:
         tables.append(
-            Table(
+            ReportTable(
                 caption="Table 2: TTFT by Input Length",
                 heads=["Input Tokens", "P50 (ms)", "P95 (ms)", "P99 (ms)"],
                 rows=[
@@ -177,7 +177,7 @@ def _tables(found: dict[str, Any]) -> list[Table]:
     ]
     if rows:
         heads = ["Component", "Samples", "Mean", *_ROWS.values()]
-        tables.append(Table(caption="Components of TTFT (5.1.4.2)", heads=heads, rows=rows))
+        tables.append(ReportTable(caption="Components of TTFT (5.1.4.2)", heads=heads, rows=rows))
     return tables
 
 
@@ -192,20 +192,20 @@ def _range(row: dict[str, Any]) -> str:
     return f"{row['from']}+" if row["below"] is None else f"{row['from']}-{row['below']}"
 
 
-def _charts(ttft: list[float], measured: Measurement, others: bool) -> list[Chart]:
+def _charts(ttft: list[float], measured: Measurement, others: bool) -> list[ChartSpec]:
     if not ttft:
         return []
-    curves: list[Series] = [cdf_series("TTFT (first content token)", ttft)]
+    curves: list[ChartSeries] = [cdf_series("TTFT (first content token)", ttft)]
     if others:
         curves.append(cdf_series("time to any token", measured.values("ttft_any_ns")))
     most = percentile(ttft, _HISTOGRAM_TO)
     assert most is not None
     return [
-        Chart(
+        ChartSpec(
             title="TTFT: share of requests that had their first token by then", kind="cdf",
             x_title="TTFT (ms)", y_title="share of requests", series=curves,
         ),
-        Chart(
+        ChartSpec(
             title="TTFT: how often which (without the slowest 0.5 %)", kind="histogram",
             x_title="TTFT (ms)", y_title="share of requests",
             series=[histogram_series("TTFT", ttft, span=(ttft[0], most))],
@@ -213,7 +213,7 @@ def _charts(ttft: list[float], measured: Measurement, others: bool) -> list[Char
     ]  # fmt: skip
 
 
-def _remark(found: Found) -> None:
+def _remark(found: TestResult) -> None:
     figures = found.measurements
     row = figures["ttft"]
     found.notes.append(

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Final, Literal, NamedTuple
 
-from llmtap.exchange.prompt import ID_BYTES, Message, Prompt
+from llmtap.exchange.prompt import ID_BYTES, PromptMessage, PromptShape
 
 __all__ = ["CHAIN_BYTES", "BlockHasher", "Blocks", "chain", "new_salt"]
 
@@ -72,7 +72,7 @@ class BlockHasher:
         self._tokenize = tokenize if unit == "tokens" else None
         self._size = size * (1 if unit == "bytes" else ID_BYTES)
 
-    def blocks(self, prompt: Prompt) -> Blocks | None:
+    def blocks(self, prompt: PromptShape) -> Blocks | None:
         """None where the tokenizer cannot do it, which is counted."""
         try:
             content, marks = self._laid_out(prompt)
@@ -82,7 +82,7 @@ class BlockHasher:
         tokens = None if self._tokenize is None else len(content) // ID_BYTES
         return Blocks(self._hashed(content, marks), tokens)
 
-    def _laid_out(self, prompt: Prompt) -> tuple[bytearray, list[tuple[int, bytes]]]:
+    def _laid_out(self, prompt: PromptShape) -> tuple[bytearray, list[tuple[int, bytes]]]:
         """All text in one row, as bytes, and the marks with their places in it."""
         content = bytearray()
         marks = [(0, b"tools" + prompt.tools)] if prompt.tools else []
@@ -128,7 +128,7 @@ class BlockHasher:
         return ids
 
 
-def chain(prompt: Prompt, salt: bytes) -> list[bytes]:
+def chain(prompt: PromptShape, salt: bytes) -> list[bytes]:
     """What the conversation is after its first message, its second, ... and its last.
 
     Thinking does not count, nor a message that holds nothing else: clients drop it later.
@@ -142,7 +142,7 @@ def chain(prompt: Prompt, salt: bytes) -> list[bytes]:
     return digests
 
 
-def _spelled(message: Message) -> bytes:
+def _spelled(message: PromptMessage) -> bytes:
     """A message as bytes that no other message has."""
     role = message.role.encode()
     pieces = [len(role).to_bytes(4), role, len(message.parts).to_bytes(4)]

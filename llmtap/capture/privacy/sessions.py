@@ -42,7 +42,7 @@ from typing import Any, Final
 
 from llmtap.capture.privacy.blocks import CHAIN_BYTES, chain
 from llmtap.exchange.exchange import Exchange
-from llmtap.exchange.prompt import Message, Prompt
+from llmtap.exchange.prompt import PromptMessage, PromptShape
 from llmtap.exchange.request_shape import Turn
 from llmtap.protocol.http1 import Headers, header_value
 
@@ -121,7 +121,7 @@ class Sessions:
         """Exchanges remembered."""
         return len(self._order)
 
-    def keys(self, headers: Headers, prompt: Prompt | None) -> Keys:
+    def keys(self, headers: Headers, prompt: PromptShape | None) -> Keys:
         """At the end of a request, while its text is at hand."""
         keys = Keys(named=self._name_in(headers, prompt))
         if prompt is not None and prompt.chat:
@@ -199,7 +199,7 @@ class Sessions:
                 if not same:
                     self._by_key.pop(key, None)
 
-    def _name_in(self, headers: Headers, prompt: Prompt | None) -> bytes | None:
+    def _name_in(self, headers: Headers, prompt: PromptShape | None) -> bytes | None:
         for name in self._headers:
             value = header_value(headers, name)
             if value:
@@ -254,7 +254,7 @@ def _think_ns(parent: _Seen, x: Exchange) -> int | None:
     return max(0, passed_ns) if passed_ns >= -parent.closing_ns else None
 
 
-def _by(messages: list[Message]) -> str | None:
+def _by(messages: list[PromptMessage]) -> str | None:
     """Who had the last word before the model. What an operator's program put in between is nobody's."""
     last = None
     for message in reversed(messages):

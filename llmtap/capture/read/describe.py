@@ -6,7 +6,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from llmtap.capture.read.workload import Workload
+from llmtap.capture.read.workload import CapturedWorkload
 from llmtap.capture.schema import CaptureInfo
 from llmtap.capture.store.rows import exchanges_of
 from llmtap.exchange.exchange import Exchange
@@ -66,7 +66,7 @@ def describe(
         progress: told the rows done, now and then.
     """
     wall = all(info.arrivals == "wall" for info in infos)
-    workload = Workload(wall=wall)
+    workload = CapturedWorkload(wall=wall)
     total = Summary(objectives)
     groups = {label: _Groups(label, objectives) for label in by}
     unknown = uncertainties = 0

@@ -22,7 +22,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from llmtap.capture.schema import CaptureInfo, Ledger, RelayCount
+from llmtap.capture.schema import CaptureInfo, CaptureLedger, RelayCount
 
 __all__ = ["COLUMNS", "CaptureIntegrity", "Integrity", "RelayIntegrity", "check", "latest_ledger"]
 
@@ -183,7 +183,7 @@ def check(
     return Integrity(checked, unnumbered, list(broken))
 
 
-def latest_ledger(infos: Sequence[CaptureInfo]) -> Ledger:
+def latest_ledger(infos: Sequence[CaptureInfo]) -> CaptureLedger:
     """The last word of each relay and of each meter, in whatever order the files are given."""
     relays: dict[str, RelayCount] = {}
     began: dict[str, RelayCount] = {}
@@ -201,7 +201,7 @@ def latest_ledger(infos: Sequence[CaptureInfo]) -> Ledger:
     for name, count in relays.items():
         first = began[name]
         relays[name] = msgspec.structs.replace(count, since=first.since, before=first.before)
-    return Ledger(relays, _summed(meters.values()), closed=_closed(infos))
+    return CaptureLedger(relays, _summed(meters.values()), closed=_closed(infos))
 
 
 def _closed(infos: Sequence[CaptureInfo]) -> bool:

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 
 from llmtap.capture.schema import SCHEMA
 
-__all__ = ["COLUMNS", "Workload"]
+__all__ = ["COLUMNS", "CapturedWorkload"]
 
 COLUMNS: Final = (
     "capture", "arrival_ns", "response_end_us", "input_tokens", "input_token_source", "output_tokens",
@@ -39,7 +39,7 @@ _BEFORE_SUBMIT: Final = ("first_byte", "response_end")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class Workload:
+class CapturedWorkload:
     """Sums up batches. `wall`: arrivals are moments in time, not offsets from a trace's own zero."""
 
     def __init__(self, *, wall: bool = True) -> None:

@@ -23,7 +23,7 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
-from llmtap.capture.schema import VERSION, Ledger
+from llmtap.capture.schema import VERSION, CaptureLedger
 from llmtap.capture.store.migrations import CaptureVersionError
 from llmtap.capture.store.parquet import write_parquet
 from llmtap.capture.store.places import Place, PlaceError, sync_folder
@@ -89,7 +89,7 @@ class Finisher:
     def __init__(self, place: Place, spool_folder: Path, kept: Callable[[str, int], None]) -> None:
         """`kept(name, bytes)` is told of each file that is in its place."""
         self.counts = Finished()
-        self.told = Ledger()
+        self.told = CaptureLedger()
         """What the newest file tells, of those made of our own spools: one that was found may be of another
         capture."""
         self.problem: str | None = None

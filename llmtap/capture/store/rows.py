@@ -27,7 +27,7 @@ from llmtap.capture.schema import EVENT_CLASS_NAMES, SCHEMA
 from llmtap.exchange.exchange import Added, EventLog, Exchange, Timeline, Tokens
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
 from llmtap.exchange.paths import clean_path
-from llmtap.exchange.request_shape import Asked, Said, Turn
+from llmtap.exchange.request_shape import CapturedText, RequestShape, Turn
 
 __all__ = ["exchanges_of", "to_batch"]
 
@@ -65,7 +65,7 @@ _plain_of: Final = attrgetter(*_PLAIN.values())
 _times_of: Final = attrgetter("timeline.arrival_ns", *_STAMPS.values(), *_DURATIONS.values())
 _asked_of: Final = attrgetter(*_ASKED, *_BLOCKS, "tokens")
 
-_NO_ASKED: Final = Asked()
+_NO_ASKED: Final = RequestShape()
 _NO_TURN: Final = Turn("", "", -1)
 _NO_REFUSAL: Final[dict[str, object]] = {}
 _LONG: Final = pa.int64() if array("l").itemsize == 8 else pa.int32()
@@ -389,11 +389,13 @@ def _fill(x: Exchange, row: dict[str, Any]) -> None:
             row["turn_by"],
         )  # fmt: skip
     if row["request_body"] is not None or row["response_text"] is not None or row["level"] == "full":
-        x.said = Said(row["request_body"], row["response_text"], row["redactions"] or 0)
+        x.said = CapturedText(row["request_body"], row["response_text"], row["redactions"] or 0)
 
 
-def _asked(row: dict[str, Any], blocks: "array[int] | None", sizes: "array[int] | None") -> Asked | None:
-    asked = Asked(
+def _asked(
+    row: dict[str, Any], blocks: "array[int] | None", sizes: "array[int] | None"
+) -> RequestShape | None:
+    asked = RequestShape(
         block_size=row["block_size"], block_unit=row["block_unit"], roles=row["message_roles"] or []
     )
     for name in _ASKED:

@@ -19,7 +19,7 @@ import msgspec
 import pyarrow as pa
 
 from llmtap import __version__
-from llmtap.capture.schema import CaptureInfo, Ledger, RelayCount
+from llmtap.capture.schema import CaptureInfo, CaptureLedger, RelayCount
 from llmtap.capture.store.finisher import make_folder
 from llmtap.capture.store.parquet import write_parquet
 from llmtap.capture.store.places import Place, PlaceError, open_place, redacted
@@ -126,7 +126,7 @@ class RunWriter:
         tag = re.sub(r"[^A-Za-z0-9_]", "_", self._info.capture)
         name = f"llmtap-{when}-{tag}-{self._files:04d}-{secrets.token_hex(4)}.parquet"
         info = msgspec.structs.replace(
-            self._info, ledger=Ledger(relays, meter=self._meter, closed=last), began_ns=now_ns
+            self._info, ledger=CaptureLedger(relays, meter=self._meter, closed=last), began_ns=now_ns
         )
         try:
             with tempfile.TemporaryDirectory(prefix=".llmtap-", dir=self._place.folder) as scratch:

@@ -29,7 +29,7 @@ from typing import Final, NamedTuple
 import msgspec
 import pyarrow as pa
 
-from llmtap.capture.schema import SCHEMA, VERSION, CaptureInfo, Ledger
+from llmtap.capture.schema import SCHEMA, VERSION, CaptureInfo, CaptureLedger
 from llmtap.capture.store.migrations import STEPS, CaptureVersionError, Steps, migrate
 from llmtap.errors import LlmtapError
 
@@ -84,7 +84,9 @@ class SpoolWriter:
             path.unlink(missing_ok=True)
             raise
 
-    def append(self, batch: pa.RecordBatch, ledger: Ledger | None = None, *, sync: bool = False) -> None:
+    def append(
+        self, batch: pa.RecordBatch, ledger: CaptureLedger | None = None, *, sync: bool = False
+    ) -> None:
         """Add a batch, and what is known of the rest; with `sync`, the disk has it when this returns.
 
         Raises OSError when it could not: then the file is as it was, and the same batch may be tried again.
@@ -106,7 +108,7 @@ class SpoolWriter:
         self.rows += batch.num_rows
         self.notes += ledger is not None
 
-    def note(self, ledger: Ledger, *, sync: bool = False) -> None:
+    def note(self, ledger: CaptureLedger, *, sync: bool = False) -> None:
         """Add what is known of what is not here. Raises OSError as `append` does."""
         self._write(self._frame(_Kind.NOTE, msgspec.json.encode(ledger)), sync=sync)
         self.notes += 1
@@ -178,7 +180,7 @@ class SpoolContents:
     path: Path
     info: CaptureInfo
     """Of the spool, at its own version; with the level `full`, which covers all, where the head is lost."""
-    ledger: Ledger
+    ledger: CaptureLedger
     """The last one noted."""
     rows: int = 0
     notes: int = 0
@@ -210,7 +212,7 @@ def read_spool(path: Path, *, steps: Steps = STEPS) -> SpoolContents:
     """
     frames: list[int] = []
     head: tuple[CaptureInfo, pa.Schema] | None = None
-    contents = SpoolContents(path, CaptureInfo(level="full"), Ledger(), _steps=steps)
+    contents = SpoolContents(path, CaptureInfo(level="full"), CaptureLedger(), _steps=steps)
     lost_bytes = lost_batches = seen = version = 0
     with _File(path) as file:
         at = 0
@@ -231,7 +233,7 @@ def read_spool(path: Path, *, steps: Steps = STEPS) -> SpoolContents:
                 case _Kind.HEAD:
                     head = _read_head(frame.payload)
                 case _Kind.NOTE:
-                    contents.ledger = msgspec.json.decode(frame.payload, type=Ledger)
+                    contents.ledger = msgspec.json.decode(frame.payload, type=CaptureLedger)
                     contents.notes += 1
                 case _:
                     seen += 1

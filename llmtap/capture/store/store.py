@@ -39,7 +39,7 @@ import msgspec
 import pyarrow as pa
 
 from llmtap.capture.options import CaptureOptions
-from llmtap.capture.schema import CaptureInfo, Ledger
+from llmtap.capture.schema import CaptureInfo, CaptureLedger
 from llmtap.capture.store.aside import LOCK, take_back
 from llmtap.capture.store.files import LocalFiles
 from llmtap.capture.store.finisher import ClosedSpool, Finisher, make_folder
@@ -162,7 +162,7 @@ class Store:
         self._writer: SpoolWriter | None = None
         self._began_ns = 0
         self._looked_ns = 0
-        self._noted: Ledger | None = None
+        self._noted: CaptureLedger | None = None
         self._number = 0
         self._rows = self._bytes = 0
         self._packing = 0.5
@@ -192,7 +192,7 @@ class Store:
                 ",".join(options.full_tenants),
             )  # fmt: skip
 
-    def append(self, batch: pa.RecordBatch, ledger: Ledger) -> bool:
+    def append(self, batch: pa.RecordBatch, ledger: CaptureLedger) -> bool:
         """Keep the rows, and what is known of others; False when that cannot be now.
 
         A batch without rows keeps the ledger alone, where it says something new. The ledger that is written
@@ -237,7 +237,7 @@ class Store:
         else:
             _discard(writer)
 
-    def told(self) -> Ledger:
+    def told(self) -> CaptureLedger:
         """What the newest file that was made here tells of exchanges that are not kept. For any thread."""
         return self._finisher.told
 
@@ -272,7 +272,7 @@ class Store:
 
     # ---------------------------------------------------------------- writing
 
-    def _keep(self, batch: pa.RecordBatch, ledger: Ledger) -> bool:
+    def _keep(self, batch: pa.RecordBatch, ledger: CaptureLedger) -> bool:
         """`append`, once the bound on the total allows it."""
         if self._files.deleted_rows:
             dropped = {**ledger.dropped, "deleted": self._files.deleted_rows}
@@ -296,7 +296,7 @@ class Store:
             self.rotate()
         return True
 
-    def _write(self, batch: pa.RecordBatch, ledger: Ledger) -> None:
+    def _write(self, batch: pa.RecordBatch, ledger: CaptureLedger) -> None:
         """Raises OSError."""
         if self._writer is not None and not self._writer.present:
             self._make_again()

@@ -18,13 +18,13 @@ from typing import Final
 
 from llmtap.clock import Clock
 from llmtap.exchange.exchange import Exchange
-from llmtap.export.opentelemetry.metrics import Recorder, Totals
+from llmtap.export.opentelemetry.metrics import MetricRecorder, Totals
 from llmtap.export.opentelemetry.otlp import (
     METRICS,
     TRACES,
-    Answer,
-    Link,
-    Origin,
+    OtlpLink,
+    OtlpOrigin,
+    OtlpResponse,
     connect,
     encode_metrics,
     encode_spans,
@@ -63,7 +63,7 @@ class OtlpExporter:
         version: str,
         servers: Mapping[str, tuple[str, int]] | None = None,
         *,
-        make_link: Callable[[OtlpOptions], Link] = connect,
+        make_link: Callable[[OtlpOptions], OtlpLink] = connect,
         span_delay_s: float = SPAN_DELAY_S,
         backoff_s: tuple[float, ...] = BACKOFF_S,
     ) -> None:
@@ -75,8 +75,8 @@ class OtlpExporter:
         self._clock = clock
         self._servers = servers or {}
         self._names = semconv(options.semconv)
-        self._origin = Origin(_resource(options, version), version, self._names.schema_url)
-        self._recorder = Recorder(self._names, options.series_max)
+        self._origin = OtlpOrigin(_resource(options, version), version, self._names.schema_url)
+        self._recorder = MetricRecorder(self._names, options.series_max)
         self._totals = Totals(self._recorder, self._servers)
         self._start_wall_ns = clock.wall_ns()
         self._link = make_link(options)
@@ -198,7 +198,7 @@ class OtlpExporter:
                 return  # due still: the next try has newer totals
         self._metrics_due_ns = self._clock.mono_ns() + self._options.interval
 
-    def _send(self, signal: str, body: bytes) -> Answer:
+    def _send(self, signal: str, body: bytes) -> OtlpResponse:
         timeout_s = self._options.timeout / 1e9
         if self._close_by_ns is not None:
             timeout_s = max(0.01, min(timeout_s, self._time_left_s()))

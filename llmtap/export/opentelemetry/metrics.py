@@ -26,19 +26,19 @@ from llmtap.export.opentelemetry.semconv import (
     SERVER_PORT,
     TENANT,
     Measure,
-    Quantity,
     Semconv,
+    SemconvQuantity,
 )
 from llmtap.export.opentelemetry.terms import TEXT_MAX, Terms
 from llmtap.metrics.latency import Measured
 
-__all__ = ["Cell", "Point", "Recorder", "Totals"]
+__all__ = ["MetricCell", "MetricRecorder", "Point", "Totals"]
 
 Key = tuple[str | None, ...]
 """Values of the attributes, in the order of `Recorder.names`; empty: the series of what had no room."""
 
 
-class Cell:
+class MetricCell:
     """The count of one series: of a histogram by upper edges, or (no edges) a sum alone."""
 
     __slots__ = ("counts", "total")
@@ -63,7 +63,7 @@ class Cell:
             below = upto
         counts[-1] += len(ordered) - below
 
-    def merge(self, other: "Cell") -> None:
+    def merge(self, other: "MetricCell") -> None:
         self.total += other.total
         self.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
 
@@ -74,10 +74,10 @@ class Point:
 
     measure: Measure
     attributes: list[tuple[str, str | bool | int]]
-    cell: Cell
+    cell: MetricCell
 
 
-class Recorder:
+class MetricRecorder:
     """Counts exchanges, on the thread where they end."""
 
     def __init__(self, names: Semconv, series_max: int) -> None:
@@ -86,7 +86,7 @@ class Recorder:
             ERROR_TYPE, OUTCOME,
         )  # fmt: skip
         self.measures: list[Measure] = []
-        self._of: dict[Quantity, tuple[int, ...]] = {}
+        self._of: dict[SemconvQuantity, tuple[int, ...]] = {}
         for quantity, measures in names.measures.items():
             first = len(self.measures)
             self.measures += measures
@@ -94,9 +94,9 @@ class Recorder:
         self._known: list[set[Key]] = [set() for _ in self.measures]
         self._series_max = series_max
         self._lock = Lock()
-        self._fresh: dict[tuple[int, Key], Cell] = {}
+        self._fresh: dict[tuple[int, Key], MetricCell] = {}
 
-    def take(self) -> dict[tuple[int, Key], Cell]:
+    def take(self) -> dict[tuple[int, Key], MetricCell]:
         """What was counted since the last call; from any thread."""
         with self._lock:
             fresh, self._fresh = self._fresh, {}
@@ -118,43 +118,43 @@ class Recorder:
             x.arm,
         )
         key = (*base, None, None)
-        add(Quantity.EXCHANGES, (*base, terms.error_type, x.outcome.value), 1)
+        add(SemconvQuantity.EXCHANGES, (*base, terms.error_type, x.outcome.value), 1)
         if terms.operation is None:
             return
         # Only durations bear the error's type: the other terms are of answers.
         of_error = key if terms.error_type is None else (*base, terms.error_type, None)
         if terms.operation == "embeddings":
-            add(Quantity.EMBEDDINGS_DURATION, of_error, terms.duration_ns)
-            add(Quantity.EMBEDDINGS_TOKENS, key, x.tokens.input)
+            add(SemconvQuantity.EMBEDDINGS_DURATION, of_error, terms.duration_ns)
+            add(SemconvQuantity.EMBEDDINGS_TOKENS, key, x.tokens.input)
         else:
-            add(Quantity.DURATION, of_error, terms.duration_ns)
-            add(Quantity.INPUT_TOKENS, key, x.tokens.input)
-            add(Quantity.OUTPUT_TOKENS, key, terms.output_tokens)
-            add(Quantity.CACHED_TOKENS, key, x.tokens.cached)
-            add(Quantity.REASONING_TOKENS, key, x.tokens.reasoning)
-        add(Quantity.SERVER_DURATION, of_error, terms.server_duration_ns)
+            add(SemconvQuantity.DURATION, of_error, terms.duration_ns)
+            add(SemconvQuantity.INPUT_TOKENS, key, x.tokens.input)
+            add(SemconvQuantity.OUTPUT_TOKENS, key, terms.output_tokens)
+            add(SemconvQuantity.CACHED_TOKENS, key, x.tokens.cached)
+            add(SemconvQuantity.REASONING_TOKENS, key, x.tokens.reasoning)
+        add(SemconvQuantity.SERVER_DURATION, of_error, terms.server_duration_ns)
         if not x.stream:
             return
         times = terms.chunk_times_ns
-        add(Quantity.FIRST_CHUNK, key, terms.first_chunk_ns)
-        add(Quantity.SERVER_FIRST_TOKEN, key, terms.server_first_token_ns)
-        add(Quantity.SERVER_PER_TOKEN, key, terms.server_per_token_ns)
-        add(Quantity.FIRST_CONTENT, key, m.ttft_ns)
-        add(Quantity.USER_IDLE, key, m.user_idle_ns)
-        self._add_many(Quantity.CHUNK_GAP, key, list(map(sub, times[1:], times)))
-        self._add_many(Quantity.TBC, key, m.tbc_ns)
+        add(SemconvQuantity.FIRST_CHUNK, key, terms.first_chunk_ns)
+        add(SemconvQuantity.SERVER_FIRST_TOKEN, key, terms.server_first_token_ns)
+        add(SemconvQuantity.SERVER_PER_TOKEN, key, terms.server_per_token_ns)
+        add(SemconvQuantity.FIRST_CONTENT, key, m.ttft_ns)
+        add(SemconvQuantity.USER_IDLE, key, m.user_idle_ns)
+        self._add_many(SemconvQuantity.CHUNK_GAP, key, list(map(sub, times[1:], times)))
+        self._add_many(SemconvQuantity.TBC, key, m.tbc_ns)
 
-    def _add(self, quantity: Quantity, key: Key, value: int | None) -> None:
+    def _add(self, quantity: SemconvQuantity, key: Key, value: int | None) -> None:
         if value is not None:
             for i in self._of.get(quantity, ()):
                 self._cell(i, key).add(value, self.measures[i].instrument.edges)
 
-    def _add_many(self, quantity: Quantity, key: Key, values: Sequence[int]) -> None:
+    def _add_many(self, quantity: SemconvQuantity, key: Key, values: Sequence[int]) -> None:
         if values:
             for i in self._of.get(quantity, ()):
                 self._cell(i, key).add_many(values, self.measures[i].instrument.edges)
 
-    def _cell(self, i: int, key: Key) -> Cell:
+    def _cell(self, i: int, key: Key) -> MetricCell:
         cell = self._fresh.get((i, key))
         if cell is not None:
             return cell
@@ -164,18 +164,18 @@ class Recorder:
                 known.add(key)
             else:
                 key = ()
-        return self._fresh.setdefault((i, key), Cell(self.measures[i].instrument.edges))
+        return self._fresh.setdefault((i, key), MetricCell(self.measures[i].instrument.edges))
 
 
 class Totals:
     """Everything counted since the start, on the thread that sends."""
 
-    def __init__(self, recorder: Recorder, servers: Mapping[str, tuple[str, int]]) -> None:
+    def __init__(self, recorder: MetricRecorder, servers: Mapping[str, tuple[str, int]]) -> None:
         """`servers` names the upstream's host and port by arm, under "" for all others."""
         self._recorder = recorder
         self._servers = servers
         self._arm = recorder.names.index(ARM)
-        self._cells: dict[tuple[int, Key], Cell] = {}
+        self._cells: dict[tuple[int, Key], MetricCell] = {}
 
     def gather(self) -> Iterator[Point]:
         """Every series, with what is new in it, those of one instrument together."""

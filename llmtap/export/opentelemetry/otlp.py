@@ -38,7 +38,16 @@ from llmtap.export.options import OtlpOptions, parse_pairs
 if TYPE_CHECKING:
     import grpc
 
-__all__ = ["METRICS", "TRACES", "Answer", "Link", "Origin", "connect", "encode_metrics", "encode_spans"]
+__all__ = [
+    "METRICS",
+    "TRACES",
+    "OtlpLink",
+    "OtlpOrigin",
+    "OtlpResponse",
+    "connect",
+    "encode_metrics",
+    "encode_spans",
+]
 
 TRACES: Final = "trace"
 METRICS: Final = "metrics"
@@ -53,7 +62,7 @@ _NONE, _HAS_IS_REMOTE, _IS_REMOTE = 0, 0x100, 0x200
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class OtlpOrigin:
     """Who exports."""
 
     resource: tuple[tuple[str, str], ...]
@@ -67,7 +76,7 @@ class Origin:
         return Resource(attributes=[_pair(key, value) for key, value in self.resource])
 
 
-def encode_spans(spans: Iterable[Span], origin: Origin) -> bytes:
+def encode_spans(spans: Iterable[Span], origin: OtlpOrigin) -> bytes:
     """One request with these spans."""
     scoped = trace.ScopeSpans(
         scope=origin.scope(), spans=[_span(s) for s in spans], schema_url=origin.schema_url
@@ -78,7 +87,9 @@ def encode_spans(spans: Iterable[Span], origin: Origin) -> bytes:
     return body
 
 
-def encode_metrics(points: Iterable[Point], origin: Origin, start_ns: int, now_ns: int) -> Iterator[bytes]:
+def encode_metrics(
+    points: Iterable[Point], origin: OtlpOrigin, start_ns: int, now_ns: int
+) -> Iterator[bytes]:
     """Requests with these points, at most POINTS_MAX in each. Times are ns since the epoch.
 
     Points of one instrument follow each other.
@@ -93,7 +104,7 @@ def encode_metrics(points: Iterable[Point], origin: Origin, start_ns: int, now_n
         yield _metrics_request(batch, origin, start_ns, now_ns)
 
 
-def _metrics_request(points: list[Point], origin: Origin, start_ns: int, now_ns: int) -> bytes:
+def _metrics_request(points: list[Point], origin: OtlpOrigin, start_ns: int, now_ns: int) -> bytes:
     scoped = metrics.ScopeMetrics(scope=origin.scope(), schema_url=origin.schema_url)
     for instrument, group in groupby(points, key=lambda point: point.measure.instrument):
         metric = scoped.metrics.add(
@@ -158,7 +169,7 @@ def _any(value: Value) -> AnyValue:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class OtlpResponse:
     """What became of a request."""
 
     ok: bool
@@ -171,14 +182,14 @@ class Answer:
     """The receiver asks not to be called again before."""
 
 
-class Link(Protocol):
+class OtlpLink(Protocol):
     """A way to a receiver. One thread sends; `close` may come from another, and ends what is under way."""
 
-    def send(self, signal: str, body: bytes, timeout_s: float) -> Answer: ...
+    def send(self, signal: str, body: bytes, timeout_s: float) -> OtlpResponse: ...
     def close(self) -> None: ...
 
 
-def connect(options: OtlpOptions) -> Link:
+def connect(options: OtlpOptions) -> OtlpLink:
     """The way that the options name; nothing is opened before the first `send`.
 
     Raises ConfigError when the file of authorities cannot be read.
@@ -220,16 +231,16 @@ class GrpcLink:
     def _method(self, service: str) -> Any:
         return self._channel.unary_unary(f"/opentelemetry.proto.collector.{service}/Export")
 
-    def send(self, signal: str, body: bytes, timeout_s: float) -> Answer:
+    def send(self, signal: str, body: bytes, timeout_s: float) -> OtlpResponse:
         try:
             said = self._call[signal](body, timeout=timeout_s, metadata=self._metadata)
         except self._grpc.RpcError as exc:
             return self._failed(exc)
         except ValueError as exc:  # the channel was closed under us
-            return Answer(False, again=True, problem=str(exc))
+            return OtlpResponse(False, again=True, problem=str(exc))
         return _taken(signal, said)
 
-    def _failed(self, exc: "grpc.RpcError") -> Answer:
+    def _failed(self, exc: "grpc.RpcError") -> OtlpResponse:
         code, status = exc.code(), self._grpc.StatusCode
         again = code in (
             status.CANCELLED, status.DEADLINE_EXCEEDED, status.ABORTED, status.OUT_OF_RANGE,
@@ -239,7 +250,7 @@ class GrpcLink:
             # OTLP: worth another try only where the receiver says when; else the request is too large for it.
             again = any(b"google.rpc.RetryInfo" in value for key, value in exc.trailing_metadata() or ()
                         if key == "grpc-status-details-bin")  # fmt: skip
-        return Answer(False, again=again, problem=f"{code.name}: {exc.details()}")
+        return OtlpResponse(False, again=again, problem=f"{code.name}: {exc.details()}")
 
     def close(self) -> None:
         self._channel.close()
@@ -265,7 +276,7 @@ class HttpLink:
             self._open = partial(http.client.HTTPConnection, host, port)
         self._connection: http.client.HTTPConnection | None = None
 
-    def send(self, signal: str, body: bytes, timeout_s: float) -> Answer:
+    def send(self, signal: str, body: bytes, timeout_s: float) -> OtlpResponse:
         paths = {TRACES: "/v1/traces", METRICS: "/v1/metrics"}
         try:
             if self._connection is None:
@@ -280,10 +291,10 @@ class HttpLink:
                 self.close()
         except (OSError, http.client.HTTPException) as exc:
             self.close()
-            return Answer(False, again=True, problem=f"{type(exc).__name__}: {exc}")
+            return OtlpResponse(False, again=True, problem=f"{type(exc).__name__}: {exc}")
         if 200 <= response.status < 300:
             return _taken(signal, said)
-        return Answer(
+        return OtlpResponse(
             False, again=response.status in (429, 502, 503, 504), problem=f"HTTP {response.status}",
             after_s=_retry_after_s(response.getheader("Retry-After")),
         )  # fmt: skip
@@ -299,15 +310,15 @@ def _retry_after_s(text: str | None) -> float:
     return float(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 6 else 0.0
 
 
-def _taken(signal: str, said: bytes) -> Answer:
+def _taken(signal: str, said: bytes) -> OtlpResponse:
     try:
         if signal == TRACES:
             spans = ExportTraceServiceResponse.FromString(said).partial_success
-            return Answer(True, rejected=spans.rejected_spans, problem=spans.error_message)
+            return OtlpResponse(True, rejected=spans.rejected_spans, problem=spans.error_message)
         points = ExportMetricsServiceResponse.FromString(said).partial_success
-        return Answer(True, rejected=points.rejected_data_points, problem=points.error_message)
+        return OtlpResponse(True, rejected=points.rejected_data_points, problem=points.error_message)
     except DecodeError:
-        return Answer(True)  # a 200 is a 200, whatever stands in it
+        return OtlpResponse(True)  # a 200 is a 200, whatever stands in it
 
 
 def _read(file: str) -> bytes:

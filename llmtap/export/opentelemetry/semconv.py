@@ -41,8 +41,8 @@ __all__ = [
     "VERSIONS",
     "Instrument",
     "Measure",
-    "Quantity",
     "Semconv",
+    "SemconvQuantity",
     "Version",
     "operation_of",
     "provider_of",
@@ -90,7 +90,7 @@ _PER_TOKEN: Final = _ns(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5,
 _TOKENS: Final = tuple(4**i for i in range(14))
 
 
-class Quantity(Enum):
+class SemconvQuantity(Enum):
     """What is measured of an exchange; a version's table says under which metrics it goes out."""
 
     DURATION = auto()
@@ -163,7 +163,7 @@ class Semconv:
     cached_tokens: str
     reasoning_tokens: str
     # Metrics.
-    measures: Mapping[Quantity, tuple[Measure, ...]]
+    measures: Mapping[SemconvQuantity, tuple[Measure, ...]]
 
 
 _ATTRIBUTES: Final = {
@@ -182,7 +182,7 @@ _ATTRIBUTES: Final = {
 """The same in both versions."""
 
 _OWN: Final = {
-    Quantity.FIRST_CONTENT: (
+    SemconvQuantity.FIRST_CONTENT: (
         Measure(
             Instrument(
                 "llmtap.time_to_first_token",
@@ -192,7 +192,7 @@ _OWN: Final = {
             )
         ),
     ),
-    Quantity.TBC: (
+    SemconvQuantity.TBC: (
         Measure(
             Instrument(
                 "llmtap.inter_chunk",
@@ -202,7 +202,7 @@ _OWN: Final = {
             )
         ),
     ),
-    Quantity.USER_IDLE: (
+    SemconvQuantity.USER_IDLE: (
         Measure(
             Instrument(
                 "llmtap.user_idle",
@@ -212,14 +212,14 @@ _OWN: Final = {
             )
         ),
     ),
-    Quantity.EXCHANGES: (
+    SemconvQuantity.EXCHANGES: (
         Measure(Instrument("llmtap.exchanges", "Exchanges by outcome.", "{exchange}")),
     ),
 }  # fmt: skip
 
 
 _SERVER: Final = {
-    Quantity.SERVER_DURATION: (
+    SemconvQuantity.SERVER_DURATION: (
         Measure(
             Instrument(
                 "gen_ai.server.request.duration",
@@ -229,7 +229,7 @@ _SERVER: Final = {
             )
         ),
     ),
-    Quantity.SERVER_FIRST_TOKEN: (
+    SemconvQuantity.SERVER_FIRST_TOKEN: (
         Measure(
             Instrument(
                 "gen_ai.server.time_to_first_token",
@@ -239,7 +239,7 @@ _SERVER: Final = {
             )
         ),
     ),
-    Quantity.SERVER_PER_TOKEN: (
+    SemconvQuantity.SERVER_PER_TOKEN: (
         Measure(
             Instrument(
                 "gen_ai.server.time_per_output_token",
@@ -271,13 +271,13 @@ def _v1_41() -> Semconv:
         schema_url="https://opentelemetry.io/schemas/1.41.0",
         **_ATTRIBUTES,
         measures={
-            Quantity.DURATION: (Measure(duration),),
-            Quantity.EMBEDDINGS_DURATION: (Measure(duration),),
-            Quantity.FIRST_CHUNK: (Measure(first_chunk),),
-            Quantity.CHUNK_GAP: (Measure(chunk),),
-            Quantity.INPUT_TOKENS: (Measure(usage, read),),
-            Quantity.EMBEDDINGS_TOKENS: (Measure(usage, read),),
-            Quantity.OUTPUT_TOKENS: (Measure(usage, written),),
+            SemconvQuantity.DURATION: (Measure(duration),),
+            SemconvQuantity.EMBEDDINGS_DURATION: (Measure(duration),),
+            SemconvQuantity.FIRST_CHUNK: (Measure(first_chunk),),
+            SemconvQuantity.CHUNK_GAP: (Measure(chunk),),
+            SemconvQuantity.INPUT_TOKENS: (Measure(usage, read),),
+            SemconvQuantity.EMBEDDINGS_TOKENS: (Measure(usage, read),),
+            SemconvQuantity.OUTPUT_TOKENS: (Measure(usage, written),),
             **_SERVER,
             **_OWN,
         },
@@ -305,27 +305,31 @@ def _genai_main() -> Semconv:
         schema_url="",
         **_ATTRIBUTES,
         measures={
-            Quantity.DURATION: seconds(inference + "duration", "GenAI client inference operation duration."),
-            Quantity.FIRST_CHUNK: seconds(
+            SemconvQuantity.DURATION: seconds(
+                inference + "duration", "GenAI client inference operation duration."
+            ),
+            SemconvQuantity.FIRST_CHUNK: seconds(
                 inference + "time_to_first_chunk", "Time to receive the first chunk."
             ),
-            Quantity.CHUNK_GAP: seconds(inference + "time_per_output_chunk", "Time per output chunk."),
-            Quantity.INPUT_TOKENS: (
+            SemconvQuantity.CHUNK_GAP: seconds(inference + "time_per_output_chunk", "Time per output chunk."),
+            SemconvQuantity.INPUT_TOKENS: (
                 counter("input_tokens", "Input tokens used, including cached tokens."),
                 tokens(inference + "operation.input_tokens", "Input tokens used per inference operation."),
             ),
-            Quantity.OUTPUT_TOKENS: (
+            SemconvQuantity.OUTPUT_TOKENS: (
                 counter("output_tokens", "Output tokens used, including reasoning tokens."),
                 tokens(inference + "operation.output_tokens", "Output tokens used per inference operation."),
             ),
-            Quantity.CACHED_TOKENS: (counter("cache_read.input_tokens", "Input tokens read from a cache."),),
-            Quantity.REASONING_TOKENS: (
+            SemconvQuantity.CACHED_TOKENS: (
+                counter("cache_read.input_tokens", "Input tokens read from a cache."),
+            ),
+            SemconvQuantity.REASONING_TOKENS: (
                 counter("reasoning.output_tokens", "Output tokens used for reasoning."),
             ),
-            Quantity.EMBEDDINGS_DURATION: seconds(
+            SemconvQuantity.EMBEDDINGS_DURATION: seconds(
                 embeddings + "duration", "GenAI client embeddings operation duration."
             ),
-            Quantity.EMBEDDINGS_TOKENS: (
+            SemconvQuantity.EMBEDDINGS_TOKENS: (
                 tokens(embeddings + "operation.input_tokens", "Input tokens used per embeddings operation."),
             ),
             **_SERVER,

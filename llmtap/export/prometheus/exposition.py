@@ -24,7 +24,7 @@ from llmtap.export.prometheus.families import HistogramFamily, counter
 from llmtap.export.prometheus.self_metrics import MeterState, RelayState, collect_meter, collect_relays
 from llmtap.export.prometheus.series import COUNTERS, FrozenSeries, Series, families_for
 from llmtap.export.prometheus.slo_metrics import SloState, collect_slos
-from llmtap.export.prometheus.text import Writer, escape
+from llmtap.export.prometheus.text import TextWriter, escape
 from llmtap.export.trace_context import parse_trace_parent
 from llmtap.metrics.latency import Measured
 from llmtap.metrics.summary import ENDED_WELL
@@ -123,7 +123,7 @@ class Frozen:
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """The exposition and its content type, in the format that the Accept header asks for."""
         encode, content_type = choose_encoder(accept)
-        writer = Writer(openmetrics=content_type.startswith("application/openmetrics-text"))
+        writer = TextWriter(openmetrics=content_type.startswith("application/openmetrics-text"))
         exemplars = by_series(self.exemplars, 1e9)
         for family, cells in self._histograms():
             writer.histogram(family, cells, exemplars.get(family.name))

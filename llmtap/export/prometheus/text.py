@@ -13,7 +13,7 @@ from prometheus_client.samples import Exemplar
 
 from llmtap.export.prometheus.families import CounterFamily, HistogramFamily
 
-__all__ = ["Writer", "escape"]
+__all__ = ["TextWriter", "escape"]
 
 Labels = tuple[str, ...]
 
@@ -23,7 +23,7 @@ def escape(value: str) -> str:
     return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
 
 
-class Writer:
+class TextWriter:
     """Collects lines. Label values are handed in as `escape` gives them."""
 
     def __init__(self, *, openmetrics: bool) -> None:

@@ -29,7 +29,7 @@ from llmtap.protocol.http1 import (
 )
 
 if TYPE_CHECKING:
-    from llmtap.load.http.sender import Sender
+    from llmtap.load.http.sender import LoadSender
 
 __all__ = ["HEAD_BYTES_MAX", "Call"]
 
@@ -57,7 +57,7 @@ class Call:
 
     def __init__(
         self,
-        sender: "Sender",
+        sender: "LoadSender",
         seq: int,
         row: int,
         scheduled_ns: int | None,

@@ -20,12 +20,12 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.load.deferred import Later
 from llmtap.load.http.call import Call
 from llmtap.load.lateness import Lateness
-from llmtap.load.target import Target
+from llmtap.load.target import LoadTarget
 from llmtap.net.pool import Pool
 from llmtap.net.stream import Stream, keep_stamps_on
 from llmtap.units import NS_PER_S, Duration
 
-__all__ = ["Call", "Sender", "SenderOptions"]
+__all__ = ["Call", "LoadSender", "SenderOptions"]
 
 SWEEP_S: Final = 0.05
 """How often time-outs are looked for, and streams that fell silent; with thousands under way, less often."""
@@ -61,13 +61,13 @@ class SenderOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Keep what the answers say, in `Exchange.said`."""
 
 
-class Sender:
+class LoadSender:
     """Sends to one target from one loop. `close` when done."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        target: Target,
+        target: LoadTarget,
         options: SenderOptions,
         *,
         tls: ssl.SSLContext | None = None,
@@ -185,7 +185,7 @@ class Sender:
 class _Opening:
     """Waits for one connection and leaves it in the pool."""
 
-    def __init__(self, sender: Sender) -> None:
+    def __init__(self, sender: LoadSender) -> None:
         self._pool = sender.pool
         self.settled: asyncio.Future[None] = sender.loop.create_future()
 

@@ -16,7 +16,16 @@ from typing import Final
 
 from llmtap.units import NS_PER_S
 
-__all__ = ["Group", "Host", "Process", "groups_of", "is_loopback", "listeners", "read_host", "read_processes"]
+__all__ = [
+    "Group",
+    "Host",
+    "ObservedProcess",
+    "groups_of",
+    "is_loopback",
+    "listeners",
+    "read_host",
+    "read_processes",
+]
 
 PROC: Final = Path("/proc")
 _TICK_NS: Final = NS_PER_S // os.sysconf("SC_CLK_TCK")
@@ -39,7 +48,7 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class ObservedProcess:
     """One process."""
 
     pid: int
@@ -54,7 +63,7 @@ class Process:
 class Group:
     """The processes of one side, with their descendants."""
 
-    processes: tuple[Process, ...]
+    processes: tuple[ObservedProcess, ...]
 
     @property
     def cpu_ns(self) -> int:
@@ -81,9 +90,9 @@ def read_host(proc: Path = PROC) -> Host:
     )
 
 
-def read_processes(proc: Path = PROC) -> dict[int, Process]:
+def read_processes(proc: Path = PROC) -> dict[int, ObservedProcess]:
     """All processes by their pid. One that ends meanwhile is left out."""
-    found: dict[int, Process] = {}
+    found: dict[int, ObservedProcess] = {}
     for pid in _pids(proc):
         process = _read_process(proc, pid)
         if process is not None:
@@ -91,7 +100,7 @@ def read_processes(proc: Path = PROC) -> dict[int, Process]:
     return found
 
 
-def groups_of(processes: Mapping[int, Process], roots: Mapping[int, str]) -> dict[str, Group]:
+def groups_of(processes: Mapping[int, ObservedProcess], roots: Mapping[int, str]) -> dict[str, Group]:
     """To each group the processes whose nearest forebear among the `roots` (pid -> group) is of it.
 
     So a server that the sender has started is the server's and not the sender's.
@@ -112,7 +121,7 @@ def groups_of(processes: Mapping[int, Process], roots: Mapping[int, str]) -> dic
             belongs[below] = belongs[pid]
         return belongs[pid]
 
-    members: dict[str, list[Process]] = {name: [] for name in roots.values()}
+    members: dict[str, list[ObservedProcess]] = {name: [] for name in roots.values()}
     for pid, process in processes.items():
         name = group_of(pid)
         if name is not None:
@@ -154,7 +163,7 @@ def _pids(proc: Path) -> list[int]:
     return [int(name) for name in os.listdir(proc) if name.isdecimal()]
 
 
-def _read_process(proc: Path, pid: int) -> Process | None:
+def _read_process(proc: Path, pid: int) -> ObservedProcess | None:
     try:
         fd = os.open(f"{proc}/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -171,7 +180,7 @@ def _read_process(proc: Path, pid: int) -> Process | None:
     if len(fields) < 22:
         return None
     user, system, ended_user, ended_system = (int(field) for field in fields[11:15])
-    return Process(
+    return ObservedProcess(
         pid, int(fields[1]), head.partition("(")[2],
         (user + system + ended_user + ended_system) * _TICK_NS, int(fields[21]) * _PAGE_BYTES,
     )  # fmt: skip

@@ -27,7 +27,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from llmtap.clock import Clock
-from llmtap.load.monitor.timeseries import Columns, Series
+from llmtap.load.monitor.timeseries import Columns, MonitorSeries
 from llmtap.load.target import shown_url
 from llmtap.net.failures import failure_said
 from llmtap.units import NS_PER_S, to_seconds
@@ -45,51 +45,51 @@ TIMEOUT_NS: Final = 5 * NS_PER_S
 class _Mapped:
     """One of our series and the samples it is read from: the first name that is there counts."""
 
-    series: Series
+    series: MonitorSeries
     names: tuple[str, ...]
     over_engines: Literal["sum", "mean"] = "sum"
 
 
 _MAP: Final = {
     "running": _Mapped(
-        Series("requests"),
+        MonitorSeries("requests"),
         ("vllm:num_requests_running", "sglang:num_running_reqs", "tgi_batch_current_size"),
     ),
     "waiting": _Mapped(
-        Series("requests"), ("vllm:num_requests_waiting", "sglang:num_queue_reqs", "tgi_queue_size")
+        MonitorSeries("requests"), ("vllm:num_requests_waiting", "sglang:num_queue_reqs", "tgi_queue_size")
     ),
     # vLLM renamed its own in 0.9 and says both for a while.
     "kv_use": _Mapped(
-        Series("share"),
+        MonitorSeries("share"),
         ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage"),
         "mean",
     ),
     # SGLang looks for all tokens of a prompt.
     "prefix_queries": _Mapped(
-        Series("tokens", "counter"),
+        MonitorSeries("tokens", "counter"),
         (
             "vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total",
             "sglang:prompt_tokens_total",
         ),
     ),
     "prefix_hits": _Mapped(
-        Series("tokens", "counter"),
+        MonitorSeries("tokens", "counter"),
         (
             "vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total",
             "sglang:cached_tokens_total",
         ),
     ),
     "preemptions": _Mapped(
-        Series("requests", "counter"),
+        MonitorSeries("requests", "counter"),
         ("vllm:num_preemptions_total", "sglang:num_retracted_requests_total"),
     ),
     # TGI counts tokens only as the sums of its histograms.
     "prompt_tokens": _Mapped(
-        Series("tokens", "counter"),
+        MonitorSeries("tokens", "counter"),
         ("vllm:prompt_tokens_total", "sglang:prompt_tokens_total", "tgi_request_input_length_sum"),
     ),
     "generation_tokens": _Mapped(
-        Series("tokens", "counter"),
+        MonitorSeries("tokens", "counter"),
         (
             "vllm:generation_tokens_total", "sglang:generation_tokens_total",
             "tgi_request_generated_tokens_sum",

@@ -23,7 +23,7 @@ from typing import Any, Final
 from llmtap.clock import Clock
 from llmtap.load.monitor.gpu import GpuReading, Gpus, open_gpus
 from llmtap.load.monitor.processes import Group, Host, groups_of, listeners, read_host, read_processes
-from llmtap.load.monitor.timeseries import Columns, Series
+from llmtap.load.monitor.timeseries import Columns, MonitorSeries
 from llmtap.net.failures import failure_said
 from llmtap.units import NS_PER_S, to_seconds
 
@@ -187,22 +187,22 @@ class SystemSampler:
             self._why[SERVER] = why
 
 
-def _series(gpus: Gpus | None) -> Mapping[str, Series]:
+def _series(gpus: Gpus | None) -> Mapping[str, MonitorSeries]:
     series = {
-        **{f"{side}_cpu": Series("cpus", "interval") for side in (SENDER, SERVER)},
-        **{f"{side}_memory": Series("bytes") for side in (SENDER, SERVER)},
-        "host_cpu": Series("share", "interval"),
-        "host_stolen": Series("share", "interval"),
-        "host_memory": Series("bytes"),
+        **{f"{side}_cpu": MonitorSeries("cpus", "interval") for side in (SENDER, SERVER)},
+        **{f"{side}_memory": MonitorSeries("bytes") for side in (SENDER, SERVER)},
+        "host_cpu": MonitorSeries("share", "interval"),
+        "host_stolen": MonitorSeries("share", "interval"),
+        "host_memory": MonitorSeries("bytes"),
     }
     for index in range(0 if gpus is None else len(gpus.names)):
         series |= {
             # An average, but over a period of the driver's, not since our last sample.
-            f"gpu{index}_utilization": Series("share"),
-            f"gpu{index}_temperature": Series("celsius"),
-            f"gpu{index}_power": Series("watts"),
-            f"gpu{index}_memory": Series("bytes"),
-            f"gpu{index}_energy": Series("joules", "counter"),
+            f"gpu{index}_utilization": MonitorSeries("share"),
+            f"gpu{index}_temperature": MonitorSeries("celsius"),
+            f"gpu{index}_power": MonitorSeries("watts"),
+            f"gpu{index}_memory": MonitorSeries("bytes"),
+            f"gpu{index}_energy": MonitorSeries("joules", "counter"),
         }
     return series
 

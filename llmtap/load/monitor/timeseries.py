@@ -18,7 +18,7 @@ from llmtap.metrics.energy import GAP_NS_MAX, Energy, average_power_w, energy_of
 from llmtap.metrics.statistics import mean, percentile
 from llmtap.units import to_seconds
 
-__all__ = ["Columns", "Series", "TimeSeries"]
+__all__ = ["Columns", "MonitorSeries", "TimeSeries"]
 
 SAMPLES_MAX: Final = 100_000
 """More than a day at 1 Hz; 20 series are 16 MB then."""
@@ -27,7 +27,7 @@ Kind = Literal["interval", "gauge", "counter"]
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class MonitorSeries:
     """What a column holds."""
 
     unit: str
@@ -39,7 +39,7 @@ class Series:
 class Columns:
     """Samples of several series at the same moments. One thread adds, any may read."""
 
-    def __init__(self, series: Mapping[str, Series]) -> None:
+    def __init__(self, series: Mapping[str, MonitorSeries]) -> None:
         self.series = dict(series)
         self.dropped = 0
         """Samples beyond the bound."""

@@ -38,7 +38,7 @@ from llmtap.units import NS_PER_S, to_seconds
 from llmtap.workload.requests import Requests
 from llmtap.workload.trace import Trace, opened_trace
 
-__all__ = ["FIGURES", "Baseline", "Recorded", "read_then", "recorded_of"]
+__all__ = ["FIGURES", "Baseline", "RecordedAnswer", "read_then", "recorded_of"]
 
 FIGURES: Final = ("ttft", "tpot", "tbc_max", "e2e", "e2e_same_length", "elapsed")
 SHARES: Final = {"p5": 0.05, "p50": 0.5, "p95": 0.95}
@@ -54,7 +54,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedAnswer:
     """Where the rows of a plan stand, to be read again."""
 
     place: str
@@ -63,14 +63,14 @@ class Recorded:
     """Of each request its row in the source; requests behind the last one are rows that come again."""
 
 
-def recorded_of(trace: Trace, place: str, count: int) -> Recorded | None:
+def recorded_of(trace: Trace, place: str, count: int) -> RecordedAnswer | None:
     """Of the first `count` requests made of a trace; None where it does not tell when answers came.
 
     None, too, where it cannot be read again: a pipe is empty then, and opening a named one would wait.
     """
     if not trace.answered or not _can_be_read_again(place):
         return None
-    return Recorded(place, trace.format, trace.places[:count])
+    return RecordedAnswer(place, trace.format, trace.places[:count])
 
 
 def _can_be_read_again(place: str) -> bool:
@@ -82,7 +82,10 @@ class Baseline:
     """Both sides of the requests of a plan: first all that were sent (`add_now`), then what they were."""
 
     def __init__(
-        self, recorded: Recorded, quantiles: tuple[float, ...] = (), objectives: Objectives | None = None
+        self,
+        recorded: RecordedAnswer,
+        quantiles: tuple[float, ...] = (),
+        objectives: Objectives | None = None,
     ) -> None:
         """`quantiles`: shares at which distributions are told. `objectives`: what rows are judged by."""
         self.recorded = recorded

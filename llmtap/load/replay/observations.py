@@ -15,11 +15,11 @@ from llmtap.metrics.histogram import Histogram
 from llmtap.metrics.statistics import summarise_ns
 from llmtap.workload.requests import Requests
 
-__all__ = ["Lengths", "Seen"]
+__all__ = ["ObservedLengths", "RunObservations"]
 
 
 @dataclass(slots=True)
-class Lengths:
+class ObservedLengths:
     """How long prompts and answers were by the server's own usage, beside what was asked for."""
 
     input_told: int = 0
@@ -60,12 +60,12 @@ class Lengths:
 
 
 @dataclass(slots=True)
-class Seen:
+class RunObservations:
     """All exchanges of a run, `add`ed with their rows in any order. Times are of the monotonic clock."""
 
     requests: Requests
     counted: Sequence[int]
-    lengths: Lengths = field(default_factory=Lengths)
+    lengths: ObservedLengths = field(default_factory=ObservedLengths)
     opened: "Counter[str]" = field(default_factory=Counter)
     """By sender."""
     sent_ns: "array[int]" = field(default_factory=lambda: array("q"))

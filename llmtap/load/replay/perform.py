@@ -22,31 +22,31 @@ from llmtap.capture.store.run_writer import RunWriter, check_place
 from llmtap.clock import SystemClock, WallAnchor
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.exchange.exchange import Exchange
-from llmtap.exchange.request_shape import Asked, Turn
+from llmtap.exchange.request_shape import RequestShape, Turn
 from llmtap.load.bodies import BodyOptions, server_of
 from llmtap.load.http.sender import SenderOptions
 from llmtap.load.monitor.watch import Watch
 from llmtap.load.prepared import Prepared, prepare
 from llmtap.load.replay.baseline import Baseline, read_then
-from llmtap.load.replay.observations import Lengths, Seen
+from llmtap.load.replay.observations import ObservedLengths, RunObservations
 from llmtap.load.replay.options import USER_AGENT, ReplayOptions
-from llmtap.load.replay.plan import Plan
+from llmtap.load.replay.plan import ReplayPlan
 from llmtap.load.replay.protocols import AnyMaker, http_beside, maker_for, notes_of, reach
 from llmtap.load.replay.result import QUANTILES, result_of
 from llmtap.load.replay.warmup import other_words
 from llmtap.load.sessions.prompt_sender import check_target, protocol_of
 from llmtap.load.target import shown_url
 from llmtap.load.warmup import WarmUpOptions, warm_up
-from llmtap.load.workers.messages import Progress, Setup
+from llmtap.load.workers.messages import Progress, WorkerSetup
 from llmtap.load.workers.worker_handle import LocalMember, Member
-from llmtap.load.workers.worker_pool import STOPPED, Crew, Outcome
+from llmtap.load.workers.worker_pool import STOPPED, LoadResult, WorkerPool
 from llmtap.metrics.objectives import Objectives
 from llmtap.net.cluster import ray_cluster
 from llmtap.net.failures import failure_said
 from llmtap.units import NEVER
 from llmtap.workload.requests import Requests
 
-__all__ = ["Audience", "Replay", "Stage", "Stopped"]
+__all__ = ["ProgressListener", "Replay", "ReplayStage", "ReplayStopped"]
 
 CONNECTIONS_MAX: Final = 1_000
 """Opened beforehand; more are opened when they are needed."""
@@ -54,7 +54,7 @@ HOLD_NS: Final = 2_000_000_000
 """How long an answer is taken to last where nobody knows, for guessing how many connections there will be."""
 
 
-class Audience(Protocol):
+class ProgressListener(Protocol):
     """Who is shown how far it is."""
 
     def preparing(self, done: int, of: int) -> None: ...
@@ -68,11 +68,11 @@ class Audience(Protocol):
     def comparing(self, done: int, of: int | None) -> None: ...
 
 
-class Stopped(LlmtapError):
+class ReplayStopped(LlmtapError):
     """Somebody stopped it before there was anything to tell."""
 
 
-class Stage(Enum):
+class ReplayStage(Enum):
     """How far a replay is, and so what becomes of it when somebody wants it to end."""
 
     PREPARING = "preparing"
@@ -87,17 +87,17 @@ class Stage(Enum):
 class Replay:
     """One replay. `stop` may be called from a signal handler at any time."""
 
-    plan: Plan
+    plan: ReplayPlan
     options: ReplayOptions
     body: BodyOptions
-    audience: Audience
+    audience: ProgressListener
     notes: list[str] = field(default_factory=list)
     asking: Callable[[Prepared], None] | None = None
     """Handed all bodies, row by row as they will be sent, before anything is."""
-    keeping: Callable[[Outcome], Callable[[int, Exchange], None]] | None = None
+    keeping: Callable[[LoadResult], Callable[[int, Exchange], None]] | None = None
     """Asked once the load is over; what it answers is handed each exchange with its row."""
-    stage: Stage = Stage.PREPARING
-    _crew: Crew | None = None
+    stage: ReplayStage = ReplayStage.PREPARING
+    _crew: WorkerPool | None = None
     _warming: asyncio.Task[dict[str, object]] | None = None
     _stopped: bool = False
 
@@ -139,7 +139,7 @@ class Replay:
             )  # fmt: skip
             watch.start()
             anchor = WallAnchor.sample(SystemClock())
-            with Crew(
+            with WorkerPool(
                 setup, requests, prepared.begins, prepared.ends,
                 processes=options.processes, keep=True, hire=hire,
             ) as crew:  # fmt: skip
@@ -153,12 +153,14 @@ class Replay:
                 if options.realtime and not all(done.realtime for done in outcome.done):
                     self.notes.append("sending processes got no real-time priority: --realtime takes root")
                 series = await watch.close(outcome.began_ns)
-                self.stage = Stage.TELLING
+                self.stage = ReplayStage.TELLING
                 beside: dict[str, object] = {"warmup": warmed}
                 tokens = _tokens(outcome)
                 told = series.summary(tokens=tokens)
                 beside["system"] = {"summary": told, "series": series.to_dict()}
-                seen = Seen(requests, prepared.tokens, Lengths(output_wanted=maker.output_exact))
+                seen = RunObservations(
+                    requests, prepared.tokens, ObservedLengths(output_wanted=maker.output_exact)
+                )
                 baseline = self._baseline()
                 keep = None if self.keeping is None else self.keeping(outcome)
                 read = 0
@@ -257,14 +259,14 @@ class Replay:
             body = msgspec.structs.replace(body, model=models[0])
         return body
 
-    def _setup(self, bodies_fd: int, body: BodyOptions, *, exact_output: bool = False) -> Setup:
+    def _setup(self, bodies_fd: int, body: BodyOptions, *, exact_output: bool = False) -> WorkerSetup:
         options = self.options
         sender = SenderOptions(
             clock=options.clock, fresh=options.fresh, timeout=options.timeout,
             connect_timeout=options.connect_timeout, retries=options.retries, retry_wait=options.retry_wait,
             model=body.model, stream=body.stream, texts=options.texts,
         )  # fmt: skip
-        return Setup(
+        return WorkerSetup(
             sender=sender, url=options.target, endpoint=options.endpoint, headers=options.headers,
             tenant_header=options.tenant_header, exact_output=exact_output, ca=options.ca,
             verify=not options.insecure, script_fd=-1, bodies_fd=bodies_fd, spill_fd=None,
@@ -294,14 +296,14 @@ class Replay:
         self, prepared: Prepared | None, maker: AnyMaker, body: BodyOptions
     ) -> dict[str, object]:
         """What it came to. `prepared` is the plan, for one that has no words to be mixed."""
-        self.stage = Stage.SENDING
+        self.stage = ReplayStage.SENDING
         if self._stopped:
-            raise Stopped("stopped before anything was sent")
+            raise ReplayStopped("stopped before anything was sent")
         self._warming = asyncio.ensure_future(self._warm_up(prepared, maker, body))
         try:
             return await self._warming
         except asyncio.CancelledError:
-            raise Stopped("stopped while the server was warmed up: nothing was measured") from None
+            raise ReplayStopped("stopped while the server was warmed up: nothing was measured") from None
 
     async def _warm_up(
         self, prepared: Prepared | None, maker: AnyMaker, body: BodyOptions
@@ -347,7 +349,7 @@ class Replay:
             self.notes.append(f"no comparison with what was captured: no row that was sent {why}")
         return told
 
-    def _write(self, crew: Crew, seen: Seen, place: str) -> int:
+    def _write(self, crew: WorkerPool, seen: RunObservations, place: str) -> int:
         """The capture; how many rows it has."""
         requests = self.plan.requests
         info = CaptureInfo(
@@ -369,7 +371,7 @@ class Replay:
 def describe(x: Exchange, row: int, requests: Requests) -> None:
     """What the plan knows of an exchange: the shape of its prompt, and whose turn it was."""
     blocks = requests.blocks[row] if requests.blocks else ()
-    asked = Asked(max_tokens=requests.output[row] or None, tokens=requests.input[row] or None)
+    asked = RequestShape(max_tokens=requests.output[row] or None, tokens=requests.input[row] or None)
     if blocks:
         asked.blocks = array("q", blocks)
         asked.block_size, asked.block_unit = requests.block_tokens, "tokens"
@@ -398,7 +400,7 @@ def model_ids(raw: bytes) -> list[str]:
         return []
 
 
-def _tokens(outcome: Outcome) -> int | None:
+def _tokens(outcome: LoadResult) -> int | None:
     tokens: Any = outcome.tally.summary.to_dict({}, 0)["tokens"]
     output: int | None = tokens["output"]
     return output

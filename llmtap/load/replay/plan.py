@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from llmtap.errors import ConfigError
 from llmtap.load.bodies import Decode
-from llmtap.load.replay.baseline import Recorded, recorded_of
+from llmtap.load.replay.baseline import RecordedAnswer, recorded_of
 from llmtap.traces.format import FormatError
 from llmtap.traces.registry import by_name
 from llmtap.units import NS_PER_S
@@ -29,7 +29,7 @@ from llmtap.workload.requests import Requests
 from llmtap.workload.trace import load_trace
 from llmtap.workload.trace_rows import NO_TIMES
 
-__all__ = ["REQUESTS", "Asked", "Plan", "make_plan"]
+__all__ = ["REQUESTS", "ReplayPlan", "ReplayQuestion", "make_plan"]
 
 REQUESTS: Final = 1_000
 """Of a workload, where nobody says how many: p99 needs as many (seed 000, 5.1.4.3)."""
@@ -37,7 +37,7 @@ AT_ONCE: Final = "at-once"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ReplayQuestion:
     """What of it is wanted, as the options say."""
 
     source: str
@@ -58,7 +58,7 @@ class Asked:
 
 
 @dataclass(slots=True)
-class Plan:
+class ReplayPlan:
     """Requests in the order of their arrivals, from time 0, and what they say."""
 
     requests: Requests
@@ -66,7 +66,7 @@ class Plan:
     about: Mapping[str, object]
     notes: list[str] = field(default_factory=list)
     decode: Decode | None = None
-    baseline: Recorded | None = None
+    baseline: RecordedAnswer | None = None
     """Where the requests' rows stand that tell when their answers came."""
 
     @property
@@ -79,7 +79,7 @@ class Plan:
         return dict(self.about)
 
 
-def make_plan(asked: Asked, progress: Callable[[int, int | None], None] | None = None) -> Plan:
+def make_plan(asked: ReplayQuestion, progress: Callable[[int, int | None], None] | None = None) -> ReplayPlan:
     """The plan. Raises ConfigError, whose place is the option or file at fault."""
     if asked.speed is not None and asked.rate_rps is not None:
         raise ConfigError("--speed", "a rate is given, too: each says how dense arrivals are")
@@ -90,7 +90,7 @@ def make_plan(asked: Asked, progress: Callable[[int, int | None], None] | None =
     return _of_trace(asked, counter, progress)
 
 
-def _of_workload(asked: Asked, counter: TokenCounter) -> Plan:
+def _of_workload(asked: ReplayQuestion, counter: TokenCounter) -> ReplayPlan:
     for option, value in (
         ("--speed", asked.speed), ("--from", asked.source_format),
         ("--window", asked.window_from_ns or asked.window_for_ns), ("--share", asked.share),
@@ -118,12 +118,12 @@ def _of_workload(asked: Asked, counter: TokenCounter) -> Plan:
         "workload": told, "arrivals": arrivals, "seed": asked.seed, "requests": len(requests),
         "tokenizer": _named(asked, counter),
     }  # fmt: skip
-    return Plan(requests, prompts, about, [], counter.tokenizer.decode)
+    return ReplayPlan(requests, prompts, about, [], counter.tokenizer.decode)
 
 
 def _of_trace(
-    asked: Asked, counter: TokenCounter, progress: Callable[[int, int | None], None] | None
-) -> Plan:
+    asked: ReplayQuestion, counter: TokenCounter, progress: Callable[[int, int | None], None] | None
+) -> ReplayPlan:
     place = asked.source
     if asked.source_format is not None:
         try:
@@ -191,7 +191,7 @@ def _of_trace(
     baseline = recorded_of(trace, place, count)
     if trace.answered and baseline is None:
         notes.append("the trace came through a pipe, which is read once: no comparison with what it tells")
-    return Plan(requests, prompts, about, notes, counter.tokenizer.decode, baseline)
+    return ReplayPlan(requests, prompts, about, notes, counter.tokenizer.decode, baseline)
 
 
 def _lengths(requests: Requests) -> dict[str, Any]:
@@ -202,12 +202,12 @@ def _lengths(requests: Requests) -> dict[str, Any]:
     return {"input": given, "output": {**made, "control": "max_tokens"} if made else {}}
 
 
-def _named(asked: Asked, counter: TokenCounter) -> str | None:
+def _named(asked: ReplayQuestion, counter: TokenCounter) -> str | None:
     """The tokenizer that lengths are told in; None where nobody chose one."""
     return None if asked.tokenizer is None else counter.tokenizer.name
 
 
-def _arrange(requests: Requests, process: str, asked: Asked) -> dict[str, Any]:
+def _arrange(requests: Requests, process: str, asked: ReplayQuestion) -> dict[str, Any]:
     """Gives conversations' first requests their arrivals; later turns have that of their first, until they
     are due."""
     after = requests.after
@@ -230,7 +230,7 @@ def _arrange(requests: Requests, process: str, asked: Asked) -> dict[str, Any]:
     return {**arrivals.describe(), "given": asked.arrivals}
 
 
-def _check_rate(process: str, asked: Asked) -> None:
+def _check_rate(process: str, asked: ReplayQuestion) -> None:
     """Raises ConfigError of `--rate` where the process needs one and has none, or the other way round."""
     name = process.partition(":")[0].strip()
     if name in OWN_RATES and asked.rate_rps is not None:
@@ -242,7 +242,7 @@ def _check_rate(process: str, asked: Asked) -> None:
         raise ConfigError("--rate", f"is missing: {why}", "such as --rate 4; or --closed 8, which needs none")
 
 
-def _refuse_arrivals(asked: Asked) -> None:
+def _refuse_arrivals(asked: ReplayQuestion) -> None:
     for option, value in (
         ("--arrivals", asked.arrivals),
         ("--rate", asked.rate_rps),

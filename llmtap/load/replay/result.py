@@ -31,11 +31,11 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from llmtap.clock import WallAnchor
-from llmtap.load.replay.observations import Seen
+from llmtap.load.replay.observations import RunObservations
 from llmtap.load.replay.timeline import timeline_of
 from llmtap.load.replay.verdict import findings
-from llmtap.load.tally import Tally
-from llmtap.load.workers.worker_pool import Outcome
+from llmtap.load.tally import LoadTally
+from llmtap.load.workers.worker_pool import LoadResult
 from llmtap.metrics.histogram import Histogram
 from llmtap.metrics.statistics import summarise_ns
 from llmtap.units import NS_PER_S, to_seconds
@@ -53,8 +53,8 @@ _KEPT: Final = ("planned", "sent", "skipped", "dropped", "unsent", "retries")
 
 
 def result_of(
-    outcome: Outcome,
-    seen: Seen,
+    outcome: LoadResult,
+    seen: RunObservations,
     *,
     plan: Mapping[str, object],
     closed: bool,
@@ -111,7 +111,7 @@ def result_of(
     return result
 
 
-def _load(outcome: Outcome, seen: Seen, planned_ns: Sequence[int]) -> dict[str, object]:
+def _load(outcome: LoadResult, seen: RunObservations, planned_ns: Sequence[int]) -> dict[str, object]:
     """What was planned, and how much of it was sent in its time.
 
     Rates and the share are of requests that wait for no answer: how the others come depends on the server.
@@ -142,7 +142,7 @@ GRACE_NS: Final = 10_000_000
 """The last one may be late as any."""
 
 
-def _quantiles(tally: Tally) -> dict[str, object]:
+def _quantiles(tally: LoadTally) -> dict[str, object]:
     """In seconds, a value for each of `shares`, interpolated as everywhere; null where there was nothing."""
 
     def told(histogram: Histogram) -> list[float] | None:
@@ -156,7 +156,7 @@ def _quantiles(tally: Tally) -> dict[str, object]:
     }
 
 
-def _sender(outcome: Outcome, clock: str, seconds: float) -> dict[str, object]:
+def _sender(outcome: LoadResult, clock: str, seconds: float) -> dict[str, object]:
     done = outcome.done
     cpu_s = sum(d.cpu_ns for d in done) / NS_PER_S
     tokens = outcome.tally.summary.to_dict({}, 0)["tokens"]

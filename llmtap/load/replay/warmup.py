@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final, TypeVar
 
-from llmtap.load.replay.plan import Plan
+from llmtap.load.replay.plan import ReplayPlan
 from llmtap.workload.prompts.prompt import Prompt, PromptSource
 from llmtap.workload.requests import Requests
 
@@ -27,7 +27,7 @@ _WORD: Final = re.compile(r"\s*\S+")
 """With the space before it, which belongs to its token."""
 
 
-def other_words(plan: Plan) -> Plan:
+def other_words(plan: ReplayPlan) -> ReplayPlan:
     """The first requests of a plan with the words of each prompt in another order; nobody waits for a turn
     before it. The plan itself where its requests are bodies that somebody recorded, and no prompts."""
     if plan.prompts is None:
@@ -38,7 +38,7 @@ def other_words(plan: Plan) -> Plan:
         array("q", bytes(8 * count)), given.input[:count], given.output[:count],
         tenants=given.tenants[:count],
     )  # fmt: skip
-    return Plan(requests, _Mixed(plan.prompts), {}, [], plan.decode)
+    return ReplayPlan(requests, _Mixed(plan.prompts), {}, [], plan.decode)
 
 
 @dataclass(frozen=True, slots=True)

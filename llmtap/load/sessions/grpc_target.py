@@ -24,7 +24,15 @@ from llmtap.exchange.plausibility import remove_implausible
 from llmtap.exchange.refusal import Interventions
 from llmtap.load.lateness import Lateness
 from llmtap.protocol.delta import Verdict
-from llmtap.protocol.inference import METHOD, REQUEST_ID, Chunk, Counts, Request, read_chunk, write_request
+from llmtap.protocol.inference import (
+    METHOD,
+    REQUEST_ID,
+    Counts,
+    GrpcChunk,
+    Request,
+    read_chunk,
+    write_request,
+)
 from llmtap.protocol.verdicts import INPUT, of_finish_reason
 from llmtap.units import NS_PER_S
 from llmtap.workload.prompts.counter import as_text
@@ -229,7 +237,7 @@ class _Answer:
             code, details = grpc.StatusCode.CANCELLED, None
         self._judge(code, details or "")
 
-    def _add(self, chunk: Chunk, size: int, t_ns: int) -> None:
+    def _add(self, chunk: GrpcChunk, size: int, t_ns: int) -> None:
         """A message that came at `t_ns`."""
         x = self._x
         t, text = x.timeline, chunk.text

@@ -21,7 +21,7 @@ from llmtap.load.deferred import Later
 from llmtap.load.lateness import Lateness
 from llmtap.load.sending import Done, OnAnswer
 from llmtap.load.target import check_fields, parse_target
-from llmtap.load.workers.messages import Setup
+from llmtap.load.workers.messages import WorkerSetup
 from llmtap.units import NS_PER_S
 from llmtap.workload.prompts.prompt import Prompt
 
@@ -238,7 +238,7 @@ class Asking:
             raise SystemExit(1)
 
 
-def check_target(setup: Setup) -> bool:
+def check_target(setup: WorkerSetup) -> bool:
     """Whether it is reached by TLS. Raises ConfigError that names `--target` or `--header`."""
     headers = [(name.encode(), value.encode()) for name, value in setup.headers]
     match protocol_of(setup.url):
@@ -258,7 +258,7 @@ def check_target(setup: Setup) -> bool:
             return False
 
 
-def make_asking(loop: asyncio.AbstractEventLoop, setup: Setup, tls: ssl.SSLContext | None) -> Asking:
+def make_asking(loop: asyncio.AbstractEventLoop, setup: WorkerSetup, tls: ssl.SSLContext | None) -> Asking:
     """What sends for a process with this setup, whose target is none of HTTP's."""
     options = setup.sender
     common: dict[str, Any] = {

@@ -21,7 +21,7 @@ from llmtap.protocol.http1 import header_value, parse_response_head
 from llmtap.protocol.websocket import MessageParser, Opcode
 from llmtap.protocol.websocket_frame import accept_key, frame
 
-__all__ = ["Answer", "OpeningFailed", "RealtimeSession"]
+__all__ = ["OpeningFailed", "RealtimeAnswer", "RealtimeSession"]
 
 HEAD_BYTES_MAX: Final = 1 << 18
 """As for HTTP."""
@@ -58,7 +58,7 @@ class _Event(msgspec.Struct):
 _read = msgspec.json.Decoder(_Event).decode
 
 
-class Answer:
+class RealtimeAnswer:
     """One request on its way; `done` is set at its end."""
 
     def __init__(self, observer: Observer, request_id: str) -> None:
@@ -116,7 +116,7 @@ class RealtimeSession:
         self._fed = 0
         """Bytes that the parser got, and those of whole messages: equal between two."""
         self._whole = 0
-        self._answer: Answer | None = None
+        self._answer: RealtimeAnswer | None = None
         self._began_ns = 0
         """When the request was begun to be written."""
         self._submit_ns: int | None = None
@@ -163,7 +163,7 @@ class RealtimeSession:
         except OSError as exc:
             self._broken = f"the session broke as we wrote ({failure_said(exc)})"
 
-    def listen(self, answer: Answer) -> None:
+    def listen(self, answer: RealtimeAnswer) -> None:
         """What comes from now on is the answer."""
         self._answer = answer
         answer.observer.upgraded(self._began_ns)
@@ -296,7 +296,7 @@ class RealtimeSession:
             except OSError:
                 pass  # the reader will be told
 
-    def _read_event(self, answer: Answer, payload: bytes, t_ns: int) -> None:
+    def _read_event(self, answer: RealtimeAnswer, payload: bytes, t_ns: int) -> None:
         try:
             event = _read(payload)
         except (msgspec.MsgspecError, UnicodeDecodeError):

@@ -25,7 +25,7 @@ from llmtap.exchange.exchange import OUTPUT, Exchange
 from llmtap.exchange.observer import Observer
 from llmtap.exchange.outcome import Outcome, TokenSource
 from llmtap.load.lateness import Lateness
-from llmtap.load.sessions.realtime_session import Answer, OpeningFailed, RealtimeSession
+from llmtap.load.sessions.realtime_session import OpeningFailed, RealtimeAnswer, RealtimeSession
 from llmtap.net.pool import Origin, Pool, parse_origin
 from llmtap.net.stream import keep_stamps_on
 from llmtap.protocol.websocket_frame import frame
@@ -91,7 +91,7 @@ class RealtimeTarget:
         )  # fmt: skip
         self._idle: dict[str | None, list[RealtimeSession]] = {}
         self._sessions: set[RealtimeSession] = set()
-        self._under_way: dict[str, tuple[RealtimeSession, Answer]] = {}
+        self._under_way: dict[str, tuple[RealtimeSession, RealtimeAnswer]] = {}
         self.connects = 0
         """Sessions that were begun."""
         self.reuses = 0
@@ -140,7 +140,7 @@ class RealtimeTarget:
             session.upgrade, self.clock,
         )  # fmt: skip
         observer.request_end(began_ns)
-        answer = Answer(observer, request_id)
+        answer = RealtimeAnswer(observer, request_id)
         self._under_way[request_id] = (session, answer)
         try:
             async with asyncio.timeout(self._timeout_ns / NS_PER_S):
@@ -189,7 +189,9 @@ class RealtimeTarget:
             session.look_again(now_ns)
         self._timer = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
 
-    def _finished(self, answer: Answer, began_ns: int, tenant: str | None, request_bytes: int) -> Exchange:
+    def _finished(
+        self, answer: RealtimeAnswer, began_ns: int, tenant: str | None, request_bytes: int
+    ) -> Exchange:
         x = answer.observer.finish(
             None, answer.outcome.value, answer.status, answer.error, 0, self.lateness.worst_since(began_ns),
             request_bytes, answer.response_bytes,

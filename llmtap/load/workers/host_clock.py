@@ -23,7 +23,7 @@ from llmtap.clock import Clock, SystemClock, WallAnchor
 from llmtap.exchange.exchange import Exchange
 from llmtap.units import to_seconds
 
-__all__ = ["Compared", "HostClock", "Reading", "Trip", "compared", "read_clocks"]
+__all__ = ["ClockReading", "Compared", "HostClock", "Trip", "compared", "read_clocks"]
 
 _MOVED: Final = (
     "arrival_ns", "request_end_ns", "submit_ns", "head_ns", "first_byte_ns", "first_any_ns", "first_token_ns",
@@ -34,7 +34,7 @@ _MOVED: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ClockReading:
     """Both clocks of a host at one moment."""
 
     host: str
@@ -51,7 +51,7 @@ class Trip:
 
     asked_ns: int
     heard_ns: int
-    reading: Reading
+    reading: ClockReading
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +66,10 @@ class Compared:
     """Both are right within half of it."""
 
 
-def read_clocks(clock: Clock | None = None) -> Reading:
+def read_clocks(clock: Clock | None = None) -> ClockReading:
     """This host's."""
     anchor = WallAnchor.sample(SystemClock() if clock is None else clock)
-    return Reading(socket.gethostname(), _boot(), anchor.mono_ns, anchor.wall_ns)
+    return ClockReading(socket.gethostname(), _boot(), anchor.mono_ns, anchor.wall_ns)
 
 
 def compared(trips: Sequence[Trip], anchor: WallAnchor) -> Compared:
@@ -98,7 +98,7 @@ class HostClock:
         return cls(socket.gethostname(), Compared(0, 0, 0, 0), shared=True)
 
     @classmethod
-    def met(cls, ours: Reading, theirs: Reading, before: Compared) -> "HostClock":
+    def met(cls, ours: ClockReading, theirs: ClockReading, before: Compared) -> "HostClock":
         """That of a host whose clocks were compared. Where both say they had the same boot and are further
         apart than the round trip allows, they are two all the same."""
         same = bool(ours.boot) and ours.boot == theirs.boot and abs(before.mono_ahead_ns) <= before.rtt_ns

@@ -15,12 +15,12 @@ from llmtap.load.error_limit import StopErrors
 from llmtap.load.http.sender import SenderOptions
 from llmtap.units import NEVER, encode_special
 
-__all__ = ["Done", "Frames", "Progress", "Ready", "Script", "Setup", "frame"]
+__all__ = ["Done", "Frames", "Progress", "WorkerReady", "WorkerScript", "WorkerSetup", "frame"]
 
 _LENGTH: Final = struct.Struct("<I")
 
 
-class Setup(msgspec.Struct, kw_only=True):
+class WorkerSetup(msgspec.Struct, kw_only=True):
     """What a sending process needs to know. Headers may hold keys: they travel by pipe, by Ray to the nodes
     of its cluster, and nowhere else."""
 
@@ -52,7 +52,7 @@ class Setup(msgspec.Struct, kw_only=True):
     """Ask for real-time priority."""
 
 
-class Script(msgspec.Struct, array_like=True):
+class WorkerScript(msgspec.Struct, array_like=True):
     """The rows of one sender; columns are those of all rows, as bytes of int64."""
 
     rows: bytes
@@ -65,7 +65,7 @@ class Script(msgspec.Struct, array_like=True):
     body_ends: bytes
 
 
-class Ready(msgspec.Struct, tag=True):
+class WorkerReady(msgspec.Struct, tag=True):
     """Connections are open, bodies at hand: `go` may come."""
 
     connections: int
@@ -113,10 +113,10 @@ class Done(msgspec.Struct, tag=True):
 
 
 _encode = msgspec.msgpack.Encoder(enc_hook=encode_special).encode
-_decode = msgspec.msgpack.Decoder(Ready | Progress | Done).decode
+_decode = msgspec.msgpack.Decoder(WorkerReady | Progress | Done).decode
 
 
-def frame(message: Ready | Progress | Done) -> bytes:
+def frame(message: WorkerReady | Progress | Done) -> bytes:
     """A message as it travels."""
     packed = _encode(message)
     return _LENGTH.pack(len(packed)) + packed
@@ -128,7 +128,7 @@ class Frames:
     def __init__(self) -> None:
         self._rest = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[Ready | Progress | Done]:
+    def feed(self, data: bytes) -> Iterator[WorkerReady | Progress | Done]:
         """The messages that are complete with `data`."""
         rest = self._rest
         rest += data

@@ -26,8 +26,8 @@ import msgspec
 import llmtap
 from llmtap.clock import Clock, SystemClock, WallAnchor
 from llmtap.errors import ConfigError, LlmtapError
-from llmtap.load.workers.host_clock import Compared, HostClock, Reading, Trip, compared, read_clocks
-from llmtap.load.workers.messages import Script, Setup
+from llmtap.load.workers.host_clock import ClockReading, Compared, HostClock, Trip, compared, read_clocks
+from llmtap.load.workers.messages import WorkerScript, WorkerSetup
 from llmtap.load.workers.worker_handle import wired
 from llmtap.units import decode_special, encode_special
 
@@ -56,11 +56,11 @@ class RemoteProcess:
         self._telling = threading.Lock()
         self._told = 0
 
-    def about(self) -> tuple[str, Reading]:
+    def about(self) -> tuple[str, ClockReading]:
         """The version of llmtap there, and the host's clocks."""
         return llmtap.__version__, read_clocks()
 
-    def clocks(self) -> Reading:
+    def clocks(self) -> ClockReading:
         return read_clocks()
 
     def take(self, piece: bytes) -> None:
@@ -69,7 +69,7 @@ class RemoteProcess:
 
     def start(self, setup: bytes, script: bytes, ca: bytes | None, keep: bool) -> int:
         """Its process; the pid."""
-        own = msgspec.json.decode(setup, type=Setup, dec_hook=decode_special)
+        own = msgspec.json.decode(setup, type=WorkerSetup, dec_hook=decode_special)
         with contextlib.ExitStack() as files:
             if ca is not None:
                 own.ca = self._certificates(ca)
@@ -139,7 +139,7 @@ class RayMember:
         self.pid: int | None = None
         self.spill_error: str | None = None
 
-    async def start(self, setup: Setup, script: Script, spill: BinaryIO | None) -> None:
+    async def start(self, setup: WorkerSetup, script: WorkerScript, spill: BinaryIO | None) -> None:
         """As every member; ConfigError where the cluster has no place for it, or another llmtap."""
         ca = _read(setup.ca)
         self._spill = spill
@@ -237,7 +237,7 @@ def _last_line(exc: BaseException) -> str:
     return str(exc).strip().splitlines()[-1].strip()
 
 
-def _own_bodies(script: Script, fd: int) -> tuple[Script, Iterator[bytes]]:
+def _own_bodies(script: WorkerScript, fd: int) -> tuple[WorkerScript, Iterator[bytes]]:
     """The script with the places of its own rows' bodies in a file of them alone, and that file in pieces."""
     begins, ends = array("q", script.body_begins), array("q", script.body_ends)
     own_begins, own_ends = (

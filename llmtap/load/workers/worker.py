@@ -23,14 +23,14 @@ import uvloop
 from llmtap.clock import SystemClock
 from llmtap.exchange.exchange import Exchange
 from llmtap.load.deferred import Later
-from llmtap.load.http.sender import Sender
-from llmtap.load.run import Run
+from llmtap.load.http.sender import LoadSender
+from llmtap.load.run import LoadRun
 from llmtap.load.schedule import ClosedSchedule, OpenSchedule, Schedule
 from llmtap.load.sending import Sending
 from llmtap.load.sessions.prompt_sender import Asking, check_target, make_asking, protocol_of
-from llmtap.load.tally import Tally
+from llmtap.load.tally import LoadTally
 from llmtap.load.target import parse_target
-from llmtap.load.workers.messages import Done, Progress, Ready, Script, Setup, frame
+from llmtap.load.workers.messages import Done, Progress, WorkerReady, WorkerScript, WorkerSetup, frame
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.statistics import percentile
 from llmtap.metrics.summary import ENDED_WELL
@@ -62,7 +62,7 @@ def main() -> int:
     line, rest = _first_line(sys.stdin.fileno())
     if not line:
         return 0
-    setup = msgspec.json.decode(line, type=Setup, dec_hook=decode_special)
+    setup = msgspec.json.decode(line, type=WorkerSetup, dec_hook=decode_special)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -73,10 +73,10 @@ def main() -> int:
     return 0
 
 
-async def work(setup: Setup, commands_fd: int, reports_fd: int, said: bytes = b"") -> None:
+async def work(setup: WorkerSetup, commands_fd: int, reports_fd: int, said: bytes = b"") -> None:
     """One load, by what `commands_fd` says (and has `said` already), told on `reports_fd`."""
     loop = asyncio.get_running_loop()
-    script = msgspec.msgpack.decode(_read_all(setup.script_fd), type=Script)
+    script = msgspec.msgpack.decode(_read_all(setup.script_fd), type=WorkerScript)
     sender = _sender(loop, setup)
     requests = Requests(
         _column(script.arrival_ns), after=_column(script.after), think_ns=_column(script.think_ns),
@@ -88,7 +88,7 @@ async def work(setup: Setup, commands_fd: int, reports_fd: int, said: bytes = b"
         schedule = OpenSchedule(requests, rows)
     else:
         schedule = ClosedSchedule(requests, rows, setup.slots)
-    tally = Tally(Objectives.parse(setup.slo) if setup.slo else None)
+    tally = LoadTally(Objectives.parse(setup.slo) if setup.slo else None)
     tally.planned = len(rows)
     realtime = setup.priority and _real_time()
     commands = _Commands(commands_fd)
@@ -96,10 +96,10 @@ async def work(setup: Setup, commands_fd: int, reports_fd: int, said: bytes = b"
     commands.feed(said)
     keeper = _Keeper(tally, requests.tenants, setup.spill_fd)
     later = sender.later
-    run: Run | None = None
+    run: LoadRun | None = None
     start_ns = await _get_ready(sender, setup.open, commands, reports_fd)
     if start_ns is not None:
-        run = Run(
+        run = LoadRun(
             sender, schedule, _bodies(setup.bodies_fd, script),
             lambda row, x: later.add(partial(keeper.keep, row, x)), start_ns=start_ns,
             duration_ns=setup.duration_ns, drain_ns=setup.drain_ns,
@@ -137,12 +137,12 @@ async def work(setup: Setup, commands_fd: int, reports_fd: int, said: bytes = b"
     _tell(reports_fd, frame(done), wait=True)
 
 
-def _sender(loop: asyncio.AbstractEventLoop, setup: Setup) -> Sender | Asking:
+def _sender(loop: asyncio.AbstractEventLoop, setup: WorkerSetup) -> LoadSender | Asking:
     tls = client_context(setup.ca, setup.verify) if check_target(setup) else None
     if protocol_of(setup.url) != "http":
         return make_asking(loop, setup, tls)
     headers = [(name.encode(), value.encode()) for name, value in setup.headers]
-    return Sender(loop, parse_target(setup.url, setup.endpoint, headers), setup.sender, tls=tls)
+    return LoadSender(loop, parse_target(setup.url, setup.endpoint, headers), setup.sender, tls=tls)
 
 
 async def _get_ready(sender: Sending, connections: int, commands: "_Commands", reports_fd: int) -> int | None:
@@ -152,7 +152,7 @@ async def _get_ready(sender: Sending, connections: int, commands: "_Commands", r
     if not opening.done():
         opening.cancel()  # and the attempts are cut with the sender
         return None
-    _tell(reports_fd, frame(Ready(opening.result())), wait=True)
+    _tell(reports_fd, frame(WorkerReady(opening.result())), wait=True)
     return await commands.start
 
 
@@ -180,7 +180,7 @@ class _Commands:
         self._fd = fd
         self._rest = b""
         self.start: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
-        self.run: Run | None = None
+        self.run: LoadRun | None = None
         self.ended: str | None = None
         """Why it is over."""
 
@@ -212,7 +212,7 @@ class _Commands:
 class _Keeper:
     """Counts exchanges, and puts them aside for the parent."""
 
-    def __init__(self, tally: Tally, tenants: list[str], spill_fd: int | None) -> None:
+    def __init__(self, tally: LoadTally, tenants: list[str], spill_fd: int | None) -> None:
         self._tally = tally
         self._tenants = tenants
         self._fd = spill_fd
@@ -250,7 +250,7 @@ class _Keeper:
             self.spill_error = exc.strerror
             self._aside.clear()
 
-    def progress(self, sender: Sending, schedule: Schedule, run: Run | None) -> Progress:
+    def progress(self, sender: Sending, schedule: Schedule, run: LoadRun | None) -> Progress:
         tally = self._tally
         late, ttft, tbc = map(sorted, self._latest.values())
         return Progress(
@@ -261,12 +261,12 @@ class _Keeper:
         )  # fmt: skip
 
 
-def _bodies(fd: int, script: Script) -> Callable[[int], bytes]:
+def _bodies(fd: int, script: WorkerScript) -> Callable[[int], bytes]:
     begins, ends = _column(script.body_begins), _column(script.body_ends)
     return lambda row: os.pread(fd, ends[row] - begins[row], begins[row])
 
 
-def _row_headers(setup: Setup, tenants: list[str]) -> Callable[[int], list[tuple[bytes, bytes]]]:
+def _row_headers(setup: WorkerSetup, tenants: list[str]) -> Callable[[int], list[tuple[bytes, bytes]]]:
     """What a row has besides: an id by which others know it again, and whose it is."""
     prefix, name = setup.request_ids.encode(), (setup.tenant_header or "").encode()
 

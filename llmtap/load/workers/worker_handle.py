@@ -14,7 +14,7 @@ import msgspec
 
 from llmtap.errors import LlmtapError
 from llmtap.load.workers.host_clock import HostClock
-from llmtap.load.workers.messages import Script, Setup
+from llmtap.load.workers.messages import WorkerScript, WorkerSetup
 from llmtap.units import encode_special
 
 __all__ = ["LocalMember", "Member", "wired"]
@@ -42,7 +42,7 @@ class Member(Protocol):
         """Its host's; from the start on."""
         ...
 
-    async def start(self, setup: Setup, script: Script, spill: BinaryIO | None) -> None:
+    async def start(self, setup: WorkerSetup, script: WorkerScript, spill: BinaryIO | None) -> None:
         """Start it. What it puts aside is in `spill` when it has ended."""
         ...
 
@@ -63,7 +63,7 @@ class Member(Protocol):
         ...
 
 
-def wired(setup: Setup, script_fd: int, bodies_fd: int, spill_fd: int | None) -> bytes:
+def wired(setup: WorkerSetup, script_fd: int, bodies_fd: int, spill_fd: int | None) -> bytes:
     """The first line that a process is told, with its own descriptors."""
     own = msgspec.structs.replace(setup, script_fd=script_fd, bodies_fd=bodies_fd, spill_fd=spill_fd)
     return msgspec.json.encode(own, enc_hook=encode_special)
@@ -85,7 +85,7 @@ class LocalMember:
     def pid(self) -> int | None:
         return None if self._proc is None else self._proc.pid
 
-    async def start(self, setup: Setup, script: Script, spill: BinaryIO | None) -> None:
+    async def start(self, setup: WorkerSetup, script: WorkerScript, spill: BinaryIO | None) -> None:
         spill_fd = None if spill is None else spill.fileno()
         with tempfile.TemporaryFile() as file:
             file.write(msgspec.msgpack.encode(script))

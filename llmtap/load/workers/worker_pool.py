@@ -22,15 +22,15 @@ from llmtap.clock import Clock, SystemClock
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.exchange.exchange import Exchange
 from llmtap.load.sessions.prompt_sender import check_target
-from llmtap.load.tally import Tally
+from llmtap.load.tally import LoadTally
 from llmtap.load.workers.host_clock import HostClock
-from llmtap.load.workers.messages import Done, Frames, Progress, Ready, Script, Setup
+from llmtap.load.workers.messages import Done, Frames, Progress, WorkerReady, WorkerScript, WorkerSetup
 from llmtap.load.workers.worker_handle import LocalMember, Member
 from llmtap.metrics.objectives import Objectives
 from llmtap.net.tls import client_context
 from llmtap.workload.requests import Requests
 
-__all__ = ["Crew", "Outcome", "dealt"]
+__all__ = ["LoadResult", "WorkerPool", "dealt"]
 
 STOPPED: Final = "somebody stopped it"
 _COUNTS: Final = ("sent", "under_way", "ended", "failed", "left", "tokens", "skipped", "retries")
@@ -38,10 +38,10 @@ _WORST: Final = tuple(name for name in Progress.__struct_fields__ if name.endswi
 
 
 @dataclass(slots=True)
-class Outcome:
+class LoadResult:
     """What came of a run."""
 
-    tally: Tally
+    tally: LoadTally
     began_ns: int
     ended_ns: int
     done: list[Done] = field(default_factory=list)
@@ -74,12 +74,12 @@ def dealt(requests: Requests, hands: int) -> list[list[int]]:
     return out
 
 
-class Crew:
+class WorkerPool:
     """Sending processes, and the files they leave with us. Use as a context manager."""
 
     def __init__(
         self,
-        setup: Setup,
+        setup: WorkerSetup,
         requests: Requests,
         body_begins: "array[int]",
         body_ends: "array[int]",
@@ -114,13 +114,13 @@ class Crew:
         self._why: str | None = None
         """Why one of them stopped by itself, and with it all."""
 
-    def __enter__(self) -> "Crew":
+    def __enter__(self) -> "WorkerPool":
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._files.close()
 
-    async def run(self, progress: Callable[[Progress], None] | None = None) -> Outcome:
+    async def run(self, progress: Callable[[Progress], None] | None = None) -> LoadResult:
         """Start them, wait for all to be over. `progress` is told the sums of all.
 
         Raises ConfigError for a target, a header or a certificate that cannot be used, LlmtapError when a
@@ -187,7 +187,7 @@ class Crew:
                     break  # the end, or what was being written when the process was lost
                 yield row, member.clock.place(x)
 
-    def _setup_of(self, i: int) -> Setup:
+    def _setup_of(self, i: int) -> WorkerSetup:
         """The share of process `i`."""
         setup, hands = self._setup, len(self._hands)
         return msgspec.structs.replace(
@@ -219,7 +219,7 @@ class Crew:
             while data := await member.read():
                 for message in frames.feed(data):
                     match message:
-                        case Ready():
+                        case WorkerReady():
                             opened = message.connections
                             ready.set_result(None)
                         case Progress():
@@ -242,7 +242,7 @@ class Crew:
     async def _start(self, i: int, member: Member) -> bool:
         """False: it was called off meanwhile."""
         requests, rows = self._requests, self._hands[i]
-        script = Script(
+        script = WorkerScript(
             array("q", rows).tobytes(), requests.arrival_ns.tobytes(), requests.after.tobytes(),
             requests.think_ns.tobytes(), requests.tenants, *self._bodies,
         )  # fmt: skip
@@ -263,10 +263,10 @@ class Crew:
         self._told.append(member)
         return True
 
-    def _outcome(self, began_ns: int, reports: "Sequence[Done | Lost | None]") -> Outcome:
+    def _outcome(self, began_ns: int, reports: "Sequence[Done | Lost | None]") -> LoadResult:
         setup = self._setup
-        tally = Tally(Objectives.parse(setup.slo) if setup.slo else None)
-        out = Outcome(tally, began_ns, began_ns, stopped=self._why)
+        tally = LoadTally(Objectives.parse(setup.slo) if setup.slo else None)
+        out = LoadResult(tally, began_ns, began_ns, stopped=self._why)
         for member, rows, report in zip(self._members, self._hands, reports, strict=True):
             match report:
                 case None:
@@ -301,7 +301,7 @@ def _by(status: int | None) -> str:
     return "with its host" if status is None else f"with status {status}"
 
 
-def _check(setup: Setup) -> None:
+def _check(setup: WorkerSetup) -> None:
     """Raises the ConfigErrors that every sending process would raise."""
     if check_target(setup):
         try:

@@ -19,7 +19,7 @@ from llmtap.meter.pipeline.open_streams import WINDOW_MAX_S
 from llmtap.meter.pipeline.recent_exchanges import LIMIT_DEFAULT, LIMIT_MAX, PAGE_BYTES_MAX
 from llmtap.meter.pipeline.windows import BY
 
-__all__ = ["ROUTES", "Route", "add_openapi_route", "document"]
+__all__ = ["ROUTES", "ApiRoute", "add_openapi_route", "document"]
 
 JSON: Final = "application/json"
 
@@ -32,7 +32,7 @@ class Parameter(msgspec.Struct, frozen=True):
     schema: Schema = msgspec.field(default_factory=lambda: TEXT)
 
 
-class Route(msgspec.Struct, frozen=True, kw_only=True):
+class ApiRoute(msgspec.Struct, frozen=True, kw_only=True):
     """One method of one path."""
 
     path: str
@@ -68,29 +68,29 @@ _STRANGE_NAME: Final = "Or `Host` is no loopback name, which a port without a to
 _BAD_QUERY: Final = {400: "A query parameter that cannot be; `field` names it."}
 
 ROUTES: Final = (
-    Route(
+    ApiRoute(
         path="/", name="dashboard", text="The dashboard: a page that asks this API.",
         answers={"text/html": TEXT}, probe=True,
     ),
-    Route(
+    ApiRoute(
         path="/assets/{name}", name="asset", text="A part of the page.",
         answers=dict.fromkeys(sorted(set(ASSETS.values())), TEXT), probe=True,
         parts=(Parameter("name", "the file", {**TEXT, "enum": sorted(ASSETS)}),),
         errors={404: "There is no such part."},
     ),
-    Route(
+    ApiRoute(
         path="/healthz", name="health", text="The process runs and its loop turns.",
         answers={"text/plain": TEXT}, probe=True,
     ),
-    Route(
+    ApiRoute(
         path="/readyz", name="readiness", text="A relay is connected and spoke lately.",
         answers={"text/plain": TEXT}, errors={503: "No relay speaks to the meter."}, probe=True,
     ),
-    Route(
+    ApiRoute(
         path="/metrics", name="metrics", text="The Prometheus exposition, as Accept asks for it.",
         answers={"text/plain": TEXT, "application/openmetrics-text": TEXT},
     ),
-    Route(
+    ApiRoute(
         path="/api/v1/summary", name="summary", text="Every figure of a window.",
         answers={JSON: reference("Summary")}, errors=_BAD_QUERY,
         query=(
@@ -99,7 +99,7 @@ ROUTES: Final = (
             _CERTAIN,
         ),
     ),
-    Route(
+    ApiRoute(
         path="/api/v1/exchanges", name="exchanges",
         text=(
             "The newest exchanges that match, newest first. An answer ends after `limit` exchanges or about"
@@ -118,7 +118,7 @@ ROUTES: Final = (
             *_FILTERS,
         ),
     ),
-    Route(
+    ApiRoute(
         path="/api/v1/streams", name="streams", text="The exchanges under way, newest first.",
         answers={JSON: reference("Streams")}, errors=_BAD_QUERY,
         query=(
@@ -133,7 +133,7 @@ ROUTES: Final = (
             ),
         ),
     ),
-    Route(
+    ApiRoute(
         path="/api/v1/live", name="live",
         text=(
             "Server-sent events: `exchange` (an Exchange) for each that ends and matches, `summary` (a"
@@ -149,11 +149,11 @@ ROUTES: Final = (
             *_FILTERS,
         ),
     ),
-    Route(
+    ApiRoute(
         path="/api/v1/experiment", name="experiment", text="State and results of the configured experiment.",
         answers={JSON: reference("Experiment")},
     ),
-    Route(
+    ApiRoute(
         path="/api/v1/experiment", method="post", name="switchExperiment",
         text="Switches the experiment on or off; answers as GET does.",
         answers={JSON: reference("Experiment")},
@@ -166,7 +166,7 @@ ROUTES: Final = (
             415: "The body is not declared as JSON.",
         },
     ),
-    Route(
+    ApiRoute(
         path="/api/v1/openapi.json", name="openapi", text="This document.", answers={JSON: {"type": "object"}}
     ),
 )  # fmt: skip
@@ -194,7 +194,7 @@ def document(*, token: bool = False) -> dict[str, Any]:
     }
 
 
-def _operation(route: Route, *, token: bool) -> dict[str, Any]:
+def _operation(route: ApiRoute, *, token: bool) -> dict[str, Any]:
     content = {kind: {"schema": schema} for kind, schema in route.answers.items()}
     responses: dict[str, Any] = {"200": {"description": route.text, "content": content}}
     error: dict[str, Any] = {} if route.probe else {"content": {JSON: {"schema": reference("Error")}}}

@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, TypeAlias
 
-__all__ = ["Charge", "Turns"]
+__all__ = ["Charge", "CooperativeYield"]
 
 _Frame: TypeAlias = tuple[int, int, int, int, Any]
 Charge = Callable[[_Frame, int], None]
@@ -34,7 +34,7 @@ CPU_EVERY_NS: Final = 1_000_000
 """The thread's CPU clock is read at most so often: a reading is a system call of about 0.5 us."""
 
 
-class Turns:
+class CooperativeYield:
     """Cuts the work of one thread into turns, and measures the CPU time of frames that take long."""
 
     __slots__ = (

@@ -15,7 +15,14 @@ from llmtap.metrics.latency import DEFAULT_BENEFIT, chunking_of, measure
 from llmtap.units import shown
 
 __all__ = [
-    "FILTERS", "BadQuery", "Kept", "Query", "encode_with_events", "read_fields", "read_flag", "read_number",
+    "FILTERS",
+    "BadQuery",
+    "Query",
+    "RecentExchanges",
+    "encode_with_events",
+    "read_fields",
+    "read_flag",
+    "read_number",
     "weight_bytes",
 ]  # fmt: skip
 
@@ -145,7 +152,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
         return all(getattr(x, name) == value for name, value in self.wanted.items())
 
 
-class Kept:
+class RecentExchanges:
     """A ring of exchanges in the order in which they ended."""
 
     def __init__(

@@ -26,7 +26,7 @@ from llmtap.capture.options import CaptureOptions
 from llmtap.capture.privacy.blocks import BlockHasher
 from llmtap.capture.privacy.redaction import Redactor
 from llmtap.capture.privacy.sessions import Keys, Sessions
-from llmtap.capture.schema import CaptureInfo, Ledger, RelayCount
+from llmtap.capture.schema import CaptureInfo, CaptureLedger, RelayCount
 from llmtap.capture.store.aside import aside_of, clear
 from llmtap.capture.store.places import redacted
 from llmtap.capture.store.rows import to_batch
@@ -37,7 +37,7 @@ from llmtap.errors import LlmtapError
 from llmtap.exchange.bounds import memory_bytes
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.prompt import read_prompt
-from llmtap.exchange.request_shape import Said
+from llmtap.exchange.request_shape import CapturedText
 from llmtap.export.prometheus.capture_metrics import CaptureState
 from llmtap.metrics.latency import Measured
 from llmtap.protocol.http1 import Headers, RequestHead
@@ -393,10 +393,10 @@ class Recorder:
         digest = blake2b(unit.encode(), key=self._salt, digest_size=8).digest()
         return int.from_bytes(digest) < self._options.full_share * (1 << 64)
 
-    def _redacted(self, body: bytes, said: Said | None) -> Said:
+    def _redacted(self, body: bytes, said: CapturedText | None) -> CapturedText:
         assert self._redactor is not None
         request, n = self._redactor.body(body)
-        out = Said(request_body=request, redactions=n)
+        out = CapturedText(request_body=request, redactions=n)
         if said is not None and said.response_text is not None:
             out.response_text, more = self._redactor.text(said.response_text)
             out.redactions += more
@@ -437,9 +437,9 @@ class Recorder:
             self._drop(reason, batch.num_rows)
             log.error("event=capture_lost reason=%s exchanges=%d", reason, batch.num_rows)
 
-    def _ledger(self, *, closed: bool = False) -> Ledger:
+    def _ledger(self, *, closed: bool = False) -> CaptureLedger:
         # The store adds what it deletes.
-        return Ledger(self._relays, dict(self._dropped), self._meter, closed)
+        return CaptureLedger(self._relays, dict(self._dropped), self._meter, closed)
 
     def _drop_if(self, reason: str, n: int) -> None:
         if n:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-__all__ = ["Level", "Merging", "Slices"]
+__all__ = ["Merging", "SliceLevel", "Slices"]
 
 SLICES_MAX: Final = 512
 """Slices that may wait to be merged; beyond it the one who makes a new one does all the work."""
@@ -24,7 +24,7 @@ Merging = Generator[None, None, T]
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class SliceLevel:
     """A window, and the step in which it moves: a divisor of its length and of every longer level's step."""
 
     window_ns: int
@@ -53,7 +53,7 @@ class Slices(Generic[T]):
 
     def __init__(
         self,
-        levels: Sequence[Level],
+        levels: Sequence[SliceLevel],
         now_ns: int,
         make: Callable[[], T],
         merge: Callable[[Sequence[T], int], Merging[T]],

@@ -19,10 +19,10 @@ from llmtap.memory import resident_bytes
 from llmtap.meter.experiments import Experiments
 from llmtap.meter.labels import Labels
 from llmtap.meter.options import MeterOptions, SloOptions, TenantOptions
-from llmtap.meter.pipeline.cooperative_yield import Turns
+from llmtap.meter.pipeline.cooperative_yield import CooperativeYield
 from llmtap.meter.pipeline.open_streams import Streams
-from llmtap.meter.pipeline.recent_exchanges import Kept
-from llmtap.meter.pipeline.windows import BY_DEFAULT, Who, Windows
+from llmtap.meter.pipeline.recent_exchanges import RecentExchanges
+from llmtap.meter.pipeline.windows import BY_DEFAULT, SeriesKey, Windows
 from llmtap.meter.relays import RelayBook
 from llmtap.meter.slo import SloBook
 from llmtap.meter.tenants import Tenants
@@ -68,9 +68,9 @@ class Tally:
         self.options = options
         self.clock = clock
         self.relays = RelayBook()
-        self.turns = Turns(clock.mono_ns, cpu_ns=clock.thread_cpu_ns)
+        self.turns = CooperativeYield(clock.mono_ns, cpu_ns=clock.thread_cpu_ns)
         self.windows = Windows(clock)
-        self.kept = Kept(options.exchanges_kept, benefit=options.benefit)
+        self.kept = RecentExchanges(options.exchanges_kept, benefit=options.benefit)
         tenants = TenantOptions() if tenants is None else tenants
         self.tenants = Tenants(tenants, salt)
         self.slos = SloBook(slos or {}, clock)
@@ -146,7 +146,7 @@ class Tally:
         x.tenant = self.labels.tenant(x.tenant, trusted=x.status != UNAUTHORIZED)
         tenant, model, arm = self.labels.fold(x.tenant, x.model, x.arm)
         met = self.slos.judge(x, m, slo, tenant)
-        who = Who(tenant, model, arm, "" if slo is None else slo.name, x.uncertain)
+        who = SeriesKey(tenant, model, arm, "" if slo is None else slo.name, x.uncertain)
         self.windows.add(x, m, who, None if slo is None else slo.objectives, met)
         pause()
         self.exposition.add(x, m, tenant, model, arm)

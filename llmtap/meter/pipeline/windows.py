@@ -17,18 +17,19 @@ from typing import Final, NamedTuple
 from llmtap.clock import Clock, WallAnchor
 from llmtap.exchange.exchange import Exchange
 from llmtap.meter.options import WINDOWS
-from llmtap.meter.pipeline.slices import Level, Merging, Slices
+from llmtap.meter.pipeline.slices import Merging, SliceLevel, Slices
 from llmtap.metrics.cost import Price
 from llmtap.metrics.latency import Measured
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.summary import Summary
 from llmtap.units import NS_PER_S, parse_duration_ns
 
-__all__ = ["BY", "BY_DEFAULT", "FrozenWindow", "Rates", "Who", "Windows", "window_name"]
+__all__ = ["BY", "BY_DEFAULT", "FrozenWindow", "Rates", "SeriesKey", "Windows", "window_name"]
 
 _STEPS_S: Final = (1, 5, 30, 300)
 LEVELS: Final = tuple(
-    Level(window_ns, step_s * NS_PER_S) for window_ns, step_s in zip(WINDOWS.values(), _STEPS_S, strict=True)
+    SliceLevel(window_ns, step_s * NS_PER_S)
+    for window_ns, step_s in zip(WINDOWS.values(), _STEPS_S, strict=True)
 )
 TIDY_EACH: Final = 4
 """Pieces of merging done for each exchange: each makes at most one Summary, and each Summary is merged at
@@ -38,7 +39,7 @@ TIDY_EACH_STATUS: Final = 16
 EVERYTHING: Final = "all"
 
 
-class Who(NamedTuple):
+class SeriesKey(NamedTuple):
     """One series."""
 
     tenant: str
@@ -55,7 +56,7 @@ BY: Final = ("tenant", "model", "arm", "class", "series")
 """What a summary can be split by; `series` is the combination of the others."""
 BY_DEFAULT: Final = BY[:-1]
 _FEW: Final = {"model": "model", "arm": "arm", "class": "slo"}
-"""Labels, and fields of Who, that have few values beside the tenants."""
+"""Labels, and fields of SeriesKey, that have few values beside the tenants."""
 
 
 @dataclass(slots=True)
@@ -71,7 +72,7 @@ class _Tile:
     benefit_n: int = 0
     counted: int = 0
     met: int = 0
-    parts: dict[Who, Summary | bytes] = field(default_factory=dict)
+    parts: dict[SeriesKey, Summary | bytes] = field(default_factory=dict)
 
     def add_sums(self, other: "_Tile") -> None:
         self.opened += other.opened
@@ -114,7 +115,7 @@ class Windows:
         self,
         x: Exchange,
         m: Measured,
-        who: Who,
+        who: SeriesKey,
         objectives: Objectives | None = None,
         met: bool | None = None,
     ) -> None:
@@ -265,9 +266,9 @@ class FrozenWindow:
             out["by"] = {**labels, "series": series}
         return out
 
-    def _series(self, *, certain: bool) -> list[tuple[Who, list[Summary | bytes]]]:
+    def _series(self, *, certain: bool) -> list[tuple[SeriesKey, list[Summary | bytes]]]:
         """The parts of each series, in the order of their labels."""
-        found: dict[Who, list[Summary | bytes]] = {}
+        found: dict[SeriesKey, list[Summary | bytes]] = {}
         for tile in self.tiles:
             for who, part in tile.parts.items():
                 if who.uncertain:
@@ -289,7 +290,7 @@ def window_name(text: str) -> str | None:
     return next((name for name, window_ns in WINDOWS.items() if window_ns == length_ns), None)
 
 
-def _named(who: Who) -> dict[str, object]:
+def _named(who: SeriesKey) -> dict[str, object]:
     return {"tenant": who.tenant, "model": who.model, "arm": who.arm or None, "class": who.slo or None}
 
 
@@ -327,8 +328,8 @@ def _merge(tiles: Sequence[_Tile], level: int) -> Merging[_Tile]:
     return out
 
 
-def _by_who(tiles: Sequence[_Tile]) -> Iterator[tuple[Who, list[Summary | bytes]]]:
-    found: dict[Who, list[Summary | bytes]] = {}
+def _by_who(tiles: Sequence[_Tile]) -> Iterator[tuple[SeriesKey, list[Summary | bytes]]]:
+    found: dict[SeriesKey, list[Summary | bytes]] = {}
     for tile in tiles:
         for who, part in tile.parts.items():
             found.setdefault(who, []).append(part)

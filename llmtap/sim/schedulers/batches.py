@@ -10,7 +10,7 @@ from math import floor
 from typing import Final
 
 from llmtap.sim.latency import LatencyModel
-from llmtap.sim.model_options import Readings
+from llmtap.sim.model_options import ModelOptions
 from llmtap.workload.requests import Requests
 
 __all__ = ["Batch", "BatchSize", "Former"]
@@ -54,7 +54,7 @@ class Batch:
 class Former:
     """Makes batches of a queue's oldest requests."""
 
-    def __init__(self, requests: Requests, model: LatencyModel, readings: Readings) -> None:
+    def __init__(self, requests: Requests, model: LatencyModel, readings: ModelOptions) -> None:
         self._requests = requests
         self._model = model
         self._whole = readings.length == "prompt+output"
@@ -83,7 +83,7 @@ class Former:
 class BatchSize:
     """How large a queue's next batch may be: by memory (Algorithm 1) and by the token SLA (Algorithm 2)."""
 
-    def __init__(self, model: LatencyModel, readings: Readings, limit: int) -> None:
+    def __init__(self, model: LatencyModel, readings: ModelOptions, limit: int) -> None:
         self._readings = readings
         self._limit = limit
         b_max = limit if readings.controller_limit == "bin" else readings.b_max

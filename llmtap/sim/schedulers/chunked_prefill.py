@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from llmtap.sim.engine import GivenUp, Made
 from llmtap.sim.schedulers.iterations import Iteration
 from llmtap.sim.schedulers.roster import Roster
-from llmtap.sim.serving import Setup
+from llmtap.sim.serving import ServingSetup
 from llmtap.workload.requests import Requests
 
 __all__ = ["ChunkedPrefill"]
@@ -18,7 +18,7 @@ __all__ = ["ChunkedPrefill"]
 class ChunkedPrefill:
     """Decodes, and fills up with prompts: with the one that was begun, then with those that wait."""
 
-    def __init__(self, requests: Requests, setup: Setup) -> None:
+    def __init__(self, requests: Requests, setup: ServingSetup) -> None:
         self._roster = Roster(requests, setup)
         self._chunk = setup.serving.chunk
         self.state = self._roster.state

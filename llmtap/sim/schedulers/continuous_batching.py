@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from llmtap.sim.engine import GivenUp, Made
 from llmtap.sim.schedulers.iterations import Iteration
 from llmtap.sim.schedulers.roster import Roster
-from llmtap.sim.serving import Setup
+from llmtap.sim.serving import ServingSetup
 from llmtap.workload.requests import Requests
 
 __all__ = ["ContinuousBatching"]
@@ -18,7 +18,7 @@ __all__ = ["ContinuousBatching"]
 class ContinuousBatching:
     """Takes in as many prompts as `tokens_max` allows, else decodes."""
 
-    def __init__(self, requests: Requests, setup: Setup, ranks: Sequence[int] | None = None) -> None:
+    def __init__(self, requests: Requests, setup: ServingSetup, ranks: Sequence[int] | None = None) -> None:
         """`ranks`: who waits is served in their order, and of arrival; None: of arrival alone."""
         self._roster = Roster(requests, setup, ranks)
         self._tokens_max = setup.serving.tokens_max

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from llmtap.sim.engine import GivenUp, Made
 from llmtap.sim.schedulers.iterations import Iteration, made_later
 from llmtap.sim.schedulers.roster import Roster
-from llmtap.sim.serving import Setup
+from llmtap.sim.serving import ServingSetup
 from llmtap.workload.requests import Requests
 
 __all__ = ["DecodePrepone"]
@@ -23,7 +23,7 @@ __all__ = ["DecodePrepone"]
 class DecodePrepone:
     """Decodes before it takes in prompts."""
 
-    def __init__(self, requests: Requests, setup: Setup) -> None:
+    def __init__(self, requests: Requests, setup: ServingSetup) -> None:
         self._roster = Roster(requests, setup)
         self._tokens_max = setup.serving.tokens_max
         self._ahead = setup.serving.prepone

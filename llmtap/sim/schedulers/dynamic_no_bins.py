@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from llmtap.sim.engine import NOBODY, GivenUp, Made
 from llmtap.sim.latency import LatencyModel
-from llmtap.sim.model_options import Readings
+from llmtap.sim.model_options import ModelOptions
 from llmtap.sim.schedulers.batches import Batch, BatchSize, Former
 from llmtap.workload.requests import Requests
 
@@ -15,7 +15,7 @@ __all__ = ["DynamicNoBins"]
 class DynamicNoBins:
     """Serves the oldest requests, as many at a time as its controller says."""
 
-    def __init__(self, requests: Requests, model: LatencyModel, readings: Readings) -> None:
+    def __init__(self, requests: Requests, model: LatencyModel, readings: ModelOptions) -> None:
         self._requests = requests
         self._queue: deque[int] = deque()
         self._former = Former(requests, model, readings)

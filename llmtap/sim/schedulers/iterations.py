@@ -6,7 +6,7 @@ from typing import Protocol
 
 from llmtap.sim.engine import Made, Scheduler
 
-__all__ = ["Iterating", "Iteration", "State", "made_later"]
+__all__ = ["Iterating", "Iteration", "IterationState", "made_later"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Iteration:
 
 
 @dataclass(slots=True)
-class State:
+class IterationState:
     """What an engine tells of itself: now, and counts since it began. As vLLM's `/metrics` has them."""
 
     running: int = 0
@@ -47,7 +47,7 @@ class State:
 class Iterating(Scheduler, Protocol):
     """A scheduler that composes anew at every iteration, and tells of itself."""
 
-    state: State
+    state: IterationState
 
 
 def made_later(made: Made, due_ns: Sequence[int]) -> Made:

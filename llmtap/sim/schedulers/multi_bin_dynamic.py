@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from llmtap.sim.bins import Bins, batch_limits, equal_mass
 from llmtap.sim.engine import NOBODY, GivenUp, Made
 from llmtap.sim.latency import LatencyModel
-from llmtap.sim.model_options import Readings
+from llmtap.sim.model_options import ModelOptions
 from llmtap.sim.schedulers.batches import Batch, BatchSize, Former
 from llmtap.workload.requests import Requests
 
@@ -19,7 +19,7 @@ __all__ = ["MultiBinDynamic"]
 class MultiBinDynamic:
     """Serves one bin after the other."""
 
-    def __init__(self, requests: Requests, model: LatencyModel, readings: Readings) -> None:
+    def __init__(self, requests: Requests, model: LatencyModel, readings: ModelOptions) -> None:
         """Bins are those given, or of equal mass by the predictions for all of `requests`."""
         self._requests = requests
         self.bins = (

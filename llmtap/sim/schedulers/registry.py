@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from llmtap.sim.engine import Scheduler
-from llmtap.sim.model_options import Readings
+from llmtap.sim.model_options import ModelOptions
 from llmtap.sim.schedulers.chunked_prefill import ChunkedPrefill
 from llmtap.sim.schedulers.continuous_batching import ContinuousBatching
 from llmtap.sim.schedulers.decode_prepone import DecodePrepone
@@ -18,12 +18,12 @@ from llmtap.sim.schedulers.multi_bin_dynamic import MultiBinDynamic
 from llmtap.sim.schedulers.output_delay import OutputDelay
 from llmtap.sim.schedulers.shortest_predicted_first import shortest_predicted_first
 from llmtap.sim.schedulers.static_fifo import StaticFifo
-from llmtap.sim.serving import Serving, Setup, settled
+from llmtap.sim.serving import Serving, ServingSetup, settled
 from llmtap.workload.requests import Requests
 
 __all__ = ["ALL_OPTIONS", "CONDITIONS", "SCHEDULERS", "Kind", "options_read"]
 
-ALL_OPTIONS: Final = frozenset((*Readings.__struct_fields__, *Serving.__struct_fields__))
+ALL_OPTIONS: Final = frozenset((*ModelOptions.__struct_fields__, *Serving.__struct_fields__))
 """Names of readings and of options of serving; none is both."""
 
 _ALWAYS: Final = frozenset((
@@ -38,7 +38,7 @@ _DYNAMIC: Final = _BATCHES | {
 }  # fmt: skip
 _ITERATIONS: Final = _ALWAYS | set(Serving.__struct_fields__) - {"tokens_max", "chunk", "prepone"}
 
-CONDITIONS: Final[dict[str, tuple[str, Callable[[Readings, Serving], bool]]]] = {
+CONDITIONS: Final[dict[str, tuple[str, Callable[[ModelOptions, Serving], bool]]]] = {
     "bins": ("bin_edges", lambda r, s: not r.bin_edges),
     "edges": ("bin_edges", lambda r, s: not r.bin_edges),
     "below_first": ("edges", lambda r, s: bool(r.bin_edges) or r.edges != "workload"),
@@ -54,14 +54,14 @@ _MEMORY: Final = frozenset(("memory_gb", "model_gb", "kv_gb_per_token"))
 class Kind(NamedTuple):
     """A scheduler as it can be asked for."""
 
-    build: Callable[[Requests, Setup], Scheduler]
+    build: Callable[[Requests, ServingSetup], Scheduler]
     iterates: bool
     """It composes anew at every iteration; else it serves whole batches, as seed 004 has it."""
     reads: frozenset[str] = ALL_OPTIONS
     """Options that may change its runs."""
 
 
-def options_read(name: str, readings: Readings, serving: Serving) -> frozenset[str]:
+def options_read(name: str, readings: ModelOptions, serving: Serving) -> frozenset[str]:
     """Those that a scheduler reads while the others are as they are."""
     reads = SCHEDULERS[name].reads
     unread = {option for option in reads & CONDITIONS.keys() if not CONDITIONS[option][1](readings, serving)}
@@ -81,8 +81,8 @@ def _batches(
     )
 
 
-def _iterations(name: str, scheduler: Callable[[Requests, Setup], Iterating], *own: str) -> Kind:
-    def build(requests: Requests, setup: Setup) -> Iterating:
+def _iterations(name: str, scheduler: Callable[[Requests, ServingSetup], Iterating], *own: str) -> Kind:
+    def build(requests: Requests, setup: ServingSetup) -> Iterating:
         gap_ns = settled(setup.serving, name).output_delay
         built = scheduler(requests, setup)
         return OutputDelay(built, gap_ns) if gap_ns else built

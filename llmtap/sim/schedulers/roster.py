@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from llmtap.sim.engine import NOBODY, GivenUp, Made
 from llmtap.sim.kv import Memory
 from llmtap.sim.schedulers.deadlines import Deadlines
-from llmtap.sim.schedulers.iterations import Iteration, State
+from llmtap.sim.schedulers.iterations import Iteration, IterationState
 from llmtap.sim.schedulers.waiting import Waiting
-from llmtap.sim.serving import Setup
+from llmtap.sim.serving import ServingSetup
 from llmtap.workload.requests import Requests
 
 __all__ = ["Roster"]
@@ -51,7 +51,7 @@ class _Seat:
 class Roster:
     """Who waits and who runs."""
 
-    def __init__(self, requests: Requests, setup: Setup, ranks: Sequence[int] | None = None) -> None:
+    def __init__(self, requests: Requests, setup: ServingSetup, ranks: Sequence[int] | None = None) -> None:
         """`ranks` orders who waits (`Waiting`)."""
         serving = setup.serving
         self._requests = requests
@@ -63,7 +63,7 @@ class Roster:
         self._attention_ns = serving.attention / 1_000**2
         self._named = serving.prefix_cache and requests.block_tokens > 0
         self.memory = Memory(serving.kv_tokens, serving.block, requests.block_tokens if self._named else 0)
-        self.state = State()
+        self.state = IterationState()
         self.running: list[int] = []
         """Those that decode, in the order in which they began to. Never changed: replaced."""
         self._waiting = Waiting(ranks)

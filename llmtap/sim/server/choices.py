@@ -2,13 +2,13 @@
 
 from llmtap.sim.server.faults import REFUSAL, Mishaps
 from llmtap.sim.server.options import TOKENS_MAX, SimOptions
-from llmtap.sim.server.shapes.shape import Asked, Choice
+from llmtap.sim.server.shapes.shape import Choice, SimulatedRequest
 from llmtap.workload.prompts.words import cut_tokens, say
 
 __all__ = ["block", "choose"]
 
 
-def choose(asked: Asked, options: SimOptions, mishaps: Mishaps, key: str, exact: bool) -> Choice:
+def choose(asked: SimulatedRequest, options: SimOptions, mishaps: Mishaps, key: str, exact: bool) -> Choice:
     """What is to be said. `exact`: so many tokens as the options say, whatever else is asked for."""
     match mishaps.refusal:
         case "content_filter" | "error":
@@ -38,7 +38,7 @@ def block(choice: Choice, after: int, options: SimOptions) -> None:
         choice.finish, choice.stop_text = "content_filter", None
 
 
-def _stop(choice: Choice, asked: Asked) -> None:
+def _stop(choice: Choice, asked: SimulatedRequest) -> None:
     """End the choice where a stop string is complete, not before `min_tokens`.
 
     The string was generated and counts, and is not said.

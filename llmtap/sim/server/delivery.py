@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from llmtap.sim.server.options import FaultKind, SimOptions
 from llmtap.units import NEVER
 
-__all__ = ["BREAKS", "Chunk", "Delivery", "Said", "Write"]
+__all__ = ["BREAKS", "Chunk", "DeliveredText", "Delivery", "Write"]
 
 BREAKS: Final[frozenset[FaultKind]] = frozenset({"reset", "truncate", "unfinished", "error"})
 """Faults that end the answer."""
@@ -45,7 +45,7 @@ class Write(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class DeliveredText:
     """One choice, as far as its delivery goes."""
 
     tokens: int
@@ -60,7 +60,7 @@ class Delivery:
     """The stages of one answer."""
 
     def __init__(
-        self, said: Sequence[Said], options: SimOptions, fault: FaultKind | None, begin_ns: int = 0
+        self, said: Sequence[DeliveredText], options: SimOptions, fault: FaultKind | None, begin_ns: int = 0
     ) -> None:
         """`begin_ns` is when the request was accepted."""
         g, p = options.guardrails, options.pacing

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from llmtap.errors import ConfigError
-from llmtap.sim.model_options import Readings
+from llmtap.sim.model_options import ModelOptions
 from llmtap.sim.schedulers.registry import CONDITIONS, SCHEDULERS, options_read
 from llmtap.sim.serving import Serving
 
@@ -16,14 +16,16 @@ _OF_WHOLE_RUNS: Final = frozenset(
 """How a run is summed up, and what needs to know all of its requests beforehand."""
 
 
-def options_looked_at(scheduler: str, readings: Readings, serving: Serving) -> frozenset[str]:
+def options_looked_at(scheduler: str, readings: ModelOptions, serving: Serving) -> frozenset[str]:
     """Those that change what a server does, while the others are as they are."""
     found = options_read(scheduler, readings, serving) - _OF_WHOLE_RUNS
     # It is the controller's of a dynamic batch, and else only of the summary.
     return found if "eps" in found else found - {"token_sla"}
 
 
-def check_effects(scheduler: str, places: Mapping[str, str], readings: Readings, serving: Serving) -> None:
+def check_effects(
+    scheduler: str, places: Mapping[str, str], readings: ModelOptions, serving: Serving
+) -> None:
     """Raises ConfigError where an option that was given, at its place, has no effect."""
     known = options_looked_at(scheduler, readings, serving)
     for name, place in places.items():

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from llmtap.sim.server.options import CHOICES_MAX
 from llmtap.sim.server.shapes import anthropic, ollama, openai_chat, openai_completions, openai_responses
-from llmtap.sim.server.shapes.shape import Answer, Asked, Shape
+from llmtap.sim.server.shapes.shape import Answer, Shape, SimulatedRequest
 
 __all__ = ["ENDPOINTS", "Endpoint", "openai_error"]
 
@@ -16,7 +16,7 @@ class Endpoint:
     """One of them."""
 
     path: str
-    read: Callable[[bytes], Asked]
+    read: Callable[[bytes], SimulatedRequest]
     shape: Callable[[Answer], Shape]
     error: Callable[[int, str, str], dict[str, Any]]
     """The body of an answer with a status, of a code and a sentence."""
@@ -44,14 +44,14 @@ def _ollama_error(status: int, code: str, message: str) -> dict[str, Any]:
 
 ENDPOINTS: Final = (
     Endpoint(
-        "/v1/chat/completions", openai_chat.read, openai_chat.OpenAIChat, openai_error, CHOICES_MAX
+        "/v1/chat/completions", openai_chat.read, openai_chat.OpenAIChatShape, openai_error, CHOICES_MAX
     ),
     Endpoint(
-        "/v1/completions", openai_completions.read, openai_completions.OpenAICompletions, openai_error,
+        "/v1/completions", openai_completions.read, openai_completions.OpenAICompletionsShape, openai_error,
         CHOICES_MAX,
     ),
-    Endpoint("/v1/responses", openai_responses.read, openai_responses.OpenAIResponses, openai_error),
-    Endpoint("/v1/messages", anthropic.read, anthropic.Anthropic, _anthropic_error),
+    Endpoint("/v1/responses", openai_responses.read, openai_responses.OpenAIResponsesShape, openai_error),
+    Endpoint("/v1/messages", anthropic.read, anthropic.AnthropicShape, _anthropic_error),
     Endpoint("/api/chat", ollama.read_chat, ollama.OllamaChat, _ollama_error),
     Endpoint("/api/generate", ollama.read_generate, ollama.OllamaGenerate, _ollama_error),
 )  # fmt: skip

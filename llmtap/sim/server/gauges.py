@@ -15,7 +15,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from llmtap.sim.schedulers.iterations import State
+from llmtap.sim.schedulers.iterations import IterationState
 from llmtap.units import NS_PER_S
 
 __all__ = ["Gauges"]
@@ -39,7 +39,7 @@ _REASONS: Final = ("stop", "length", "abort", "error")
 class Gauges:
     """The metrics of one server."""
 
-    def __init__(self, model: str, state: Callable[[], State] | None = None) -> None:
+    def __init__(self, model: str, state: Callable[[], IterationState] | None = None) -> None:
         """`state` is the engine's, where there is one."""
         self._state = state
         self._open = 0
@@ -126,7 +126,7 @@ class Gauges:
             self._ask(self._state())
         return generate_latest(self._registry)
 
-    def _ask(self, state: State) -> None:
+    def _ask(self, state: IterationState) -> None:
         self._running.set(state.running)
         self._waiting.set(state.waiting)
         self._kv.set(state.kv_used)

@@ -18,7 +18,7 @@ import grpc
 import grpc.aio
 
 from llmtap.protocol.inference import METHOD, REQUEST_ID, SERVICE
-from llmtap.sim.server.reception import BUSY, FILTERED, Job, Reception
+from llmtap.sim.server.reception import BUSY, FILTERED, Reception, ServerJob
 from llmtap.sim.server.shapes.grpc_inference import PREFIX, GrpcInference, read
 
 __all__ = ["GrpcService"]
@@ -155,7 +155,7 @@ class GrpcService:
         finally:
             reception.end(job)
 
-    async def _stream(self, job: Job, context: Any) -> None:
+    async def _stream(self, job: ServerJob, context: Any) -> None:
         pipe = _Pipe()
         sender = self._reception.sender(job)
         try:
@@ -171,7 +171,7 @@ class GrpcService:
         if broken := _BROKEN.get(job.truth.outcome):
             await context.abort(*broken)
 
-    async def _turn_away(self, job: Job, status: int, context: Any) -> None:
+    async def _turn_away(self, job: ServerJob, status: int, context: Any) -> None:
         """Does not return: gRPC ends a call by an exception."""
         job.turned_away(status)
         code, message = BUSY.get(status, ("content_filter", FILTERED))

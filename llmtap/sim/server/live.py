@@ -21,22 +21,22 @@ from itertools import count
 from random import Random
 from typing import Final, Protocol, cast
 
-from llmtap.sim.engine import Engine, Run, Scheduler, Step
+from llmtap.sim.engine import Engine, EngineRun, Scheduler, Step
 from llmtap.sim.predictors import PREDICTORS
 from llmtap.sim.schedulers.batches import Batch
-from llmtap.sim.schedulers.iterations import State
+from llmtap.sim.schedulers.iterations import IterationState
 from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.sim.server.options import EngineOptions
 from llmtap.units import NEVER
 from llmtap.workload.requests import Requests
 
-__all__ = ["Listener", "Live", "Served", "Ticket", "live_of"]
+__all__ = ["Live", "Served", "Ticket", "TokenListener", "live_of"]
 
 _AT_END: Final = 1
 """A run that is over at t is done when t is past: who arrives at t arrives before."""
 
 
-class Listener(Protocol):
+class TokenListener(Protocol):
     """Whoever asked the engine for an answer. Told in order of time."""
 
     def token(self, choice: int, at_ns: int) -> None:
@@ -66,7 +66,7 @@ _NOBODY: Final = _Nobody()
 class Ticket:
     """One choice of an answer that the engine is asked for: a request of its own there."""
 
-    listener: Listener
+    listener: TokenListener
     choice: int
     input: int
     output: int
@@ -150,7 +150,7 @@ class Live:
         self._began = 0
         self._arrivals: list[tuple[int, int, Ticket]] = []
         """Requests that are still with the input filter."""
-        self._runs: list[tuple[int, int, Run]] = []
+        self._runs: list[tuple[int, int, EngineRun]] = []
         self._leaving: list[tuple[int, int, Callable[[], None]]] = []
         """What was made and leaves later."""
         self._open: dict[int, Ticket] = {}
@@ -164,13 +164,13 @@ class Live:
         """Requests that the engine knows of."""
         return len(self._served)
 
-    def state(self) -> State:
+    def state(self) -> IterationState:
         """What the scheduler tells of itself, or what is seen from here."""
-        told: State | None = getattr(self._scheduler, "state", None)
+        told: IterationState | None = getattr(self._scheduler, "state", None)
         if told is not None:
             return told
         running = sum(r in self._open for _, _, run in self._runs for r in run.work.members)
-        return State(running=running, waiting=len(self._open) - running)
+        return IterationState(running=running, waiting=len(self._open) - running)
 
     def submit(self, now_ns: int, arrival_ns: int, tickets: Iterable[Ticket]) -> None:
         """Requests that are to arrive together, now or later."""

@@ -19,7 +19,7 @@ from llmtap.sim.model_options import read_settings
 from llmtap.sim.predictors import PREDICTORS
 from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.sim.server.effects import check_effects
-from llmtap.sim.serving import Setup, read_serving
+from llmtap.sim.serving import ServingSetup, read_serving
 from llmtap.units import Duration, format_ns, read_special
 
 __all__ = [
@@ -178,7 +178,7 @@ class EngineOptions:
     """The engine behind all answers."""
 
     scheduler: str
-    setup: Setup
+    setup: ServingSetup
     servers: int = 1
 
     @property
@@ -259,7 +259,7 @@ def load_engine(
     given = {name: f"--serving {name}" for name in serving}
     given |= {name: f"--reading {name}" for name in readings} | dict.fromkeys(own, "--predictor")
     check_effects(scheduler, given, read, served)
-    options = EngineOptions(scheduler, Setup(readings=read, serving=served), servers)
+    options = EngineOptions(scheduler, ServingSetup(readings=read, serving=served), servers)
     if options.iterates and servers != 1:
         raise ConfigError("--servers", f"{scheduler} is one server; whole batches may have several")
     return options

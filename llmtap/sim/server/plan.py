@@ -1,10 +1,10 @@
 """Where the tokens of an answer come from: a plan that is known when the request is accepted, or an engine.
 
-Both are a `Source`: brought up to a moment, it tells the answer's `Delivery` of all that was made until then.
+Both are a `PlanSource`: brought up to a moment, it tells the answer's `Delivery` of all that was made.
 
-A `Plan` is the due time of each token, in ns from when the request was accepted. A fixed schedule makes it:
-token i is due at `ttft + i * itl`, counted from the request and not from the token before, so that lateness
-does not add up. An engine has no plan (`live.py`); who asks it for an answer is a `Fed`.
+A `ResponsePlan` is the due time of each token, in ns from the request's acceptance. A fixed schedule makes
+it: token i is due at `ttft + i * itl`, counted from the request and not from the token before, so that
+lateness does not add up. An engine has no plan (`live.py`); who asks it for an answer is a `Fed`.
 """
 
 import random
@@ -19,11 +19,11 @@ from llmtap.sim.server.live import Live, Ticket
 from llmtap.sim.server.options import SimOptions
 from llmtap.units import NEVER
 
-__all__ = ["Fed", "FixedSchedule", "Plan", "Planned", "Planner", "Source", "Work"]
+__all__ = ["Fed", "FixedSchedule", "PlanSource", "Planned", "PlannedWork", "Planner", "ResponsePlan"]
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class PlannedWork:
     """What a planner must know of an answer."""
 
     prompt_tokens: int
@@ -33,7 +33,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ResponsePlan:
     """When the tokens of one answer are made."""
 
     due_ns: Iterator[int]
@@ -43,7 +43,7 @@ class Plan:
 class Planner(Protocol):
     """Whoever knows beforehand when tokens are made."""
 
-    def plan(self, work: Work, chance: random.Random) -> Plan:
+    def plan(self, work: PlannedWork, chance: random.Random) -> ResponsePlan:
         """The plan of one answer; `chance` is the answer's own, so that it depends on no other."""
         ...
 
@@ -51,7 +51,7 @@ class Planner(Protocol):
 class FixedSchedule:
     """An engine without a queue, as fast for a thousand as for one."""
 
-    def plan(self, work: Work, chance: random.Random) -> Plan:
+    def plan(self, work: PlannedWork, chance: random.Random) -> ResponsePlan:
         options = work.options
         ttft_ns = round(options.ttft * _vary(options.spread, chance))
         itl_ns = round(options.itl * _vary(options.spread, chance))
@@ -62,14 +62,14 @@ class FixedSchedule:
             # The mean of a lognormal is exp(mu + sigma^2 / 2): with this mu it is 1, and no rate changes.
             mu = -sigma * sigma / 2
             gaps = (round(itl_ns * chance.lognormvariate(mu, sigma)) for _ in repeat(None))
-        return Plan(accumulate(chain((ttft_ns,), gaps)))
+        return ResponsePlan(accumulate(chain((ttft_ns,), gaps)))
 
 
 def _vary(spread: float, chance: random.Random) -> float:
     return 1 + chance.uniform(-spread, spread)
 
 
-class Source(Protocol):
+class PlanSource(Protocol):
     """Where the tokens of one answer come from."""
 
     given_up: bool

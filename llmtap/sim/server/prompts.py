@@ -1,12 +1,12 @@
 """What the engine is asked: how long prompts are, and how far they are alike. Pure."""
 
-from llmtap.sim.server.shapes.shape import Asked
+from llmtap.sim.server.shapes.shape import SimulatedRequest
 from llmtap.workload.prompts.words import count_tokens, token_ids
 
 __all__ = ["prefix_blocks", "prompt_lengths"]
 
 
-def prompt_lengths(asked: Asked) -> list[int]:
+def prompt_lengths(asked: SimulatedRequest) -> list[int]:
     """Tokens of each prompt. Where several came as tokens only their sum is known: the same for each."""
     if asked.prompt_tokens is None:
         return [count_tokens(prompt) for prompt in asked.prompts]

@@ -1,7 +1,7 @@
 """A session of OpenAI's Realtime over WebSocket, text only: any number of responses, one after another.
 
 aiohttp opens the session, reads its messages and answers pings; what is due is written straight onto the
-connection by a `Sender`, as frames that stand between whole ones of aiohttp's.
+connection by a `ResponseSender`, as frames that stand between whole ones of aiohttp's.
 
 What the client's headers ask for (`x-sim-*`) holds for every response of the session. A request has the id of
 its `response.create` event, or, where that has none, of its response. Mishaps: who is turned away gets an
@@ -16,19 +16,19 @@ import msgspec
 from aiohttp import WSCloseCode, WSMsgType, web
 
 from llmtap.sim.server.endpoints import openai_error
-from llmtap.sim.server.reception import BUSY, FILTERED, Job, Reception
-from llmtap.sim.server.sender import Sender
+from llmtap.sim.server.reception import BUSY, FILTERED, Reception, ServerJob
+from llmtap.sim.server.sender import ResponseSender
 from llmtap.sim.server.shapes.openai_realtime import (
     ClientEvent,
     Events,
     Item,
-    OpenAIRealtime,
-    Settings,
+    OpenAIRealtimeShape,
+    RealtimeSettings,
     read_event,
 )
-from llmtap.sim.server.shapes.shape import Answer, Asked, BadRequest
+from llmtap.sim.server.shapes.shape import Answer, BadRequest, SimulatedRequest
 
-__all__ = ["PATH", "Session"]
+__all__ = ["PATH", "SimulatedRealtimeSession"]
 
 PATH: Final = "/v1/realtime"
 _MESSAGE_BYTES_MAX: Final = 64 << 20
@@ -38,7 +38,7 @@ _ITEMS_MAX: Final = 10_000
 _AUDIO: Final = ("input_audio_buffer.", "output_audio_buffer.")
 
 
-class Session:
+class SimulatedRealtimeSession:
     """One connection of a client."""
 
     def __init__(self, reception: Reception, request: web.Request, number: int) -> None:
@@ -48,7 +48,7 @@ class Session:
         self._request = request
         self._model = request.query.get("model", reception.options.model)
         self._events = Events()
-        self._settings = Settings()
+        self._settings = RealtimeSettings()
         self._items: list[Item] = []
         self._socket = web.WebSocketResponse(
             compress=False, protocols=("realtime",), max_msg_size=_MESSAGE_BYTES_MAX
@@ -56,7 +56,7 @@ class Session:
         self._transport: asyncio.Transport | None = None
         self._task: asyncio.Task[None] | None = None
         """Of the newest response."""
-        self._sender: Sender | None = None
+        self._sender: ResponseSender | None = None
         self._cancelled = False
 
     async def run(self) -> web.StreamResponse:
@@ -107,7 +107,7 @@ class Session:
             event = read_event(data)
             match event.type:
                 case "session.update":
-                    self._update(event.session or Settings())
+                    self._update(event.session or RealtimeSettings())
                     self._put("session.updated", session=self._session())
                 case "conversation.item.create":
                     self._add(event.item)
@@ -122,7 +122,7 @@ class Session:
         except ValueError as exc:
             self._refuse("invalid_request_error", "invalid_value", str(exc), event.event_id)
 
-    def _update(self, new: Settings) -> None:
+    def _update(self, new: RealtimeSettings) -> None:
         self._settings = _over(self._settings, new)
 
     def _add(self, item: Item | None) -> None:
@@ -152,10 +152,10 @@ class Session:
                 raise BadRequest("the session has a response under way; one at a time")
             await asyncio.wait((task,))  # it has sent all
             now_ns = self._reception.clock.mono_ns()
-        wanted = _over(self._settings, event.response or Settings())
+        wanted = _over(self._settings, event.response or RealtimeSettings())
         items = self._items if wanted.input is None else wanted.input
         limit = wanted.max_output_tokens
-        asked = Asked(
+        asked = SimulatedRequest(
             model=self._model, stream=True,
             prompts=("\n".join(filter(None, (wanted.instructions, *(item.text for item in items)))),),
             max_tokens=limit if isinstance(limit, int) else None, min_tokens=wanted.min_tokens or 0,
@@ -163,8 +163,8 @@ class Session:
         )  # fmt: skip
         conversation = None if wanted.conversation == "none" else "conv_sim"
 
-        def shape_of(answer: Answer) -> OpenAIRealtime:
-            return OpenAIRealtime(answer, self._events, conversation)
+        def shape_of(answer: Answer) -> OpenAIRealtimeShape:
+            return OpenAIRealtimeShape(answer, self._events, conversation)
 
         job = self._reception.take(
             asked, shape_of, path=PATH, headers=self._request.headers, accepted_ns=now_ns,
@@ -177,9 +177,9 @@ class Session:
         task.add_done_callback(lambda _: self._reception.end(job))
         self._task = task
 
-    async def _respond(self, job: Job, about: str | None, remembered: bool) -> None:
+    async def _respond(self, job: ServerJob, about: str | None, remembered: bool) -> None:
         reception = self._reception
-        assert isinstance(job.shape, OpenAIRealtime)
+        assert isinstance(job.shape, OpenAIRealtimeShape)
         try:
             if (status := job.door) is not None:
                 if status == 400:
@@ -198,7 +198,7 @@ class Session:
             self._cancelled = False
             self._write(job.shape.cancelled())
 
-    async def _stream(self, job: Job, about: str | None) -> None:
+    async def _stream(self, job: ServerJob, about: str | None) -> None:
         sender = self._sender = self._reception.sender(job)
         try:
             if not await self._reception.begins(job, sender):
@@ -210,13 +210,13 @@ class Session:
             sender.abandon("cancelled" if self._cancelled else None)
             self._sender = None
 
-    def _turn_away(self, job: Job, status: int, about: str | None) -> None:
+    def _turn_away(self, job: ServerJob, status: int, about: str | None) -> None:
         job.turned_away(status)
         code, message = BUSY.get(status, ("content_filter", FILTERED))
         self._refuse(openai_error(status, code, message)["error"]["type"], code, message, about)
 
 
-def _over(before: Settings, new: Settings) -> Settings:
+def _over(before: RealtimeSettings, new: RealtimeSettings) -> RealtimeSettings:
     """The settings with those that are new in place of those before."""
     fields = {name: getattr(new, name) for name in new.__struct_fields__}
     changed = {name: value for name, value in fields.items() if value is not None}

@@ -1,8 +1,8 @@
 """Takes a request in, whatever protocol it came by, and writes down how it ended.
 
 Here a request is drawn its mishaps (`mishaps.py`), told what to say (`choices.py`), and planned or prepared
-for the engine (`plan.py`, `live.py`). What comes of that is a `Job`, which a protocol's own code carries out
-with a `Sender` or a `Gatherer`, and hands back at its end.
+for the engine (`plan.py`, `live.py`). What comes of that is a `ServerJob`, which a protocol's own code
+carries out with a `ResponseSender` or a `Gatherer`, and hands back at its end.
 """
 
 import random
@@ -14,20 +14,20 @@ from typing import Final
 from llmtap.clock import Clock, SystemClock
 from llmtap.net.pacing import Pacer, Waker
 from llmtap.sim.server.choices import block, choose
-from llmtap.sim.server.delivery import Delivery, Said
+from llmtap.sim.server.delivery import DeliveredText, Delivery
 from llmtap.sim.server.faults import Mishaps, draw
 from llmtap.sim.server.gauges import Gauges
 from llmtap.sim.server.live import Live, Ticket, live_of
 from llmtap.sim.server.options import EngineOptions, SimOptions, for_request
-from llmtap.sim.server.plan import Fed, FixedSchedule, Planned, Planner, Source, Work
+from llmtap.sim.server.plan import Fed, FixedSchedule, Planned, PlannedWork, Planner, PlanSource
 from llmtap.sim.server.prompts import prefix_blocks, prompt_lengths
-from llmtap.sim.server.sender import Gatherer, Sender
-from llmtap.sim.server.shapes.shape import Answer, Asked, BadRequest, Shape
+from llmtap.sim.server.sender import Gatherer, ResponseSender
+from llmtap.sim.server.shapes.shape import Answer, BadRequest, Shape, SimulatedRequest
 from llmtap.sim.server.truth import Submitted, Truth, TruthLog
 from llmtap.units import NEVER
 from llmtap.workload.prompts.words import say
 
-__all__ = ["BUSY", "FILTERED", "Job", "Reception"]
+__all__ = ["BUSY", "FILTERED", "Reception", "ServerJob"]
 
 ANSWERED: Final = frozenset({"complete", "refused", "blocked", "stall", "slow"})
 """Outcomes of answers that came to their end."""
@@ -42,7 +42,7 @@ BUSY: Final = {
 
 
 @dataclass(slots=True)
-class Job:
+class ServerJob:
     """A request that is to be answered."""
 
     options: SimOptions
@@ -50,7 +50,7 @@ class Job:
     shape: Shape
     mishaps: Mishaps
     delivery: Delivery
-    source: Source
+    source: PlanSource
     outcome: str
     """When all goes as drawn."""
     truth: Truth
@@ -120,7 +120,7 @@ class Reception:
 
     def take(
         self,
-        asked: Asked,
+        asked: SimulatedRequest,
         shape_of: Callable[[Answer], Shape],
         *,
         path: str,
@@ -128,7 +128,7 @@ class Reception:
         accepted_ns: int,
         choices_max: int = 1,
         request_id: str | None = None,
-    ) -> Job:
+    ) -> ServerJob:
         """Everything about an answer, before anything is sent. `headers`: those of HTTP, or what stands for
         them; a request without an id gets that of its answer. Raises ValueError, and nothing has happened."""
         options = for_request(self.options, headers, fixed=self._engine is None)
@@ -152,18 +152,21 @@ class Reception:
         for choice in choices:
             block_after = mishaps.block_after if mishaps.refusal is None else None
             apart = self._engine is not None and not self._engine.iterates
-            said.append(Said(len(choice.pieces), block_after, apart))
+            said.append(DeliveredText(len(choice.pieces), block_after, apart))
         made_ns: list[list[int]] = [[] for _ in choices]
         fault = mishaps.fault
         delivery = Delivery(said, options, fault, accepted_ns)
         lengths = prompt_lengths(asked)
-        source: Source
+        source: PlanSource
         if self._live is not None:
             source = Fed(self._live, delivery, made_ns)
             source.tickets = self._tickets(asked, said, lengths, source)
         else:
             plans = [
-                (self._planner.plan(Work(sum(lengths), one.tokens, options), chance).due_ns, one.tokens)
+                (
+                    self._planner.plan(PlannedWork(sum(lengths), one.tokens, options), chance).due_ns,
+                    one.tokens,
+                )
                 for one in said
             ]
             source = Planned(delivery, plans, made_ns, accepted_ns, options.guardrails.wait_ns)
@@ -184,9 +187,11 @@ class Reception:
         )  # fmt: skip
         self.gauges.began()
         stamps = self.truths.begin(truth.id)
-        return Job(options, answer, shape, mishaps, delivery, source, outcome, truth, stamps)
+        return ServerJob(options, answer, shape, mishaps, delivery, source, outcome, truth, stamps)
 
-    def _tickets(self, asked: Asked, said: list[Said], lengths: list[int], listener: Fed) -> list[Ticket]:
+    def _tickets(
+        self, asked: SimulatedRequest, said: list[DeliveredText], lengths: list[int], listener: Fed
+    ) -> list[Ticket]:
         """What the engine is asked for: a request of its own for each choice. Raises BadRequest."""
         assert self._engine is not None
         limit, size = self._engine.tokens_max, self._engine.block_tokens
@@ -206,25 +211,25 @@ class Reception:
                 tickets.append(Ticket(listener, i, given, made, shared[prompt], prompt))
         return tickets
 
-    def ask(self, job: Job) -> None:
+    def ask(self, job: ServerJob) -> None:
         """The engine gets it, at once or when the input filter lets it pass. To be called in the turn of the
         loop in which it was accepted: the engine is not told of what is past."""
         if isinstance(job.source, Fed):
             accepted_ns = job.truth.accepted_ns
             job.source.ask(accepted_ns, accepted_ns + job.options.guardrails.wait_ns)
 
-    async def filtered(self, job: Job) -> None:
+    async def filtered(self, job: ServerJob) -> None:
         """Returns when the input filter has spoken."""
         await self.pacer.wait_until(job.truth.accepted_ns + job.options.guardrails.input_filter)
 
-    def sender(self, job: Job) -> Sender:
+    def sender(self, job: ServerJob) -> ResponseSender:
         """Who streams it. Whoever gets it says `abandon` at the end."""
-        return Sender(
+        return ResponseSender(
             job.answer, job.shape, job.delivery, job.source, job.truth, job.stamps, self.gauges, self.pacer,
             self.clock, job.outcome,
         )  # fmt: skip
 
-    async def begins(self, job: Job, sender: Sender) -> bool:
+    async def begins(self, job: ServerJob, sender: ResponseSender) -> bool:
         """Returns when the head of a stream may leave; False when the engine gave it up before."""
         source = job.source
         if job.mishaps.fault == "slow":
@@ -238,7 +243,7 @@ class Reception:
                 return False
         return True
 
-    async def gathered(self, job: Job) -> int | None:
+    async def gathered(self, job: ServerJob) -> int | None:
         """Returns when all of an answer is made and due, and when that was; None when it was given up."""
         source = job.source
         gatherer = Gatherer(job.delivery, source, self.pacer)
@@ -257,7 +262,7 @@ class Reception:
         await self.pacer.wait_until(gatherer.due_ns)
         return gatherer.due_ns
 
-    def end(self, job: Job) -> None:
+    def end(self, job: ServerJob) -> None:
         """Nothing more will be sent of it."""
         job.source.close(self.clock.mono_ns())
         truth = job.truth

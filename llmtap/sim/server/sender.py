@@ -14,12 +14,12 @@ from llmtap.clock import Clock
 from llmtap.net.pacing import Pacer, Waker
 from llmtap.sim.server.delivery import Chunk, Delivery, Write
 from llmtap.sim.server.gauges import Gauges
-from llmtap.sim.server.plan import Source
+from llmtap.sim.server.plan import PlanSource
 from llmtap.sim.server.shapes.shape import Answer, Shape
 from llmtap.sim.server.truth import Truth
 from llmtap.units import NEVER
 
-__all__ = ["Gatherer", "Sender", "reset"]
+__all__ = ["Gatherer", "ResponseSender", "reset"]
 
 BUFFER_BYTES_MAX: Final = 256 << 10
 """What a slow client may leave unread here before its answer waits."""
@@ -27,7 +27,7 @@ HELD_NS: Final = 5_000_000
 """How soon a client that was slow is looked at again."""
 
 
-class Sender:
+class ResponseSender:
     """A streamed answer. `begins` is set when its first write is due, or when the engine gives it up;
     nothing is sent before `start`. `done` is set when everything is sent.
 
@@ -39,7 +39,7 @@ class Sender:
         answer: Answer,
         shape: Shape,
         delivery: Delivery,
-        source: Source,
+        source: PlanSource,
         truth: Truth,
         stamps: list[int],
         gauges: Gauges,
@@ -199,7 +199,7 @@ class Gatherer:
     """An answer that is not streamed: `done` is set when its last token is made, and `due_ns` is when it is
     to leave then."""
 
-    def __init__(self, delivery: Delivery, source: Source, pacer: Pacer) -> None:
+    def __init__(self, delivery: Delivery, source: PlanSource, pacer: Pacer) -> None:
         self._delivery = delivery
         self._source = source
         self._waker = Waker(pacer, self.act)

@@ -24,8 +24,8 @@ from llmtap.sim.server.delivery import BREAKS
 from llmtap.sim.server.endpoints import ENDPOINTS, Endpoint, openai_error
 from llmtap.sim.server.options import EngineOptions, SimOptions
 from llmtap.sim.server.plan import Planner
-from llmtap.sim.server.realtime import PATH, Session
-from llmtap.sim.server.reception import BUSY, FILTERED, Job, Reception
+from llmtap.sim.server.realtime import PATH, SimulatedRealtimeSession
+from llmtap.sim.server.reception import BUSY, FILTERED, Reception, ServerJob
 from llmtap.sim.server.sender import reset
 
 __all__ = ["SimServer"]
@@ -54,7 +54,7 @@ class SimServer:
         self.gauges = self.reception.gauges
         self._truths = self.reception.truths
         self.grpc_port: int | None = None
-        self._sessions: set[Session] = set()
+        self._sessions: set[SimulatedRealtimeSession] = set()
         self._sessions_begun = 0
         self.app = web.Application(client_max_size=BODY_BYTES_MAX)
         self.app.add_routes([web.post(api.path, self._handler(api)) for api in ENDPOINTS])
@@ -162,7 +162,7 @@ class SimServer:
             reception.end(job)
 
     async def _stream(
-        self, request: web.Request, api: Endpoint, job: Job, headers: dict[str, str]
+        self, request: web.Request, api: Endpoint, job: ServerJob, headers: dict[str, str]
     ) -> web.StreamResponse:
         sender = self.reception.sender(job)
         try:
@@ -183,7 +183,7 @@ class SimServer:
         return response
 
     async def _whole(
-        self, request: web.Request, api: Endpoint, job: Job, headers: dict[str, str]
+        self, request: web.Request, api: Endpoint, job: ServerJob, headers: dict[str, str]
     ) -> web.Response:
         truth, shape, fault = job.truth, job.shape, job.mishaps.fault
         due_ns = await self.reception.gathered(job)
@@ -228,7 +228,7 @@ class SimServer:
 
     async def _realtime(self, request: web.Request) -> web.StreamResponse:
         self._sessions_begun += 1
-        session = Session(self.reception, request, self._sessions_begun)
+        session = SimulatedRealtimeSession(self.reception, request, self._sessions_begun)
         self._sessions.add(session)
         try:
             return await session.run()
@@ -240,7 +240,7 @@ class SimServer:
         await asyncio.gather(*(session.close() for session in self._sessions))
 
 
-def _turned_away(api: Endpoint, job: Job, status: int, headers: dict[str, str]) -> web.Response:
+def _turned_away(api: Endpoint, job: ServerJob, status: int, headers: dict[str, str]) -> web.Response:
     """Nothing of its answer was sent."""
     job.turned_away(status)
     retry = {"Retry-After": str(job.retry_after_s)}

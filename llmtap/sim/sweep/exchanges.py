@@ -27,7 +27,7 @@ from typing import Final
 
 from llmtap.exchange.exchange import OUTPUT, EventLog, Exchange, Timeline, Tokens
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
-from llmtap.exchange.request_shape import Asked
+from llmtap.exchange.request_shape import RequestShape
 from llmtap.sim.engine import GivenUp
 from llmtap.sim.virtual import Played
 from llmtap.workload.requests import Requests
@@ -81,7 +81,7 @@ class ExchangeMaker:
         x.arm, x.clock = self._arm, CLOCK
         x.scheduled_ns, x.dispatch_late_ns = arrival_ns, 0
         if requests.blocks:
-            x.asked = Asked(
+            x.asked = RequestShape(
                 blocks=array("q", requests.blocks[request]), block_size=requests.block_tokens,
                 block_unit="tokens",
             )  # fmt: skip

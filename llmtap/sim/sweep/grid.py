@@ -19,18 +19,29 @@ from typing import Any, Final
 import msgspec
 
 from llmtap.errors import ConfigError, LlmtapError
-from llmtap.sim.model_options import Readings, read_settings
+from llmtap.sim.model_options import ModelOptions, read_settings
 from llmtap.sim.predictors import SEEDED
 from llmtap.sim.schedulers.registry import SCHEDULERS, options_read
 from llmtap.sim.serving import Serving, read_serving, settled
 from llmtap.sim.sweep.presets import BEST, PRESETS, Preset
-from llmtap.sim.sweep.sweep import Attempt, Job, rows_of
+from llmtap.sim.sweep.sweep import SweepAttempt, SweepJob, rows_of
 from llmtap.workload.registry import drawn_requests, is_workload, workloads
 from llmtap.workload.trace import Trace, load_trace
 
-__all__ = ["LOADS", "READINGS", "SERVING", "Axes", "Grid", "Point", "Source", "best_of", "points", "read_at"]
+__all__ = [
+    "LOADS",
+    "READINGS",
+    "SERVING",
+    "Axes",
+    "GridSource",
+    "Point",
+    "SweepGrid",
+    "best_of",
+    "points",
+    "read_at",
+]
 
-READINGS: Final = frozenset(field.name for field in msgspec.structs.fields(Readings))
+READINGS: Final = frozenset(field.name for field in msgspec.structs.fields(ModelOptions))
 SERVING: Final = frozenset(field.name for field in msgspec.structs.fields(Serving))
 LOADS: Final = ("scale", "rate", "share")
 _OUTER: Final = ("requests", *LOADS, "seed", "servers")
@@ -46,7 +57,7 @@ Axes = Mapping[str, Sequence[Any]]
 of serving are text."""
 Point = dict[str, Any]
 """One value by name."""
-Run = Callable[[Sequence[Job]], Mapping[str, Attempt]]
+Run = Callable[[Sequence[SweepJob]], Mapping[str, SweepAttempt]]
 """Runs jobs, or knows what came of them; attempts by job."""
 
 
@@ -61,7 +72,7 @@ def points(axes: Axes, variants: Iterable[Mapping[str, Any]] = ({},)) -> Iterato
                 yield dict(zip(names, values, strict=True)) | scheduler | dict(variant)
 
 
-class Source:
+class GridSource:
     """The workload that the user named, in the lengths that are asked for. Each is loaded once."""
 
     def __init__(
@@ -126,14 +137,14 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class SweepGrid:
     """Makes jobs of points."""
 
-    source: Source
+    source: GridSource
     common: Mapping[str, Any]
-    """Fields of `Job` that are the same for all."""
+    """Fields of `SweepJob` that are the same for all."""
 
-    def job(self, point: Point, capacity_rps: float | None = None) -> Job:
+    def job(self, point: Point, capacity_rps: float | None = None) -> SweepJob:
         """The job at this point; `capacity_rps` is what a `share` is one of. Raises ConfigError."""
         asked, seed = point.get("requests"), point.get("seed", 42)
         digest, trace = self.source.rows(asked, seed)
@@ -155,14 +166,14 @@ class Grid:
             )
         readings, serving = _options({k: v for k, v in point.items() if k in reads})
         drawn = self.source.drawn or ("predictor" in reads and readings.predictor in SEEDED)
-        return Job(
+        return SweepJob(
             trace=self.source.name, rows=digest, count=count,
             scale=_scale(point, trace, count, capacity_rps), scheduler=name,
             servers=point.get("servers", 1), seed=seed if drawn else None, readings=readings,
             serving=settled(serving, name) if SCHEDULERS[name].iterates else serving, **self.common,
         )  # fmt: skip
 
-    def jobs(self, axes: Axes, preset: Preset | None, run: Run) -> list[Job]:
+    def jobs(self, axes: Axes, preset: Preset | None, run: Run) -> list[SweepJob]:
         """All jobs, each once, in the order of the points; runs what has to be known first.
 
         Raises ConfigError, and LlmtapError where that cannot be known.
@@ -212,7 +223,7 @@ def read_at(point: Point) -> frozenset[str]:
     return options_read(point["scheduler"], *_options(settings))
 
 
-def _options(settings: Mapping[str, str]) -> tuple[Readings, Serving]:
+def _options(settings: Mapping[str, str]) -> tuple[ModelOptions, Serving]:
     try:
         return (
             read_settings({k: v for k, v in settings.items() if k in READINGS}),
@@ -231,7 +242,7 @@ def best_of(tried: Sequence[Point], summaries: Sequence[Mapping[str, Any]]) -> P
     return min(enough, key=lambda p: (p["servers"], int(p["bins"])))
 
 
-def _summary(told: Attempt) -> dict[str, Any]:
+def _summary(told: SweepAttempt) -> dict[str, Any]:
     if told.summary is None:
         raise LlmtapError(f"what the preset needs first could not be run: {told.error}")
     return told.summary

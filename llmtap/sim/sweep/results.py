@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from llmtap.errors import ConfigError
-from llmtap.sim.sweep.sweep import Attempt
+from llmtap.sim.sweep.sweep import SweepAttempt
 from llmtap.user_files import decode_json
 
 __all__ = ["Results"]
@@ -30,7 +30,7 @@ class Results:
     def __init__(self, path: Path) -> None:
         """Reads what is there; makes the file where there is none. Raises ConfigError."""
         self.path = path
-        self.done: dict[str, Attempt] = {}
+        self.done: dict[str, SweepAttempt] = {}
         """By job: those that went well."""
         self.torn = False
         """Whether a last line had to be cut off."""
@@ -50,7 +50,7 @@ class Results:
             self._file.close()
             raise
 
-    def add(self, attempt: Attempt) -> None:
+    def add(self, attempt: SweepAttempt) -> None:
         """Writes an attempt down for good. Raises ConfigError where the disk does not take it."""
         line = msgspec.json.encode(attempt) + b"\n"
         try:
@@ -71,7 +71,7 @@ class Results:
         whole = data.rfind(b"\n") + 1
         for number, line in enumerate(data[:whole].split(b"\n")[:-1], 1):
             try:
-                self._keep(decode_json(line, Attempt))
+                self._keep(decode_json(line, SweepAttempt))
             except msgspec.DecodeError:
                 raise ConfigError(_PLACE, f"{self.path}, line {number}: is no result of a sweep") from None
         if whole < len(data):
@@ -80,6 +80,6 @@ class Results:
             self.torn = True
             self._file.truncate(whole)
 
-    def _keep(self, attempt: Attempt) -> None:
+    def _keep(self, attempt: SweepAttempt) -> None:
         if attempt.summary is not None:
             self.done[attempt.id] = attempt

@@ -1,4 +1,4 @@
-"""One run of one scheduler on one workload in virtual time; `Flight` says what came of it."""
+"""One run of one scheduler on one workload in virtual time; `SimulationResult` says what came of it."""
 
 import math
 from collections.abc import Callable
@@ -8,24 +8,24 @@ from pathlib import Path
 from llmtap.metrics.objectives import Objectives
 from llmtap.sim.engine import Engine
 from llmtap.sim.latency import SEED_ITERATIONS, SEED_MODEL, IterationModel, LatencyModel
-from llmtap.sim.model_options import Readings
+from llmtap.sim.model_options import ModelOptions
 from llmtap.sim.predictors import predict
 from llmtap.sim.schedulers.multi_bin_dynamic import MultiBinDynamic
 from llmtap.sim.schedulers.registry import SCHEDULERS, options_read
-from llmtap.sim.serving import Serving, Setup, settled
+from llmtap.sim.serving import Serving, ServingSetup, settled
 from llmtap.sim.sweep.exchanges import ExchangeMaker
 from llmtap.sim.sweep.metering import VirtualMeter
-from llmtap.sim.sweep.simulation_result import Flight
+from llmtap.sim.sweep.simulation_result import SimulationResult
 from llmtap.sim.virtual import Played, play
 from llmtap.workload.requests import Requests
 
-__all__ = ["Flight", "capacity_rps", "fly"]
+__all__ = ["SimulationResult", "capacity_rps", "fly"]
 
 
 def fly(
     name: str,
     requests: Requests,
-    readings: Readings,
+    readings: ModelOptions,
     *,
     model: LatencyModel = SEED_MODEL,
     iterations: IterationModel = SEED_ITERATIONS,
@@ -36,7 +36,7 @@ def fly(
     measure: bool | None = None,
     capture: str | Path | None = None,
     progress: Callable[[int], None] | None = None,
-) -> Flight:
+) -> SimulationResult:
     """Runs a scheduler of `SCHEDULERS`; predicts first, and leaves out failed requests if they are to be.
 
     Args:
@@ -65,7 +65,7 @@ def fly(
             raise ValueError("all requests failed, and failed ones are dropped")
     requests = replace(requests, predicted=predict(requests, readings.predictor, seed))
     serving = settled(Serving() if serving is None else serving, name)
-    scheduler = kind.build(requests, Setup(model, readings, iterations, serving))
+    scheduler = kind.build(requests, ServingSetup(model, readings, iterations, serving))
     played = Played.begun(len(requests), servers)
     recorder = meter = None
     if measure:
@@ -88,7 +88,7 @@ def fly(
     )
     if recorder is not None:
         recorder.close()
-    flight = Flight(
+    flight = SimulationResult(
         name, requests, played, readings, model, servers, seed, iterations, serving, kind.iterates,
         options_read(name, readings, serving),
     )  # fmt: skip

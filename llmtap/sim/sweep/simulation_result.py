@@ -1,8 +1,8 @@
 """What came of a run in virtual time: its figures as public JSON.
 
 Seed 004, section 9, says which: throughput, latency, shares of requests outside the SLAs, utilisation, batch
-size, queueing delay. Where it leaves open how they are counted, `Readings` does not. A run that was measured
-has all figures of a Summary beside them, because it made the same Exchanges as live traffic.
+size, queueing delay. Where it leaves open how they are counted, `ModelOptions` does not. A run that was
+measured has all figures of a Summary beside them, because it made the same Exchanges as live traffic.
 
 Requests that a scheduler gave up are among the outcomes and outside the request SLA. They are in no latency
 and no throughput, which are of completed requests; what had left of them counts among `tokens`. `unserved`
@@ -24,25 +24,25 @@ from llmtap.exchange.outcome import Outcome
 from llmtap.metrics.statistics import SHARES, marks, percentile, percentile_by
 from llmtap.metrics.summary import Summary
 from llmtap.sim.latency import SEED_ITERATIONS, IterationModel, LatencyModel
-from llmtap.sim.model_options import Readings
-from llmtap.sim.schedulers.iterations import State
+from llmtap.sim.model_options import ModelOptions
+from llmtap.sim.schedulers.iterations import IterationState
 from llmtap.sim.schedulers.registry import ALL_OPTIONS
 from llmtap.sim.serving import Serving
 from llmtap.sim.virtual import Played
 from llmtap.units import encode_seconds, to_seconds
 from llmtap.workload.requests import Requests
 
-__all__ = ["Flight"]
+__all__ = ["SimulationResult"]
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
+class SimulationResult:
     """What was run, and what came of it."""
 
     name: str
     requests: Requests
     played: Played
-    readings: Readings
+    readings: ModelOptions
     model: LatencyModel
     servers: int
     seed: int | None
@@ -53,7 +53,7 @@ class Flight:
     """It was one of the schedulers that compose anew at every iteration."""
     reads: frozenset[str] = ALL_OPTIONS
     """Options that could have changed it."""
-    state: State | None = None
+    state: IterationState | None = None
     """What such a scheduler tells of itself when all is done."""
     summary: Summary | None = None
     """Of its exchanges, where it was measured."""
@@ -217,7 +217,7 @@ class Flight:
                 "gamma": self.model.gamma}  # fmt: skip
 
 
-def _engine(state: State, n: int) -> dict[str, Any]:
+def _engine(state: IterationState, n: int) -> dict[str, Any]:
     """What the engine did with its memory; of `n` requests (IETF seed 000, 5.7.4 and 5.8.4)."""
     return {
         "preemptions": state.preemptions,

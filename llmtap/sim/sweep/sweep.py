@@ -1,8 +1,8 @@
 """One run of a sweep as a thing that can be named, sent to another process, and done.
 
-A `Job` holds all that decides its result, and its id is a hash of that: two jobs with one id would give the
-same figures. So results can be kept by id, and what is there is not run again. What trace it runs is told by
-the name and by a digest of the rows themselves: a file that has changed since makes other jobs.
+A `SweepJob` holds all that decides its result, and its id is a hash of that: two jobs with one id would give
+the same figures. So results can be kept by id, and what is there is not run again. What trace it runs is told
+by the name and by a digest of the rows themselves: a file that has changed since makes other jobs.
 """
 
 import hashlib
@@ -19,16 +19,16 @@ from llmtap import __version__
 from llmtap.errors import LlmtapError
 from llmtap.metrics.objectives import Objectives
 from llmtap.sim.latency import SEED_ITERATIONS, SEED_MODEL, IterationModel, LatencyModel
-from llmtap.sim.model_options import Readings
+from llmtap.sim.model_options import ModelOptions
 from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.sim.serving import Serving
-from llmtap.sim.sweep.simulate import Flight, capacity_rps, fly
+from llmtap.sim.sweep.simulate import SimulationResult, capacity_rps, fly
 from llmtap.units import encode_special, to_seconds
 
 if TYPE_CHECKING:
     from llmtap.workload.trace import Trace
 
-__all__ = ["Attempt", "Job", "Rows", "attempt", "rows_of", "run_job"]
+__all__ = ["SweepAttempt", "SweepJob", "SweepRows", "attempt", "rows_of", "run_job"]
 
 _ID_DIGITS: Final = 16
 """Of hex: 64 bits, so that a million jobs share an id once in forty million times."""
@@ -36,12 +36,12 @@ _ID_DIGITS: Final = 16
 _MEASURED: Final = 100
 _SEARCH: Final = 15
 """Runs that it takes to find a capacity."""
-_READINGS: Final = Readings()
+_READINGS: Final = ModelOptions()
 _SERVING: Final = Serving()
 
 
 @dataclass(frozen=True)
-class Job:
+class SweepJob:
     """One scheduler on one workload, set up one way."""
 
     trace: str
@@ -56,7 +56,7 @@ class Job:
     servers: int = 1
     seed: int | None = 42
     """None where nothing is drawn that would be another with another seed."""
-    readings: Readings = _READINGS
+    readings: ModelOptions = _READINGS
     serving: Serving = _SERVING
     model: LatencyModel = SEED_MODEL
     iterations: IterationModel = SEED_ITERATIONS
@@ -98,14 +98,14 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class SweepRows:
     """A trace that jobs ask for by its digest."""
 
     digest: str
     trace: "Trace"
 
 
-def rows_of(trace: "Trace") -> Rows:
+def rows_of(trace: "Trace") -> SweepRows:
     """The trace with a digest of all that a run can see of it."""
     requests = trace.requests
     digest = hashlib.sha256()
@@ -113,15 +113,15 @@ def rows_of(trace: "Trace") -> Rows:
         digest.update(column.tobytes())
     rest = (requests.blocks, requests.block_tokens, requests.epoch_ns, trace.dated)
     digest.update(msgspec.msgpack.encode(rest))
-    return Rows(digest.hexdigest()[:_ID_DIGITS], trace)
+    return SweepRows(digest.hexdigest()[:_ID_DIGITS], trace)
 
 
-def run_job(job: Job, trace: "Trace", progress: Callable[[int], None] | None = None) -> dict[str, Any]:
+def run_job(job: SweepJob, trace: "Trace", progress: Callable[[int], None] | None = None) -> dict[str, Any]:
     """Its summary as public JSON, with the job's id. Raises ValueError and LlmtapError."""
     objectives = Objectives.parse(job.objectives, "--slo") if job.objectives else None
     folder = _Folder.of(job)
 
-    def fly_at(scale: float, **options: Any) -> Flight:
+    def fly_at(scale: float, **options: Any) -> SimulationResult:
         return fly(
             job.scheduler, trace.requests_at(count=job.count, scale=scale), job.readings,
             model=job.model, iterations=job.iterations, serving=job.serving, servers=job.servers,
@@ -149,7 +149,7 @@ def run_job(job: Job, trace: "Trace", progress: Callable[[int], None] | None = N
     return told
 
 
-class Attempt(msgspec.Struct, frozen=True, omit_defaults=True):
+class SweepAttempt(msgspec.Struct, frozen=True, omit_defaults=True):
     """What came of a job: a summary, or an error. A line of a results file."""
 
     id: str
@@ -161,8 +161,8 @@ class Attempt(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def attempt(
-    job: Job, trace: "Trace", now_ns: Callable[[], int], progress: Callable[[int], None] | None = None
-) -> Attempt:
+    job: SweepJob, trace: "Trace", now_ns: Callable[[], int], progress: Callable[[int], None] | None = None
+) -> SweepAttempt:
     """Runs a job; whatever goes wrong is its error, so that others can go on."""
     began_ns = now_ns()
     summary = error = None
@@ -176,7 +176,7 @@ def attempt(
         error = "out of memory"
     except Exception as exc:
         error = f"{type(exc).__name__}: {exc}"
-    return Attempt(job.id, job.to_dict(), to_seconds(now_ns() - began_ns), summary, error)
+    return SweepAttempt(job.id, job.to_dict(), to_seconds(now_ns() - began_ns), summary, error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ class _Folder:
     local: bool
 
     @classmethod
-    def of(cls, job: Job) -> "_Folder | None":
+    def of(cls, job: SweepJob) -> "_Folder | None":
         if job.capture is None:
             return None
         return cls(f"{job.capture.rstrip('/')}/{job.name}-{job.id}", "://" not in job.capture)

@@ -9,25 +9,25 @@ from contextlib import closing
 from typing import Final, Protocol
 
 from llmtap.sim.sweep.results import Results
-from llmtap.sim.sweep.sweep import Attempt, Job
+from llmtap.sim.sweep.sweep import SweepAttempt, SweepJob
 from llmtap.sim.sweep.workers import Traces, in_processes, in_turn, on_ray
 
-__all__ = ["Audience", "Sweeper"]
+__all__ = ["SweepListener", "Sweeper"]
 
 _EFFORT_PER_PROCESS: Final = 200_000
 """A process takes a second to start; in that time this one runs so many requests that are not measured."""
 
 
-class Audience(Protocol):
+class SweepListener(Protocol):
     """Whoever wants to know how far a sweep is."""
 
-    def planned(self, jobs: Sequence[Job], kept: int) -> None:
+    def planned(self, jobs: Sequence[SweepJob], kept: int) -> None:
         """These will be run now; `kept` more were done before."""
 
-    def under_way(self, job: Job, arrived: int) -> None:
+    def under_way(self, job: SweepJob, arrived: int) -> None:
         """So many of its requests have arrived; only told of jobs in this process."""
 
-    def ended(self, job: Job, attempt: Attempt) -> None:
+    def ended(self, job: SweepJob, attempt: SweepAttempt) -> None:
         """One is done, or failed."""
 
 
@@ -37,7 +37,7 @@ class Sweeper:
     def __init__(
         self,
         traces: Traces,
-        audience: Audience,
+        audience: SweepListener,
         *,
         results: Results | None = None,
         workers: int | None = None,
@@ -46,7 +46,7 @@ class Sweeper:
         """`traces` may grow. `workers`: processes, or CPUs of a Ray of our own; None: as many as are worth
         it. `ray`: its address.
         """
-        self.attempts: dict[str, Attempt] = {}
+        self.attempts: dict[str, SweepAttempt] = {}
         """By job."""
         self._traces = traces
         self._audience = audience
@@ -54,7 +54,7 @@ class Sweeper:
         self._workers = workers
         self._ray = ray
 
-    def run(self, jobs: Sequence[Job]) -> Mapping[str, Attempt]:
+    def run(self, jobs: Sequence[SweepJob]) -> Mapping[str, SweepAttempt]:
         """Runs those that were not run before, here or in the results, and gives the attempts by job."""
         kept = {} if self._results is None else self._results.done
         by_id = {job.id: job for job in jobs}
@@ -72,7 +72,7 @@ class Sweeper:
                     self._audience.ended(by_id[told.id], told)
         return self.attempts
 
-    def _stream(self, jobs: list[Job]) -> Generator[Attempt]:
+    def _stream(self, jobs: list[SweepJob]) -> Generator[SweepAttempt]:
         traces = {job.rows: self._traces[job.rows] for job in jobs}
         if self._ray is not None:
             return on_ray(jobs, traces, self._ray, workers=self._workers)
@@ -82,6 +82,6 @@ class Sweeper:
         return in_turn(jobs, traces, progress=self._audience.under_way)
 
 
-def _worthwhile(jobs: Sequence[Job]) -> int:
+def _worthwhile(jobs: Sequence[SweepJob]) -> int:
     effort = sum(job.effort for job in jobs)
     return max(1, min(len(os.sched_getaffinity(0)), effort // _EFFORT_PER_PROCESS))

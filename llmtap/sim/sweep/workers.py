@@ -17,7 +17,7 @@ from typing import Final
 
 from llmtap.clock import SystemClock
 from llmtap.net.cluster import ray_cluster
-from llmtap.sim.sweep.sweep import Attempt, Job, attempt
+from llmtap.sim.sweep.sweep import SweepAttempt, SweepJob, attempt
 from llmtap.workload.trace import Trace
 
 __all__ = ["Traces", "in_processes", "in_turn", "on_ray"]
@@ -30,15 +30,15 @@ _STOPPING: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 def in_turn(
-    jobs: Sequence[Job], traces: Traces, *, progress: Callable[[Job, int], None] | None = None
-) -> Generator[Attempt]:
+    jobs: Sequence[SweepJob], traces: Traces, *, progress: Callable[[SweepJob, int], None] | None = None
+) -> Generator[SweepAttempt]:
     """In this process. `progress` is told how many requests of the job under way have arrived."""
     for job in jobs:
         told = None if progress is None else partial(progress, job)
         yield attempt(job, traces[job.rows], SystemClock.mono_ns, told)
 
 
-def in_processes(jobs: Sequence[Job], traces: Traces, workers: int) -> Generator[Attempt]:
+def in_processes(jobs: Sequence[SweepJob], traces: Traces, workers: int) -> Generator[SweepAttempt]:
     """In so many processes of this machine, which end when this iterator is closed or this process dies.
 
     Where a process dies, nobody can say which of the jobs under way it died of. They are run again, each in a
@@ -46,7 +46,7 @@ def in_processes(jobs: Sequence[Job], traces: Traces, workers: int) -> Generator
     """
     left = {job.id: job for job in jobs}
     while left:
-        suspects: list[Job] = []
+        suspects: list[SweepJob] = []
         with _pool(traces, workers) as submit:
             for job, told in _as_they_end(list(left.values()), submit, workers + 1):
                 if told is None:
@@ -58,15 +58,15 @@ def in_processes(jobs: Sequence[Job], traces: Traces, workers: int) -> Generator
             with _pool(traces, 1) as submit:
                 [(_, told)] = _as_they_end([job], submit, 1)
             del left[job.id]
-            yield told or Attempt(job.id, job.to_dict(), error=_DIED)
+            yield told or SweepAttempt(job.id, job.to_dict(), error=_DIED)
 
 
 def _as_they_end(
-    jobs: Sequence[Job], submit: Callable[[Job], "Future[Attempt]"], most: int
-) -> Iterator[tuple[Job, Attempt | None]]:
+    jobs: Sequence[SweepJob], submit: Callable[[SweepJob], "Future[SweepAttempt]"], most: int
+) -> Iterator[tuple[SweepJob, SweepAttempt | None]]:
     """Hands out jobs, `most` at a time. None for those that were out when a process died; then it ends."""
     waiting = iter(jobs)
-    running: dict[Future[Attempt], Job] = {}
+    running: dict[Future[SweepAttempt], SweepJob] = {}
     broken = False
     while True:
         while not broken and len(running) < most and (job := next(waiting, None)) is not None:
@@ -90,13 +90,13 @@ def _as_they_end(
 
 
 @contextmanager
-def _pool(traces: Traces, workers: int) -> Iterator[Callable[[Job], "Future[Attempt]"]]:
+def _pool(traces: Traces, workers: int) -> Iterator[Callable[[SweepJob], "Future[SweepAttempt]"]]:
     others = set(multiprocessing.active_children())
     # A fork would copy whatever threads hold, Arrow's among them.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(traces,))
 
-    def submit(job: Job) -> "Future[Attempt]":
+    def submit(job: SweepJob) -> "Future[SweepAttempt]":
         # Which starts processes. They inherit the mask, and so are deaf to signals from the first moment on.
         with _signals_later():
             before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
@@ -159,13 +159,13 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _attempt(job: Job) -> Attempt:
+def _attempt(job: SweepJob) -> SweepAttempt:
     return attempt(job, _traces[job.rows], SystemClock.mono_ns)
 
 
 def on_ray(
-    jobs: Sequence[Job], traces: Traces, address: str, *, workers: int | None = None
-) -> Generator[Attempt]:
+    jobs: Sequence[SweepJob], traces: Traces, address: str, *, workers: int | None = None
+) -> Generator[SweepAttempt]:
     """On the Ray cluster at this address (`auto`, `host:6379`, `ray://host:10001`), whose nodes have llmtap;
     `local` starts one of `workers` CPUs on this machine, on its loopback only, and ends it afterwards.
 
@@ -181,16 +181,16 @@ def on_ray(
             for ref in ray.wait(list(running), num_returns=1)[0]:
                 job = running.pop(ref)
                 try:
-                    told: Attempt = ray.get(ref)
+                    told: SweepAttempt = ray.get(ref)
                 except ray.exceptions.RayTaskError as exc:
                     # Ours never raise: this is a node without llmtap, or with another.
-                    told = Attempt(job.id, job.to_dict(), error=str(exc).strip().splitlines()[-1])
+                    told = SweepAttempt(job.id, job.to_dict(), error=str(exc).strip().splitlines()[-1])
                 except ray.exceptions.RayError as exc:
-                    told = Attempt(
+                    told = SweepAttempt(
                         job.id, job.to_dict(), error=f"{_DIED} ({str(exc).strip().splitlines()[0]})"
                     )
                 yield told
 
 
-def _attempt_on_ray(job: Job, trace: Trace) -> Attempt:
+def _attempt_on_ray(job: SweepJob, trace: Trace) -> SweepAttempt:
     return attempt(job, trace, SystemClock.mono_ns)

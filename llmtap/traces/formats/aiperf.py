@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from llmtap.capture.schema import CaptureInfo
 from llmtap.traces.block_ids import BLOCK_COLUMNS, BlockIds
 from llmtap.traces.bodies import TextRows, asked_columns, compact, read_object
-from llmtap.traces.format import Format, FormatError, Source, WriteOptions, Written
+from llmtap.traces.format import FormatError, TraceFormat, TraceSource, TraceWritten, WriteOptions
 from llmtap.traces.formats.timed_lengths import Number, number_ns
 from llmtap.traces.text.decimals import decimal_text
 from llmtap.traces.text.elements import ElementsError, read_elements
@@ -81,7 +81,7 @@ def _has(raw: msgspec.Raw) -> bool:
 # ---------------------------------------------------------------- mooncake_trace
 
 
-def _read(stream: BinaryIO) -> Source:
+def _read(stream: BinaryIO) -> TraceSource:
     lines = JsonLines(stream, _Row, line_bytes_max=BODY_BYTES_MAX)
     blocks = iter(lines)
     first = next(blocks, None)
@@ -94,7 +94,7 @@ def _read(stream: BinaryIO) -> Source:
         source="aiperf", arrivals="trace", blocks="trace", block_unit="tokens", block_size=_SIZE,
         level="full" if bodies else "shape", style=style,
     )  # fmt: skip
-    source = Source(info, iter(()))
+    source = TraceSource(info, iter(()))
 
     def batches() -> Iterator[pa.RecordBatch]:
         rows, block, extras, other = TextRows(), first, 0, 0
@@ -149,8 +149,8 @@ def _columns(row: _Row, content: str | None, number: int) -> Json:
 
 def _write(
     out: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch], options: WriteOptions
-) -> Written:
-    written, style = Written(), Style("aiperf", info, options)
+) -> TraceWritten:
+    written, style = TraceWritten(), Style("aiperf", info, options)
     content = style.choice("content", "payload", _CONTENTS)
     going = Outgoing(
         "aiperf", info, written, columns=(*_WANTED, *BLOCK_COLUMNS), needs={}, times="zero", failed=False
@@ -213,7 +213,7 @@ def _body_fields(body: str, content: str) -> list[str]:
 class _Kinds:
     """Drops rows with neither body nor length, and those of another kind than their session began with."""
 
-    def __init__(self, written: Written) -> None:
+    def __init__(self, written: TraceWritten) -> None:
         self._written = written
         self._bodies: dict[str, bool] = {}
 
@@ -281,8 +281,8 @@ class _Session(msgspec.Struct):
 _decode_session: Final = msgspec.json.Decoder(_Session).decode
 
 
-def _read_inputs(stream: BinaryIO) -> Source:
-    source = Source(CaptureInfo(level="full", arrivals="trace", source="aiperf-inputs"), iter(()))
+def _read_inputs(stream: BinaryIO) -> TraceSource:
+    source = TraceSource(CaptureInfo(level="full", arrivals="trace", source="aiperf-inputs"), iter(()))
 
     def batches() -> Iterator[pa.RecordBatch]:
         rows, bare = TextRows(), 0
@@ -313,8 +313,8 @@ def _read_inputs(stream: BinaryIO) -> Source:
 
 def _write_inputs(
     out: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch], options: WriteOptions
-) -> Written:
-    written, loose = Written(), 0
+) -> TraceWritten:
+    written, loose = TraceWritten(), 0
     columns = ("capture", "session", "id", "request_body")
     needs = {"request_body": "no request body"}
     going = Outgoing("aiperf-inputs", info, written, columns=columns, needs=needs, times="none", failed=True)
@@ -361,7 +361,7 @@ def _sniff_inputs(head: bytes, name: str) -> bool:
     return text.startswith(b"{") and b'"data"' in text and b'"payloads"' in text and b'"session_id"' in text
 
 
-FORMAT: Final = Format(
+FORMAT: Final = TraceFormat(
     name="aiperf",
     title="AIPerf mooncake_trace (JSON Lines)",
     extensions=(".jsonl",),
@@ -385,7 +385,7 @@ FORMAT: Final = Format(
     write=_write,
 )  # fmt: skip
 
-INPUTS: Final = Format(
+INPUTS: Final = TraceFormat(
     name="aiperf-inputs",
     title="AIPerf inputs_json (JSON)",
     extensions=(".json",),

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from llmtap.capture.schema import CaptureInfo
-from llmtap.traces.format import Format, FormatError, Source, WriteOptions, Written, batch_of
-from llmtap.traces.text.csv_text import COUNT, Column, CsvReader, csv_header
+from llmtap.traces.format import FormatError, TraceFormat, TraceSource, TraceWritten, WriteOptions, batch_of
+from llmtap.traces.text.csv_text import COUNT, CsvColumn, CsvReader, csv_header
 from llmtap.traces.text.lines import LINE_STYLES, LineWriter, Style, clipped
 from llmtap.traces.writer import Outgoing
 
@@ -27,10 +27,10 @@ __all__ = ["FORMAT", "HEADER", "STYLES", "write_dated"]
 HEADER: Final = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _DATE: Final = r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d)?"
 _COLUMNS: Final = (
-    Column("TIMESTAMP", _DATE, "a date as 2023-11-16 18:15:46.6805900"),
-    Column("ContextTokens", *COUNT),
-    Column("GeneratedTokens", *COUNT),
-    Column("NumImages", r"\d{1,9}", "a whole number of at most 9 digits", required=False),
+    CsvColumn("TIMESTAMP", _DATE, "a date as 2023-11-16 18:15:46.6805900"),
+    CsvColumn("ContextTokens", *COUNT),
+    CsvColumn("GeneratedTokens", *COUNT),
+    CsvColumn("NumImages", r"\d{1,9}", "a whole number of at most 9 digits", required=False),
 )
 _FIELDS: Final = {"ContextTokens": "input_tokens", "GeneratedTokens": "output_tokens", "NumImages": "images"}
 STYLES: Final = {
@@ -43,7 +43,7 @@ _SECONDS_CHARS: Final = len("2023-11-16 18:15:46")
 _ZONES: Final = {"none": "", "+00:00": "+00:00", "Z": "Z"}
 
 
-def _read(stream: BinaryIO) -> Source:
+def _read(stream: BinaryIO) -> TraceSource:
     reader = CsvReader(stream, _COLUMNS)
     blocks = iter(reader)
     first = next(blocks, None)
@@ -51,7 +51,7 @@ def _read(stream: BinaryIO) -> Source:
     shape = _shape(first.columns["TIMESTAMP"][0]) if first else (7, "")
     style["digits"] = str(shape[0])
     style["zone"] = shape[1] if shape[1] in _ZONES.values() and shape[1] else "none"
-    source = Source(CaptureInfo(source="azure", arrivals="wall", style=style), iter(()))
+    source = TraceSource(CaptureInfo(source="azure", arrivals="wall", style=style), iter(()))
 
     def batches() -> Iterator[pa.RecordBatch]:
         block, odd = first, 0
@@ -115,16 +115,16 @@ def _micros(arrivals: pa.Int64Array) -> pa.TimestampArray:
 
 def _write(
     out: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch], options: WriteOptions
-) -> Written:
+) -> TraceWritten:
     return write_dated(out, info, batches, options, "azure", digits="7", line_end="crlf")
 
 
 def write_dated(
     out: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch], options: WriteOptions, name: str,
     **defaults: str,
-) -> Written:  # fmt: skip
+) -> TraceWritten:  # fmt: skip
     """Writes an Azure CSV for the format `name`, whose own spellings are the defaults."""
-    written, style = Written(), _Defaults(name, info, options, defaults)
+    written, style = TraceWritten(), _Defaults(name, info, options, defaults)
     digits = style.choice("digits", "7", tuple("0123456789"))
     zone = _ZONES[style.choice("zone", "none", tuple(_ZONES))]
     header = [c for c in style.get("columns", ",".join(HEADER)).split(",") if c == HEADER[0] or c in _FIELDS]
@@ -186,7 +186,7 @@ def _sniff(head: bytes, name: str) -> bool:
     return {*HEADER} <= {*csv_header(head)}
 
 
-FORMAT: Final = Format(
+FORMAT: Final = TraceFormat(
     name="azure",
     title="Azure LLM inference trace (CSV)",
     extensions=(".csv",),

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from llmtap.capture.schema import CaptureInfo
 from llmtap.traces.block_ids import BLOCK_COLUMNS, BlockIds
-from llmtap.traces.format import Format, Source, WriteOptions, Written, batch_of
+from llmtap.traces.format import TraceFormat, TraceSource, TraceWritten, WriteOptions, batch_of
 from llmtap.traces.formats.timed_lengths import STYLES, Number, json_texts, number_ns
 from llmtap.traces.text.decimals import checked_spelling, decimal_text, spelling_of
 from llmtap.traces.text.jsonl import Count, Id, JsonLines, first_objects
@@ -50,7 +50,7 @@ class _Row(msgspec.Struct):
     hash_ids: list[Id] | None = None
 
 
-def _read(stream: BinaryIO) -> Source:
+def _read(stream: BinaryIO) -> TraceSource:
     lines = JsonLines(stream, _Row)
     blocks = iter(lines)
     first = next(blocks, None)
@@ -59,7 +59,7 @@ def _read(stream: BinaryIO) -> Source:
     info = CaptureInfo(
         source="bailian", arrivals="trace", blocks="trace", block_unit="tokens", block_size=_SIZE, style=style
     )
-    source = Source(info, iter(()))
+    source = TraceSource(info, iter(()))
 
     def batches() -> Iterator[pa.RecordBatch]:
         roots: dict[int, int] = {}  # of chats that have a parent
@@ -101,8 +101,8 @@ def _read(stream: BinaryIO) -> Source:
 
 def _write(
     out: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch], options: WriteOptions
-) -> Written:
-    written, style = Written(), Style("bailian", info, options)
+) -> TraceWritten:
+    written, style = TraceWritten(), Style("bailian", info, options)
     spelling = checked_spelling(style.get("timestamp", "float"), "timestamp")
     keys, comma, colon = json_texts(style, _FIELDS)
     needs = {
@@ -188,7 +188,7 @@ def _sniff(head: bytes, name: str) -> bool:
     return bool(objects) and all({"chat_id", "timestamp", "input_length"} <= o.keys() for o in objects)
 
 
-FORMAT: Final = Format(
+FORMAT: Final = TraceFormat(
     name="bailian",
     title="Qwen-Bailian trace (JSON Lines)",
     extensions=(".jsonl",),

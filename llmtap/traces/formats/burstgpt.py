@@ -23,8 +23,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from llmtap.capture.schema import CaptureInfo
-from llmtap.traces.format import Format, FormatError, Source, WriteOptions, Written, batch_of
-from llmtap.traces.text.csv_text import COUNT, TEXT, Column, CsvBlock, CsvReader, csv_header, quoted
+from llmtap.traces.format import FormatError, TraceFormat, TraceSource, TraceWritten, WriteOptions, batch_of
+from llmtap.traces.text.csv_text import COUNT, TEXT, CsvBlock, CsvColumn, CsvReader, csv_header, quoted
 from llmtap.traces.text.decimals import (
     NUMBER_STYLE,
     SECONDS,
@@ -46,14 +46,14 @@ _HEADER: Final = (
 _REQUIRED: Final = {_TIME, "Request tokens", "Response tokens"}
 _MAYBE: Final = r"(?:\d{1,18})?", "a whole number of at most 18 digits, or nothing"
 _COLUMNS: Final = (
-    Column(_TIME, *SECONDS),
-    Column("Session ID", *TEXT, required=False),
-    Column("Elapsed time", f"(?:{SECONDS[0]})?", f"{SECONDS[1]}, or nothing", required=False),
-    Column("Model", *TEXT, required=False),
-    Column("Request tokens", *COUNT),
-    Column("Response tokens", *_MAYBE),
-    Column("Total tokens", *_MAYBE, required=False),
-    Column("Log Type", *TEXT, required=False),
+    CsvColumn(_TIME, *SECONDS),
+    CsvColumn("Session ID", *TEXT, required=False),
+    CsvColumn("Elapsed time", f"(?:{SECONDS[0]})?", f"{SECONDS[1]}, or nothing", required=False),
+    CsvColumn("Model", *TEXT, required=False),
+    CsvColumn("Request tokens", *COUNT),
+    CsvColumn("Response tokens", *_MAYBE),
+    CsvColumn("Total tokens", *_MAYBE, required=False),
+    CsvColumn("Log Type", *TEXT, required=False),
 )
 _TEXTS: Final = {"Session ID": "session", "Model": "model", "Log Type": "route"}
 _WANTED: Final = (
@@ -70,7 +70,7 @@ class _Usage(msgspec.Struct):
     total_tokens: int | None = None
 
 
-def _read(stream: BinaryIO) -> Source:
+def _read(stream: BinaryIO) -> TraceSource:
     reader = CsvReader(stream, _COLUMNS)
     blocks = iter(reader)
     first = next(blocks, None)
@@ -78,7 +78,7 @@ def _read(stream: BinaryIO) -> Source:
     style["timestamp"] = spelling_of(first.columns[_TIME]) if first else "short"
     if "Elapsed time" in reader.header:
         style["elapsed"] = spelling_of(first.columns["Elapsed time"]) if first else "short"
-    source = Source(CaptureInfo(source="burstgpt", arrivals="trace", style=style), iter(()))
+    source = TraceSource(CaptureInfo(source="burstgpt", arrivals="trace", style=style), iter(()))
 
     def batches() -> Iterator[pa.RecordBatch]:
         block, failed, totals, odd = first, 0, 0, 0
@@ -137,8 +137,8 @@ def _spelled_otherwise(texts: Sequence[str], times_ns: Sequence[int], spelling: 
 
 def _write(
     out: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch], options: WriteOptions
-) -> Written:
-    written, style = Written(), Style("burstgpt", info, options)
+) -> TraceWritten:
+    written, style = TraceWritten(), Style("burstgpt", info, options)
     header = [name for name in style.get("columns", ",".join(_HEADER)).split(",") if name in _HEADER]
     if not {*header} >= _REQUIRED:
         raise FormatError(f"style columns={','.join(header)}: needs {', '.join(sorted(_REQUIRED))}")
@@ -219,7 +219,7 @@ def _sniff(head: bytes, name: str) -> bool:
     return {*csv_header(head)} >= _REQUIRED
 
 
-FORMAT: Final = Format(
+FORMAT: Final = TraceFormat(
     name="burstgpt",
     title="BurstGPT trace (CSV)",
     extensions=(".csv",),

@@ -21,8 +21,8 @@ import pyarrow as pa
 
 from llmtap.capture.schema import CaptureInfo
 from llmtap.traces.bodies import TextRows, asked_columns, compact
-from llmtap.traces.format import Format, FormatError, Source, WriteOptions, Written
-from llmtap.traces.formats.timed_lengths import STYLES, Reading, looks, read_lengths, write_lengths
+from llmtap.traces.format import FormatError, TraceFormat, TraceSource, TraceWritten, WriteOptions
+from llmtap.traces.formats.timed_lengths import STYLES, LengthReading, looks, read_lengths, write_lengths
 from llmtap.traces.prompts import JOINED, PromptTexts, prompt_body
 from llmtap.traces.text.csv_text import csv_header
 from llmtap.traces.text.jsonl import BODY_BYTES_MAX, COUNT_MAX, first_objects
@@ -31,7 +31,7 @@ from llmtap.traces.writer import Outgoing
 
 __all__ = ["DATASET", "FORMAT", "FORMATS"]
 
-_READING: Final = Reading(name="guidellm", places=9, spelling="float", sizes=(512,), durations=True)
+_READING: Final = LengthReading(name="guidellm", places=9, spelling="float", sizes=(512,), durations=True)
 
 _PROMPTS: Final = (
     "prompt", "instruction", "question", "input", "context", "content", "conversation", "turn", "text",
@@ -40,13 +40,13 @@ _INPUTS: Final = ("prompt_tokens_count", "input_tokens_count")
 _OUTPUTS: Final = ("output_tokens_count", "completion_tokens_count")
 
 
-def _read(stream: BinaryIO) -> Source:
+def _read(stream: BinaryIO) -> TraceSource:
     return read_lengths(stream, _READING)
 
 
 def _write(
     out: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch], options: WriteOptions
-) -> Written:
+) -> TraceWritten:
     return write_lengths(out, info, batches, options, _READING)
 
 
@@ -58,11 +58,11 @@ def _sniff(head: bytes, name: str) -> bool:
 # ---------------------------------------------------------------- plain datasets
 
 
-def _read_dataset(stream: BinaryIO) -> Source:
+def _read_dataset(stream: BinaryIO) -> TraceSource:
     lines = LineReader(stream, line_bytes_max=BODY_BYTES_MAX)
     as_json = lines.peek().lstrip().startswith(b"{")
     # What is written is JSON Lines, so no spelling of the source would mean anything.
-    source = Source(CaptureInfo(level="full", arrivals="trace", source="guidellm-data"), iter(()))
+    source = TraceSource(CaptureInfo(level="full", arrivals="trace", source="guidellm-data"), iter(()))
     source.batches = _dataset_rows(_json_rows(lines) if as_json else _csv_rows(lines), source.notes)
     return source
 
@@ -137,8 +137,8 @@ def _count(row: Mapping[str, Any], names: tuple[str, ...], number: int) -> int |
 
 def _write_dataset(
     out: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch], options: WriteOptions
-) -> Written:
-    written, texts = Written(), PromptTexts()
+) -> TraceWritten:
+    written, texts = TraceWritten(), PromptTexts()
     lines = LineWriter(out, Style("guidellm-data", info, options))
     columns = ("request_body", "input_tokens", "output_tokens")
     needs = {"request_body": "no request body"}
@@ -163,7 +163,7 @@ def _sniff_dataset(head: bytes, name: str) -> bool:
     return any(counts & o.keys() for o in objects[:1]) or bool(counts & {*csv_header(head)})
 
 
-FORMAT: Final = Format(
+FORMAT: Final = TraceFormat(
     name="guidellm",
     title="guidellm trace (JSON Lines, seconds)",
     extensions=(".jsonl",),
@@ -179,7 +179,7 @@ FORMAT: Final = Format(
     write=_write,
 )
 
-DATASET: Final = Format(
+DATASET: Final = TraceFormat(
     name="guidellm-data",
     title="guidellm dataset (JSON Lines or CSV)",
     extensions=(".jsonl", ".csv"),

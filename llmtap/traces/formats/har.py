@@ -28,7 +28,7 @@ from llmtap.exchange.exchange import EVENT_CLASSES
 from llmtap.exchange.saved import Explained, SavedError, explain, read_saved
 from llmtap.traces.answer_replay import answer_columns, text_said
 from llmtap.traces.bodies import ENDPOINTS, TextRows, asked_columns, read_object
-from llmtap.traces.format import ASPECTS, Format, FormatError, Source, WriteOptions, Written
+from llmtap.traces.format import ASPECTS, FormatError, TraceFormat, TraceSource, TraceWritten, WriteOptions
 from llmtap.traces.text.elements import ElementsError, read_elements
 from llmtap.user_files import decode_json
 
@@ -65,8 +65,8 @@ class _Answer(msgspec.Struct):
 # ---------------------------------------------------------------- reading
 
 
-def _read(file: BinaryIO) -> Source:
-    source = Source(CaptureInfo(level="full", arrivals="wall", source="har"), iter(()))
+def _read(file: BinaryIO) -> TraceSource:
+    source = TraceSource(CaptureInfo(level="full", arrivals="wall", source="har"), iter(()))
     source.batches = _batches(file, source.notes)
     return source
 
@@ -225,11 +225,11 @@ def _arrival(ns: int) -> dict[str, Any]:
 
 def _write(
     file: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch], options: WriteOptions
-) -> Written:
+) -> TraceWritten:
     style = options.style.get("llmtap", "row")
     if style not in ("row", "none"):
         raise FormatError(f"style llmtap: expected row or none, got {style!r}")
-    written = Written()
+    written = TraceWritten()
     opening = {
         "version": "1.2", "creator": {"name": "llmtap", "version": __version__}, "entries": [],
     }  # fmt: skip
@@ -365,7 +365,7 @@ def _sniff(head: bytes, name: str) -> bool:
     return b'"entries"' in text or (b'"creator"' in text and b'"version"' in text)
 
 
-FORMAT: Final = Format(
+FORMAT: Final = TraceFormat(
     name="har",
     title="HTTP Archive 1.2",
     extensions=(".har",),

@@ -14,7 +14,7 @@ from typing import BinaryIO, Final
 import pyarrow as pa
 
 from llmtap.capture.schema import CaptureInfo
-from llmtap.traces.format import Format, WriteOptions, Written
+from llmtap.traces.format import TraceFormat, TraceWritten, WriteOptions
 from llmtap.traces.formats import azure
 
 __all__ = ["FORMAT"]
@@ -22,7 +22,7 @@ __all__ = ["FORMAT"]
 
 def _write(
     out: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch], options: WriteOptions
-) -> Written:
+) -> TraceWritten:
     return azure.write_dated(out, info, batches, options, "inference-perf", digits="6")
 
 
@@ -30,7 +30,7 @@ def _sniff(head: bytes, name: str) -> bool:
     return False  # such a file is Azure's
 
 
-FORMAT: Final = Format(
+FORMAT: Final = TraceFormat(
     name="inference-perf",
     title="inference-perf trace replay (Azure CSV)",
     extensions=(".csv",),

@@ -16,21 +16,21 @@ from typing import BinaryIO, Final
 import pyarrow as pa
 
 from llmtap.capture.schema import CaptureInfo
-from llmtap.traces.format import Format, Source, WriteOptions, Written
-from llmtap.traces.formats.timed_lengths import STYLES, Reading, looks, read_lengths, write_lengths
+from llmtap.traces.format import TraceFormat, TraceSource, TraceWritten, WriteOptions
+from llmtap.traces.formats.timed_lengths import STYLES, LengthReading, looks, read_lengths, write_lengths
 
 __all__ = ["FORMAT"]
 
-_READING: Final = Reading(name="mooncake", places=6, spelling="0", sizes=(512,))
+_READING: Final = LengthReading(name="mooncake", places=6, spelling="0", sizes=(512,))
 
 
-def _read(stream: BinaryIO) -> Source:
+def _read(stream: BinaryIO) -> TraceSource:
     return read_lengths(stream, _READING)
 
 
 def _write(
     out: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch], options: WriteOptions
-) -> Written:
+) -> TraceWritten:
     return write_lengths(out, info, batches, options, _READING)
 
 
@@ -39,7 +39,7 @@ def _sniff(head: bytes, name: str) -> bool:
     return found and not fractions
 
 
-FORMAT: Final = Format(
+FORMAT: Final = TraceFormat(
     name="mooncake",
     title="Mooncake trace (JSON Lines, milliseconds)",
     extensions=(".jsonl",),

@@ -26,7 +26,7 @@ from llmtap.traces.bodies import (
     read_lines,
     read_object,
 )
-from llmtap.traces.format import Format, FormatError, Source, WriteOptions, Written
+from llmtap.traces.format import FormatError, TraceFormat, TraceSource, TraceWritten, WriteOptions
 from llmtap.traces.writer import FAILED
 
 __all__ = ["FORMATS"]
@@ -66,8 +66,8 @@ class _Answer(msgspec.Struct):
 # ---------------------------------------------------------------- reading
 
 
-def _read_questions(file: BinaryIO) -> Source:
-    source = Source(CaptureInfo(level="full", arrivals="trace", source="openai-batch"), iter(()))
+def _read_questions(file: BinaryIO) -> TraceSource:
+    source = TraceSource(CaptureInfo(level="full", arrivals="trace", source="openai-batch"), iter(()))
     source.batches = _questions(file, source.notes)
     return source
 
@@ -98,8 +98,8 @@ def _questions(file: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBatch]:
         notes.append("there is more than one model in it, which providers refuse")
 
 
-def _read_answers(file: BinaryIO) -> Source:
-    source = Source(CaptureInfo(level="full", arrivals="trace", source="openai-batch-output"), iter(()))
+def _read_answers(file: BinaryIO) -> TraceSource:
+    source = TraceSource(CaptureInfo(level="full", arrivals="trace", source="openai-batch-output"), iter(()))
     source.batches = _answers(file, source.notes)
     return source
 
@@ -148,7 +148,7 @@ def _response_columns(response: _Response, where: str) -> dict[str, Any]:
 
 def _write_questions(
     file: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch], options: WriteOptions
-) -> Written:
+) -> TraceWritten:
     out = _Lines(file)
     wanted = ["id", "method", "path", "endpoint", "request_body"]
     for batch in batches:
@@ -189,7 +189,7 @@ def _put_question(out: "_Lines", row: dict[str, Any], options: WriteOptions) -> 
 
 def _write_answers(
     file: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch], options: WriteOptions
-) -> Written:
+) -> TraceWritten:
     out = _Lines(file)
     wanted = [
         "id", "request_id", "status", "outcome", "model", "response_model", "response_text", "finish_reason",
@@ -263,7 +263,7 @@ class _Lines:
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self.written = Written()
+        self.written = TraceWritten()
         self._bytes = 0
         # By hash, about 60 bytes a line: a file of more than LINES_MAX is of use to nobody as it is.
         self._names: set[int] = set()
@@ -293,7 +293,7 @@ class _Lines:
         self.written.drop(reason)
         return False
 
-    def close(self, options: WriteOptions, *, limits: bool = True) -> Written:
+    def close(self, options: WriteOptions, *, limits: bool = True) -> TraceWritten:
         written, notes = self.written, self.written.notes
         if options.override_model and options.model is not None:
             written.changed["model"] = "--model in every row"
@@ -354,14 +354,14 @@ _ANSWERED: Final = frozenset(
 )
 
 FORMATS: Final = (
-    Format(
+    TraceFormat(
         name="openai-batch", title="OpenAI batch, requests (JSONL)", extensions=(".jsonl",),
         holds=_ASKED, needs=frozenset({"request body"}),
         why=_WHY
         | dict.fromkeys(sorted(_ANSWERED - _ASKED), "a batch's answers hold it: --to openai-batch-output"),
         sniff=_sniff_questions, read=_read_questions, write=_write_questions,
     ),
-    Format(
+    TraceFormat(
         name="openai-batch-output", title="OpenAI batch, answers (JSONL)", extensions=(".jsonl",),
         holds=_ANSWERED, needs=frozenset({"response text"}),
         why=_WHY | dict.fromkeys(sorted(_ASKED - _ANSWERED), "a batch's requests hold it: --to openai-batch"),

@@ -17,17 +17,17 @@ import pyarrow.parquet as pq
 
 from llmtap import __version__
 from llmtap.capture.read.reader import read
-from llmtap.capture.schema import SCHEMA, VERSION, CaptureInfo, Ledger, info_of
+from llmtap.capture.schema import SCHEMA, VERSION, CaptureInfo, CaptureLedger, info_of
 from llmtap.capture.store.migrations import CaptureVersionError, migrate
 from llmtap.capture.store.parquet import write_parquet
 from llmtap.traces.format import (
     ASPECTS,
     ROWS_PER_BATCH,
-    Format,
     FormatError,
-    Source,
+    TraceFormat,
+    TraceSource,
+    TraceWritten,
     WriteOptions,
-    Written,
 )
 
 __all__ = ["FORMAT", "read_many"]
@@ -37,12 +37,14 @@ _BATCH_BYTES: Final = 16 << 20
 _MAGIC: Final = b"PAR1"
 
 
-def _read(file: BinaryIO) -> Source:
+def _read(file: BinaryIO) -> TraceSource:
     parquet, info = _open(file)
-    return Source(info, _batches(parquet, info))
+    return TraceSource(info, _batches(parquet, info))
 
 
-def read_many(where: str, progress: Callable[[int, int | None], None] | None = None) -> tuple[Source, int]:
+def read_many(
+    where: str, progress: Callable[[int, int | None], None] | None = None
+) -> tuple[TraceSource, int]:
     """The rows of a folder's files, or a pattern's, or at a URL, as one source; and how many bytes they have.
 
     `progress` is told of these bytes how many the rows so far have, about, and how many there are.
@@ -68,7 +70,7 @@ def read_many(where: str, progress: Callable[[int, int | None], None] | None = N
             if progress is not None:
                 progress(size * rows // max(1, len(capture)), size)
 
-    return Source(info, batches()), size
+    return TraceSource(info, batches()), size
 
 
 def _open(file: BinaryIO) -> tuple[pq.ParquetFile, CaptureInfo]:
@@ -102,8 +104,8 @@ def _batches(parquet: pq.ParquetFile, info: CaptureInfo) -> Iterator[pa.RecordBa
 
 def _write(
     file: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch], options: WriteOptions
-) -> Written:
-    written, numbered = Written(), 0
+) -> TraceWritten:
+    written, numbered = TraceWritten(), 0
     whole = bool(info.capture)
 
     def rows() -> Iterator[pa.RecordBatch]:
@@ -122,7 +124,7 @@ def _write(
     # The very style, not a copy: a reader completes it when its last row is through.
     info = msgspec.structs.replace(
         info, schema_version=VERSION, tap_version=info.tap_version or __version__,
-        ledger=info.ledger if whole else Ledger(),
+        ledger=info.ledger if whole else CaptureLedger(),
     )  # fmt: skip
     written.rows = write_parquet(file, info, rows())
     if options.override_model and options.model is not None:
@@ -150,7 +152,7 @@ def _sniff(head: bytes, name: str) -> bool:
     return head.startswith(_MAGIC)
 
 
-FORMAT: Final = Format(
+FORMAT: Final = TraceFormat(
     name="llmtap",
     title="llmtap capture (Parquet)",
     extensions=(".parquet",),

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from llmtap.capture.schema import CaptureInfo
 from llmtap.traces.bodies import TextRows, compact, messages_of, read_object
-from llmtap.traces.format import Format, FormatError, Source, WriteOptions, Written
+from llmtap.traces.format import FormatError, TraceFormat, TraceSource, TraceWritten, WriteOptions
 from llmtap.traces.text.elements import ElementsError, read_elements
 from llmtap.traces.text.grouped import Grouped
 
@@ -76,8 +76,8 @@ class _Odd:
         return [f"{n:,} {what}" for n, what in told if n]
 
 
-def _read(file: BinaryIO) -> Source:
-    source = Source(CaptureInfo(level="full", arrivals="trace", source="sharegpt"), iter(()))
+def _read(file: BinaryIO) -> TraceSource:
+    source = TraceSource(CaptureInfo(level="full", arrivals="trace", source="sharegpt"), iter(()))
     source.batches = _batches(file, source.notes)
     return source
 
@@ -147,8 +147,8 @@ def _rows(conversation: _Conversation, where: str, number: int, odd: _Odd) -> It
 
 def _write(
     file: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch], options: WriteOptions
-) -> Written:
-    written = Written()
+) -> TraceWritten:
+    written = TraceWritten()
     with Grouped() as turns:
         for batch in batches:
             columns = [batch.column(name).to_pylist() for name in _WANTED]
@@ -165,7 +165,7 @@ _WANTED: Final = ("capture", "session", "turn", "id", "request_body", "response_
 
 
 def _collect(
-    turns: Grouped, written: Written, capture: str | None, session: str | None, turn: int | None,
+    turns: Grouped, written: TraceWritten, capture: str | None, session: str | None, turn: int | None,
     name: str | None, body: str | None, answer: str | None,
 ) -> bool:  # fmt: skip
     """Takes a row, or says that it has no place."""
@@ -200,7 +200,7 @@ _decode_record: Final = msgspec.json.Decoder(tuple[str | None, Messages, str]).d
 class _Writer:
     """Puts the turns of each session back into one conversation."""
 
-    def __init__(self, file: BinaryIO, written: Written) -> None:
+    def __init__(self, file: BinaryIO, written: TraceWritten) -> None:
         self._file = file
         self._written = written
         self._count = 0
@@ -267,7 +267,7 @@ def _sniff(head: bytes, name: str) -> bool:
 _NO_TIME: Final = "it has no times"
 _NO_TOKENS: Final = "lengths depend on the tokenizer: it has text instead"
 
-FORMAT: Final = Format(
+FORMAT: Final = TraceFormat(
     name="sharegpt",
     title="ShareGPT conversations (JSON)",
     extensions=(".json",),

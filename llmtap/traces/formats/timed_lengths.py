@@ -1,8 +1,8 @@
 """JSON Lines of `timestamp`, `input_length`, `output_length` and, mostly, `hash_ids`.
 
 Several tools share these fields and differ in what they mean: the unit of the time, the tokens in a block. A
-`Reading` says which. Exact in both directions: times are decimal numbers and never floats, and a file that
-goes back into its own format comes out as it was, key by key.
+`LengthReading` says which. Exact in both directions: times are decimal numbers and never floats, and a file
+that goes back into its own format comes out as it was, key by key.
 
 Style: `timestamp` (a spelling of `decimals.py`), `keys` (their order), `json`, and those of `lines.py`.
 """
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from llmtap.capture.schema import CaptureInfo
 from llmtap.traces.block_ids import BLOCK_COLUMNS, BlockIds
-from llmtap.traces.format import FormatError, Source, WriteOptions, Written, batch_of
+from llmtap.traces.format import FormatError, TraceSource, TraceWritten, WriteOptions, batch_of
 from llmtap.traces.text.decimals import (
     NUMBER_STYLE,
     checked_spelling,
@@ -33,7 +33,7 @@ from llmtap.traces.writer import Outgoing
 __all__ = [
     "FIELDS",
     "STYLES",
-    "Reading",
+    "LengthReading",
     "block_size",
     "json_texts",
     "looks",
@@ -67,7 +67,7 @@ class _RowWithDuration(_Row):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class LengthReading:
     """What one tool makes of the fields."""
 
     name: str
@@ -85,7 +85,7 @@ class Reading:
     """Its reader makes the prompt of the ids alone: a row without any would be an empty prompt."""
 
 
-def read_lengths(stream: BinaryIO, reading: Reading) -> Source:
+def read_lengths(stream: BinaryIO, reading: LengthReading) -> TraceSource:
     """Raises FormatError."""
     lines: JsonLines[_Row] = JsonLines(stream, _RowWithDuration if reading.durations else _Row)
     blocks = iter(lines)
@@ -103,7 +103,7 @@ def read_lengths(stream: BinaryIO, reading: Reading) -> Source:
         block_size=size,
         style=style,
     )
-    source = Source(info, iter(()))
+    source = TraceSource(info, iter(()))
     source.batches = _batches(lines, first, blocks, reading, source)
     return source
 
@@ -112,8 +112,8 @@ def _batches(
     lines: JsonLines[_Row],
     first: tuple[list[_Row], Sequence[int]],
     rest: Iterator[tuple[list[_Row], Sequence[int]]],
-    reading: Reading,
-    source: Source,
+    reading: LengthReading,
+    source: TraceSource,
 ) -> Iterator[pa.RecordBatch]:
     size = source.info.block_size
     rows_all = hashed = broken = 0
@@ -176,7 +176,7 @@ def number_ns(number: Number, places: int, line: int, field: str) -> int:
     return ns
 
 
-def _block_size(rows: list[_Row], reading: Reading) -> int:
+def _block_size(rows: list[_Row], reading: LengthReading) -> int:
     for size in reading.sizes:
         if all(r.hash_ids is None or len(r.hash_ids) == -(-r.input_length // size) for r in rows):
             return size
@@ -188,10 +188,10 @@ def write_lengths(
     info: CaptureInfo,
     batches: Iterable[pa.RecordBatch],
     options: WriteOptions,
-    reading: Reading,
-) -> Written:
+    reading: LengthReading,
+) -> TraceWritten:
     """Raises FormatError for a style that is none."""
-    written, style = Written(), Style(reading.name, info, options)
+    written, style = TraceWritten(), Style(reading.name, info, options)
     spelling = checked_spelling(style.get("timestamp", reading.spelling), "timestamp")
     keys, comma, colon = json_texts(style, FIELDS)
     size = block_size(info, reading)
@@ -243,7 +243,7 @@ def write_lengths(
     return written
 
 
-def block_size(info: CaptureInfo, reading: Reading) -> int:
+def block_size(info: CaptureInfo, reading: LengthReading) -> int:
     """Tokens in a block of the file to write."""
     known = info.block_unit == "tokens" and info.block_size
     return (

@@ -16,8 +16,8 @@ from typing import BinaryIO, Final
 import pyarrow as pa
 
 from llmtap.capture.schema import CaptureInfo
-from llmtap.traces.format import Format, FormatError, Source, WriteOptions, Written, batch_of
-from llmtap.traces.text.csv_text import COUNT, Column, CsvReader, csv_header
+from llmtap.traces.format import FormatError, TraceFormat, TraceSource, TraceWritten, WriteOptions, batch_of
+from llmtap.traces.text.csv_text import COUNT, CsvColumn, CsvReader, csv_header
 from llmtap.traces.text.decimals import (
     NUMBER_STYLE,
     SECONDS,
@@ -36,21 +36,21 @@ _PREFILL, _DECODE, _TOTAL, _RATIO = "num_prefill_tokens", "num_decode_tokens", "
 _HEADER: Final = (_TIME, _PREFILL, _DECODE)
 _KNOWN: Final = (*_HEADER, _TOTAL, _RATIO)
 _COLUMNS: Final = (
-    Column(_TIME, *SECONDS, required=False),
-    Column(_PREFILL, *COUNT),
-    Column(_DECODE, *COUNT),
-    Column(_TOTAL, *COUNT, required=False),
-    Column(_RATIO, r"\d{1,18}(?:\.\d{1,30})?(?:e[+-]?\d{1,3})?|inf|nan|", "a number", required=False),
+    CsvColumn(_TIME, *SECONDS, required=False),
+    CsvColumn(_PREFILL, *COUNT),
+    CsvColumn(_DECODE, *COUNT),
+    CsvColumn(_TOTAL, *COUNT, required=False),
+    CsvColumn(_RATIO, r"\d{1,18}(?:\.\d{1,30})?(?:e[+-]?\d{1,3})?|inf|nan|", "a number", required=False),
 )
 
 
-def _read(stream: BinaryIO) -> Source:
+def _read(stream: BinaryIO) -> TraceSource:
     reader = CsvReader(stream, _COLUMNS)
     blocks = iter(reader)
     first = next(blocks, None)
     if _TIME in reader.header:
         reader.style[_TIME] = spelling_of(first.columns[_TIME]) if first else "float"
-    source = Source(CaptureInfo(source="vidur", arrivals="trace", style=reader.style), iter(()))
+    source = TraceSource(CaptureInfo(source="vidur", arrivals="trace", style=reader.style), iter(()))
 
     def batches() -> Iterator[pa.RecordBatch]:
         block, wrong = first, 0
@@ -73,8 +73,8 @@ def _read(stream: BinaryIO) -> Source:
 
 def _write(
     out: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch], options: WriteOptions
-) -> Written:
-    written, style = Written(), Style("vidur", info, options)
+) -> TraceWritten:
+    written, style = TraceWritten(), Style("vidur", info, options)
     header = [name for name in style.get("columns", ",".join(_HEADER)).split(",") if name in _KNOWN]
     if not {_PREFILL, _DECODE} <= {*header}:
         raise FormatError(f"style columns={','.join(header)}: needs {_PREFILL},{_DECODE}")
@@ -106,7 +106,7 @@ def _sniff(head: bytes, name: str) -> bool:
     return {_PREFILL, _DECODE} <= {*csv_header(head)}
 
 
-FORMAT: Final = Format(
+FORMAT: Final = TraceFormat(
     name="vidur",
     title="vidur and etalon lengths (CSV)",
     extensions=(".csv",),

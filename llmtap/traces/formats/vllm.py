@@ -20,8 +20,8 @@ import pyarrow as pa
 
 from llmtap.capture.schema import CaptureInfo
 from llmtap.traces.bodies import TextRows, asked_columns, compact
-from llmtap.traces.format import Format, Source, WriteOptions, Written
-from llmtap.traces.formats.timed_lengths import STYLES, Reading, block_size, read_lengths, write_lengths
+from llmtap.traces.format import TraceFormat, TraceSource, TraceWritten, WriteOptions
+from llmtap.traces.formats.timed_lengths import STYLES, LengthReading, block_size, read_lengths, write_lengths
 from llmtap.traces.prompts import JOINED, PromptTexts, prompt_body
 from llmtap.traces.text.jsonl import BODY_BYTES_MAX, Count, JsonLines, first_objects
 from llmtap.traces.text.lines import LINE_STYLES, LineWriter, Style
@@ -29,7 +29,7 @@ from llmtap.traces.writer import Outgoing
 
 __all__ = ["CUSTOM", "FORMATS", "TIMED_TRACE"]
 
-_READING: Final = Reading(
+_READING: Final = LengthReading(
     name="vllm-timed-trace",
     places=9,
     spelling="float",
@@ -44,10 +44,10 @@ class _Custom(msgspec.Struct):
     output_tokens: Count | None = None
 
 
-def _read_custom(stream: BinaryIO) -> Source:
+def _read_custom(stream: BinaryIO) -> TraceSource:
     lines = JsonLines(stream, _Custom, line_bytes_max=BODY_BYTES_MAX)
     info = CaptureInfo(level="full", arrivals="trace", source="vllm-custom", style=lines.style)
-    source = Source(info, iter(()))
+    source = TraceSource(info, iter(()))
 
     def batches() -> Iterator[pa.RecordBatch]:
         rows = TextRows()
@@ -67,8 +67,8 @@ def _read_custom(stream: BinaryIO) -> Source:
 
 def _write_custom(
     out: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch], options: WriteOptions
-) -> Written:
-    written, texts, uncounted = Written(), PromptTexts(), 0
+) -> TraceWritten:
+    written, texts, uncounted = TraceWritten(), PromptTexts(), 0
     lines = LineWriter(out, Style("vllm-custom", info, options))
     needs = {"request_body": "no request body"}
     columns = ("request_body", "output_tokens")
@@ -93,13 +93,13 @@ def _sniff_custom(head: bytes, name: str) -> bool:
     return bool(objects) and all({"prompt"} <= o.keys() <= {"prompt", "output_tokens"} for o in objects)
 
 
-def _read_timed(stream: BinaryIO) -> Source:
+def _read_timed(stream: BinaryIO) -> TraceSource:
     return read_lengths(stream, _READING)
 
 
 def _write_timed(
     out: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch], options: WriteOptions
-) -> Written:
+) -> TraceWritten:
     written = write_lengths(out, info, batches, options, _READING)
     size = block_size(info, _READING)
     if written.rows and size != 16:
@@ -111,7 +111,7 @@ def _sniff_timed(head: bytes, name: str) -> bool:
     return False  # the fields are Mooncake's, and guidellm's: only --from can say
 
 
-CUSTOM: Final = Format(
+CUSTOM: Final = TraceFormat(
     name="vllm-custom",
     title="vLLM bench, custom prompts (JSON Lines)",
     extensions=(".jsonl",),
@@ -129,7 +129,7 @@ CUSTOM: Final = Format(
     write=_write_custom,
 )
 
-TIMED_TRACE: Final = Format(
+TIMED_TRACE: Final = TraceFormat(
     name="vllm-timed-trace",
     title="vLLM bench, timed trace (JSON Lines, seconds)",
     extensions=(".jsonl",),

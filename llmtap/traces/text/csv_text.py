@@ -16,11 +16,11 @@ from typing import BinaryIO, Final
 from llmtap.traces.format import FormatError
 from llmtap.traces.text.lines import LineBlock, LineReader, clipped
 
-__all__ = ["COUNT", "TEXT", "Column", "CsvBlock", "CsvReader", "csv_header", "quoted"]
+__all__ = ["COUNT", "TEXT", "CsvBlock", "CsvColumn", "CsvReader", "csv_header", "quoted"]
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class CsvColumn:
     """A column that a format knows."""
 
     name: str
@@ -53,7 +53,7 @@ class CsvReader:
 
     __slots__ = ("_by_name", "_order", "_pattern", "_reader", "_text", "blank", "header", "style", "unknown")
 
-    def __init__(self, stream: BinaryIO, columns: Sequence[Column]) -> None:
+    def __init__(self, stream: BinaryIO, columns: Sequence[CsvColumn]) -> None:
         self._reader = LineReader(stream)
         self.style = self._reader.style
         """Shared with the reader of lines, which completes it."""

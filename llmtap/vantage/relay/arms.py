@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from llmtap.vantage.relay.connection import ClientConnection
     from llmtap.vantage.relay.relay import Relay
 
-__all__ = ["ArmedFlow", "ArmedFlowToHttp10", "Dealt", "Plan", "Split"]
+__all__ = ["ArmPlan", "ArmedFlow", "ArmedFlowToHttp10", "Assignment", "ExperimentRouter"]
 
 NONE, LENGTH, CHUNKED, _ = Framing
 _LAST_CHUNK: Final = b"\r\n0\r\n\r\n"
@@ -55,7 +55,7 @@ _encode = msgspec.json.Encoder().encode
 wall_ns = SystemClock.wall_ns
 
 
-class Plan:
+class ArmPlan:
     """What one arm does to a request."""
 
     __slots__ = ("body", "headers", "name", "route", "what")
@@ -71,12 +71,12 @@ class Plan:
         self.body = body
 
 
-class Dealt:
+class Assignment:
     """One request's place in the experiment."""
 
     __slots__ = ("excluded", "plan", "unit")
 
-    def __init__(self, plan: Plan, unit: str, excluded: str | None = None) -> None:
+    def __init__(self, plan: ArmPlan, unit: str, excluded: str | None = None) -> None:
         self.plan = plan
         self.unit = unit
         self.excluded = excluded
@@ -90,7 +90,7 @@ class Dealt:
             closing.route = self.plan.what
 
 
-class Split:
+class ExperimentRouter:
     """The experiment in one relay: who gets which arm.
 
     Args:
@@ -114,14 +114,14 @@ class Split:
         self._relay = relay
         arms = experiment.arms
         self._assigner = Assigner(experiment.key, experiment.name, [arm.weight for arm in arms])
-        self._plans: list[Plan] = []
+        self._plans: list[ArmPlan] = []
         for arm in arms:
             if experiment.aa:
-                self._plans.append(Plan(arm.name, None, default, [], {}))
+                self._plans.append(ArmPlan(arm.name, None, default, [], {}))
                 continue
             fields = [(n.encode(), v.encode("latin-1")) for n, v in arm.headers.items()]
             body = {name: msgspec.Raw(_encode(value)) for name, value in arm.body.items()}
-            self._plans.append(Plan(arm.name, arm.route, routes.get(arm.name, default), fields, body))
+            self._plans.append(ArmPlan(arm.name, arm.route, routes.get(arm.name, default), fields, body))
         self._control = next(plan for plan in self._plans if plan.name == experiment.control)
         self.refused_trailers = NO_TRAILERS | {n.lower() for plan in self._plans for n, _ in plan.headers}
         """Fields that no request of the experiment may have as trailers, whatever its arm: a recipient that
@@ -146,17 +146,17 @@ class Split:
         """The conversation that the body continues, or None where there is no telling."""
         return opening_unit(body, named_unit(head.headers, self.experiment.tenant_headers) or b"")
 
-    def deal(self, unit: bytes | None, seq: int) -> tuple[Dealt, bytes]:
+    def deal(self, unit: bytes | None, seq: int) -> tuple[Assignment, bytes]:
         """The arm of a unit, or of request `seq` by itself, and the frame's data that tells of it."""
         place, public = self._assigner.assign(request_unit(self._relay, seq) if unit is None else unit)
         plan = self._plans[place]
         single = unit is None and self.experiment.unit != "request"
-        return Dealt(plan, public), _encode(Assigned(arm=plan.name, unit=public, single=single))
+        return Assignment(plan, public), _encode(Assigned(arm=plan.name, unit=public, single=single))
 
-    def leave_out(self, seq: int) -> Dealt:
+    def leave_out(self, seq: int) -> Assignment:
         """Return the control arm for request `seq`, which is excluded for want of room."""
         _, public = self._assigner.assign(request_unit(self._relay, seq))
-        return Dealt(self._control, public, NO_ROOM)
+        return Assignment(self._control, public, NO_ROOM)
 
 
 class _Armed(Flow):
@@ -270,7 +270,7 @@ class _Armed(Flow):
 
     # Room is given back once the upstream's socket has taken the body, or the exchange is over.
 
-    def _take_room(self, split: Split, held: int) -> bool:
+    def _take_room(self, split: ExperimentRouter, held: int) -> bool:
         """Take room for a body of which `held` bytes are here; False: there is none."""
         if not split.room.take(held - self._room):
             return False

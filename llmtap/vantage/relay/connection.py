@@ -30,7 +30,7 @@ REJECTED_HEAD_BYTES: Final = 4_096
 """How much of a head that was refused the meter is shown."""
 
 
-class State(IntEnum):
+class ConnectionState(IntEnum):
     """What the next byte from the client is."""
 
     HEAD = 0
@@ -44,7 +44,7 @@ class State(IntEnum):
     """Nothing: the connection is closed. A sweep that began before may still ask."""
 
 
-HEAD, BODY, AHEAD, LINGER, TUNNEL, GONE = State
+HEAD, BODY, AHEAD, LINGER, TUNNEL, GONE = ConnectionState
 
 
 class ClientConnection:

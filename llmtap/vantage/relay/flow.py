@@ -39,7 +39,7 @@ from llmtap.vantage.relay.heads import own_answer, request_lines, response_lines
 from llmtap.vantage.relay.tunnel import Tunnel
 
 if TYPE_CHECKING:
-    from llmtap.vantage.relay.arms import Dealt
+    from llmtap.vantage.relay.arms import Assignment
     from llmtap.vantage.relay.connection import ClientConnection
     from llmtap.vantage.relay.relay import Relay
 
@@ -102,7 +102,7 @@ class Flow(FlowState):
         self._stream = stream
         self._tap = relay.tap
         self._route = relay.route
-        self._dealt: Dealt | None = None  # its place in an experiment
+        self._dealt: Assignment | None = None  # its place in an experiment
         self._note: bytes | None = None  # the same, for the tap
         self._upstream: Stream | None = None
         self._scanner: BodyScanner | None = None

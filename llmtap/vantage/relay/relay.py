@@ -20,7 +20,7 @@ from llmtap.net.listener import Listener
 from llmtap.net.pool import Origin, Pool, parse_origin
 from llmtap.net.stream import Timebase, keep_stamps_on, open_stream
 from llmtap.net.tls import TlsStream, client_context, server_context
-from llmtap.vantage.relay.arms import ArmedFlow, ArmedFlowToHttp10, Split
+from llmtap.vantage.relay.arms import ArmedFlow, ArmedFlowToHttp10, ExperimentRouter
 from llmtap.vantage.relay.connection import ClientConnection
 from llmtap.vantage.relay.flow import Flow
 from llmtap.vantage.relay.flow_http10 import FlowToHttp10
@@ -84,12 +84,12 @@ class Relay:
         # What an experiment changes about a request is in other kinds of Flow: without one nothing is asked.
         self.flow_kind: type[Flow] = Flow
         self.flow_kind_10: type[Flow] = FlowToHttp10
-        self.split: Split | None = None
+        self.split: ExperimentRouter | None = None
         self._switch = 0
         self._briefing = asyncio.Event()
         if experiment is not None:
             routes = self._arm_routes(experiment)
-            self.split = Split(experiment, name, self.route, routes, self._no_room)
+            self.split = ExperimentRouter(experiment, name, self.route, routes, self._no_room)
             self.switch_experiment(experiment.enabled)
         self._server_tls = None
         if options.tls_certificate or options.tls_key:

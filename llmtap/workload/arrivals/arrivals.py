@@ -21,7 +21,16 @@ from typing import Final
 
 from llmtap.errors import ConfigError
 from llmtap.units import parse_duration_ns
-from llmtap.workload.arrivals.processes import Diurnal, Gamma, OnOff, Poisson, Process, Ramp, Steps, Uniform
+from llmtap.workload.arrivals.processes import (
+    ArrivalProcess,
+    Diurnal,
+    Gamma,
+    OnOff,
+    Poisson,
+    Ramp,
+    Steps,
+    UniformArrivals,
+)
 
 __all__ = ["FORMS", "OWN_RATES", "Arrivals", "parse_arrivals"]
 
@@ -43,7 +52,7 @@ OWN_RATES: Final = frozenset({"ramp", "steps"})
 class Arrivals:
     """A process and its seed. Each iteration begins anew and gives the same."""
 
-    process: Process
+    process: ArrivalProcess
     seed: int
 
     def __iter__(self) -> Iterator[int]:
@@ -138,7 +147,7 @@ class _Fields:
         return self.named.get(name)
 
 
-def _read_gamma(fields: _Fields, rate_rps: float | None) -> Process:
+def _read_gamma(fields: _Fields, rate_rps: float | None) -> ArrivalProcess:
     by_burstiness, by_cv = fields.has("burstiness"), fields.has("cv")
     if by_burstiness == by_cv:
         raise ValueError("burstiness or cv: exactly one of them must be given")
@@ -148,14 +157,14 @@ def _read_gamma(fields: _Fields, rate_rps: float | None) -> Process:
     return Gamma(rate, fields.number("burstiness"))
 
 
-def _read_on_off(fields: _Fields, rate_rps: float | None) -> Process:
+def _read_on_off(fields: _Fields, rate_rps: float | None) -> ArrivalProcess:
     return OnOff(
         rate_rps=_needed(rate_rps), on_ns=fields.length_ns("on"), off_ns=fields.length_ns("off"),
         idle_rps=fields.number("idle", 0.0), even=fields.even(),
     )  # fmt: skip
 
 
-def _read_ramp(fields: _Fields, rate_rps: float | None) -> Process:
+def _read_ramp(fields: _Fields, rate_rps: float | None) -> ArrivalProcess:
     _none(rate_rps)
     return Ramp(
         from_rps=fields.number("from"), to_rps=fields.number("to"), over_ns=fields.length_ns("over"),
@@ -163,7 +172,7 @@ def _read_ramp(fields: _Fields, rate_rps: float | None) -> Process:
     )  # fmt: skip
 
 
-def _read_steps(fields: _Fields, rate_rps: float | None) -> Process:
+def _read_steps(fields: _Fields, rate_rps: float | None) -> ArrivalProcess:
     _none(rate_rps)
     steps = []
     for i, word in enumerate(fields.bare, 1):
@@ -175,16 +184,16 @@ def _read_steps(fields: _Fields, rate_rps: float | None) -> Process:
     return Steps(steps=tuple(steps), even=fields.even())
 
 
-def _read_diurnal(fields: _Fields, rate_rps: float | None) -> Process:
+def _read_diurnal(fields: _Fields, rate_rps: float | None) -> ArrivalProcess:
     return Diurnal(
         rate_rps=_needed(rate_rps), amplitude=fields.number("amplitude"),
         period_ns=fields.length_ns("period"), even=fields.even(),
     )  # fmt: skip
 
 
-_READERS: Final[dict[str, Callable[[_Fields, float | None], Process]]] = {
+_READERS: Final[dict[str, Callable[[_Fields, float | None], ArrivalProcess]]] = {
     "poisson": lambda _, rate_rps: Poisson(_needed(rate_rps)),
-    "uniform": lambda _, rate_rps: Uniform(_needed(rate_rps)),
+    "uniform": lambda _, rate_rps: UniformArrivals(_needed(rate_rps)),
     "gamma": _read_gamma,
     "onoff": _read_on_off,
     "ramp": _read_ramp,

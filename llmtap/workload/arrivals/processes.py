@@ -18,7 +18,7 @@ from typing import Final, Protocol
 from llmtap.units import NS_PER_S
 from llmtap.workload.arrivals.intensity import Intensity, Slope, Wave, evenly
 
-__all__ = ["Diurnal", "Gamma", "OnOff", "Poisson", "Process", "Ramp", "Steps", "Uniform"]
+__all__ = ["ArrivalProcess", "Diurnal", "Gamma", "OnOff", "Poisson", "Ramp", "Steps", "UniformArrivals"]
 
 _RATE_MIN: Final = 1e-6
 """Requests per second: one in eleven days."""
@@ -33,7 +33,7 @@ _UNITS: Final = {
 }  # fmt: skip
 
 
-class Process(Protocol):
+class ArrivalProcess(Protocol):
     """An arrival process, without its seed."""
 
     @property
@@ -104,7 +104,7 @@ class Gamma:
 
 
 @dataclass(frozen=True, slots=True)
-class Uniform:
+class UniformArrivals:
     """Constant gaps: row k at k / rate, to the nearest ns."""
 
     rate_rps: float

@@ -20,14 +20,14 @@ from llmtap.traces.format import FormatError
 from llmtap.workload.claims import Claim
 from llmtap.workload.composed import REQUEST, TOKENIZER, check_rows
 from llmtap.workload.lengths import Lengths, described, drawn, lengths_told
-from llmtap.workload.plan import Plan, Script, Speaker, Turn, assemble
+from llmtap.workload.plan import ConversationScript, PlannedTurn, Speaker, WorkloadPlan, assemble
 from llmtap.workload.prompts.prompt import ElasticSource
 from llmtap.workload.prompts.prose import fitted_text, prose
 from llmtap.workload.prompts.words import count_tokens
 from llmtap.workload.requests import Requests
 from llmtap.workload.sharing import Sharing
 
-__all__ = ["DataSet", "Pair", "Recorded", "file_described", "reading"]
+__all__ = ["DataSet", "Pair", "RecordedDataset", "file_described", "reading"]
 
 Pair = tuple[str, str]
 """What was asked and what was answered."""
@@ -61,7 +61,7 @@ class DataSet(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedDataset:
     """A workload of a data set's texts; `output` and `sharing` are the workload's own, if it has any."""
 
     name: str
@@ -112,7 +112,7 @@ class Recorded:
         )
         return "of all pairs" if step == 1 else f"of one in {step:,} pairs", message, answer
 
-    def plan(self, count: int, seed: int) -> Plan:
+    def plan(self, count: int, seed: int) -> WorkloadPlan:
         return assemble(
             self._turns(seed), count, seed, sharing=self.sharing, converses=self.converses,
             tokens_max=_TOKENS_MAX if self.converses else None,
@@ -127,7 +127,7 @@ class Recorded:
         check_rows(plan.requests, requests)
         return Speaker(plan, _AsRecorded(self.data, plan, seed))
 
-    def _turns(self, seed: int) -> Iterator[Turn]:
+    def _turns(self, seed: int) -> Iterator[PlannedTurn]:
         items = self.data.items
         made = Random(f"{seed}/output")
         order = Random(f"{seed}/subset").sample(range(len(items)), len(items))
@@ -136,13 +136,13 @@ class Recorded:
                 for number in items[item]:
                     message, answer = map(count_tokens, self.data.pair(number))
                     output = answer if self.output is None else drawn(self.output, made)
-                    yield Turn(message, max(1, output), number == items[item].start, place=number)
+                    yield PlannedTurn(message, max(1, output), number == items[item].start, place=number)
 
 
 @dataclass(frozen=True, slots=True)
-class _AsRecorded(Script):
+class _AsRecorded(ConversationScript):
     data: DataSet
-    plan: Plan
+    plan: WorkloadPlan
     seed: int
 
     def message(self, row: int, tokens: int) -> str:

@@ -5,15 +5,15 @@ from typing import Any, Final
 
 from llmtap.workload.claims import Claim
 from llmtap.workload.composed import Composed
-from llmtap.workload.datasets.recorded import Recorded
+from llmtap.workload.datasets.recorded import RecordedDataset
 from llmtap.workload.datasets.stack import CONTENT, read_stack
-from llmtap.workload.lengths import LogNormal, Percentiles, Uniform
+from llmtap.workload.lengths import LogNormal, Percentiles, UniformLengths
 from llmtap.workload.programs import Code
 from llmtap.workload.sharing import Sharing
 
 __all__ = ["CLAIMS", "CODE_COMPLETION", "DOCUMENTED", "code_completion_of"]
 
-_SHARING: Final = Sharing(fraction=0.8, tokens=Uniform(min=512, max=1_024), contexts=10, zipf=1.5)
+_SHARING: Final = Sharing(fraction=0.8, tokens=UniformLengths(min=512, max=1_024), contexts=10, zipf=1.5)
 _INPUT: Final = Percentiles(
     points=((5, 76), (25, 577.75), (50, 1_452.5), (75, 2_692), (90, 5_025), (95, 7_375.35), (99, 7_436)),
     min=3, max=7_437,
@@ -68,9 +68,9 @@ CODE_COMPLETION: Final = Composed(
 )  # fmt: skip
 
 
-def code_completion_of(path: Path, place: str) -> Recorded:
+def code_completion_of(path: Path, place: str) -> RecordedDataset:
     """The same with functions and contexts of a Stack-shaped file. Raises ConfigError of the place."""
-    return Recorded(
+    return RecordedDataset(
         "code-completion", read_stack(path, place), CONTENT, _OUTPUT, _SHARING, DOCUMENTED,
         about=_ABOUT | {
             "about": f"functions of {path.name} to complete; 80 % share one of 10 contexts, Zipf s=1.5",

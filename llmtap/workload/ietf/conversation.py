@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from llmtap.workload.claims import Claim
 from llmtap.workload.composed import Composed
-from llmtap.workload.datasets.recorded import Recorded
+from llmtap.workload.datasets.recorded import RecordedDataset
 from llmtap.workload.datasets.sharegpt import CONTENT, read_sharegpt
 from llmtap.workload.lengths import Percentiles
 from llmtap.workload.sharing import Sharing
@@ -57,9 +57,9 @@ CONVERSATION: Final = Composed(
 )  # fmt: skip
 
 
-def conversation_of(path: Path, place: str) -> Recorded:
+def conversation_of(path: Path, place: str) -> RecordedDataset:
     """The same with messages and answers of a ShareGPT-shaped file. Raises ConfigError of the place."""
-    return Recorded(
+    return RecordedDataset(
         "conversation", read_sharegpt(path, place), CONTENT, sharing=_SHARING, claims=CLAIMS,
         about=_ABOUT | {
             "about": f"chats of {path.name}; half share a system prompt of 200 tokens",

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from llmtap.workload.claims import Claim
 from llmtap.workload.composed import Composed
-from llmtap.workload.lengths import Empirical, Fixed, Uniform
+from llmtap.workload.lengths import Empirical, Fixed, UniformLengths
 from llmtap.workload.prompts.prose import Document
 
 __all__ = ["LONG_CONTEXT", "LONG_CONTEXT_UNIFORM", "TARGETS"]
@@ -25,7 +25,7 @@ _QUESTION: Final = {
 
 
 def _long_context(
-    name: str, given: Empirical | Uniform, claims: tuple[Claim, ...], about: dict[str, Any]
+    name: str, given: Empirical | UniformLengths, claims: tuple[Claim, ...], about: dict[str, Any]
 ) -> Composed:
     about = {"source": "seed 000, 4.3.2.5 and A.5"} | about
     return Composed(name, given, Fixed(tokens=256), Document(), claims=claims + _OUTPUT_CLAIMS, about=about)
@@ -49,7 +49,7 @@ LONG_CONTEXT: Final = _long_context(
     },
 )  # fmt: skip
 LONG_CONTEXT_UNIFORM: Final = _long_context(
-    "long-context-uniform", Uniform(min=8_192, max=32_768),
+    "long-context-uniform", UniformLengths(min=8_192, max=32_768),
     (
         Claim("message", "mean", None, "4.3.2.5"),
         Claim("message", "p5", None, "4.3.2.5"),

@@ -18,26 +18,26 @@ from typing import Any, Final
 
 from llmtap.workload.claims import Claim
 from llmtap.workload.composed import REQUEST, TOKENIZER, RandomIds, check_rows
-from llmtap.workload.lengths import LogNormal, Uniform, described
-from llmtap.workload.plan import Plan
+from llmtap.workload.lengths import LogNormal, UniformLengths, described
+from llmtap.workload.plan import WorkloadPlan
 from llmtap.workload.prompts.prompt import ElasticSource, Fit, Prompt
 from llmtap.workload.prompts.token_ids import CL100K_IDS, count_ids, random_ids
 from llmtap.workload.requests import Requests
 from llmtap.workload.sharing import NO_CONTEXT
 
-__all__ = ["SKEWED", "UNIFORM", "Synthetic"]
+__all__ = ["SKEWED", "UNIFORM", "SyntheticWorkload"]
 
 _EVERY: Final = 64
 """Rows between two states that are kept: 2.5 KB each, 40 MB for a million rows."""
 
 
 @dataclass(frozen=True, slots=True)
-class Synthetic:
+class SyntheticWorkload:
     """A workload of random ids by one generator."""
 
     name: str
-    input: Uniform | LogNormal
-    output: Uniform | LogNormal
+    input: UniformLengths | LogNormal
+    output: UniformLengths | LogNormal
     lengths: Callable[[Random], tuple[int, int]]
     """Draws input and output of a request."""
     about: Mapping[str, Any]
@@ -76,9 +76,9 @@ class Synthetic:
             count_ids(random, given)
         return requests
 
-    def plan(self, count: int, seed: int) -> Plan:
+    def plan(self, count: int, seed: int) -> WorkloadPlan:
         requests = self.requests(count, seed)
-        return Plan(requests, requests.input[:], array("q", [NO_CONTEXT]) * count)
+        return WorkloadPlan(requests, requests.input[:], array("q", [NO_CONTEXT]) * count)
 
     def prompts(self, requests: Requests, seed: int) -> ElasticSource:
         """`requests` are the first of `requests(count, seed)`. Raises ValueError where they are not."""
@@ -132,8 +132,8 @@ class _Sequence:
             self._next += 1
 
 
-_UNIFORM_INPUT: Final = Uniform(min=128, max=512)
-_UNIFORM_OUTPUT: Final = Uniform(min=64, max=256)
+_UNIFORM_INPUT: Final = UniformLengths(min=128, max=512)
+_UNIFORM_OUTPUT: Final = UniformLengths(min=64, max=256)
 _SKEWED_INPUT: Final = LogNormal(mu=5.5, sigma=1.0, min=32, max=4_096)
 _SKEWED_OUTPUT: Final = LogNormal(mu=4.5, sigma=1.2, min=16, max=2_048)
 
@@ -147,7 +147,7 @@ def _skewed(random: Random) -> tuple[int, int]:
     return max(32, min(4_096, round(given))), max(16, min(2_048, round(made)))
 
 
-UNIFORM: Final = Synthetic(
+UNIFORM: Final = SyntheticWorkload(
     "synthetic-uniform", _UNIFORM_INPUT, _UNIFORM_OUTPUT, _uniform,
     {
         "about": "random tokens, lengths uniform: a controlled baseline",
@@ -163,7 +163,7 @@ UNIFORM: Final = Synthetic(
         Claim("output", "mean", 160, "A.1.2"),
     ),
 )  # fmt: skip
-SKEWED: Final = Synthetic(
+SKEWED: Final = SyntheticWorkload(
     "synthetic-skewed", _SKEWED_INPUT, _SKEWED_OUTPUT, _skewed,
     {
         "about": "random tokens, lengths lognormal: scheduling with high variance of lengths",

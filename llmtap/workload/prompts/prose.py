@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 from llmtap.errors import ConfigError
 from llmtap.workload.prompts.words import VOCABULARY, count_tokens, cut, say, token_ids
 
-__all__ = ["QUESTION", "WORDS", "Document", "FileText", "Words", "Writer", "fitted_text", "prose"]
+__all__ = ["QUESTION", "WORDS", "Document", "FileText", "ProseWords", "ProseWriter", "fitted_text", "prose"]
 
 WORDS: Final = tuple(
     word[1:] for word in VOCABULARY if len(word) > 2 and word[0] == "Ġ" and word[1:].islower()
@@ -36,7 +36,7 @@ QUESTION: Final = (
 """The fixed question of seed 000, A.5: 100 tokens."""
 
 
-class Writer(Protocol):
+class ProseWriter(Protocol):
     """Writes messages of exactly as many tokens as wanted."""
 
     def text(self, tokens: int, key: str, topic: str) -> str:
@@ -88,7 +88,7 @@ def _tokens_of(piece: str) -> int:
     return len(token_ids(piece))
 
 
-class Words:
+class ProseWords:
     """Sentences of common English words, without meaning."""
 
     def text(self, tokens: int, key: str, topic: str) -> str:

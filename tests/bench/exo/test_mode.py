@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from llmtap.bench.exo.mode import ExoBench, ExoOptions, Grid
+from llmtap.bench.exo.mode import ExoBench, ExoGrid, ExoOptions
 from llmtap.bench.exo.prompts import Prompts
 from llmtap.bench.exo.result import ExoResult, rows_of
 from llmtap.errors import ConfigError
@@ -28,15 +28,15 @@ S = 1_000 * MS
 @pytest.mark.parametrize(
     ("grid", "place"),
     [
-        (Grid(pp=[], tg=[8]), "--pp"),
-        (Grid(pp=[64], tg=[]), "--tg"),
-        (Grid(pp=[0], tg=[8]), "--pp"),
-        (Grid(pp=[64], tg=[8], concurrency=[0]), "--concurrency"),
-        (Grid(pp=[64], tg=[8], concurrency=[1_001]), "--concurrency"),
-        (Grid(pp=[64], tg=[8, 1]), "--tg"),
+        (ExoGrid(pp=[], tg=[8]), "--pp"),
+        (ExoGrid(pp=[64], tg=[]), "--tg"),
+        (ExoGrid(pp=[0], tg=[8]), "--pp"),
+        (ExoGrid(pp=[64], tg=[8], concurrency=[0]), "--concurrency"),
+        (ExoGrid(pp=[64], tg=[8], concurrency=[1_001]), "--concurrency"),
+        (ExoGrid(pp=[64], tg=[8, 1]), "--tg"),
     ],
 )
-def test_a_grid_that_cannot_be_measured_is_refused(grid: Grid, place: str) -> None:
+def test_a_grid_that_cannot_be_measured_is_refused(grid: ExoGrid, place: str) -> None:
     with pytest.raises(ConfigError) as caught:
         grid.check()
     assert caught.value.place == place
@@ -44,11 +44,11 @@ def test_a_grid_that_cannot_be_measured_is_refused(grid: Grid, place: str) -> No
 
 def test_one_token_is_refused_with_the_reason() -> None:
     with pytest.raises(ConfigError, match="from the first token to the last"):
-        Grid(pp=[64], tg=[1]).check()
+        ExoGrid(pp=[64], tg=[1]).check()
 
 
 def test_the_grid_goes_pp_by_pp() -> None:
-    cells = Grid(pp=[8, 4], tg=[2, 3], concurrency=[1, 5]).cells()
+    cells = ExoGrid(pp=[8, 4], tg=[2, 3], concurrency=[1, 5]).cells()
     assert [(c.pp, c.tg, c.concurrency) for c in cells] == [
         (8, 2, 1), (8, 2, 5), (8, 3, 1), (8, 3, 5), (4, 2, 1), (4, 2, 5), (4, 3, 1), (4, 3, 5),
     ]  # fmt: skip
@@ -65,7 +65,7 @@ def test_rates_are_those_of_the_server_s_truth() -> None:
         async with engine(SimOptions(ttft=Duration(80 * MS), itl=Duration(8 * MS))) as e:
             result = await bench(
                 e.url,
-                Grid(pp=[40], tg=[24], concurrency=[1, 3], repeat=2, warmup=1),
+                ExoGrid(pp=[40], tg=[24], concurrency=[1, 3], repeat=2, warmup=1),
                 nvml=FakeNvml(FakeGpu(used=3 << 30)),
             )
             return result, await e.truths()
@@ -108,7 +108,7 @@ def test_rates_are_those_of_the_server_s_truth() -> None:
 def test_without_the_cache_every_prompt_is_computed() -> None:
     async def measured() -> ExoResult:
         async with engine(behind=cached()) as e:
-            return await bench(e.url, Grid(pp=[64], tg=[4], concurrency=[1, 2], repeat=2))
+            return await bench(e.url, ExoGrid(pp=[64], tg=[4], concurrency=[1, 2], repeat=2))
 
     result = play(measured(), LIMIT_S)
     assert {r.prefix_cache_hit for r in result.runs} == {"none"}
@@ -124,7 +124,7 @@ def test_without_the_cache_every_prompt_is_computed() -> None:
 def test_with_the_cache_hits_are_told_and_their_rates_kept() -> None:
     async def measured() -> ExoResult:
         async with engine(behind=cached()) as e:
-            return await bench(e.url, Grid(pp=[64, 160], tg=[4], repeat=2, use_prefix_cache=True))
+            return await bench(e.url, ExoGrid(pp=[64, 160], tg=[4], repeat=2, use_prefix_cache=True))
 
     cold, again, longer, long_again = play(measured(), LIMIT_S).runs
     assert (cold.prefix_cache_hit, cold.cached_tokens, cold.prompt_tps_stored) == ("none", 0, False)
@@ -141,7 +141,7 @@ def test_a_prompt_shorter_than_the_template_is_refused_before_anything_is_sent(t
     async def refused() -> tuple[ConfigError, int]:
         async with engine() as e:
             with pytest.raises(ConfigError) as caught:
-                await bench(e.url, Grid(pp=[4_000, 3], tg=[4]), tokenizer=folder)
+                await bench(e.url, ExoGrid(pp=[4_000, 3], tg=[4]), tokenizer=folder)
             return caught.value, len(await e.truths())
 
     error, sent = play(refused(), LIMIT_S)
@@ -155,7 +155,7 @@ def test_answers_that_fail_are_runs_without_rates() -> None:
     async def measured() -> ExoResult:
         async with engine(SimOptions(ttft=Duration(0), itl=Duration(0))) as e:
             options: dict[str, Any] = {"headers": [("x-sim-fault", "reset"), ("x-sim-fault-after", "3")]}
-            return await bench(e.url, Grid(pp=[16], tg=[8], concurrency=[2]), **options)
+            return await bench(e.url, ExoGrid(pp=[16], tg=[8], concurrency=[2]), **options)
 
     result = play(measured(), LIMIT_S)
     for one in result.runs:
@@ -179,7 +179,7 @@ def test_it_stops_between_batches_and_tells_what_it_has() -> None:
         async with engine() as e:
             watcher = Stopping()
             options = ExoOptions(target=e.url, metrics="none")
-            watcher.bench = one = ExoBench(options, Grid(pp=[16], tg=[4], repeat=9), watcher)
+            watcher.bench = one = ExoBench(options, ExoGrid(pp=[16], tg=[4], repeat=9), watcher)
             return await one.run()
 
     result = play(measured(), LIMIT_S)

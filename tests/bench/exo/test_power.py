@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 
 from llmtap.bench.exo.power import Power, total_of
-from llmtap.load.monitor.timeseries import Columns, Series
+from llmtap.load.monitor.timeseries import Columns, MonitorSeries
 
 S = 1_000_000_000
 
 
 def sampled(**series: Sequence[float | None]) -> Columns:
     """A sample each second from 10 s on."""
-    columns = Columns({name: Series("any") for name in series})
+    columns = Columns({name: MonitorSeries("any") for name in series})
     for i, row in enumerate(zip(*series.values(), strict=True)):
         columns.add((10 + i) * S, 0, dict(zip(series, row, strict=True)))
     return columns

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from llmtap.bench.exo.result import (
-    Batch,
-    Run,
+    ExoBatch,
+    ExoRun,
     Stats,
     batch_of,
     generation_tps,
@@ -93,7 +93,7 @@ def answer(tokens: int, end_s: float, late_ms: float, outcome: Outcome = Outcome
     return x
 
 
-def batch(*answers: Exchange, rates: Sequence[float | None]) -> Batch:
+def batch(*answers: Exchange, rates: Sequence[float | None]) -> ExoBatch:
     return batch_of(answers, rates, began_ns=100 * S, start_s=3.0, energy=None, findings=[])
 
 
@@ -114,9 +114,11 @@ def test_a_batch_with_a_failure_has_no_aggregate() -> None:
     assert found.agg_gen_tps is found.wall_s is found.wall_gen_tps is None
 
 
-def run(repeat: int, prompt_tps: float | None, rate: float, *, stored: bool = False, index: int = 0) -> Run:
+def run(
+    repeat: int, prompt_tps: float | None, rate: float, *, stored: bool = False, index: int = 0
+) -> ExoRun:
     told = batch(answer(20, 1.0, 0.0), answer(20, 1.0, 0.0), rates=[rate, rate])
-    return Run(
+    return ExoRun(
         elapsed_s=1.0, output_text_preview=None,
         stats=Stats(
             prompt_tps=prompt_tps, generation_tps=rate, prompt_tokens=64, generation_tokens=20,

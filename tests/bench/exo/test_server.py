@@ -12,7 +12,7 @@ import pytest
 import trustme
 from aiohttp import web
 
-from llmtap.bench.exo.mode import Grid
+from llmtap.bench.exo.mode import ExoGrid
 from llmtap.bench.exo.result import ExoResult
 from llmtap.bench.exo.server import Placement, placement_of
 from llmtap.errors import ConfigError
@@ -109,7 +109,7 @@ def stats(hit: str) -> dict[str, Any]:
 
 async def against(server: Asked, **grid: Any) -> ExoResult:
     async with served(server):
-        result = await bench(server.url, Grid(pp=[60], tg=[9], **grid), model="m/one")
+        result = await bench(server.url, ExoGrid(pp=[60], tg=[9], **grid), model="m/one")
         if server.owner == "exo":
             assert server.nodes_asked
         return result
@@ -172,7 +172,7 @@ def test_which_model_has_to_be_said_where_there_are_several() -> None:
     async def refused() -> ConfigError:
         async with served(Asked("exo", {})) as server:
             with pytest.raises(ConfigError) as caught:
-                await bench(server.url, Grid(pp=[60], tg=[9]))
+                await bench(server.url, ExoGrid(pp=[60], tg=[9]))
             return caught.value
 
     error = play(refused(), LIMIT_S)
@@ -189,8 +189,10 @@ def test_another_ca_is_trusted_for_all_that_is_asked(tmp_path: Path) -> None:
     async def measured() -> ExoResult:
         async with served(server, tls):
             with pytest.raises(ConfigError, match="certificate not trusted"):
-                await bench(server.url, Grid(pp=[60], tg=[9]), model="m/one")
-            return await bench(server.url, Grid(pp=[60], tg=[9]), model="m/one", ca=str(tmp_path / "ca.pem"))
+                await bench(server.url, ExoGrid(pp=[60], tg=[9]), model="m/one")
+            return await bench(
+                server.url, ExoGrid(pp=[60], tg=[9]), model="m/one", ca=str(tmp_path / "ca.pem")
+            )
 
     result = play(measured(), LIMIT_S)
     assert [one.outcome for one in result.runs] == ["complete"]

@@ -6,10 +6,10 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.bench.run.search import Search
+from llmtap.bench.run.search import RateSearch
 
 
-def played(search: Search, limit: int) -> list[int]:
+def played(search: RateSearch, limit: int) -> list[int]:
     """Tries levels, of which those above `limit` break, until the search is over; the levels in order."""
     asked = []
     while (level := search.next) is not None:
@@ -20,31 +20,31 @@ def played(search: Search, limit: int) -> list[int]:
 
 def test_doubling_then_halving_by_hand() -> None:
     """Table 7's shape: 8 to 128 doubled, then between 64 and 128 to the last one."""
-    search = Search(low=1, high=512, start=8)
+    search = RateSearch(low=1, high=512, start=8)
     assert played(search, 70) == [8, 16, 32, 64, 128, 96, 80, 72, 68, 70, 71]
     assert (search.best, search.limit, search.contradictions) == (70, 71, [])
 
 
 def test_below_its_start_it_halves_down_to_the_lowest() -> None:
-    search = Search(low=1, high=512, start=8)
+    search = RateSearch(low=1, high=512, start=8)
     assert played(search, 2) == [8, 4, 2, 3]
     assert search.best == 2
 
 
 def test_where_nothing_holds_there_is_no_best() -> None:
-    search = Search(low=1, high=64, start=8, resolution=4)
+    search = RateSearch(low=1, high=64, start=8, resolution=4)
     assert played(search, 0) == [8, 4, 2, 1]
     assert (search.best, search.limit) == (None, 1)
 
 
 def test_where_all_holds_the_range_ends_it() -> None:
-    search = Search(low=1, high=100, start=1)
+    search = RateSearch(low=1, high=100, start=1)
     assert played(search, 1_000) == [1, 2, 4, 8, 16, 32, 64, 100]
     assert (search.best, search.limit) == (100, None)
 
 
 def test_a_coarse_resolution_ends_sooner() -> None:
-    assert played(Search(low=1, high=512, start=8, resolution=16), 70) == [8, 16, 32, 64, 128, 96, 80]
+    assert played(RateSearch(low=1, high=512, start=8, resolution=16), 70) == [8, 16, 32, 64, 128, 96, 80]
 
 
 @given(
@@ -55,7 +55,7 @@ def test_a_planted_limit_is_found(
     low: int, above: int, begin: int, limit: int, resolution: int, votes: int
 ) -> None:
     high = low + above
-    search = Search(low=low, high=high, start=min(high, low + begin), resolution=resolution, votes=votes)
+    search = RateSearch(low=low, high=high, start=min(high, low + begin), resolution=resolution, votes=votes)
     lefts = []
     while (level := search.next) is not None:
         assert low <= level <= high
@@ -78,7 +78,7 @@ def test_a_planted_limit_is_found(
 def test_noisy_verdicts_end_and_what_is_told_is_what_was_found(limit: int, votes: int, seed: int) -> None:
     """Each verdict is wrong with 20 %; both levels at the limit have a majority of all votes."""
     random = Random(seed)
-    search = Search(low=1, high=64, start=1, votes=votes)
+    search = RateSearch(low=1, high=64, start=1, votes=votes)
     tried: dict[int, list[bool]] = {}
     while (level := search.next) is not None:
         holds = (level <= limit) != (random.random() < 0.2)
@@ -101,7 +101,7 @@ def test_votes_find_the_limit_more_often_than_single_verdicts() -> None:
 
     def found(votes: int, seed: int) -> int | None:
         random = Random(seed)
-        search = Search(low=1, high=64, start=1, votes=votes)
+        search = RateSearch(low=1, high=64, start=1, votes=votes)
         while (level := search.next) is not None:
             near = abs(level - 20.5) < 2
             search.tell(level, (level <= 20) != (near and random.random() < 0.25))
@@ -112,7 +112,7 @@ def test_votes_find_the_limit_more_often_than_single_verdicts() -> None:
 
 
 def test_a_limit_that_is_overturned_moves_the_search_on() -> None:
-    search = Search(low=1, high=8, start=1, votes=3)
+    search = RateSearch(low=1, high=8, start=1, votes=3)
     verdicts = {1: [True, True], 2: [True], 4: [False, True, True], 8: [False, False], 6: [False, False],
                 3: [True, True], 5: [False, False]}  # fmt: skip
     asked = []
@@ -126,9 +126,9 @@ def test_a_limit_that_is_overturned_moves_the_search_on() -> None:
 
 def test_the_same_verdicts_lead_the_same_way() -> None:
     """What one that was interrupted rests on: told again what it was told, it goes on as it would have."""
-    whole = played(Search(low=1, high=512, start=8, votes=3), 45)
+    whole = played(RateSearch(low=1, high=512, start=8, votes=3), 45)
     for cut in range(len(whole)):
-        again = Search(low=1, high=512, start=8, votes=3)
+        again = RateSearch(low=1, high=512, start=8, votes=3)
         for level in whole[:cut]:
             assert again.next == level
             again.tell(level, level <= 45)

@@ -20,7 +20,7 @@ from llmtap.bench.compliance.judge import judge
 from llmtap.bench.sut.detect import Detected, detect, narrowed
 from llmtap.bench.sut.file import load_bench
 from llmtap.bench.sut.starter import open_declarations, starter_text
-from llmtap.bench.sut.target import Target
+from llmtap.bench.sut.target import BenchTarget
 from llmtap.errors import ConfigError
 from llmtap.workload.prompts.words import tokenizer_json
 from tests.bench.support import sim
@@ -59,7 +59,7 @@ async def serving(answers: dict[str, Any], stream: list[bytes] | None = None) ->
 def found(answers: dict[str, Any], stream: list[bytes] | None = None, **target: Any) -> Detected:
     async def run() -> Detected:
         async with serving(answers, stream) as url:
-            return await detect(Target(url=url, **target))
+            return await detect(BenchTarget(url=url, **target))
 
     told: Detected = play(run(), limit_s=250)
     return told
@@ -81,7 +81,7 @@ def loaded(detected: Detected, tmp_path: Path) -> Any:
 
 def test_our_own_simulator_is_known_with_its_chunks(tmp_path: Path) -> None:
     with sim("--tokens-per-chunk", "4") as url:
-        detected = asyncio.run(detect(Target(url=url)))
+        detected = asyncio.run(detect(BenchTarget(url=url)))
     told = values(detected)
     assert told["sut.software"] == "llmtap sim serve"
     assert told["sut.chunking"] == "several tokens per chunk"
@@ -223,7 +223,7 @@ def test_whatever_a_server_says_is_toml(tmp_path: Path, text: str) -> None:
 
 def test_nobody_there_is_told() -> None:
     with pytest.raises(ConfigError) as caught:
-        asyncio.run(detect(Target(url="http://127.0.0.1:9")))
+        asyncio.run(detect(BenchTarget(url="http://127.0.0.1:9")))
     assert (caught.value.place, caught.value.problem) == ("--target", "http://127.0.0.1:9 cannot be reached")
 
 

@@ -14,7 +14,7 @@ from llmtap.bench.compliance.judge import judge
 from llmtap.bench.run import registry
 from llmtap.bench.run.registry import TESTS
 from llmtap.bench.sut.file import BenchFile, load_bench, params_told, without_keys
-from llmtap.bench.sut.target import Arm, Target
+from llmtap.bench.sut.target import BenchTarget, TargetArm
 from llmtap.bench.tests.guardrail_figures import ARMS
 from llmtap.errors import ConfigError
 from llmtap.workload.prompts.words import VOCABULARY
@@ -193,7 +193,7 @@ def test_a_flag_sets_any_key_of_other_tables() -> None:
     assert file.sut.prefix_cache is False
     assert msgspec.json.decode(file.target.body["top_p"]) == 0.5
     assert file.sut.guardrails.names == ["a", "b"]
-    assert file.arms["cache_off"] == Arm(url="http://x:1", headers={"x-cache": "off"})
+    assert file.arms["cache_off"] == TargetArm(url="http://x:1", headers={"x-cache": "off"})
 
 
 def test_a_flag_reads_numbers_lists_and_none_by_the_type_of_its_parameter(tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_a_number_is_the_same_by_flag_and_by_file(rate: float) -> None:
 
 
 def test_results_have_no_keys_in_them() -> None:
-    target = Target(
+    target = BenchTarget(
         url="http://me:secret1@host:1/v1?key=secret2", metrics="http://host/metrics?token=secret3",
         headers={"Authorization": "Bearer secret4", "X-Api-Key": "secret5", "x-team": "perf"},
         body={"api_key": msgspec.Raw(b'"secret6"'), "max_tokens": msgspec.Raw(b"7")},
@@ -247,7 +247,7 @@ def test_results_have_no_keys_in_them() -> None:
     assert told["url"] == "http://host:1/v1"
     assert told["headers"]["x-team"] == "perf"
     assert told["body"]["max_tokens"] == 7
-    assert "secret" not in str(without_keys(Arm(headers={"cookie": "secret"})))
+    assert "secret" not in str(without_keys(TargetArm(headers={"cookie": "secret"})))
 
 
 @pytest.mark.parametrize("name", TESTS)

@@ -7,7 +7,7 @@ import pytest
 
 from llmtap.bench.run.load_level import Capacity
 from llmtap.bench.run.measurement import Measurement
-from llmtap.bench.tests.guardrail_figures import AGAIN, BASELINE, Cell, cached_share, figures
+from llmtap.bench.tests.guardrail_figures import AGAIN, BASELINE, GuardrailCell, cached_share, figures
 from tests.bench.support import measured
 
 S = 1_000_000_000
@@ -36,9 +36,9 @@ def block(arm: str, repeat: int, rows: int, *, refused: int = 0, noise_ms: float
 
 def cells(
     levels: tuple[float, ...] = (50.0,), rows: int = 200, **more: float
-) -> dict[tuple[str, float], Cell]:
+) -> dict[tuple[str, float], GuardrailCell]:
     return {
-        (arm, level): Cell({repeat: block(arm, repeat, rows, **more) for repeat in range(3)})  # type: ignore[arg-type]
+        (arm, level): GuardrailCell({repeat: block(arm, repeat, rows, **more) for repeat in range(3)})  # type: ignore[arg-type]
         for arm in COSTS_MS
         for level in levels
     }
@@ -86,8 +86,10 @@ def test_blocks_that_differ_among_themselves_widen_the_interval() -> None:
         )
 
     both = {
-        (BASELINE, 50.0): Cell({r: late(block(BASELINE, r, 200), ms) for r, ms in enumerate((0, 16, 0))}),
-        (AGAIN, 50.0): Cell({r: late(block(AGAIN, r, 200), ms) for r, ms in enumerate((8, 8, 8))}),
+        (BASELINE, 50.0): GuardrailCell(
+            {r: late(block(BASELINE, r, 200), ms) for r, ms in enumerate((0, 16, 0))}
+        ),
+        (AGAIN, 50.0): GuardrailCell({r: late(block(AGAIN, r, 200), ms) for r, ms in enumerate((8, 8, 8))}),
     }
     told = figures(both, [BASELINE, AGAIN], [50.0], CAPACITY, None)
     found = told["levels"][0]["arms"][AGAIN]["overhead"]["ttft"]
@@ -97,7 +99,7 @@ def test_blocks_that_differ_among_themselves_widen_the_interval() -> None:
 
 
 def test_with_fewer_than_three_repeats_there_are_pairs_alone() -> None:
-    both = {(arm, 50.0): Cell({0: block(arm, 0, 200)}) for arm in (BASELINE, "input_filter")}
+    both = {(arm, 50.0): GuardrailCell({0: block(arm, 0, 200)}) for arm in (BASELINE, "input_filter")}
     told = figures(both, [BASELINE, "input_filter"], [50.0], CAPACITY, None)
     found = told["levels"][0]["arms"]["input_filter"]["overhead"]["ttft"]
     assert found["overall"]["value"] == found["shift"]["difference"]
@@ -138,12 +140,12 @@ def test_throughput_of_an_open_loop_is_what_was_sent() -> None:
 def test_a_lower_throughput_is_a_reduction_with_its_interval() -> None:
     """Answers of 48, 50 and 52 tokens against 38, 40 and 42, at one rate: a fifth less."""
 
-    def cell(*tokens: int) -> Cell:
+    def cell(*tokens: int) -> GuardrailCell:
         rows = [
             {"row": i, "sent_ns": i * S // 10, "end_ns": i * S // 10 + S, "ttft_ns": S // 2}
             for i in range(200)
         ]
-        return Cell(
+        return GuardrailCell(
             {r: measured("x", [{**row, "output_tokens": n} for row in rows]) for r, n in enumerate(tokens)}
         )
 
@@ -156,7 +158,10 @@ def test_a_lower_throughput_is_a_reduction_with_its_interval() -> None:
 
 def test_blocks_of_three_answers_and_less_tell_no_throughput() -> None:
     """Answers take half a second and more, the block a tenth of a second."""
-    both = {(arm, 50.0): Cell({r: block(arm, r, 2) for r in range(3)}) for arm in (BASELINE, "input_filter")}
+    both = {
+        (arm, 50.0): GuardrailCell({r: block(arm, r, 2) for r in range(3)})
+        for arm in (BASELINE, "input_filter")
+    }
     told = figures(both, [BASELINE, "input_filter"], [50.0], CAPACITY, None)["levels"][0]["arms"]
     assert told[BASELINE]["throughput"] is None
     assert told["input_filter"]["throughput"] is None
@@ -172,6 +177,8 @@ def test_maximum_throughput_is_reduced_by_a_share() -> None:
 
 def test_what_came_from_a_cache_is_counted_where_it_is_told() -> None:
     rows = [{"cached_tokens": 30, "input_tokens": 100}, {"input_tokens": 100}]
-    told = {("baseline", 50.0): Cell({0: measured("a", rows)})}
+    told = {("baseline", 50.0): GuardrailCell({0: measured("a", rows)})}
     assert cached_share(told) == pytest.approx(0.15)
-    assert cached_share({("baseline", 50.0): Cell({0: measured("a", [{"input_tokens": 5}])})}) is None
+    assert (
+        cached_share({("baseline", 50.0): GuardrailCell({0: measured("a", [{"input_tokens": 5}])})}) is None
+    )

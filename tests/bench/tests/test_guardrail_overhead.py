@@ -8,7 +8,7 @@ import pytest
 
 from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement
-from llmtap.bench.sut.target import Arm
+from llmtap.bench.sut.target import TargetArm
 from llmtap.bench.tests.guardrail_overhead import TEST
 from llmtap.errors import ConfigError
 from tests.bench.support import Planted, measured, perform, session_to, sim
@@ -17,8 +17,9 @@ from tests.support.busy_machine import measures
 INPUT = {"x-sim-input-filter-ms": "40"}
 OUTPUT = {"x-sim-output-hold": "4", "x-sim-output-filter-ms": "30"}
 ARMS = {
-    "baseline": Arm(), "input_filter": Arm(headers=INPUT), "output_filter": Arm(headers=OUTPUT),
-    "full": Arm(headers=INPUT | OUTPUT),
+    "baseline": TargetArm(), "input_filter": TargetArm(headers=INPUT),
+    "output_filter": TargetArm(headers=OUTPUT),
+    "full": TargetArm(headers=INPUT | OUTPUT),
 }  # fmt: skip
 COSTS_MS = {"baseline": 0, "baseline_again": 0, "input_filter": 40, "output_filter": 30, "full": 70}
 
@@ -35,7 +36,7 @@ def answer(name: str, load: Load) -> Measurement:
     return measured(name, rows)
 
 
-def planted(tmp_path: Path, arms: dict[str, Arm] | None = None) -> Planted:
+def planted(tmp_path: Path, arms: dict[str, TargetArm] | None = None) -> Planted:
     session = Planted(tmp_path, answer, "guardrail-overhead")
     session.arms = ARMS if arms is None else arms
     return session
@@ -118,7 +119,7 @@ def test_all_arms_of_a_repeat_get_the_same_requests_and_repeats_others(tmp_path:
 
 
 def test_arms_that_take_a_command_have_longer_turns(tmp_path: Path) -> None:
-    session = planted(tmp_path, {**ARMS, "full": Arm(apply=["true"])})
+    session = planted(tmp_path, {**ARMS, "full": TargetArm(apply=["true"])})
     found = run(session, requests=8)
     arms = [name.rpartition("/")[2] for name, _ in session.asked]
     for repeat in range(3):
@@ -139,9 +140,15 @@ def test_what_there_is_not_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arms", "says"),
-    [({}, "arms.baseline"), ({"full": Arm()}, "arms.baseline"), ({"baseline": Arm()}, "arms.input_filter")],
+    [
+        ({}, "arms.baseline"),
+        ({"full": TargetArm()}, "arms.baseline"),
+        ({"baseline": TargetArm()}, "arms.input_filter"),
+    ],
 )
-def test_without_two_configurations_nothing_is_sent(tmp_path: Path, arms: dict[str, Arm], says: str) -> None:
+def test_without_two_configurations_nothing_is_sent(
+    tmp_path: Path, arms: dict[str, TargetArm], says: str
+) -> None:
     session = planted(tmp_path, arms)
     with pytest.raises(ConfigError) as caught:
         run(session)
@@ -202,7 +209,7 @@ def test_filters_of_known_cost_are_found_and_a_second_baseline_is_not(tmp_path: 
 
 def test_benign_requests_that_are_refused_are_a_deviation(tmp_path: Path) -> None:
     refusing = {"x-sim-refusal-rate": "0.5"}
-    arms = {"baseline": Arm(), "full": Arm(headers=refusing)}
+    arms = {"baseline": TargetArm(), "full": TargetArm(headers=refusing)}
     with sim("--ttft", "5ms", "--itl", "1ms", "--tokens", "4") as url:
         session = session_to(url, tmp_path, "guardrail-overhead", arms=arms, warmup="none")
         found = perform(TEST, session, max_rate=80.0, levels=[50.0], requests=20, repeats=1, output_tokens=4)

@@ -12,7 +12,7 @@ import pytest
 from llmtap.bench.run.folder import Folder
 from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement
-from llmtap.bench.sut.target import Arm
+from llmtap.bench.sut.target import TargetArm
 from llmtap.bench.tests.prefix_cache import TEST, PrefixCacheParams
 from llmtap.errors import ConfigError
 from llmtap.sim.latency import SEED_ITERATIONS
@@ -20,7 +20,7 @@ from tests.bench.support import Planted, measured, perform, session_to, sim
 from tests.support.busy_machine import measures
 
 S = 1_000_000_000
-ARMS = {"cache_off": Arm(headers={"x-cache": "off"}), "cache_on": Arm()}
+ARMS = {"cache_off": TargetArm(headers={"x-cache": "off"}), "cache_on": TargetArm()}
 Cached = Callable[[str, int, Random], int | None]
 
 
@@ -45,7 +45,7 @@ def served(cached: Cached, *, tokens: int = 1_000, ms_a_token: float = 0.1) -> A
     return answer
 
 
-def planted(tmp_path: Path, cached: Cached, arms: dict[str, Arm] | None = None) -> Planted:
+def planted(tmp_path: Path, cached: Cached, arms: dict[str, TargetArm] | None = None) -> Planted:
     session = Planted(tmp_path, served(cached), "prefix-cache")
     session.arms = ARMS if arms is None else arms
     return session
@@ -172,7 +172,7 @@ def test_cold_is_first_where_off_may_fill_the_cache(tmp_path: Path) -> None:
         names = [name for name, _ in session.asked if name.startswith(f"{repeat}/")]
         assert names == [f"{repeat}/cold", f"{repeat}/warm", f"{repeat}/off"]
     # Of two servers either may be first.
-    arms = {"cache_off": Arm(url="http://127.0.0.1:8"), "cache_on": Arm()}
+    arms = {"cache_off": TargetArm(url="http://127.0.0.1:8"), "cache_on": TargetArm()}
     session = planted(tmp_path, by_state, arms)
     run(session, tmp_path, requests=10, repeats=6, concurrency=0)
     firsts = {names[0] for names in ([n for n, _ in session.asked if n[0] == str(r)] for r in range(6))}
@@ -224,12 +224,12 @@ def test_throughput_is_of_closed_loops(tmp_path: Path) -> None:
     ("arms", "place"),
     [
         ({}, "[arms.cache_off]"),
-        ({"cache_on": Arm()}, "[arms.cache_off]"),
-        ({"cache_off": Arm()}, "[arms.cache_on]"),
-        ({"cache_off": Arm(about="a"), "cache_on": Arm(about="b")}, "[arms.cache_off]"),
+        ({"cache_on": TargetArm()}, "[arms.cache_off]"),
+        ({"cache_off": TargetArm()}, "[arms.cache_on]"),
+        ({"cache_off": TargetArm(about="a"), "cache_on": TargetArm(about="b")}, "[arms.cache_off]"),
     ],
 )
-def test_what_is_missing_is_named(tmp_path: Path, arms: dict[str, Arm], place: str) -> None:
+def test_what_is_missing_is_named(tmp_path: Path, arms: dict[str, TargetArm], place: str) -> None:
     with pytest.raises(ConfigError) as caught:
         run(planted(tmp_path, by_state, arms), tmp_path)
     assert caught.value.place == place
@@ -252,7 +252,7 @@ def test_a_real_cache_helps_as_its_latency_model_says(tmp_path: Path) -> None:
     )  # fmt: skip
     engine = ("--scheduler", "continuous_batching")
     with sim(*engine) as off, sim(*engine, "--serving", "prefix_cache=true") as on:
-        arms = {"cache_off": Arm(url=off), "cache_on": Arm(url=on)}
+        arms = {"cache_off": TargetArm(url=off), "cache_on": TargetArm(url=on)}
         session = session_to(on, tmp_path, "prefix-cache", arms=arms, warmup="none")
         TEST.check(session, params) if TEST.check else None
         found = asyncio.run(TEST.run(session, params))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmtap.bench.tests.prefix_figures import Run, figures, hot_firsts, ttfts
+from llmtap.bench.tests.prefix_figures import PrefixRun, figures, hot_firsts, ttfts
 from llmtap.workload.sharing import NO_CONTEXT
 from tests.bench.support import measured
 
@@ -11,7 +11,7 @@ CONTEXTS = [0, 1, NO_CONTEXT, 0, 1, 0]
 LENGTHS = [100, 200]
 
 
-def repeat(cold: list[int | None], ttft_ms: int = 30) -> Run:
+def repeat(cold: list[int | None], ttft_ms: int = 30) -> PrefixRun:
     """Off takes 100 ms; cold and warm `ttft_ms`; the cold run tells so many cached tokens."""
     states = {
         state: measured(state, [
@@ -21,7 +21,7 @@ def repeat(cold: list[int | None], ttft_ms: int = 30) -> Run:
         ])
         for state in ("off", "cold", "warm")
     }  # fmt: skip
-    return Run(CONTEXTS, LENGTHS, states)
+    return PrefixRun(CONTEXTS, LENGTHS, states)
 
 
 def test_a_reduction_by_hand() -> None:

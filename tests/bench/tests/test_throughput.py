@@ -10,7 +10,7 @@ import pytest
 
 from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement
-from llmtap.bench.run.session import Interrupted, Session
+from llmtap.bench.run.session import BenchSession, Interrupted
 from llmtap.bench.sut.sut import Hardware, Sut
 from llmtap.bench.tests.throughput import TEST
 from llmtap.errors import ConfigError
@@ -200,7 +200,7 @@ class Stopping(Silent):
     def __init__(self, at: str) -> None:
         super().__init__()
         self.at = at
-        self.session: Session | None = None
+        self.session: BenchSession | None = None
 
     def sending(self, progress: Progress, planned: int) -> None:
         if self.session is not None and self.steps[-1][0] == self.at and progress.sent:
@@ -221,7 +221,7 @@ def test_an_engines_capacity_is_found_and_a_stopped_search_goes_on(tmp_path: Pat
     sut = Sut(hardware=Hardware(count=2), max_batch=2)
     with sim("--scheduler", "continuous_batching", "--serving", "seqs_max=2") as url:
 
-        def session() -> Session:
+        def session() -> BenchSession:
             made = session_to(url, tmp_path / "results", "throughput", sut=sut)
             made.quick = True
             made.target = msgspec.structs.replace(made.target, metrics=None)

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.capture.privacy.blocks import CHAIN_BYTES, BlockHasher, chain, new_salt
-from llmtap.exchange.prompt import Message, Prompt, read_prompt
-from llmtap.exchange.request_shape import Asked
+from llmtap.exchange.prompt import PromptMessage, PromptShape, read_prompt
+from llmtap.exchange.request_shape import RequestShape
 
 SALT = b"s" * 32
 SIZE = 8
@@ -28,12 +28,12 @@ def by_bytes(size: int = SIZE, salt: bytes = SALT) -> BlockHasher:
     return BlockHasher(salt, size=size, unit="bytes")
 
 
-def prompt(*messages: tuple[str, Any], tools: bytes = b"") -> Prompt:
-    made = [Message(role, parts if isinstance(parts, list) else [parts]) for role, parts in messages]
-    return Prompt(made, Asked(), {}, True, tools)
+def prompt(*messages: tuple[str, Any], tools: bytes = b"") -> PromptShape:
+    made = [PromptMessage(role, parts if isinstance(parts, list) else [parts]) for role, parts in messages]
+    return PromptShape(made, RequestShape(), {}, True, tools)
 
 
-def ids(asked: Prompt, size: int = SIZE) -> list[int]:
+def ids(asked: PromptShape, size: int = SIZE) -> list[int]:
     blocks = by_bytes(size).blocks(asked)
     assert blocks is not None
     return list(blocks.ids)
@@ -59,7 +59,7 @@ def test_exact_blocks_in_one_message_give_one_id_each() -> None:
         (prompt(("user", ["x" * 8, b"media1"])), 1), (prompt(("user", array("I", [1, 2]))), 1),
     ],
 )  # fmt: skip
-def test_the_count_of_ids_is_that_of_the_text(asked: Prompt, count: int) -> None:
+def test_the_count_of_ids_is_that_of_the_text(asked: PromptShape, count: int) -> None:
     assert len(ids(asked)) == count
 
 
@@ -87,7 +87,7 @@ def test_the_count_of_ids_is_that_of_the_text(asked: Prompt, count: int) -> None
         (prompt(("user", "a" * 8 + "x" * 8)), prompt(("user", "b" * 8 + "x" * 8)), 0),
     ],
 )  # fmt: skip
-def test_what_two_prompts_share(a: Prompt, b: Prompt, same: int) -> None:
+def test_what_two_prompts_share(a: PromptShape, b: PromptShape, same: int) -> None:
     assert shared(ids(a), ids(b)) == same
     assert not set(ids(a)[same:]) & set(ids(b)[same:])
 
@@ -100,7 +100,7 @@ _PARTS = st.lists(
 _MESSAGES = st.lists(st.tuples(st.sampled_from(["user", "assistant", "tool"]), _PARTS), max_size=5)
 
 
-def laid_out(asked: Prompt) -> list[Any]:
+def laid_out(asked: PromptShape) -> list[Any]:
     """The oracle: the text byte by byte, each with the marks before it."""
     row: list[Any] = []
     marks: list[Any] = [("tools", asked.tools)] if asked.tools else []
@@ -216,7 +216,7 @@ def test_a_conversations_chain_begins_with_that_of_its_beginning(messages: Any, 
         (prompt(("user", "x")), prompt(("user", ""))),
     ],
 )
-def test_another_conversation_has_another_chain(a: Prompt, b: Prompt) -> None:
+def test_another_conversation_has_another_chain(a: PromptShape, b: PromptShape) -> None:
     assert chain(a, SALT)[-1] != chain(b, SALT)[-1]
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.capture.read.integrity import Integrity, check, latest_ledger
-from llmtap.capture.schema import SCHEMA, CaptureInfo, Ledger, RelayCount
+from llmtap.capture.schema import SCHEMA, CaptureInfo, CaptureLedger, RelayCount
 from llmtap.capture.store.rows import to_batch
 from tests.support.captures import ledger
 from tests.support.exchanges import streamed
@@ -20,10 +20,10 @@ def batch(*seqs: int, relay: str = "run.0.1", capture: str = "c1") -> pa.RecordB
     return to_batch(exchanges, capture=capture, level="shape")[0]
 
 
-NOTHING = Ledger()
+NOTHING = CaptureLedger()
 
 
-def info(word: Ledger = NOTHING, capture: str = "c1", **told: Any) -> CaptureInfo:
+def info(word: CaptureLedger = NOTHING, capture: str = "c1", **told: Any) -> CaptureInfo:
     return CaptureInfo(capture=capture, ledger=word, **told)
 
 
@@ -112,10 +112,10 @@ def test_relays_and_captures_are_told_apart() -> None:
 
 
 def test_the_last_word_holds_in_whatever_order_files_are_given() -> None:
-    early = Ledger({"r": RelayCount(5, {"overflow": 1}, 3)}, {"disk": 1}, "m")
-    late = Ledger({"r": RelayCount(5, {"overflow": 1}, 0)}, {"disk": 2}, "m")
+    early = CaptureLedger({"r": RelayCount(5, {"overflow": 1}, 3)}, {"disk": 1}, "m")
+    late = CaptureLedger({"r": RelayCount(5, {"overflow": 1}, 0)}, {"disk": 2}, "m")
     for words in ([early, late], [late, early]):
-        assert latest_ledger([info(word) for word in words]) == Ledger(
+        assert latest_ledger([info(word) for word in words]) == CaptureLedger(
             {"r": RelayCount(5, {"overflow": 1}, 0)}, {"disk": 2}
         )
 

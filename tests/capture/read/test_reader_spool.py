@@ -11,7 +11,7 @@ import pytest
 
 from llmtap.capture.read import reader
 from llmtap.capture.read.reader import Capture, CaptureError, read
-from llmtap.capture.schema import Ledger, RelayCount
+from llmtap.capture.schema import CaptureLedger, RelayCount
 from llmtap.capture.store.finisher import ClosedSpool, Finisher
 from llmtap.capture.store.places import LocalPlace
 from llmtap.capture.store.rows import to_batch
@@ -36,7 +36,7 @@ def batch(*numbers: int) -> pa.RecordBatch:
     return made
 
 
-def lay(folder: Path, number: int, *starts: int, ledger: Ledger | None = None) -> Path:
+def lay(folder: Path, number: int, *starts: int, ledger: CaptureLedger | None = None) -> Path:
     """A spool of three rows from each of these numbers on."""
     folder.mkdir(parents=True, exist_ok=True)
     writer = SpoolWriter(folder / (NAME.format(number) + ".spool"), INFO)
@@ -67,7 +67,7 @@ def test_a_running_capture_is_read_with_what_was_written_a_moment_ago(running: S
     folder = tmp_path / "cap"
     with pytest.raises(CaptureError, match="no Parquet file is there, and its spool is empty"):
         read(folder)
-    append(running, batch(1, 2, 3), Ledger({"run.0.1": RelayCount(4, unsettled=1)}, {}, "m"))
+    append(running, batch(1, 2, 3), CaptureLedger({"run.0.1": RelayCount(4, unsettled=1)}, {}, "m"))
     capture = read(folder)
     assert seqs(capture) == [1, 2, 3]
     assert (len(capture), [file.spool for file in capture.files]) == (3, [True])
@@ -75,7 +75,7 @@ def test_a_running_capture_is_read_with_what_was_written_a_moment_ago(running: S
     assert capture.info.ledger.relays["run.0.1"] == RelayCount(4, unsettled=1)
     running.rotate()
     until(lambda: running.state().files == 1)
-    append(running, batch(4, 5), Ledger({"run.0.1": RelayCount(5)}, {}, "m"))
+    append(running, batch(4, 5), CaptureLedger({"run.0.1": RelayCount(5)}, {}, "m"))
     capture = read(folder)
     assert [file.spool for file in capture.files] == [False, True]
     assert seqs(capture) == [1, 2, 3, 4, 5]

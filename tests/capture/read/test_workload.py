@@ -5,12 +5,12 @@ import pyarrow as pa
 import pytest
 
 from llmtap.capture.read.describe import GROUPS_MAX, describe
-from llmtap.capture.read.workload import Workload
+from llmtap.capture.read.workload import CapturedWorkload
 from llmtap.capture.schema import SCHEMA, CaptureInfo
 from llmtap.capture.store.rows import to_batch
 from llmtap.exchange.exchange import Exchange, Tokens
 from llmtap.exchange.outcome import TokenSource
-from llmtap.exchange.request_shape import Asked, Turn
+from llmtap.exchange.request_shape import RequestShape, Turn
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.statistics import percentile
 from llmtap.metrics.summary import Summary
@@ -22,14 +22,14 @@ def batch(*exchanges: Exchange, capture: str = "c1") -> pa.RecordBatch:
 
 
 def workload(*batches: pa.RecordBatch, **options: Any) -> dict[str, Any]:
-    summed = Workload(**options)
+    summed = CapturedWorkload(**options)
     for one in batches:
         summed.add(one)
     return summed.to_dict()
 
 
-def blocks(*ids: int, size: int | None = 512) -> Asked:
-    return Asked(blocks=array("q", ids), block_size=size, block_unit="tokens")
+def blocks(*ids: int, size: int | None = 512) -> RequestShape:
+    return RequestShape(blocks=array("q", ids), block_size=size, block_unit="tokens")
 
 
 def test_arrivals_are_put_in_order_before_their_gaps_are_taken() -> None:
@@ -49,7 +49,7 @@ def test_arrivals_are_put_in_order_before_their_gaps_are_taken() -> None:
 def test_lengths_have_percentiles_by_the_one_rule_and_their_source() -> None:
     lengths = [5, 100, 7, 3_000, 12]
     xs = [streamed(i, tokens=Tokens(n, 2 * n, source=TokenSource.CHUNKS)) for i, n in enumerate(lengths)]
-    xs.append(streamed(9, tokens=Tokens(), asked=Asked(tokens=8)))
+    xs.append(streamed(9, tokens=Tokens(), asked=RequestShape(tokens=8)))
     told = workload(batch(*xs[:2]), batch(*xs[2:]))
     figures = told["input_tokens"]
     assert figures["p90"] == pytest.approx(percentile(sorted([*lengths, 8]), 0.9))

@@ -11,7 +11,7 @@ import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
 
-from llmtap.capture.schema import SCHEMA, CaptureInfo, Ledger, info_of
+from llmtap.capture.schema import SCHEMA, CaptureInfo, CaptureLedger, info_of
 from llmtap.capture.store import parquet
 from llmtap.capture.store.parquet import write_parquet
 from tests.support import capture_rows
@@ -20,7 +20,7 @@ _INFO = CaptureInfo(
     capture="c1",
     level="shape",
     tokenizer="gpt-4o",
-    ledger=Ledger(dropped={"memory": 2}),
+    ledger=CaptureLedger(dropped={"memory": 2}),
     damaged={"batches": 1},
 )
 

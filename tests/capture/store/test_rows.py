@@ -14,7 +14,7 @@ from llmtap.capture.schema import SCHEMA
 from llmtap.capture.store.rows import exchanges_of, to_batch
 from llmtap.exchange.exchange import Exchange, Tokens
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
-from llmtap.exchange.request_shape import Asked, Said, Turn
+from llmtap.exchange.request_shape import CapturedText, RequestShape, Turn
 from llmtap.metrics.latency import measure
 from tests.support.exchanges import US, WALL_NS, any_exchange, streamed
 
@@ -158,7 +158,7 @@ def test_a_row_read_and_written_again_is_the_same_row(exchanges: list[Exchange],
 
 def test_a_part_of_a_batch_reads_as_that_part() -> None:
     xs = [streamed(i, words=i) for i in range(5)]
-    xs[2].asked = Asked(roles=["user"], sizes=array("q", [7]))
+    xs[2].asked = RequestShape(roles=["user"], sizes=array("q", [7]))
     batch, _ = to_batch(xs, capture="c1", level="shape")
     part = list(exchanges_of(batch.slice(2, 2)))
     assert [x.seq for x in part] == [2, 3]
@@ -217,7 +217,7 @@ def test_event_lists_hold_names_and_null_for_tokens_that_nobody_told() -> None:
 
 
 def test_the_source_of_the_input_count_is_told() -> None:
-    asked = Asked(tokens=42)
+    asked = RequestShape(tokens=42)
     by_usage = row_of(streamed(asked=asked))
     by_tokenizer = row_of(streamed(asked=asked, tokens=Tokens(output=3, source=TokenSource.CHUNKS)))
     by_nobody = row_of(streamed(tokens=Tokens()))
@@ -239,13 +239,14 @@ HOSTILE: list[tuple[str, Any, str, Any]] = [
     ("slo_ttft_ns", HUGE, "slo_ttft_us", None),
     ("tokens", Tokens(HUGE, HUGE, HUGE, HUGE, TokenSource.USAGE), "output_tokens", None),
     ("tokens", Tokens(True, 1.5), "input_tokens", 1),  # type: ignore[arg-type]
-    ("asked", Asked(max_tokens=HUGE), "max_tokens", None),
-    ("asked", Asked(max_tokens="many"), "max_tokens", None),  # type: ignore[arg-type]
-    ("asked", Asked(temperature=10**400), "temperature", None),
-    ("asked", Asked(temperature=2**60), "temperature", float(2**60)),
-    ("asked", Asked(temperature="hot"), "temperature", None),  # type: ignore[arg-type]
-    ("asked", Asked(tools=2**40), "tools", None),
-    ("asked", Asked(roles=["user", "my word is x", "\ud800"]), "message_roles", ["user", "other", "other"]),
+    ("asked", RequestShape(max_tokens=HUGE), "max_tokens", None),
+    ("asked", RequestShape(max_tokens="many"), "max_tokens", None),  # type: ignore[arg-type]
+    ("asked", RequestShape(temperature=10**400), "temperature", None),
+    ("asked", RequestShape(temperature=2**60), "temperature", float(2**60)),
+    ("asked", RequestShape(temperature="hot"), "temperature", None),  # type: ignore[arg-type]
+    ("asked", RequestShape(tools=2**40), "tools", None),
+    ("asked", RequestShape(roles=["user", "my word is x", "\ud800"]), "message_roles",
+     ["user", "other", "other"]),
     ("turn", Turn("\ud800", "explicit", 2**40, think_ns=HUGE), "think_us", None),
     ("usage", {"n": HUGE}, "usage", '{"n":' + str(HUGE) + "}"),
     ("usage", {"n": "\ud800"}, "usage", '{"n":"?"}'),
@@ -291,7 +292,7 @@ def test_an_exchange_that_cannot_be_a_row_costs_no_other() -> None:
 
 
 def revealing() -> Exchange:
-    asked = Asked(
+    asked = RequestShape(
         max_tokens=9, tools=2, roles=["system", "user"], sizes=array("q", [30, 12]),
         blocks=array("q", [17, 4]), block_size=16, block_unit="bytes",
     )  # fmt: skip
@@ -317,7 +318,7 @@ def test_the_level_none_keeps_a_conversation_that_named_itself() -> None:
 @pytest.mark.parametrize("level", ["none", "shape"])
 def test_below_the_level_full_nothing_that_was_said_is_written(level: str) -> None:
     x = revealing()
-    x.said = Said("SECRET asked", "SECRET answered", 2)
+    x.said = CapturedText("SECRET asked", "SECRET answered", 2)
     row = row_of(x, level)
     assert "SECRET" not in str(row)
     assert row["redactions"] is None
@@ -325,7 +326,7 @@ def test_below_the_level_full_nothing_that_was_said_is_written(level: str) -> No
 
 
 def test_a_row_says_what_it_has_itself() -> None:
-    kept = streamed(1, said=Said("asked", None, 2))
+    kept = streamed(1, said=CapturedText("asked", None, 2))
     rows = rows_of(kept, streamed(2), level="full")
     assert [row["level"] for row in rows] == ["full", "shape"]
     assert [row["request_body"] for row in rows] == ["asked", None]

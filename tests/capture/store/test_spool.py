@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmtap.capture.schema import SCHEMA, VERSION, CaptureInfo, Ledger, RelayCount
+from llmtap.capture.schema import SCHEMA, VERSION, CaptureInfo, CaptureLedger, RelayCount
 from llmtap.capture.store import spool as spools
 from llmtap.capture.store.migrations import CaptureVersionError
 from llmtap.capture.store.spool import SpoolError, SpoolWriter, read_spool
@@ -44,8 +44,8 @@ def _read(path):
 
 def test_what_is_written_is_read_with_what_the_spool_says_of_itself(tmp_path):
     path = tmp_path / "a.spool"
-    last = Ledger({"r0": RelayCount(18, {"overflow": 2})}, {"disk_full": 1}, "m1")
-    written, _ = _write(path, notes=[Ledger({"r0": RelayCount(3)}), None, last])
+    last = CaptureLedger({"r0": RelayCount(18, {"overflow": 2})}, {"disk_full": 1}, "m1")
+    written, _ = _write(path, notes=[CaptureLedger({"r0": RelayCount(3)}), None, last])
     contents, batches = _read(path)
     assert batches == written
     assert contents.info == _INFO
@@ -58,7 +58,7 @@ def test_what_is_written_is_read_with_what_the_spool_says_of_itself(tmp_path):
 def test_a_ledger_may_be_noted_alone(tmp_path):
     path = tmp_path / "a.spool"
     writer = SpoolWriter(path, _INFO)
-    writer.note(Ledger(dropped={"memory": 5}), sync=True)
+    writer.note(CaptureLedger(dropped={"memory": 5}), sync=True)
     writer.close()
     contents, batches = _read(path)
     assert batches == []
@@ -263,7 +263,7 @@ def test_a_failed_write_leaves_the_file_as_it_was_and_may_be_tried_again(tmp_pat
     with monkeypatch.context() as broken:
         broken.setattr(spools.os, where, short if where == "pwrite" else unsure)
         with pytest.raises(OSError, match=os.strerror(code)):
-            writer.append(second, Ledger(meter="m"), sync=True)
+            writer.append(second, CaptureLedger(meter="m"), sync=True)
     assert path.stat().st_size == end == writer.bytes
     assert (writer.rows, writer.batches, writer.notes) == (2, 1, 0)
     writer.append(second, sync=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from llmtap.capture.schema import VERSION, CaptureInfo, Ledger, RelayCount, info_of
+from llmtap.capture.schema import VERSION, CaptureInfo, CaptureLedger, RelayCount, info_of
 from llmtap.capture.store.finisher import Finisher
 from llmtap.capture.store.migrations import CaptureVersionError
 from llmtap.capture.store.spool import SpoolWriter, read_spool
@@ -45,8 +45,8 @@ def _lay(folder, name, batches, info=INFO, ledger=None):
 def test_rows_become_a_file_that_says_whose_it_is(tmp_path):
     clock = ManualClock()
     at = store(tmp_path / "cap", clock)
-    ledger = Ledger({"r0": RelayCount(12, {"overflow": 2})}, {"memory": 1}, "m")
-    append(at, thin(1), Ledger({"r0": RelayCount(5)}))
+    ledger = CaptureLedger({"r0": RelayCount(12, {"overflow": 2})}, {"memory": 1}, "m")
+    append(at, thin(1), CaptureLedger({"r0": RelayCount(5)}))
     append(at, thin(6), ledger)
     assert at.state().rows_written == 10
     assert numbers(tmp_path / "cap") == []
@@ -199,11 +199,11 @@ def test_a_spool_of_a_newer_tap_stays_and_the_others_are_finished(tmp_path, capl
 def test_a_ledger_without_rows_is_kept_where_it_tells_of_exchanges(tmp_path):
     nobody = thin(1, 0)
     at = store(tmp_path)
-    append(at, nobody, Ledger(meter="m"))
+    append(at, nobody, CaptureLedger(meter="m"))
     at.rotate()
     until(lambda: at.state().files_waiting == 0)
     assert _files(tmp_path) == [], "no exchange, nothing to tell"
-    told = Ledger({"r0": RelayCount(7, {"no_meter": 7})}, meter="m")
+    told = CaptureLedger({"r0": RelayCount(7, {"no_meter": 7})}, meter="m")
     append(at, nobody, told)
     at.rotate()
     append(at, nobody, told)
@@ -214,7 +214,7 @@ def test_a_ledger_without_rows_is_kept_where_it_tells_of_exchanges(tmp_path):
 
 
 def test_each_file_has_the_ledger_even_where_it_has_not_changed(tmp_path):
-    told = Ledger({"r0": RelayCount(7)}, meter="m")
+    told = CaptureLedger({"r0": RelayCount(7)}, meter="m")
     at = store(tmp_path)
     for start in (1, 6):
         append(at, thin(start), told)
@@ -454,7 +454,7 @@ def test_a_paused_capture_tells_what_it_lost_and_stays_below_its_bound(tmp_path)
     at = store(tmp_path, clock, total_bytes=Bytes(bound))
     _fill(at)
     for lost in range(1, 500):
-        assert at.append(thin(0, 0), Ledger(dropped={"total_bytes": lost}, meter="m"))
+        assert at.append(thin(0, 0), CaptureLedger(dropped={"total_bytes": lost}, meter="m"))
         assert at.problem == "total_bytes", "that a ledger has room says nothing of rows"
         assert _ledgers(tmp_path)[-1].dropped == {"total_bytes": lost}
         clock.advance(at._options.rotate_every // 100)
@@ -473,25 +473,25 @@ def test_a_spool_of_ledgers_that_cannot_be_begun_anew_stays(tmp_path, monkeypatc
     lost = 0
     while at.state().spool_bytes < NOTES_SPOOL_BYTES:
         lost += 1
-        append(at, thin(0, 0), Ledger(dropped={"memory": lost}, meter="m"))
+        append(at, thin(0, 0), CaptureLedger(dropped={"memory": lost}, meter="m"))
     (before,) = (tmp_path / ".spool").glob("*.spool")
     with monkeypatch.context() as failing:
         failing.setattr(SpoolWriter, "note", _no_room)
-        assert not at.append(thin(0, 0), Ledger(dropped={"memory": 1_000}, meter="m"))
+        assert not at.append(thin(0, 0), CaptureLedger(dropped={"memory": 1_000}, meter="m"))
     assert list((tmp_path / ".spool").glob("*.spool")) == [before]
-    append(at, thin(0, 0), Ledger(dropped={"memory": 1_001}, meter="m"))
+    append(at, thin(0, 0), CaptureLedger(dropped={"memory": 1_001}, meter="m"))
     (after,) = (tmp_path / ".spool").glob("*.spool")
     assert after != before
-    append(at, thin(1), Ledger(dropped={"memory": 1_001}, meter="m"))
+    append(at, thin(1), CaptureLedger(dropped={"memory": 1_001}, meter="m"))
     at.close(10)
-    assert _ledgers(tmp_path) == [Ledger(dropped={"memory": 1_001}, meter="m")]
+    assert _ledgers(tmp_path) == [CaptureLedger(dropped={"memory": 1_001}, meter="m")]
     assert numbers(tmp_path) == [1, 2, 3, 4, 5]
 
 
 def test_what_is_deleted_is_known_as_soon_as_it_is_gone(tmp_path):
     at = store(tmp_path, total_bytes=Bytes(256 << 10), when_full="oldest")
     for seq in range(1, 81):
-        until(lambda seq=seq: at.append(fat(seq), Ledger(meter="m")))
+        until(lambda seq=seq: at.append(fat(seq), CaptureLedger(meter="m")))
         until(lambda: at.state().files_waiting == 0)
         deleted = at.state().rows_deleted
         assert _ledgers(tmp_path)[-1].dropped == ({"deleted": deleted} if deleted else {})
@@ -506,9 +506,9 @@ def test_what_is_deleted_for_a_batch_that_is_not_taken_all_the_same_is_known_too
         seq += 1
         with monkeypatch.context() as failing:
             failing.setattr(SpoolWriter, "append", _no_room)
-            assert not at.append(fat(seq), Ledger(meter="m"))
+            assert not at.append(fat(seq), CaptureLedger(meter="m"))
         if not at.state().rows_deleted:
-            until(lambda seq=seq: at.append(fat(seq), Ledger(meter="m")))
+            until(lambda seq=seq: at.append(fat(seq), CaptureLedger(meter="m")))
         until(lambda: at.state().files_waiting == 0)
     assert at.problem == "disk_full"
     assert _ledgers(tmp_path)[-1].dropped == {"deleted": at.state().rows_deleted}

@@ -7,7 +7,7 @@ import threading
 import pyarrow.parquet as pq
 import pytest
 
-from llmtap.capture.schema import Ledger
+from llmtap.capture.schema import CaptureLedger
 from llmtap.capture.store import finisher
 from llmtap.capture.store.store import check
 from llmtap.errors import ConfigError
@@ -68,7 +68,7 @@ def test_a_disk_that_others_fill_pauses_capture_until_there_is_room(disk, monkey
     for _ in range(3):
         assert not at.append(fat(6), NOTHING)
         assert at.problem == "disk_full"
-    assert not at.append(fat(6, n=0), Ledger(meter="m")), "there is really no room"
+    assert not at.append(fat(6, n=0), CaptureLedger(meter="m")), "there is really no room"
     at.rotate()
     _whole(folder)
     (disk / "filler").unlink()
@@ -92,7 +92,7 @@ def test_a_disk_that_we_fill_pauses_capture_and_every_row_taken_is_in_the_files(
             seq += 1
         assert at.problem == "disk_full"
         for lost in range(100):
-            append(at, fat(seq, n=0), Ledger(dropped={"disk_full": lost}))
+            append(at, fat(seq, n=0), CaptureLedger(dropped={"disk_full": lost}))
             assert at.problem == "disk_full", "that a ledger has room says nothing of rows"
         _whole(folder)
         for path in sorted(folder.glob("*.parquet"))[:3]:

@@ -15,7 +15,7 @@ from llmtap.errors import ConfigError
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
 from llmtap.export.opentelemetry.exporter import BATCH_MAX, OtlpExporter, pause_s
-from llmtap.export.opentelemetry.otlp import Answer, Link, connect
+from llmtap.export.opentelemetry.otlp import OtlpLink, OtlpResponse, connect
 from llmtap.export.options import OtlpOptions
 from llmtap.metrics.latency import measure
 from tests.support.otlp_receiver import GUARD_S, OtlpReceiver, plain
@@ -309,7 +309,7 @@ class Watched:
         self.failed = threading.Event()
         self._link = connect(options)
 
-    def send(self, signal: str, body: bytes, timeout_s: float) -> Answer:
+    def send(self, signal: str, body: bytes, timeout_s: float) -> OtlpResponse:
         answer = self._link.send(signal, body, timeout_s)
         if not answer.ok:
             self.failed.set()
@@ -322,7 +322,7 @@ class Watched:
 def test_a_receiver_that_was_away_gets_everything_when_it_is_back() -> None:
     links: list[Watched] = []
 
-    def watched(options: OtlpOptions) -> Link:
+    def watched(options: OtlpOptions) -> OtlpLink:
         links.append(Watched(options))
         return links[0]
 
@@ -370,10 +370,10 @@ class Stuck:
         self.asked = threading.Event()
         self.closed = threading.Event()
 
-    def send(self, signal: str, body: bytes, timeout_s: float) -> Answer:
+    def send(self, signal: str, body: bytes, timeout_s: float) -> OtlpResponse:
         self.asked.set()
         assert self.closed.wait(GUARD_S)
-        return Answer(False, again=True, problem="closed")
+        return OtlpResponse(False, again=True, problem="closed")
 
     def close(self) -> None:
         self.closed.set()
@@ -469,7 +469,7 @@ def test_what_a_receiver_rejects_of_a_batch_is_counted(caplog: pytest.LogCapture
 
 def test_a_bug_of_ours_costs_a_batch_and_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(Stuck):
-        def send(self, signal: str, body: bytes, timeout_s: float) -> Answer:
+        def send(self, signal: str, body: bytes, timeout_s: float) -> OtlpResponse:
             raise RuntimeError("odd")
 
     e = exporter("http://x", make_link=Broken, metrics=False)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
-from llmtap.export.opentelemetry.metrics import Cell, Point, Recorder, Totals
+from llmtap.export.opentelemetry.metrics import MetricCell, MetricRecorder, Point, Totals
 from llmtap.export.opentelemetry.semconv import semconv
 from tests.support.telemetry import MS, chat, read
 
@@ -16,12 +16,12 @@ EDGES = (10, 20, 40)
 
 @given(st.lists(st.integers(-5, 100)), st.lists(st.integers(-5, 100)))
 def test_many_at_once_are_as_one_by_one(values: list[int], more: list[int]) -> None:
-    one, many, merged = Cell(EDGES), Cell(EDGES), Cell(EDGES)
+    one, many, merged = MetricCell(EDGES), MetricCell(EDGES), MetricCell(EDGES)
     for value in values + more:
         one.add(value, EDGES)
     many.add_many(values + more, EDGES)
     merged.add_many(values, EDGES)
-    other = Cell(EDGES)
+    other = MetricCell(EDGES)
     other.add_many(more, EDGES)
     merged.merge(other)
     expected = [0, 0, 0, 0]
@@ -32,12 +32,12 @@ def test_many_at_once_are_as_one_by_one(values: list[int], more: list[int]) -> N
 
 
 def test_an_edge_belongs_to_its_bucket() -> None:
-    cell = Cell(EDGES)
+    cell = MetricCell(EDGES)
     cell.add_many([10, 20, 21, 40, 41], EDGES)
     assert cell.counts == [1, 1, 2, 1]
 
 
-def put(recorder: Recorder, *exchanges: Exchange) -> None:
+def put(recorder: MetricRecorder, *exchanges: Exchange) -> None:
     for x in exchanges:
         recorder.record(x, *read(x))
 
@@ -50,7 +50,7 @@ def by_name(points: list[Point]) -> dict[str, list[Point]]:
 
 
 def test_totals_go_on_from_take_to_take() -> None:
-    recorder = Recorder(semconv("1.41"), 100)
+    recorder = MetricRecorder(semconv("1.41"), 100)
     totals = Totals(recorder, {})
     put(recorder, chat())
     list(totals.gather())
@@ -62,7 +62,7 @@ def test_totals_go_on_from_take_to_take() -> None:
 
 
 def test_each_term_is_counted_in_its_metric() -> None:
-    recorder = Recorder(semconv("1.41"), 100)
+    recorder = MetricRecorder(semconv("1.41"), 100)
     put(recorder, chat())
     found = by_name(list(Totals(recorder, {}).gather()))
     totals = {
@@ -94,14 +94,14 @@ def test_embeddings_have_metrics_of_their_own_in_the_moved_conventions() -> None
             "gen_ai.client.embeddings.operation.input_tokens",
         ),
     ):
-        recorder = Recorder(semconv(version), 100)  # type: ignore[arg-type]
+        recorder = MetricRecorder(semconv(version), 100)  # type: ignore[arg-type]
         put(recorder, x)
         found = by_name(list(Totals(recorder, {}).gather()))
         assert set(found) == {duration, tokens, "gen_ai.server.request.duration", "llmtap.exchanges"}
 
 
 def test_http_that_is_no_operation_is_only_counted() -> None:
-    recorder = Recorder(semconv("1.41"), 100)
+    recorder = MetricRecorder(semconv("1.41"), 100)
     put(recorder, chat(endpoint=None, method="GET", path="/v1/models"))
     ((name, (point,)),) = by_name(list(Totals(recorder, {}).gather())).items()
     assert name == "llmtap.exchanges"
@@ -109,7 +109,7 @@ def test_http_that_is_no_operation_is_only_counted() -> None:
 
 
 def test_the_error_stands_at_durations_only() -> None:
-    recorder = Recorder(semconv("1.41"), 100)
+    recorder = MetricRecorder(semconv("1.41"), 100)
     put(recorder, chat(), chat(outcome=Outcome.TRUNCATED), chat(outcome=Outcome.CLIENT_CANCELLED))
     found = by_name(list(Totals(recorder, {}).gather()))
     with_error = {
@@ -125,7 +125,7 @@ def test_the_error_stands_at_durations_only() -> None:
 
 
 def test_series_beyond_the_bound_are_one_that_says_so() -> None:
-    recorder = Recorder(semconv("1.41"), 2)
+    recorder = MetricRecorder(semconv("1.41"), 2)
     totals = Totals(recorder, {"": ("gw", 443)})
     put(recorder, *(chat(model=f"m{i}") for i in range(10)))
     list(totals.gather())
@@ -144,7 +144,7 @@ def test_series_beyond_the_bound_are_one_that_says_so() -> None:
 
 
 def test_the_server_is_that_of_the_arm() -> None:
-    recorder = Recorder(semconv("1.41"), 100)
+    recorder = MetricRecorder(semconv("1.41"), 100)
     put(recorder, chat(), chat(arm="guarded"), chat(arm="plain"))
     totals = Totals(recorder, {"": ("gw", 443), "guarded": ("rails", 8000)})
     points = by_name(list(totals.gather()))["gen_ai.client.operation.duration"]

@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 from llmtap.clock import ManualClock
 from llmtap.export.opentelemetry.exporter import OtlpExporter
-from llmtap.export.opentelemetry.otlp import METRICS, TRACES, Answer, connect
+from llmtap.export.opentelemetry.otlp import METRICS, TRACES, OtlpResponse, connect
 from llmtap.export.options import OtlpOptions
 from llmtap.metrics.latency import measure
 from tests.support.telemetry import chat
@@ -95,22 +95,28 @@ def test_spans_and_metrics_arrive_at_their_paths_on_one_connection(server: Serve
 @pytest.mark.parametrize(
     ("status", "fields", "expected"),
     [
-        (204, {}, Answer(True)),
-        (400, {}, Answer(False, problem="HTTP 400")),
-        (301, {"Location": "/x"}, Answer(False, problem="HTTP 301")),
-        (404, {}, Answer(False, problem="HTTP 404")),
-        (500, {}, Answer(False, problem="HTTP 500")),
-        (429, {"Retry-After": "7"}, Answer(False, again=True, problem="HTTP 429", after_s=7.0)),
-        (502, {}, Answer(False, again=True, problem="HTTP 502")),
-        (503, {"Retry-After": "Fri, 20 Nov 2026 10:00:00 GMT"}, Answer(False, True, problem="HTTP 503")),
-        (504, {"Retry-After": "1234567"}, Answer(False, True, problem="HTTP 504")),
+        (204, {}, OtlpResponse(True)),
+        (400, {}, OtlpResponse(False, problem="HTTP 400")),
+        (301, {"Location": "/x"}, OtlpResponse(False, problem="HTTP 301")),
+        (404, {}, OtlpResponse(False, problem="HTTP 404")),
+        (500, {}, OtlpResponse(False, problem="HTTP 500")),
+        (429, {"Retry-After": "7"}, OtlpResponse(False, again=True, problem="HTTP 429", after_s=7.0)),
+        (502, {}, OtlpResponse(False, again=True, problem="HTTP 502")),
+        (
+            503,
+            {"Retry-After": "Fri, 20 Nov 2026 10:00:00 GMT"},
+            OtlpResponse(False, True, problem="HTTP 503"),
+        ),
+        (504, {"Retry-After": "1234567"}, OtlpResponse(False, True, problem="HTTP 504")),
     ],
 )
-def test_what_an_answer_means(server: Server, status: int, fields: dict[str, str], expected: Answer) -> None:
+def test_what_an_answer_means(
+    server: Server, status: int, fields: dict[str, str], expected: OtlpResponse
+) -> None:
     server.answers.append((status, fields, b""))
     link = connect(options(server.url))
     assert link.send(TRACES, b"", GUARD_S) == expected
-    assert link.send(METRICS, b"", GUARD_S) == Answer(True), "the link goes on"
+    assert link.send(METRICS, b"", GUARD_S) == OtlpResponse(True), "the link goes on"
     link.close()
 
 
@@ -126,11 +132,11 @@ def test_partial_success_is_read_and_nonsense_is_success(server: Server) -> None
         (200, {}, b"x" * ((1 << 20) + 5)),
     ]
     link = connect(options(server.url))
-    assert link.send(TRACES, b"", GUARD_S) == Answer(True, rejected=3, problem="too old")
-    assert link.send(METRICS, b"", GUARD_S) == Answer(True, rejected=4)
-    assert link.send(TRACES, b"", GUARD_S) == Answer(True)
-    assert link.send(TRACES, b"", GUARD_S) == Answer(True), "an endless answer is left unread"
-    assert link.send(TRACES, b"", GUARD_S) == Answer(True)
+    assert link.send(TRACES, b"", GUARD_S) == OtlpResponse(True, rejected=3, problem="too old")
+    assert link.send(METRICS, b"", GUARD_S) == OtlpResponse(True, rejected=4)
+    assert link.send(TRACES, b"", GUARD_S) == OtlpResponse(True)
+    assert link.send(TRACES, b"", GUARD_S) == OtlpResponse(True), "an endless answer is left unread"
+    assert link.send(TRACES, b"", GUARD_S) == OtlpResponse(True)
     link.close()
 
 

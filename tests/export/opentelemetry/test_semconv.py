@@ -9,7 +9,7 @@ from llmtap.exchange import request
 from llmtap.export.opentelemetry.semconv import (
     VERSIONS,
     Instrument,
-    Quantity,
+    SemconvQuantity,
     operation_of,
     provider_of,
     semconv,
@@ -91,11 +91,11 @@ def test_our_own_metrics_are_in_every_version_under_our_own_names() -> None:
 
 def test_only_the_token_types_share_a_metric_and_their_attribute_tells_them_apart() -> None:
     measures = VERSIONS["1.41"].measures
-    (read,), (written,) = measures[Quantity.INPUT_TOKENS], measures[Quantity.OUTPUT_TOKENS]
+    (read,), (written,) = measures[SemconvQuantity.INPUT_TOKENS], measures[SemconvQuantity.OUTPUT_TOKENS]
     assert read.instrument is written.instrument
     assert read.attributes == (("gen_ai.token.type", "input"),)
     assert written.attributes == (("gen_ai.token.type", "output"),)
-    counter, histogram = VERSIONS["genai-main"].measures[Quantity.INPUT_TOKENS]
+    counter, histogram = VERSIONS["genai-main"].measures[SemconvQuantity.INPUT_TOKENS]
     assert counter.attributes == (("gen_ai.token.modality", "unknown"),)
     assert histogram.attributes == ()
 

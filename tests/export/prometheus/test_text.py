@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from prometheus_client.samples import Exemplar
 
 from llmtap.export.prometheus.families import CounterFamily, HistogramFamily
-from llmtap.export.prometheus.text import Writer, escape
+from llmtap.export.prometheus.text import TextWriter, escape
 
 FAMILY = HistogramFamily("x_seconds", "Some help", (500_000, 1_000_000_000, 2_500_000_000), labels=("b", "a"))
 COUNTER = CounterFamily("y", "More help", ("b", "a"))
@@ -48,7 +48,7 @@ def theirs(found: dict[tuple[str, str], tuple[list[int], int]]) -> CollectorRegi
 
 
 def ours(found: dict[tuple[str, str], tuple[list[int], int]], *, openmetrics: bool) -> str:
-    writer = Writer(openmetrics=openmetrics)
+    writer = TextWriter(openmetrics=openmetrics)
     escaped = {(escape(b), escape(a)): cell for (b, a), cell in found.items()}
     writer.histogram(FAMILY, [(values, counts, total) for values, (counts, total) in escaped.items()])
     writer.counter(COUNTER, [(values, total) for values, (_, total) in escaped.items()])
@@ -83,7 +83,7 @@ def test_lines_are_those_of_the_library_but_for_empty_labels() -> None:
 
 @pytest.mark.parametrize("openmetrics", [True, False])
 def test_exemplars_stand_beside_their_bucket_where_the_format_has_room(openmetrics: bool) -> None:
-    writer = Writer(openmetrics=openmetrics)
+    writer = TextWriter(openmetrics=openmetrics)
     exemplar = Exemplar({"trace_id": "abc"}, 0.7, 1_700_000_000.26)
     writer.histogram(FAMILY, [(("", "a"), [0, 1, 0, 0], 700_000_000)], {("", "a"): {1: exemplar}})
     line = next(line for line in writer.bytes().decode().split("\n") if 'le="1.0"' in line)

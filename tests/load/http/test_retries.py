@@ -7,7 +7,7 @@ import pytest
 
 from llmtap.exchange.outcome import Outcome
 from llmtap.load.http.retries import FIRST_NS, retry_after_ns, wait_ns
-from llmtap.load.tally import Tally
+from llmtap.load.tally import LoadTally
 from tests.support.loading import sender_to, streamed_answer
 from tests.support.peer import chunked, scene, wait_until
 from tests.support.upstream import CLOSE, RESET, Call, Script, unanswered_port, upstream
@@ -223,7 +223,7 @@ async def test_latency_counts_from_the_last_submit_and_from_the_schedule() -> No
             assert t.arrival_ns - first_ns >= 3 * FIRST_NS - 2_000_000, (
                 "0.1 s and 0.2 s; timers may be 1 ms early"
             )
-            tally = Tally()
+            tally = LoadTally()
             m = tally.add(x)
             assert m.ttft_ns is not None
             assert m.e2e_ns is not None

@@ -14,7 +14,7 @@ import trustme
 from aiohttp import web
 
 from llmtap.exchange.outcome import Outcome
-from llmtap.load.http.sender import Sender, SenderOptions
+from llmtap.load.http.sender import LoadSender, SenderOptions
 from llmtap.load.target import parse_target
 from llmtap.net.tls import client_context
 from llmtap.units import decode_special, encode_special
@@ -282,7 +282,7 @@ async def test_bodies_that_are_not_read_tell_the_same() -> None:
         target = parse_target(server.url + server.on(says(*streamed_answer(3))), "chat.completions", [])
         found = []
         for options in (SenderOptions(), SenderOptions(model="m", stream=True)):
-            sender = Sender(asyncio.get_running_loop(), target, options)
+            sender = LoadSender(asyncio.get_running_loop(), target, options)
             ended = []
             sender.send(BODY, lambda call, x: ended.append(x))  # noqa: B023
             await wait_until(lambda: ended)  # noqa: B023
@@ -302,7 +302,7 @@ async def test_a_stream_that_never_began_is_known_as_one() -> None:
     url = f"http://127.0.0.1:{port_free()}"
     target = parse_target(url, "chat.completions", [])
     for stream in (True, False):
-        sender = Sender(asyncio.get_running_loop(), target, SenderOptions(model="mine", stream=stream))
+        sender = LoadSender(asyncio.get_running_loop(), target, SenderOptions(model="mine", stream=stream))
         ended = []
         sender.send(BODY, lambda call, x: ended.append(x))  # noqa: B023
         await wait_until(lambda: ended)  # noqa: B023

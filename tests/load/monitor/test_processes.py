@@ -9,7 +9,7 @@ import pytest
 
 from llmtap.load.monitor.processes import (
     Group,
-    Process,
+    ObservedProcess,
     groups_of,
     is_loopback,
     listeners,
@@ -42,7 +42,7 @@ def stat_of(name: str, parent: int, ticks: tuple[int, int, int, int], pages: int
 @pytest.mark.parametrize("name", ["python", "a b", "x) S 1 (y", "", "ä"])
 def test_a_process_whatever_its_name(tmp_path: Path, name: str) -> None:
     proc = proc_of(tmp_path, _7__stat=stat_of(name, 3, (10, 20, 300, 4_000), 5), self="")
-    assert read_processes(proc) == {7: Process(7, 3, name, 4_330 * TICK_NS, 5 * PAGE)}
+    assert read_processes(proc) == {7: ObservedProcess(7, 3, name, 4_330 * TICK_NS, 5 * PAGE)}
 
 
 def test_a_process_that_has_gone_is_left_out(tmp_path: Path) -> None:
@@ -78,8 +78,8 @@ def test_the_kernel_s_own_figures_of_this_host() -> None:
     assert one.memory_used_bytes is not None and one.memory_used_bytes > 0
 
 
-def tree(*links: tuple[int, int]) -> dict[int, Process]:
-    return {pid: Process(pid, parent, f"p{pid}", pid * 100, pid) for pid, parent in links}
+def tree(*links: tuple[int, int]) -> dict[int, ObservedProcess]:
+    return {pid: ObservedProcess(pid, parent, f"p{pid}", pid * 100, pid) for pid, parent in links}
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 
 import llmtap.load.monitor.system as module
 from llmtap.clock import SystemClock
-from llmtap.load.monitor.processes import Host, Process
+from llmtap.load.monitor.processes import Host, ObservedProcess
 from llmtap.load.monitor.system import SystemSampler
 from tests.support.busy_child import busy_child
 from tests.support.live_proxy import port_free
@@ -160,8 +160,8 @@ def test_a_server_that_ended_is_unknown_from_then_on() -> None:
 def test_a_side_that_lost_time_with_a_process_is_unknown_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     used_s = iter([1, 3, 2, 2, 4])  # a process that nobody waited for took a second along
 
-    def read() -> dict[int, Process]:
-        return {7: Process(7, 1, "server", next(used_s, 4) * 1_000_000_000, 1)}
+    def read() -> dict[int, ObservedProcess]:
+        return {7: ObservedProcess(7, 1, "server", next(used_s, 4) * 1_000_000_000, 1)}
 
     monkeypatch.setattr(module, "read_processes", read)
     watch = sampler(server=[7])

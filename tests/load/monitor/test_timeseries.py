@@ -7,18 +7,20 @@ import pytest
 
 import llmtap.load.monitor.timeseries as module
 from llmtap.load.monitor.server_metrics import SERIES
-from llmtap.load.monitor.timeseries import Columns, Series, TimeSeries
+from llmtap.load.monitor.timeseries import Columns, MonitorSeries, TimeSeries
 
 S = 1_000_000_000
 SPEC = {
-    "busy": Series("cpus", "interval"),
-    "memory": Series("bytes"),
-    "made": Series("tokens", "counter"),
-    "never": Series("share"),
+    "busy": MonitorSeries("cpus", "interval"),
+    "memory": MonitorSeries("bytes"),
+    "made": MonitorSeries("tokens", "counter"),
+    "never": MonitorSeries("share"),
 }
 
 
-def columns(*samples: tuple[float, Mapping[str, float | None]], spec: Mapping[str, Series] = SPEC) -> Columns:
+def columns(
+    *samples: tuple[float, Mapping[str, float | None]], spec: Mapping[str, MonitorSeries] = SPEC
+) -> Columns:
     """Samples at seconds since the start, which is at 100 s."""
     found = Columns(spec)
     for t_s, values in samples:
@@ -97,7 +99,7 @@ def test_a_counter_that_was_started_anew_counts_from_0_again() -> None:
 GPUS = {
     f"gpu{i}_{what}": spec
     for i in range(2)
-    for what, spec in (("power", Series("watts")), ("energy", Series("joules", "counter")))
+    for what, spec in (("power", MonitorSeries("watts")), ("energy", MonitorSeries("joules", "counter")))
 }
 POWERED = columns(
     (0, {"gpu0_power": 100, "gpu1_power": 200, "gpu0_energy": 1_000, "gpu1_energy": 50}),

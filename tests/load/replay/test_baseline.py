@@ -19,7 +19,7 @@ from llmtap.load.bodies import BodyOptions
 from llmtap.load.replay.baseline import FIGURES, SHARES, Baseline, read_then, recorded_of
 from llmtap.load.replay.options import ReplayOptions
 from llmtap.load.replay.perform import Replay
-from llmtap.load.replay.plan import Asked, Plan, make_plan
+from llmtap.load.replay.plan import ReplayPlan, ReplayQuestion, make_plan
 from llmtap.metrics.histogram import RELATIVE_ERROR
 from llmtap.metrics.latency import measure
 from llmtap.metrics.objectives import Objectives
@@ -76,7 +76,7 @@ def test_a_request_is_compared_with_the_row_it_was_made_of(
     asked: dict[str, Any], rows: list[int] | None, tmp_path: Path
 ) -> None:
     place = captured(tmp_path / "c.parquet", ARRIVALS_MS)
-    plan = make_plan(Asked(source=place, **asked))
+    plan = make_plan(ReplayQuestion(source=place, **asked))
     assert plan.baseline is not None
     places = list(plan.baseline.places)
     # Each row's prompt has a length of its own.
@@ -106,7 +106,7 @@ def test_places_count_over_files_and_over_rows_that_are_left_out(tmp_path: Path)
     path.write_text(
         header + "".join(f"{rows - i},,{i % 9 + 1},m,{i + 1},5,{i + 6},API log\n" for i in range(rows))
     )
-    plan = make_plan(Asked(source=str(path), window_from_ns=5_000 * S, window_for_ns=15_000 * S))
+    plan = make_plan(ReplayQuestion(source=str(path), window_from_ns=5_000 * S, window_for_ns=15_000 * S))
     assert plan.baseline is not None
     assert list(plan.baseline.places) == list(range(17_999, 2_999, -1))
     folder = tmp_path / "many"
@@ -114,14 +114,14 @@ def test_places_count_over_files_and_over_rows_that_are_left_out(tmp_path: Path)
         x = [answer(10 * number + i, 20, at_ms=10 * number + i) for i in range(4)]
         x[1].tokens.input = None
         write_capture(folder / f"llmtap-{number}.parquet", [*x[2:], *x[:2]])
-    many = make_plan(Asked(source=str(folder)))
+    many = make_plan(ReplayQuestion(source=str(folder)))
     assert many.baseline is not None
     assert list(many.baseline.places) == [2, 0, 1, 6, 4, 5, 10, 8, 9]
 
 
 def test_only_what_was_sent_is_read(tmp_path: Path) -> None:
     place = captured(tmp_path / "c.parquet", ARRIVALS_MS)
-    plan = make_plan(Asked(source=place))
+    plan = make_plan(ReplayQuestion(source=place))
     assert plan.baseline is not None
     baseline = Baseline(plan.baseline)
     for row in (2, 5):
@@ -137,7 +137,7 @@ def test_only_what_was_sent_is_read(tmp_path: Path) -> None:
 
 def test_a_row_that_has_other_lengths_is_another_one(tmp_path: Path) -> None:
     path = tmp_path / "c.parquet"
-    plan = make_plan(Asked(source=captured(path, ARRIVALS_MS)))
+    plan = make_plan(ReplayQuestion(source=captured(path, ARRIVALS_MS)))
     assert plan.baseline is not None
     captured(path, (*ARRIVALS_MS[:4], 1, 2, 3, 4))  # two are gone
     baseline = Baseline(plan.baseline)
@@ -301,16 +301,16 @@ ELAPSED = (
 def test_a_format_without_latencies_has_no_baseline(name: str, text: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_text(text)
-    plan = make_plan(Asked(source=str(path)))
+    plan = make_plan(ReplayQuestion(source=str(path)))
     assert plan.baseline is None
     assert not [note for note in plan.notes if "comparison" in note]
 
 
 def test_a_workload_has_no_baseline() -> None:
-    assert make_plan(Asked(source="conversation", closed=True, requests=3)).baseline is None
+    assert make_plan(ReplayQuestion(source="conversation", closed=True, requests=3)).baseline is None
 
 
-def compared(plan: Plan, answers: Sequence[Exchange]) -> dict[str, Any]:
+def compared(plan: ReplayPlan, answers: Sequence[Exchange]) -> dict[str, Any]:
     assert plan.baseline is not None
     baseline = Baseline(plan.baseline)
     for row, x in enumerate(answers):
@@ -326,7 +326,7 @@ def test_who_tells_how_long_an_answer_took_but_not_when_it_was_submitted_has_ela
     path.write_text(ELAPSED)
     # From arrival to the end: 1 ms to submit, then the first token, three gaps of 20 ms, and 1 ms.
     answers = [answer(0, ttft_ms, 4) for ttft_ms in (100, 200, 300)]
-    result = compared(make_plan(Asked(source=str(path))), answers)
+    result = compared(make_plan(ReplayQuestion(source=str(path))), answers)
     pairs = result["pairs"]
     assert {name: pairs[name]["n"] for name in FIGURES if pairs[name]["n"]} == {"elapsed": 2}
     assert list(pairs["elapsed"]["then"].values()) == close_to(shares_of([0.25, 0.5]))
@@ -369,7 +369,7 @@ def test_a_har_has_what_a_browser_saw(tmp_path: Path) -> None:
     entries = [har_entry(9, send=1, wait=40, receive=10), har_entry(5, send=2, wait=20, receive=10)]
     path = tmp_path / "page.har"
     path.write_text(json.dumps({"log": {"version": "1.2", "creator": {}, "entries": entries}}))
-    plan = make_plan(Asked(source=str(path)))
+    plan = make_plan(ReplayQuestion(source=str(path)))
     assert plan.baseline is not None
     assert list(plan.baseline.places) == [1, 0]
     result = compared(plan, [whole(answer(0, ttft_ms, 4)) for ttft_ms in (50, 100)])
@@ -403,7 +403,7 @@ class Silent:
     def comparing(self, done: int, of: int | None) -> None: ...
 
 
-async def replayed(plan: Plan, server: Engine, capture: Path | None = None) -> dict[str, Any]:
+async def replayed(plan: ReplayPlan, server: Engine, capture: Path | None = None) -> dict[str, Any]:
     options = ReplayOptions(
         target=server.url, timeout=Duration(60 * S), connect_timeout=Duration(10 * S),
         retry_wait=Duration(S), capture=None if capture is None else str(capture), scrape="none",
@@ -432,9 +432,9 @@ def test_a_capture_is_compared_with_its_replay(tmp_path: Path) -> None:
 
     async def run() -> tuple[dict[str, Any], dict[str, Any], dict[str, int]]:
         async with engine(sim(20)) as server:
-            was = await replayed(make_plan(Asked(source=str(source))), server, first)
+            was = await replayed(make_plan(ReplayQuestion(source=str(source))), server, first)
         async with engine(sim(60)) as server:
-            plan = make_plan(Asked(source=str(first), requests=50))
+            plan = make_plan(ReplayQuestion(source=str(first), requests=50))
             now = await replayed(plan, server, again)
             truths = {
                 truth["id"]: truth["sent_ns"][0][0] - truth["accepted_ns"] for truth in await server.truths()
@@ -490,7 +490,7 @@ def test_what_cannot_be_read_again_costs_the_comparison_and_not_the_result(
     other: bool, said: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "c.parquet"
-    plan = make_plan(Asked(source=captured(path, ARRIVALS_MS), speed=10.0))
+    plan = make_plan(ReplayQuestion(source=captured(path, ARRIVALS_MS), speed=10.0))
     path.unlink()
     if other:
         write_capture(path, [answer(99, 20, at_ms=i) for i in range(20)])

@@ -17,7 +17,7 @@ from llmtap.errors import ConfigError
 from llmtap.load.bodies import BodyOptions
 from llmtap.load.replay.options import USER_AGENT, ReplayOptions
 from llmtap.load.replay.perform import Replay
-from llmtap.load.replay.plan import Asked, make_plan
+from llmtap.load.replay.plan import ReplayQuestion, make_plan
 from llmtap.load.workers.messages import Progress
 from llmtap.units import NS_PER_S, Duration
 from tests.support.loading import events
@@ -79,7 +79,7 @@ async def gateway(
 
 async def replayed(url: str, **more: Any) -> dict[str, Any]:
     """For a second and a half."""
-    plan = make_plan(Asked(source="conversation", requests=N, rate_rps=N / 1.5, arrivals="uniform"))
+    plan = make_plan(ReplayQuestion(source="conversation", requests=N, rate_rps=N / 1.5, arrivals="uniform"))
     second, minute = Duration(NS_PER_S), Duration(60 * NS_PER_S)
     options = ReplayOptions(target=url, timeout=minute, connect_timeout=minute, retry_wait=second, **more)
     return await Replay(plan, options, BodyOptions(temperature=0.0), Silent()).run()

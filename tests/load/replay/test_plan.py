@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from llmtap.errors import ConfigError
-from llmtap.load.replay.plan import REQUESTS, Asked, Plan, make_plan
+from llmtap.load.replay.plan import REQUESTS, ReplayPlan, ReplayQuestion, make_plan
 
 MS = 1_000_000
 ROWS = [(0, 30, 5), (100, 40, 6), (100, 50, 7), (400, 60, 8)]
@@ -22,8 +22,8 @@ def trace(tmp_path: Path) -> str:
     return str(file)
 
 
-def plan_of(source: str, **more: Any) -> Plan:
-    return make_plan(Asked(source=source, **more))
+def plan_of(source: str, **more: Any) -> ReplayPlan:
+    return make_plan(ReplayQuestion(source=source, **more))
 
 
 def test_a_trace_as_it_is(trace: str) -> None:

@@ -14,7 +14,7 @@ from llmtap.errors import ConfigError
 from llmtap.load.bodies import BodyOptions
 from llmtap.load.replay.options import ReplayOptions
 from llmtap.load.replay.perform import Replay
-from llmtap.load.replay.plan import Asked, make_plan
+from llmtap.load.replay.plan import ReplayQuestion, make_plan
 from llmtap.load.replay.protocols import http_beside, maker_for, notes_of, refuse_meaningless
 from llmtap.load.workers.messages import Progress
 from llmtap.sim.server.options import SimOptions
@@ -55,7 +55,7 @@ async def serving(spoken: str) -> AsyncIterator[tuple[str, Any]]:
 
 
 async def replayed(url: str, workload: str = "synthetic-skewed", **more: Any) -> dict[str, Any]:
-    plan = make_plan(Asked(source=workload, requests=N, rate_rps=60.0, chat=False))
+    plan = make_plan(ReplayQuestion(source=workload, requests=N, rate_rps=60.0, chat=False))
     second, minute = Duration(NS_PER_S), Duration(60 * NS_PER_S)
     options = ReplayOptions(target=url, timeout=minute, connect_timeout=minute, retry_wait=second, **more)
     return await Replay(plan, options, BodyOptions(temperature=0.0), Silent()).run()

@@ -6,7 +6,7 @@ import pytest
 
 from llmtap.exchange.outcome import Outcome
 from llmtap.load.replay import result as result_module
-from llmtap.load.replay.observations import Lengths, Seen
+from llmtap.load.replay.observations import ObservedLengths, RunObservations
 from llmtap.load.replay.result import QUANTILES
 from llmtap.metrics.histogram import RELATIVE_ERROR
 from llmtap.metrics.statistics import percentile
@@ -120,7 +120,7 @@ def test_prompts_are_summed_by_both_counts() -> None:
 def test_prompts_by_our_count_and_the_server_s(
     counted: int, given: list[int], usage: list[int | None], sums: tuple[int, int, int]
 ) -> None:
-    lengths = Lengths()
+    lengths = ObservedLengths()
     for row, told in zip(given, usage, strict=True):
         x = streamed(1, 3)
         x.tokens.input = told
@@ -130,7 +130,7 @@ def test_prompts_by_our_count_and_the_server_s(
 
 def test_statuses_are_of_upstream_errors() -> None:
     columns = array("q", [0] * 5), array("q", [3] * 5), array("q", [3] * 5)
-    seen = Seen(Requests(*columns), columns[1])
+    seen = RunObservations(Requests(*columns), columns[1])
     for row, (outcome, status) in enumerate(
         [(Outcome.COMPLETE, 200), (Outcome.UPSTREAM_ERROR, 401), (Outcome.UPSTREAM_ERROR, 401),
          (Outcome.REFUSED, 400), (Outcome.UPSTREAM_ERROR, None)]
@@ -145,7 +145,9 @@ def test_who_was_sent_again_is_as_late_as_the_first_time() -> None:
     """Sent at its time, refused, and sent again three seconds later: the plan was kept."""
     again_ns = 3 * NS_PER_S
     offsets = array("q", (i * NS_PER_S // 20 for i in range(4)))
-    seen = Seen(Requests(offsets, array("q", [100] * 4), array("q", [3] * 4)), array("q", [100] * 4))
+    seen = RunObservations(
+        Requests(offsets, array("q", [100] * 4), array("q", [3] * 4)), array("q", [100] * 4)
+    )
     for row, offset_ns in enumerate(offsets):
         x = streamed(row + 1, 3, at_ms=offset_ns // 1_000_000 + again_ns // 1_000_000)
         x.scheduled_ns, x.dispatch_late_ns = BEGAN_NS + offset_ns, 1_000_000

@@ -9,7 +9,7 @@ from aiohttp import web
 from llmtap.load.bodies import BodyOptions
 from llmtap.load.replay.options import ReplayOptions
 from llmtap.load.replay.perform import Replay
-from llmtap.load.replay.plan import Asked, make_plan
+from llmtap.load.replay.plan import ReplayQuestion, make_plan
 from llmtap.load.workers.messages import Progress
 from llmtap.units import NS_PER_S, Duration
 from tests.support.loading import events
@@ -64,7 +64,7 @@ async def busy_server() -> AsyncIterator[tuple[str, Counter[str]]]:
 async def test_the_wait_is_in_no_lateness_and_in_what_counts_from_the_schedule() -> None:
     second, minute = Duration(NS_PER_S), Duration(60 * NS_PER_S)
     async with busy_server() as (url, came):
-        plan = make_plan(Asked(source="conversation", requests=N, rate_rps=N, arrivals="uniform"))
+        plan = make_plan(ReplayQuestion(source="conversation", requests=N, rate_rps=N, arrivals="uniform"))
         options = ReplayOptions(
             target=url, model="m", timeout=minute, connect_timeout=minute, retries=3,
             retry_wait=Duration(10 * second), scrape="none",

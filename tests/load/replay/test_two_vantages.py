@@ -8,7 +8,7 @@ import llmtap
 from llmtap.load.bodies import BodyOptions
 from llmtap.load.replay.options import ReplayOptions
 from llmtap.load.replay.perform import Replay
-from llmtap.load.replay.plan import Asked, make_plan
+from llmtap.load.replay.plan import ReplayQuestion, make_plan
 from llmtap.load.workers.messages import Progress
 from llmtap.sim.server.options import SimOptions
 from llmtap.units import NS_PER_S, Duration
@@ -55,7 +55,7 @@ def options_to(url: str, **more: Any) -> ReplayOptions:
 
 
 async def replayed(url: str, **more: Any) -> dict[str, Any]:
-    plan = make_plan(Asked(source="synthetic-skewed", requests=N, rate_rps=40.0, chat=False))
+    plan = make_plan(ReplayQuestion(source="synthetic-skewed", requests=N, rate_rps=40.0, chat=False))
     body = BodyOptions(endpoint="completions", temperature=0.0)
     return await Replay(plan, options_to(url, **more), body, Silent()).run()
 

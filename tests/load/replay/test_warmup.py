@@ -12,7 +12,7 @@ from llmtap.bench.run.loads import closed_load
 from llmtap.load.bodies import BodyOptions
 from llmtap.load.replay.options import ReplayOptions
 from llmtap.load.replay.perform import Replay
-from llmtap.load.replay.plan import Asked, Plan, make_plan
+from llmtap.load.replay.plan import ReplayPlan, ReplayQuestion, make_plan
 from llmtap.load.replay.warmup import ROWS_MAX, other_words
 from llmtap.units import NS_PER_S, Duration
 from llmtap.workload.prompts.prompt import Prompt
@@ -34,7 +34,7 @@ class Said:
 
 def mixed(prompt: Prompt) -> Prompt:
     requests = Requests(array("q", [0]), array("q", [9]), array("q", [3]))
-    found = other_words(Plan(requests, Said([prompt]), {}))
+    found = other_words(ReplayPlan(requests, Said([prompt]), {}))
     assert found.prompts is not None
     return found.prompts.prompt(0)
 
@@ -106,19 +106,19 @@ def test_turns_wait_for_nobody_and_tenants_stay() -> None:
         array("q", [5, 6]), array("q", [3, 4]), array("q", [1, 2]), after=array("q", [-1, 0]),
         think_ns=array("q", [0, 1]), tenants=["a", "b"],
     )  # fmt: skip
-    found = other_words(Plan(requests, Said([Prompt("a b"), Prompt("c d")]), {})).requests
+    found = other_words(ReplayPlan(requests, Said([Prompt("a b"), Prompt("c d")]), {})).requests
     assert (list(found.after), found.tenants, list(found.arrival_ns)) == ([], ["a", "b"], [0, 0])
 
 
 def test_recorded_bodies_without_prompts_are_what_there_is() -> None:
-    plan = Plan(Requests(array("q", [0]), bodies=[b"{}"]), None, {})
+    plan = ReplayPlan(Requests(array("q", [0]), bodies=[b"{}"]), None, {})
     assert other_words(plan) is plan
 
 
 def test_a_replay_is_warmed_up_by_none_of_its_own_prompts(tmp_path: Path) -> None:
     """A server that keeps prefixes would answer those from its cache."""
     second, minute = Duration(NS_PER_S), Duration(60 * NS_PER_S)
-    plan = make_plan(Asked(source="synthetic-uniform", requests=8, rate_rps=40.0, chat=False))
+    plan = make_plan(ReplayQuestion(source="synthetic-uniform", requests=8, rate_rps=40.0, chat=False))
     with sim("--scheduler", "continuous_batching", "--serving", "prefix_cache=true") as url:
         options = ReplayOptions(
             target=url, timeout=minute, connect_timeout=minute, retry_wait=second,

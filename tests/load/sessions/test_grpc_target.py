@@ -14,7 +14,7 @@ from llmtap.exchange.exchange import OUTPUT, Exchange
 from llmtap.exchange.outcome import Outcome, TokenSource
 from llmtap.load.sessions.grpc_target import GrpcTarget
 from llmtap.metrics.latency import ttft_ns
-from llmtap.protocol.inference import METHOD, SERVICE, Chunk, Counts, write_chunk
+from llmtap.protocol.inference import METHOD, SERVICE, Counts, GrpcChunk, write_chunk
 from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration
 from llmtap.workload.prompts.prompt import Prompt
@@ -100,9 +100,9 @@ async def test_lengths_are_exact(prompt: Prompt, input_tokens: int, output: int)
 @scene
 async def test_counts_that_cannot_be_true_are_in_no_figure() -> None:
     async def generate(request: bytes, context: Any) -> AsyncIterator[bytes]:
-        yield write_chunk(Chunk("a", 2))
-        yield write_chunk(Chunk(" b", 2**32 - 1))
-        yield write_chunk(Chunk(finish="stop", counts=Counts(2**32 - 1, 3, 1)))
+        yield write_chunk(GrpcChunk("a", 2))
+        yield write_chunk(GrpcChunk(" b", 2**32 - 1))
+        yield write_chunk(GrpcChunk(finish="stop", counts=Counts(2**32 - 1, 3, 1)))
 
     server = grpc.aio.server()
     handlers = {"Generate": grpc.unary_stream_rpc_method_handler(generate)}

@@ -17,8 +17,8 @@ from llmtap.load.http.sender import SenderOptions
 from llmtap.load.prepared import prepare
 from llmtap.load.sessions.prompt_sender import PromptMaker, protocol_of
 from llmtap.load.workers import worker_pool as crews
-from llmtap.load.workers.messages import Progress, Setup
-from llmtap.load.workers.worker_pool import Crew, Outcome
+from llmtap.load.workers.messages import Progress, WorkerSetup
+from llmtap.load.workers.worker_pool import LoadResult, WorkerPool
 from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration
 from llmtap.workload.prompts.prompt import Prompt
@@ -84,7 +84,7 @@ def requests(arrivals_ms: Sequence[float], tenants: list[str] | None = None) -> 
 
 @dataclass
 class Sent:
-    out: Outcome
+    out: LoadResult
     exchanges: list[tuple[int, Exchange]]
     told: list[Progress]
 
@@ -92,7 +92,7 @@ class Sent:
 async def sent(
     server: Server,
     r: Requests,
-    meanwhile: Callable[[Crew], Awaitable[None]] | None = None,
+    meanwhile: Callable[[WorkerPool], Awaitable[None]] | None = None,
     *,
     processes: int = 1,
     timeout_ms: int = 60_000,
@@ -105,11 +105,11 @@ async def sent(
         options = SenderOptions(
             model="m", timeout=Duration(timeout_ms * MS), connect_timeout=Duration(connect_timeout_ms * MS)
         )
-        setup = Setup(
+        setup = WorkerSetup(
             sender=options, url=server.url, endpoint="", script_fd=-1, bodies_fd=prepared.fd, spill_fd=None,
             exact_output=True, **more,
         )  # fmt: skip
-        with Crew(setup, r, prepared.begins, prepared.ends, processes=processes, keep=True) as crew:
+        with WorkerPool(setup, r, prepared.begins, prepared.ends, processes=processes, keep=True) as crew:
             running = asyncio.ensure_future(crew.run(told.append))
             try:
                 if meanwhile is not None:
@@ -175,7 +175,7 @@ def test_stopped_once_it_drains_and_twice_it_cuts(spoken: str, cut: bool) -> Non
         options = ENDLESS if cut else SimOptions(ttft=Duration(1_500 * MS), itl=Duration(MS), tokens=3)
         async with serving(spoken, options) as server:
 
-            async def meanwhile(crew: Crew) -> None:
+            async def meanwhile(crew: WorkerPool) -> None:
                 await wait_until(lambda: server.under_way() == 4)
                 crew.stop()
                 if cut:
@@ -207,7 +207,7 @@ def test_open_loop_waits_for_nobody_and_skips_where_that_is_asked_for(spoken: st
     async def work() -> Sent:
         async with serving(spoken, ENDLESS) as server:
 
-            async def meanwhile(crew: Crew) -> None:
+            async def meanwhile(crew: WorkerPool) -> None:
                 await wait_until(lambda: server.under_way() == 3)
 
             r = requests([0, 1, 2, 3, 4])
@@ -238,7 +238,7 @@ async def test_nobody_answers_and_a_cut_ends_it_before_and_after_the_start(schem
     async with unanswered_port() as port:
         server = Server(f"{scheme}://127.0.0.1:{port}", scheme, list, lambda: 0)
 
-        async def meanwhile(crew: Crew) -> None:
+        async def meanwhile(crew: WorkerPool) -> None:
             await wait_until(lambda: sockets(port) > 8 and crew.pids)
             crew.stop()
             crew.stop()

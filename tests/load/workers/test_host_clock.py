@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 
 from llmtap.clock import ManualClock, SystemClock, WallAnchor
 from llmtap.exchange.exchange import Timeline
-from llmtap.load.workers.host_clock import _MOVED, Compared, HostClock, Reading, Trip, compared, read_clocks
+from llmtap.load.workers.host_clock import (
+    _MOVED,
+    ClockReading,
+    Compared,
+    HostClock,
+    Trip,
+    compared,
+    read_clocks,
+)
 from llmtap.metrics.latency import measure
 from tests.support.exchanges import streamed
 
@@ -19,8 +27,8 @@ times = st.integers(0, 1 << 60)
 aheads = st.integers(-HOUR_NS, HOUR_NS)
 
 
-def reading(mono_ns: int, wall_ns: int = 0, *, boot: str = "b", host: str = "there") -> Reading:
-    return Reading(host, boot, mono_ns, wall_ns)
+def reading(mono_ns: int, wall_ns: int = 0, *, boot: str = "b", host: str = "there") -> ClockReading:
+    return ClockReading(host, boot, mono_ns, wall_ns)
 
 
 def test_this_host_reads_its_own_clocks() -> None:

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from llmtap.load.error_limit import StopErrors
 from llmtap.load.http.sender import SenderOptions
-from llmtap.load.workers.messages import Done, Frames, Progress, Ready, Script, Setup, frame
+from llmtap.load.workers.messages import Done, Frames, Progress, WorkerReady, WorkerScript, WorkerSetup, frame
 from llmtap.units import NEVER, Duration, decode_special, encode_special
 
-MESSAGES: list[Ready | Progress | Done] = [
-    Ready(3),
+MESSAGES: list[WorkerReady | Progress | Done] = [
+    WorkerReady(3),
     Progress(1, 2, 3, 4, 5, 6, 1.5, None, 2.5, None, 0.0, 7, 8, "too many errors"),
     Progress(0, 0, 0, 0, 0, 0, None, None, None, None, None),
     Done(b"\x00tally" * 30_000, None, 1, 2, 3, 4, 5, 6, 7, True),
@@ -23,7 +23,7 @@ MESSAGES: list[Ready | Progress | Done] = [
 WHOLE = b"".join(frame(message) for message in MESSAGES)
 
 
-def heard(pieces: list[bytes]) -> list[Ready | Progress | Done]:
+def heard(pieces: list[bytes]) -> list[WorkerReady | Progress | Done]:
     frames = Frames()
     return [message for piece in pieces for message in frames.feed(piece)]
 
@@ -55,16 +55,16 @@ def test_progress_fits_into_a_pipe_at_once() -> None:
 
 
 def test_a_setup_travels() -> None:
-    setup = Setup(
+    setup = WorkerSetup(
         sender=SenderOptions(retries=1, timeout=Duration(5), model="m"), url="http://a",
         endpoint="completions", headers=[("Authorization", "Bearer \u00e9")], script_fd=3, bodies_fd=4,
         spill_fd=None, slots=2, limit_in_flight=9, stop_errors=StopErrors(0.5, 10), slo="ttft<1",
     )  # fmt: skip
     line = msgspec.json.encode(setup, enc_hook=encode_special)
     assert b"\n" not in line
-    assert msgspec.json.decode(line, type=Setup, dec_hook=decode_special) == setup
+    assert msgspec.json.decode(line, type=WorkerSetup, dec_hook=decode_special) == setup
 
 
 def test_a_script_travels() -> None:
-    script = Script(b"r", b"a", b"f", b"t", ["x", ""], b"b", b"e")
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(script), type=Script) == script
+    script = WorkerScript(b"r", b"a", b"f", b"t", ["x", ""], b"b", b"e")
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(script), type=WorkerScript) == script

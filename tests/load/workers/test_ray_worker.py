@@ -20,13 +20,13 @@ import pytest
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.exchange.exchange import OUTPUT, Exchange
-from llmtap.load.tally import Tally
+from llmtap.load.tally import LoadTally
 from llmtap.load.workers import ray_worker as ray_member
 from llmtap.load.workers import worker_pool as crews
-from llmtap.load.workers.host_clock import HostClock, Reading, read_clocks
-from llmtap.load.workers.messages import Progress, Script, Setup
+from llmtap.load.workers.host_clock import ClockReading, HostClock, read_clocks
+from llmtap.load.workers.messages import Progress, WorkerScript, WorkerSetup
 from llmtap.load.workers.ray_worker import RayMember
-from llmtap.load.workers.worker_pool import Crew, Outcome
+from llmtap.load.workers.worker_pool import LoadResult, WorkerPool
 from llmtap.net.cluster import ray_cluster
 from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration, encode_special
@@ -70,7 +70,7 @@ def requests(arrivals_ms: list[float], tenants: list[str] | None = None) -> Requ
 class Sent:
     """What a crew of two came to."""
 
-    out: Outcome
+    out: LoadResult
     exchanges: list[tuple[int, Exchange]]
     told: list[Progress]
 
@@ -79,7 +79,7 @@ async def sent(
     ray: Any,
     url: str,
     r: Requests,
-    meanwhile: Callable[[Crew, list[Progress]], Awaitable[None]] | None = None,
+    meanwhile: Callable[[WorkerPool, list[Progress]], Awaitable[None]] | None = None,
     *,
     processes: int = 2,
     clock: Any = None,
@@ -88,7 +88,7 @@ async def sent(
     told: list[Progress] = []
     with (
         bodies(url, len(r), **more) as (setup, begins, ends),
-        Crew(
+        WorkerPool(
             setup, r, begins, ends, processes=processes, keep=True, clock=clock,
             hire=lambda: RayMember(ray, clock),
         ) as crew,
@@ -134,7 +134,7 @@ def test_two_workers_send_one_schedule_once_and_figures_are_the_sum(ray: Any) ->
         assert x.dispatch_late_ns is not None and x.dispatch_late_ns >= 0
         assert x.tenant == "ab"[row % 2]
     # Merged figures are those of all exchanges, and the sums of the parts.
-    whole = Tally(out.tally.summary.objectives)
+    whole = LoadTally(out.tally.summary.objectives)
     for _, x in exchanges:
         whole.add(x)
     whole.summary.opened = whole.planned = n
@@ -149,7 +149,7 @@ def test_two_workers_send_one_schedule_once_and_figures_are_the_sum(ray: Any) ->
     assert sorted(out.tally.sent_ns) == sorted(x.timeline.arrival_ns for _, x in exchanges)
     parts = []
     for done in out.done:
-        parts.append(Tally(whole.summary.objectives))
+        parts.append(LoadTally(whole.summary.objectives))
         parts[-1].merge_bytes(done.tally)
     assert [part.summary.n for part in parts] == [n // 2] * 2
     assert sum(part.lateness.n for part in parts) == out.tally.lateness.n == n
@@ -181,8 +181,8 @@ def test_hosts_with_other_clocks_start_together_and_come_back_in_our_time(
     """We are the host that has another clock: to us, the workers' hosts do."""
     boot = read_clocks()
 
-    def ours(clock: Any = None) -> Reading:
-        return Reading("us", "another", clock.mono_ns(), clock.wall_ns())
+    def ours(clock: Any = None) -> ClockReading:
+        return ClockReading("us", "another", clock.mono_ns(), clock.wall_ns())
 
     monkeypatch.setattr(ray_member, "read_clocks", ours)
     n = 40
@@ -240,7 +240,7 @@ def test_stopped_once_it_drains_and_twice_it_cuts(ray: Any, cut: bool) -> None:
     async def work() -> Sent:
         async with upstream() as server:
 
-            async def meanwhile(crew: Crew, told: list[Progress]) -> None:
+            async def meanwhile(crew: WorkerPool, told: list[Progress]) -> None:
                 await wait_until(lambda: len(server.calls) == 4, BOUND_S)
                 crew.stop()
                 if cut:
@@ -270,7 +270,7 @@ def test_called_off_while_it_waits_for_room(ray: Any) -> None:
     async def work() -> Sent:
         async with upstream() as server:
 
-            async def meanwhile(crew: Crew, told: list[Progress]) -> None:
+            async def meanwhile(crew: WorkerPool, told: list[Progress]) -> None:
                 await wait_until(lambda: len(crew.pids) == 2, BOUND_S)
                 crew.stop()
                 crew.stop()
@@ -308,7 +308,7 @@ def test_who_is_lost_is_told_and_nobody_waits(ray: Any, whole: bool) -> None:
     async def work() -> Sent:
         async with upstream() as server:
 
-            async def meanwhile(crew: Crew, told: list[Progress]) -> None:
+            async def meanwhile(crew: WorkerPool, told: list[Progress]) -> None:
                 await wait_until(lambda: len(server.calls) == 4, BOUND_S)
                 pids.extend(crew.pids)
                 if whole:
@@ -339,7 +339,7 @@ def test_whoever_waits_is_cancelled_and_no_process_is_left(ray: Any) -> None:
             r = requests([0, HOUR_NS])
             with (
                 bodies(server.url + server.on(held), len(r)) as (setup, begins, ends),
-                Crew(setup, r, begins, ends, processes=2, hire=lambda: RayMember(ray)) as crew,
+                WorkerPool(setup, r, begins, ends, processes=2, hire=lambda: RayMember(ray)) as crew,
             ):
                 running = asyncio.ensure_future(crew.run())
                 await wait_until(lambda: server.calls, BOUND_S)
@@ -381,7 +381,7 @@ def test_each_node_gets_the_bodies_of_its_own_rows_and_identical_ones_once(
     with bodies("http://h", n) as (setup, begins, ends):
         begins[7], ends[7] = begins[3], ends[3]  # row 7 says what row 3 does
         rows = array("q", [3, 5, 7, 29])
-        script = Script(rows.tobytes(), b"", b"", b"", [], begins.tobytes(), ends.tobytes())
+        script = WorkerScript(rows.tobytes(), b"", b"", b"", [], begins.tobytes(), ends.tobytes())
         own, pieces = ray_member._own_bodies(script, setup.bodies_fd)
         data = b"".join(pieces)
         own_begins, own_ends = array("q", own.body_begins), array("q", own.body_ends)
@@ -412,7 +412,7 @@ def test_the_certificates_of_whoever_asks_are_trusted_on_the_node(
 ) -> None:
     seen: list[tuple[str | None, bytes]] = []
 
-    def wired(own: Setup, *fds: int | None) -> bytes:
+    def wired(own: WorkerSetup, *fds: int | None) -> bytes:
         assert own.ca is not None
         seen.append((own.ca, Path(own.ca).read_bytes()))
         return b"{}"

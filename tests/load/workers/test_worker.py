@@ -13,25 +13,25 @@ import msgspec
 import pytest
 
 from llmtap.clock import SystemClock
-from llmtap.load.tally import Tally
+from llmtap.load.tally import LoadTally
 from llmtap.load.workers import worker
-from llmtap.load.workers.messages import Done, Frames, Progress, Ready, Script, Setup, frame
+from llmtap.load.workers.messages import Done, Frames, Progress, WorkerReady, WorkerScript, WorkerSetup, frame
 from llmtap.load.workers.worker import work
 from tests.support.loading import bodies, streamed_answer
 from tests.support.peer import scene, wait_until
 from tests.support.upstream import Call, says, upstream
 
 ANSWER = says(*streamed_answer(2))
-Messages = list[Ready | Progress | Done]
+Messages = list[WorkerReady | Progress | Done]
 
 
 @contextmanager
 def told_what(
-    setup: Setup, begins: "array[int]", ends: "array[int]", arrivals_ns: list[int]
-) -> Iterator[Setup]:
+    setup: WorkerSetup, begins: "array[int]", ends: "array[int]", arrivals_ns: list[int]
+) -> Iterator[WorkerSetup]:
     """The setup with the script of a lone process."""
     n = len(arrivals_ns)
-    script = Script(
+    script = WorkerScript(
         array("q", range(n)).tobytes(),
         array("q", arrivals_ns).tobytes(),
         b"",
@@ -75,7 +75,7 @@ class Pipes:
             self.heard += self._frames.feed(data)
         return self.heard
 
-    def of(self, kind: type) -> list[Ready | Progress | Done]:
+    def of(self, kind: type) -> list[WorkerReady | Progress | Done]:
         return [message for message in self.hear() if isinstance(message, kind)]
 
     def fill(self) -> int:
@@ -116,7 +116,7 @@ async def test_from_ready_to_done() -> None:
         ):
             working = asyncio.ensure_future(work(told, parent.commands, parent.reports))
             await wait_until(lambda: parent.hear())
-            assert parent.heard == [Ready(2)]
+            assert parent.heard == [WorkerReady(2)]
             assert not server.calls, "nothing is sent before the word"
             start_ns = SystemClock.mono_ns() + 1_000_000
             parent.say(f"go {start_ns}")
@@ -126,7 +126,7 @@ async def test_from_ready_to_done() -> None:
             assert isinstance(parent.heard[-2], Progress)
             last = parent.heard[-2]
             assert (last.sent, last.ended, last.tokens) == (3, 3, 6)
-            tally = Tally()
+            tally = LoadTally()
             tally.merge_bytes(done.tally)
             assert (tally.planned, tally.summary.n, tally.summary.opened) == (3, 3, 3)
             # Of fewer than are kept for it, progress tells the percentiles of all.
@@ -162,7 +162,7 @@ async def test_a_parent_that_does_not_read_holds_nothing_up(monkeypatch: pytest.
         ):
             parent.say(f"go {SystemClock.mono_ns()}")
             working = asyncio.ensure_future(work(told, parent.commands, parent.reports))
-            await wait_until(lambda: parent.of(Ready))
+            await wait_until(lambda: parent.of(WorkerReady))
             filled = parent.fill()
             assert filled > 10
             await wait_until(lambda: len(server.calls) == n)
@@ -172,7 +172,7 @@ async def test_a_parent_that_does_not_read_holds_nothing_up(monkeypatch: pytest.
             reading = asyncio.get_running_loop().run_in_executor(None, _until_done, parent)
             go.set()
             await working
-            tally = Tally()
+            tally = LoadTally()
             tally.merge_bytes((await reading).tally)
             assert tally.summary.n == n
 
@@ -193,7 +193,7 @@ async def test_the_last_word_waits_for_whoever_reads() -> None:
             reading = asyncio.get_running_loop().run_in_executor(None, _until_done, parent)
             await work(told, parent.commands, parent.reports)
             done = await reading
-            tally = Tally()
+            tally = LoadTally()
             tally.merge_bytes(done.tally)
             assert len(tally.sent_ns) == n
 
@@ -267,7 +267,7 @@ async def test_a_disk_that_is_full_loses_records_and_no_counts() -> None:
             (done,) = parent.of(Done)
             assert isinstance(done, Done)
             assert done.spill_error == "No space left on device"
-            tally = Tally()
+            tally = LoadTally()
             tally.merge_bytes(done.tally)
             assert tally.summary.n == 5
 

@@ -22,7 +22,7 @@ from llmtap.load.error_limit import StopErrors
 from llmtap.load.http.sender import SenderOptions
 from llmtap.load.workers import worker_pool as crews
 from llmtap.load.workers.messages import Progress
-from llmtap.load.workers.worker_pool import Crew, Outcome
+from llmtap.load.workers.worker_pool import LoadResult, WorkerPool
 from llmtap.workload.requests import Requests
 from tests.support.loading import bodies, sockets, streamed_answer
 from tests.support.peer import play, wait_until
@@ -62,12 +62,14 @@ class Load:
         self.told: list[Progress] = []
         self.exchanges: list[tuple[int, Exchange]] = []
 
-    async def run(self, meanwhile: Any = None) -> Outcome:
+    async def run(self, meanwhile: Any = None) -> LoadResult:
         async with upstream() as self.server:
             url = self.server.url + self.server.on(self.script)
             with (
                 bodies(url, len(self.r), **self.more) as (setup, begins, ends),
-                Crew(setup, self.r, begins, ends, processes=self.processes, keep=self.keep) as self.crew,
+                WorkerPool(
+                    setup, self.r, begins, ends, processes=self.processes, keep=self.keep
+                ) as self.crew,
             ):
                 running = asyncio.ensure_future(self.crew.run(self.told.append))
                 try:
@@ -87,7 +89,7 @@ async def held(call: Call) -> None:
     await call.left()
 
 
-def plan(out: Outcome) -> dict[str, Any]:
+def plan(out: LoadResult) -> dict[str, Any]:
     return out.tally.plan_dict()
 
 
@@ -295,7 +297,7 @@ def test_a_torn_record_ends_what_a_lost_process_had_put_aside(torn: int) -> None
     whole = b"".join(pickle.dumps((row, x), pickle.HIGHEST_PROTOCOL) for row in (3, 1))
     with (
         bodies("http://127.0.0.1:1", 1) as (setup, begins, ends),
-        Crew(setup, requests([0]), begins, ends, keep=True) as crew,
+        WorkerPool(setup, requests([0]), begins, ends, keep=True) as crew,
     ):
         crew._spills[0].write(whole + whole[:torn])
         assert [row for row, _ in crew.exchanges()] == [3, 1]
@@ -312,7 +314,7 @@ def test_whoever_waits_is_cancelled_and_nobody_is_left() -> None:
         async with upstream() as server:
             with (
                 bodies(server.url + server.on(held), 2) as (setup, begins, ends),
-                Crew(setup, requests([0, HOUR_MS]), begins, ends, processes=2) as crew,
+                WorkerPool(setup, requests([0, HOUR_MS]), begins, ends, processes=2) as crew,
             ):
                 running = asyncio.ensure_future(crew.run())
                 await wait_until(lambda: server.calls)
@@ -406,7 +408,7 @@ def test_settings_that_no_process_could_use(more: dict[str, Any], place: str) ->
     async def work() -> None:
         with (
             bodies("http://127.0.0.1:1", 1) as (setup, begins, ends),
-            Crew(msgspec.structs.replace(setup, **more), requests([0]), begins, ends) as crew,
+            WorkerPool(msgspec.structs.replace(setup, **more), requests([0]), begins, ends) as crew,
         ):
             await crew.run()
 

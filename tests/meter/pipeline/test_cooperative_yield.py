@@ -8,7 +8,7 @@ from llmtap.meter.pipeline.cooperative_yield import (
     CPU_EVERY_NS,
     INSIST_NS,
     TURN_NS,
-    Turns,
+    CooperativeYield,
 )
 
 FRAME = (8, 1, 0, 0, b"data")
@@ -21,7 +21,7 @@ class Bench:
         self.now_ns = start_ns
         self.given: list[int] = []
         self.away_ns = 0
-        self.turns = Turns(lambda: self.now_ns, self.give)
+        self.turns = CooperativeYield(lambda: self.now_ns, self.give)
 
     def give(self) -> None:
         self.given.append(self.now_ns)
@@ -84,13 +84,13 @@ def test_the_end_of_an_exchange_can_be_cut_into_turns_too() -> None:
 
 
 def test_an_empty_batch_is_no_trouble() -> None:
-    assert list(Turns(lambda: BEHIND_NS + 1).over([], None)) == []
+    assert list(CooperativeYield(lambda: BEHIND_NS + 1).over([], None)) == []
 
 
 def test_a_frame_that_takes_long_is_charged_with_the_cpu_time_that_it_used() -> None:
     now_ns, charged = [1_000_000_000], []
     # Half of the time belongs to other processes.
-    turns = Turns(lambda: now_ns[0], lambda: None, lambda: now_ns[0] // 2)
+    turns = CooperativeYield(lambda: now_ns[0], lambda: None, lambda: now_ns[0] // 2)
     work_ns = {2: 8 * CPU_EVERY_NS, 5: 4 * CPU_EVERY_NS}
     frames = [(8, seq, now_ns[0], 0, b"") for seq in range(8)]
     for _, seq, *_ in turns.over(frames, now_ns[0], lambda frame, cpu_ns: charged.append((frame[1], cpu_ns))):
@@ -101,7 +101,7 @@ def test_a_frame_that_takes_long_is_charged_with_the_cpu_time_that_it_used() -> 
 def test_the_cpu_clock_is_read_once_for_many_short_frames() -> None:
     reads: list[int] = []
     now_ns = [1_000_000_000]
-    turns = Turns(lambda: now_ns[0], lambda: None, lambda: reads.append(0) or 0)  # type: ignore[func-returns-value]
+    turns = CooperativeYield(lambda: now_ns[0], lambda: None, lambda: reads.append(0) or 0)  # type: ignore[func-returns-value]
     for _ in turns.over([FRAME] * 100, now_ns[0]):
         now_ns[0] += CPU_EVERY_NS // 40
     assert len(reads) == 1 + 2

@@ -6,27 +6,27 @@ import msgspec
 import pytest
 
 from llmtap.exchange.outcome import Outcome
-from llmtap.exchange.request_shape import Asked, Said
+from llmtap.exchange.request_shape import CapturedText, RequestShape
 from llmtap.meter.pipeline import recent_exchanges as kept_module
-from llmtap.meter.pipeline.recent_exchanges import BadQuery, Kept, Query, weight_bytes
+from llmtap.meter.pipeline.recent_exchanges import BadQuery, Query, RecentExchanges, weight_bytes
 from llmtap.metrics.deadlines import Benefit
 from tests.support.streams import streamed
 
 
-def ring(n: int, exchanges_max: int = 100, **limits: int) -> Kept:
-    kept = Kept(exchanges_max, **limits)
+def ring(n: int, exchanges_max: int = 100, **limits: int) -> RecentExchanges:
+    kept = RecentExchanges(exchanges_max, **limits)
     for seq in range(1, n + 1):
         kept.add(streamed(100, 140, seq=seq))
     return kept
 
 
-def answer(kept: Kept, **fields: str | None) -> Any:
+def answer(kept: RecentExchanges, **fields: str | None) -> Any:
     """The answer to these query parameters."""
     query = Query.parse({name: value for name, value in fields.items() if value is not None})
     return json.loads(kept.to_json(kept.find(query), query))
 
 
-def page(kept: Kept, **fields: str | None) -> tuple[list[int], str | None]:
+def page(kept: RecentExchanges, **fields: str | None) -> tuple[list[int], str | None]:
     """Numbers of the exchanges of an answer, and its cursor."""
     found = answer(kept, **fields)
     return [x["seq"] for x in found["exchanges"]], found["next"]
@@ -51,7 +51,7 @@ def test_every_part_of_an_exchange_has_weight() -> None:
         ("usage", {"u" * 1_000: "v" * 1_000}, 2_000),
         ("server_timing", [{"name": "n" * 1_000}], 1_000),
         ("server_gaps_ns", array("q", [40_000_000] * 1_000), 8_000),
-        ("asked", Asked(roles=["user"] * 1_000), 8_000),
+        ("asked", RequestShape(roles=["user"] * 1_000), 8_000),
     ):
         x = streamed(100, 140)
         setattr(x, field, value)
@@ -62,7 +62,7 @@ def test_every_part_of_an_exchange_has_weight() -> None:
 
 def test_what_a_capture_counts_itself_has_no_weight_here() -> None:
     x = streamed(100, 140)
-    x.said = Said("q" * 10_000, "a" * 10_000)
+    x.said = CapturedText("q" * 10_000, "a" * 10_000)
     assert weight_bytes(x) == weight_bytes(streamed(100, 140))
 
 
@@ -96,7 +96,7 @@ def test_a_full_page_at_the_very_end_has_no_cursor() -> None:
      ({"model": "none"}, [])],
 )  # fmt: skip
 def test_filters_match_by_an_exchanges_own_names(fields: dict[str, str], expected: list[int]) -> None:
-    kept = Kept(10)
+    kept = RecentExchanges(10)
     first, second, third = streamed(1, seq=1), streamed(1, seq=2), streamed(1, seq=3)
     first.tenant, first.request_id = "acme", "abc"
     second.outcome = Outcome.TRUNCATED
@@ -144,13 +144,13 @@ def test_what_is_uncertain_can_be_left_out_and_asked_for() -> None:
 
 
 def test_a_reader_of_another_speed_waits_otherwise() -> None:
-    kept = Kept(2, benefit=Benefit.at_speed(10.0))
+    kept = RecentExchanges(2, benefit=Benefit.at_speed(10.0))
     kept.add(streamed(100, 140))
     (x,) = answer(kept)["exchanges"]
     assert x["metrics"]["smooth_benefit"] == 2 - 5 * 0.1
 
 
-def walk(kept: Kept, **fields: str) -> list[Any]:
+def walk(kept: RecentExchanges, **fields: str) -> list[Any]:
     """All answers, from the newest exchange on."""
     answers = [answer(kept, **fields)]
     while (cursor := answers[-1]["next"]) is not None:
@@ -177,7 +177,7 @@ def joined(answers: list[Any]) -> list[Any]:
 def test_pages_bounded_in_bytes_hold_every_event_once(
     monkeypatch: pytest.MonkeyPatch, bytes_max: int, limit: str
 ) -> None:
-    kept = Kept(100)
+    kept = RecentExchanges(100)
     for seq, events in enumerate((3, 2_500, 999, 1_000, 1_001, 1), 1):
         kept.add(streamed(*range(1, events + 1), seq=seq))
     (whole,) = walk(kept, events="1")
@@ -192,7 +192,7 @@ def test_pages_bounded_in_bytes_hold_every_event_once(
 
 
 def test_a_full_ring_is_answered_in_pieces_of_a_few_mib() -> None:
-    kept = Kept(1_000)
+    kept = RecentExchanges(1_000)
     long = streamed(*range(1, 1 << 17))
     for _ in range(4):
         kept.add(long)

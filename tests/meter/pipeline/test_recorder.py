@@ -13,7 +13,7 @@ import pytest
 
 import llmtap
 from llmtap.capture.options import CaptureOptions
-from llmtap.capture.schema import CaptureInfo, Ledger
+from llmtap.capture.schema import CaptureInfo, CaptureLedger
 from llmtap.capture.store.store import Store
 from llmtap.clock import SystemClock
 from llmtap.exchange.exchange import Exchange
@@ -245,7 +245,7 @@ def test_a_relay_that_left_is_remembered_until_a_file_tells_of_it_and_when_it_co
         recorder.relay_left(f"app-{n}", n, {})
     assert len(recorder._relays) == 5
     recorder.relay_said("app-1", 7, {}, 0)
-    monkeypatch.setattr(recorder._store, "told", lambda: Ledger(recorder._relays))
+    monkeypatch.setattr(recorder._store, "told", lambda: CaptureLedger(recorder._relays))
     recorder.relay_left("app-6", 1, {})
     assert list(recorder._relays) == ["app-1"]
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.meter.pipeline.slices import SLICES_MAX, Level, Merging, Slices
+from llmtap.meter.pipeline.slices import SLICES_MAX, Merging, SliceLevel, Slices
 
-LEVELS = (Level(10, 1), Level(60, 5), Level(300, 30), Level(3_600, 300))
+LEVELS = (SliceLevel(10, 1), SliceLevel(60, 5), SliceLevel(300, 30), SliceLevel(3_600, 300))
 EVENTS = st.lists(
     st.tuples(
         st.one_of(st.integers(0, 3), st.integers(0, 400), st.integers(0, 5_000)), st.sampled_from("rstn")
@@ -112,7 +112,7 @@ def test_slices_that_nobody_tidies_are_tidied_by_the_one_who_makes_them() -> Non
     check(slices, now, list(range(4 * SLICES_MAX)), 0)
 
 
-@pytest.mark.parametrize("levels", [(Level(10, 3),), (Level(10, 2), Level(60, 5))])
-def test_steps_divide_windows_and_longer_steps(levels: tuple[Level, ...]) -> None:
+@pytest.mark.parametrize("levels", [(SliceLevel(10, 3),), (SliceLevel(10, 2), SliceLevel(60, 5))])
+def test_steps_divide_windows_and_longer_steps(levels: tuple[SliceLevel, ...]) -> None:
     with pytest.raises(AssertionError):
         Slices(levels, 0, list, merge, past=True)

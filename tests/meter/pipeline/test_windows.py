@@ -11,7 +11,7 @@ from llmtap.clock import ManualClock
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
 from llmtap.meter.options import WINDOWS
-from llmtap.meter.pipeline.windows import BY, LEVELS, Who, Windows, window_name
+from llmtap.meter.pipeline.windows import BY, LEVELS, SeriesKey, Windows, window_name
 from llmtap.metrics.cost import Price
 from llmtap.metrics.latency import measure
 from llmtap.metrics.objectives import Objectives
@@ -20,10 +20,10 @@ from tests.support.streams import streamed
 
 S = 1_000_000_000
 MINUTE = 60 * S
-ANYONE = Who("t", "m")
+ANYONE = SeriesKey("t", "m")
 
 
-def add(windows: Windows, who: Who = ANYONE, **about: Any) -> None:
+def add(windows: Windows, who: SeriesKey = ANYONE, **about: Any) -> None:
     x = streamed(100, 140, **about)
     windows.add(x, measure(x), who)
 
@@ -58,8 +58,8 @@ def test_an_hour_and_more_of_compressed_time_against_everything_kept() -> None:
     clock = ManualClock(now_ns=17 * S)
     windows = Windows(clock)
     objectives = Objectives.parse("ttft:150ms")
-    pairs = [Who(t, m, a, "gold") for t in ("a", "b", "c") for m in ("x", "y") for a in ("", "left")]
-    kept: list[tuple[int, Who, Exchange]] = []
+    pairs = [SeriesKey(t, m, a, "gold") for t in ("a", "b", "c") for m in ("x", "y") for a in ("", "left")]
+    kept: list[tuple[int, SeriesKey, Exchange]] = []
     checked = 0
     while clock.now_ns < 9_000 * S:
         quiet = rng.random() < 0.02
@@ -86,7 +86,7 @@ def test_an_hour_and_more_of_compressed_time_against_everything_kept() -> None:
     assert len(windows) < 100
 
 
-def check(windows: Windows, name: str, rows: list[tuple[int, Who, Exchange]]) -> None:
+def check(windows: Windows, name: str, rows: list[tuple[int, SeriesKey, Exchange]]) -> None:
     told: Any = windows.freeze(name).to_dict(BY)
     seconds = told["window"]["seconds"]
     expected = summed(x for _, _, x in rows)
@@ -169,10 +169,10 @@ def test_load_counts_what_began_and_what_ended() -> None:
 def test_by_gives_the_same_for_each_tenant_model_arm_and_class() -> None:
     clock = ManualClock()
     windows = Windows(clock)
-    add(windows, Who("a", "m1", "left", "gold"))
+    add(windows, SeriesKey("a", "m1", "left", "gold"))
     clock.advance(5 * S)
-    add(windows, Who("a", "m2", "right", "gold"))
-    add(windows, Who("b", "m1"))
+    add(windows, SeriesKey("a", "m2", "right", "gold"))
+    add(windows, SeriesKey("b", "m1"))
     out: Any = windows.freeze("1m").to_dict(BY)
     by = out["by"]
     series = by.pop("series")
@@ -190,7 +190,7 @@ def test_by_gives_the_same_for_each_tenant_model_arm_and_class() -> None:
 def test_what_is_uncertain_is_counted_and_can_be_left_out() -> None:
     windows = Windows(ManualClock())
     add(windows)
-    add(windows, Who("t", "m", uncertain=True))
+    add(windows, SeriesKey("t", "m", uncertain=True))
     all_, certain = windows.freeze("1m").to_dict(), windows.freeze("1m").to_dict(certain=True)
     assert (all_["n"], all_["uncertain"]) == (2, {"n": 1, "included": True})
     assert (certain["n"], certain["uncertain"]) == (1, {"n": 1, "included": False})
@@ -200,7 +200,7 @@ def test_what_is_uncertain_is_counted_and_can_be_left_out() -> None:
 def test_costs_are_of_the_whole_and_parts_pay_for_their_tokens() -> None:
     clock = ManualClock()
     windows = Windows(clock)
-    add(windows, Who("a", "m"), tokens=50)
+    add(windows, SeriesKey("a", "m"), tokens=50)
     clock.advance(36 * S)
     out: Any = windows.freeze("1m").to_dict(("tenant",), price=Price(2, 5.0, 0.0, 100.0, "EUR"))
     assert (out["cost"]["gpu_seconds"], out["cost"]["spent"]) == (72.0, pytest.approx(0.1 + 0.01))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmtap.sim.schedulers.iterations import State
+from llmtap.sim.schedulers.iterations import IterationState
 from tests.support.iterating import Row, serve
 
 
@@ -60,4 +60,6 @@ def test_a_prompt_that_is_not_whole_gives_its_memory_to_those_that_decode(preemp
         [24, 44, 64, 88, 112, 132, 152, 172, 192],
         [264, 284, 304],
     ]
-    assert served.state == State(kv_peak=1, preemptions=1, preempted=1, recovered=1, preempted_tokens=8)
+    assert served.state == IterationState(
+        kv_peak=1, preemptions=1, preempted=1, recovered=1, preempted_tokens=8
+    )

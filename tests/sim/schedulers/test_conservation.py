@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from llmtap.sim.engine import Engine, Run, Step
+from llmtap.sim.engine import Engine, EngineRun, Step
 from llmtap.sim.latency import IterationModel
-from llmtap.sim.schedulers.iterations import Iteration, State
+from llmtap.sim.schedulers.iterations import Iteration, IterationState
 from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.sim.virtual import play
 from llmtap.workload.requests import Requests
@@ -134,7 +134,7 @@ def test_requests_are_conserved(
         assert one.due_ns is None or list(one.due_ns) == sorted(one.due_ns)
     finished = Counter(r for _, one in made for r in one.finished)
     assert finished == Counter(served.complete)
-    assert served.state == State(
+    assert served.state == IterationState(
         kv_peak=served.state.kv_peak, recovered=served.state.recovered,
         preemptions=served.state.preemptions, preempted=served.state.preempted,
         preempted_tokens=served.state.preempted_tokens, prefix_queries=served.state.prefix_queries,
@@ -204,7 +204,7 @@ def test_whoever_leaves_leaves_nothing_behind(
     under_way: set[int] = set()
     gone: set[int] = set()
     over: set[int] = set()
-    run: Run | None = None
+    run: EngineRun | None = None
     while events or run is not None:
         if run is not None and (not events or run.end_ns <= events[-1][0]):
             now_ns, step = run.end_ns, engine.done(run.end_ns, run)

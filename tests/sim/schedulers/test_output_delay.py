@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from llmtap.sim.engine import GivenUp, Made
-from llmtap.sim.schedulers.iterations import State
+from llmtap.sim.schedulers.iterations import IterationState
 from llmtap.sim.schedulers.output_delay import OutputDelay
 from tests.support.iterating import MS, Row, serve
 
@@ -18,7 +18,7 @@ class Told:
     """Makes the tokens that it is told to make."""
 
     def __init__(self) -> None:
-        self.state = State()
+        self.state = IterationState()
         self.gone: dict[int, GivenUp] = {}
         self.asked: list[str] = []
 

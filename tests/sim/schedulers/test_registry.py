@@ -7,9 +7,9 @@ from typing import Any, cast
 import pytest
 
 from llmtap.sim.engine import Engine
-from llmtap.sim.model_options import Readings, read_settings
+from llmtap.sim.model_options import ModelOptions, read_settings
 from llmtap.sim.schedulers.registry import ALL_OPTIONS, CONDITIONS, SCHEDULERS, options_read
-from llmtap.sim.serving import Serving, Setup, read_serving, settled
+from llmtap.sim.serving import Serving, ServingSetup, read_serving, settled
 from llmtap.sim.sweep.simulate import fly
 from llmtap.sim.virtual import play
 from llmtap.units import Duration
@@ -47,9 +47,9 @@ def workload() -> Requests:
     return Requests(arrivals, array("q", given), array("q", lengths), array("q"), blocks, 8)
 
 
-def options_of(settings: dict[str, str]) -> tuple[Readings, Serving]:
+def options_of(settings: dict[str, str]) -> tuple[ModelOptions, Serving]:
     return (
-        read_settings({k: v for k, v in settings.items() if k in Readings.__struct_fields__}),
+        read_settings({k: v for k, v in settings.items() if k in ModelOptions.__struct_fields__}),
         read_serving({k: v for k, v in settings.items() if k in Serving.__struct_fields__}),
     )
 
@@ -98,7 +98,7 @@ def test_what_is_read_is_looked_at(name: str) -> None:
         readings, serving = (Watched(one) for one in options_of({"output_delay": "1ms"} | base))
         requests = workload()
         requests = replace(requests, predicted=requests.output)
-        setup = Setup(readings=cast(Readings, readings), serving=cast(Serving, serving))
+        setup = ServingSetup(readings=cast(ModelOptions, readings), serving=cast(Serving, serving))
         play(requests, Engine(kind.build(requests, setup)))
         seen |= readings.seen | serving.seen
     # These are looked at by who drives the run and sums it up, and the predictor by who predicts.
@@ -127,6 +127,6 @@ def test_output_delay_is_what_was_said_or_what_the_scheduler_does_by_itself(
 ) -> None:
     serving = Serving(output_delay=None if given is None else Duration(given))
     assert settled(serving, name).output_delay == effective
-    assert fly(name, workload(), Readings(), serving=serving).to_dict()["serving"]["output_delay"] == (
+    assert fly(name, workload(), ModelOptions(), serving=serving).to_dict()["serving"]["output_delay"] == (
         effective / 1e9
     )

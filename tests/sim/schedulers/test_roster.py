@@ -4,7 +4,7 @@ import pytest
 
 from llmtap.sim.engine import Engine, GivenUp
 from llmtap.sim.latency import IterationModel
-from llmtap.sim.schedulers.iterations import State
+from llmtap.sim.schedulers.iterations import IterationState
 from tests.support.iterating import MS, Row, build, check_nobody, serve, workload
 
 # Four blocks of four tokens. Both begin with one block, have two each when they have made five tokens, and
@@ -21,7 +21,9 @@ def test_the_newest_is_thrown_out_and_taken_in_again_with_the_tokens_that_it_mad
         [28, 48, 68, 88, 108, 217],
     ]
     assert served.iterations[-1] == (188, 217, [(1, 9)], [])
-    assert served.state == State(kv_peak=1, preemptions=1, preempted=1, recovered=1, preempted_tokens=8)
+    assert served.state == IterationState(
+        kv_peak=1, preemptions=1, preempted=1, recovered=1, preempted_tokens=8
+    )
 
 
 def test_the_newest_is_swapped_out_and_in_again() -> None:
@@ -33,7 +35,7 @@ def test_the_newest_is_swapped_out_and_in_again() -> None:
         [28, 48, 68, 88, 108, 224],
     ]
     assert [prompts for _, _, prompts, _ in served.iterations if prompts] == [[(0, 4), (1, 4)]]
-    assert served.state == State(kv_peak=1, preemptions=1, preempted=1, recovered=1)
+    assert served.state == IterationState(kv_peak=1, preemptions=1, preempted=1, recovered=1)
 
 
 def test_who_is_swapped_in_can_make_a_token() -> None:
@@ -75,7 +77,9 @@ def test_two_are_preempted_when_one_is_not_enough() -> None:
         (178, [], [2]),
         (198, [], [2]),
     ]
-    assert served.state == State(kv_peak=1, preemptions=2, preempted=2, recovered=2, preempted_tokens=4 + 6)
+    assert served.state == IterationState(
+        kv_peak=1, preemptions=2, preempted=2, recovered=2, preempted_tokens=4 + 6
+    )
     assert served.complete == {0, 1, 2}
 
 
@@ -216,7 +220,7 @@ def test_a_preempted_request_finds_its_own_prompt_and_is_not_counted_again() -> 
     served = serve("continuous_batching", requests, **_SMALL, prefix_cache="true")
     # Of the nine tokens that it has when it comes again, the four of its prompt may be there still.
     assert served.iterations[-1][2] == [(1, 5)]
-    assert served.state == State(
+    assert served.state == IterationState(
         kv_peak=1,
         preemptions=1,
         preempted=1,

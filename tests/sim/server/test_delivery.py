@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.sim.server.delivery import BREAKS, Chunk, Delivery, Said, Write
+from llmtap.sim.server.delivery import BREAKS, Chunk, DeliveredText, Delivery, Write
 from llmtap.sim.server.options import FaultKind, FaultOptions, GuardrailOptions, PacingOptions, SimOptions
 from llmtap.units import NEVER, Duration
 
@@ -37,7 +37,7 @@ def writes(
 ) -> list[Write]:
     """All writes of choices whose tokens are made at these times. Without `looks` somebody asks at each
     moment at which something may be due, else at these only, and then at the end."""
-    delivery = Delivery([Said(len(one), block_after) for one in made], options, fault)
+    delivery = Delivery([DeliveredText(len(one), block_after) for one in made], options, fault)
     tokens = sorted((at, choice) for choice, one in enumerate(made) for at in one)
     found: list[Write] = []
     while True:
@@ -133,7 +133,7 @@ def test_how_late_anybody_asks_changes_nothing(
 def test_who_is_given_up_gets_what_was_let_go_and_breaks_off(
     made: list[list[int]], options: SimOptions, at_ns: int
 ) -> None:
-    delivery = Delivery([Said(len(one) + 1) for one in made], options, None)
+    delivery = Delivery([DeliveredText(len(one) + 1) for one in made], options, None)
     for at, choice in sorted((at, choice) for choice, one in enumerate(made) for at in one if at <= at_ns):
         delivery.made(choice, at)
     delivery.give_up(at_ns)
@@ -155,7 +155,7 @@ def test_who_is_given_up_gets_what_was_let_go_and_breaks_off(
 
 def test_a_choice_of_a_batch_ends_when_the_batch_is_over() -> None:
     options = SimOptions(guardrails=GuardrailOptions(output_filter=Duration(3)))
-    delivery = Delivery([Said(2, ends_apart=True)], options, None)
+    delivery = Delivery([DeliveredText(2, ends_apart=True)], options, None)
     delivery.made(0, 5)
     delivery.made(0, 6)
     assert [delivery.take(20), delivery.take(20), delivery.take(20)] == [
@@ -170,7 +170,7 @@ def test_a_choice_of_a_batch_ends_when_the_batch_is_over() -> None:
 
 def test_silence_is_filled_as_long_as_nobody_knows_when_it_ends() -> None:
     options = SimOptions(pacing=PacingOptions(keepalive=Duration(10)))
-    delivery = Delivery([Said(1)], options, None, 100)
+    delivery = Delivery([DeliveredText(1)], options, None, 100)
     assert delivery.next_ns() == 110
     assert (delivery.take(109), delivery.take(110), delivery.take(110)) == (None, Write(110, ()), None)
     delivery.made(0, 120)
@@ -180,7 +180,7 @@ def test_silence_is_filled_as_long_as_nobody_knows_when_it_ends() -> None:
 
 def test_an_answer_of_nothing_ends_when_the_filter_has_spoken() -> None:
     options = SimOptions(guardrails=GuardrailOptions(input_filter=Duration(7)))
-    delivery = Delivery([Said(0)], options, None, 1_000)
+    delivery = Delivery([DeliveredText(0)], options, None, 1_000)
     assert (delivery.next_ns(), delivery.take(1_006)) == (1_007, None)
     assert delivery.take(1_007) == Write(1_007, (Chunk(1_007, 0, 0, 0, True),))
     assert delivery.ended

@@ -3,12 +3,12 @@
 import pytest
 
 from llmtap.errors import ConfigError
-from llmtap.sim.model_options import Readings
+from llmtap.sim.model_options import ModelOptions
 from llmtap.sim.schedulers.registry import ALL_OPTIONS, SCHEDULERS
 from llmtap.sim.server.effects import check_effects, options_looked_at
 from llmtap.sim.serving import Serving
 
-BINNED = Readings(bin_edges=(1, 30))
+BINNED = ModelOptions(bin_edges=(1, 30))
 
 
 @pytest.mark.parametrize("scheduler", sorted(SCHEDULERS))

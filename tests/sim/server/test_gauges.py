@@ -1,6 +1,6 @@
 """vLLM's metrics: its names, its buckets, and one label pair for all."""
 
-from llmtap.sim.schedulers.iterations import State
+from llmtap.sim.schedulers.iterations import IterationState
 from llmtap.sim.server.gauges import Gauges
 
 
@@ -30,7 +30,9 @@ def test_names_and_buckets_are_vllms() -> None:
 
 
 def test_an_engine_says_what_runs_and_waits_and_what_its_memory_holds() -> None:
-    state = State(running=3, waiting=4, kv_used=0.5, preemptions=2, prefix_queries=100, prefix_hits=48)
+    state = IterationState(
+        running=3, waiting=4, kv_used=0.5, preemptions=2, prefix_queries=100, prefix_hits=48
+    )
     gauges = Gauges("tiny", lambda: state)
     gauges.began()
     expected = {

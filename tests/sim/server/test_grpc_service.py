@@ -9,12 +9,12 @@ import grpc
 import grpc.aio
 import pytest
 
-from llmtap.protocol.inference import METHOD, Chunk, Counts, Request, read_chunk, write_request
+from llmtap.protocol.inference import METHOD, Counts, GrpcChunk, Request, read_chunk, write_request
 from llmtap.sim.server.faults import REFUSAL
 from llmtap.sim.server.grpc_service import GrpcService
 from llmtap.sim.server.options import EngineOptions, SimOptions
 from llmtap.sim.server.reception import Reception
-from llmtap.sim.serving import Setup, read_serving
+from llmtap.sim.serving import ServingSetup, read_serving
 from llmtap.units import Duration
 from llmtap.workload.prompts.words import count_tokens
 from tests.support.peer import scene
@@ -31,12 +31,12 @@ async def stub_of(e: GrpcEngine) -> AsyncIterator[Stub]:
         yield channel.unary_stream(METHOD, request_serializer=write_request, response_deserializer=read_chunk)
 
 
-async def answer(stub: Stub, request: Request, **metadata: str) -> list[Chunk]:
+async def answer(stub: Stub, request: Request, **metadata: str) -> list[GrpcChunk]:
     pairs = [(name.replace("_", "-"), value) for name, value in metadata.items()]
     return [chunk async for chunk in stub(request, metadata=pairs, timeout=100)]
 
 
-def text_of(chunks: list[Chunk]) -> str:
+def text_of(chunks: list[GrpcChunk]) -> str:
     return "".join(chunk.text for chunk in chunks)
 
 
@@ -46,7 +46,7 @@ async def test_an_answer_streams_a_token_a_message_and_ends_with_its_usage() -> 
         chunks = await answer(stub, Request(model="m", text="The river ran slow."))
     assert [chunk.tokens for chunk in chunks] == [1, 1, 1, 1, 1, 0]
     assert [chunk.finish for chunk in chunks] == ["", "", "", "", "stop", ""]
-    assert chunks[-1] == Chunk(counts=Counts(5, 5))
+    assert chunks[-1] == GrpcChunk(counts=Counts(5, 5))
     assert all(chunk.counts is None for chunk in chunks[:-1])
     assert count_tokens(text_of(chunks)) == 5
 
@@ -147,7 +147,7 @@ async def test_what_is_no_request_is_refused() -> None:
 
 @scene
 async def test_a_client_that_cancels_leaves_nothing_in_the_engine() -> None:
-    behind = EngineOptions("continuous_batching", Setup(serving=read_serving({"kv_tokens": "60000"})))
+    behind = EngineOptions("continuous_batching", ServingSetup(serving=read_serving({"kv_tokens": "60000"})))
     async with grpc_engine(SimOptions(tokens=50_000), behind) as e, stub_of(e) as stub:
         call = stub(Request(text="hi"))
         async for chunk in call:
@@ -163,7 +163,7 @@ async def test_a_client_that_cancels_leaves_nothing_in_the_engine() -> None:
 @scene
 async def test_who_finds_no_room_in_the_engine_is_told_to_come_back() -> None:
     serving = read_serving({"seqs_max": "1", "queue_max": "1", "kv_tokens": "60000"})
-    behind = EngineOptions("continuous_batching", Setup(serving=serving))
+    behind = EngineOptions("continuous_batching", ServingSetup(serving=serving))
     async with grpc_engine(SimOptions(tokens=50_000), behind) as e, stub_of(e) as stub:
         staying = [asyncio.create_task(answer(stub, Request(text="hi"))) for _ in range(2)]
         live = e.server.reception._live

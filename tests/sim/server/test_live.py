@@ -15,7 +15,7 @@ from llmtap.sim.model_options import read_settings
 from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.sim.server.live import Live, Ticket, live_of
 from llmtap.sim.server.options import EngineOptions
-from llmtap.sim.serving import Serving, Setup, read_serving
+from llmtap.sim.serving import Serving, ServingSetup, read_serving
 from llmtap.sim.virtual import play
 from llmtap.units import NEVER
 from llmtap.workload.requests import Requests
@@ -70,7 +70,9 @@ class Group:
 
 def options_of(scheduler: str, serving: dict[str, str], readings: dict[str, str]) -> EngineOptions:
     readings = {"bin_edges": "1,8,30", **readings}
-    return EngineOptions(scheduler, Setup(readings=read_settings(readings), serving=read_serving(serving)))
+    return EngineOptions(
+        scheduler, ServingSetup(readings=read_settings(readings), serving=read_serving(serving))
+    )
 
 
 def played(options: EngineOptions, groups: Sequence[Group], servers: int = 1) -> list[Heard]:
@@ -339,7 +341,7 @@ def test_the_prefix_cache_says_how_much_of_a_prompt_it_had() -> None:
 
 @pytest.mark.parametrize("predictor", ["perfect", "prompt", "noisy"])
 def test_predictions_are_those_of_the_predictor(predictor: str) -> None:
-    setup = Setup(readings=read_settings({"predictor": predictor}), serving=Serving())
+    setup = ServingSetup(readings=read_settings({"predictor": predictor}), serving=Serving())
     found = []
     for seed in (1, 1, 2):
         live = live_of(EngineOptions("shortest_predicted_first", setup), seed, lambda at_ns: None)

@@ -4,16 +4,16 @@ import random
 from itertools import count, islice, pairwise
 from statistics import fmean, stdev
 
-from llmtap.sim.server.delivery import Chunk, Delivery, Said, Write
+from llmtap.sim.server.delivery import Chunk, DeliveredText, Delivery, Write
 from llmtap.sim.server.options import PacingOptions, SimOptions
-from llmtap.sim.server.plan import FixedSchedule, Planned, Work
+from llmtap.sim.server.plan import FixedSchedule, Planned, PlannedWork
 from llmtap.units import NEVER, Duration
 
 MS = 1_000_000
 
 
 def due(options: SimOptions, seed: int, tokens: int) -> list[int]:
-    plan = FixedSchedule().plan(Work(8, tokens, options), random.Random(seed))
+    plan = FixedSchedule().plan(PlannedWork(8, tokens, options), random.Random(seed))
     return list(islice(plan.due_ns, tokens))
 
 
@@ -45,7 +45,7 @@ def test_jitter_is_lognormal_with_the_mean_of_the_gap() -> None:
 
 
 def test_choices_are_told_of_in_the_order_of_their_tokens_and_no_further_than_asked() -> None:
-    delivery = Delivery([Said(2), Said(0), Said(3)], SimOptions(), None, 1_000)
+    delivery = Delivery([DeliveredText(2), DeliveredText(0), DeliveredText(3)], SimOptions(), None, 1_000)
     delivery.take(1_000)  # of the choice of nothing
     made: list[list[int]] = [[], [], []]
     plans = [(iter([5, 20]), 2), (iter(()), 0), (iter([7, 9, 30, 40]), 3)]
@@ -64,6 +64,6 @@ def test_choices_are_told_of_in_the_order_of_their_tokens_and_no_further_than_as
 
 def test_a_long_answer_is_read_no_further_than_it_is_sent() -> None:
     read = count()
-    planned = Planned(Delivery([Said(100_000)], SimOptions(), None), [(read, 100_000)], [[]], 0, 0)
+    planned = Planned(Delivery([DeliveredText(100_000)], SimOptions(), None), [(read, 100_000)], [[]], 0, 0)
     planned.advance(5)
     assert next(read) == 7

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.sim.server.prompts import prefix_blocks, prompt_lengths
-from llmtap.sim.server.shapes.shape import Asked
+from llmtap.sim.server.shapes.shape import SimulatedRequest
 from llmtap.workload.prompts.words import count_tokens, say
 
 
@@ -23,7 +23,7 @@ from llmtap.workload.prompts.words import count_tokens, say
     ],
 )
 def test_lengths(prompts: tuple[str, ...], tokens: int | None, expected: list[int]) -> None:
-    assert prompt_lengths(Asked("m", True, prompts, tokens)) == expected
+    assert prompt_lengths(SimulatedRequest("m", True, prompts, tokens)) == expected
 
 
 @given(st.integers(0, 60), st.integers(1, 60), st.integers(1, 60), st.sampled_from([1, 4, 16]))

@@ -12,7 +12,7 @@ import pytest
 from llmtap.exchange.observer import Observer
 from llmtap.sim.server.faults import REFUSAL
 from llmtap.sim.server.options import EngineOptions, SimOptions
-from llmtap.sim.serving import Setup, read_serving
+from llmtap.sim.serving import ServingSetup, read_serving
 from llmtap.units import Duration
 from llmtap.workload.prompts.words import count_tokens
 from tests.support.peer import scene
@@ -285,7 +285,7 @@ async def test_a_silent_response_sends_pings() -> None:
 
 @scene
 async def test_a_client_that_leaves_leaves_nothing_in_the_engine() -> None:
-    behind = EngineOptions("continuous_batching", Setup(serving=read_serving({"kv_tokens": "60000"})))
+    behind = EngineOptions("continuous_batching", ServingSetup(serving=read_serving({"kv_tokens": "60000"})))
     name = 'vllm:num_requests_running{engine="0",model_name="sim"}'
     async with engine(SimOptions(tokens=50_000), behind=behind) as e:
         async with session(e) as client:
@@ -300,7 +300,7 @@ async def test_a_client_that_leaves_leaves_nothing_in_the_engine() -> None:
 @scene
 async def test_a_client_that_asks_and_leaves_in_one_breath_leaves_nothing_either() -> None:
     """Its response is cancelled before it has begun."""
-    behind = EngineOptions("continuous_batching", Setup(serving=read_serving({"kv_tokens": "60000"})))
+    behind = EngineOptions("continuous_batching", ServingSetup(serving=read_serving({"kv_tokens": "60000"})))
     async with engine(SimOptions(tokens=50_000), behind=behind) as e:
         host, port = e.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -321,7 +321,7 @@ async def test_a_client_that_asks_and_leaves_in_one_breath_leaves_nothing_either
 async def test_who_finds_no_room_in_the_engine_is_told_by_an_error_event() -> None:
     serving = read_serving({"seqs_max": "1", "queue_max": "1", "kv_tokens": "60000"})
     name = 'vllm:num_requests_waiting{engine="0",model_name="sim"}'
-    behind = EngineOptions("continuous_batching", Setup(serving=serving))
+    behind = EngineOptions("continuous_batching", ServingSetup(serving=serving))
     async with (
         engine(SimOptions(tokens=50_000), behind=behind) as e,
         session(e) as first, session(e) as second, session(e) as third,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from llmtap.sim.server.options import SimOptions
-from llmtap.sim.server.plan import Plan, Work
+from llmtap.sim.server.plan import PlannedWork, ResponsePlan
 from llmtap.units import Duration
 from llmtap.workload.prompts.words import count_tokens
 from tests.support.peer import scene
@@ -141,9 +141,9 @@ async def test_every_token_is_sent_when_it_is_due_and_never_before() -> None:
 class Uneven:
     """A planner of its own: what the engine core will be."""
 
-    def plan(self, work: Work, chance: Any) -> Plan:
+    def plan(self, work: PlannedWork, chance: Any) -> ResponsePlan:
         due_ns: Iterator[int] = (i * i * MS for i in count(1))
-        return Plan(due_ns)
+        return ResponsePlan(due_ns)
 
 
 @scene

@@ -16,9 +16,9 @@ from llmtap.sim.engine import Engine as Core
 from llmtap.sim.latency import IterationModel, LatencyModel
 from llmtap.sim.model_options import read_settings
 from llmtap.sim.schedulers.registry import SCHEDULERS
-from llmtap.sim.server.delivery import Delivery, Said
+from llmtap.sim.server.delivery import DeliveredText, Delivery
 from llmtap.sim.server.options import EngineOptions, SimOptions, for_request
-from llmtap.sim.serving import Setup, read_serving
+from llmtap.sim.serving import ServingSetup, read_serving
 from llmtap.sim.virtual import play
 from llmtap.units import NEVER, Duration
 from llmtap.workload.prompts.words import count_tokens
@@ -42,7 +42,7 @@ LABELS = '{engine="0",model_name="sim"}'
 
 def behind(scheduler: str = "continuous_batching", **serving: str) -> EngineOptions:
     """An engine that takes 1 ms for a token, and as much for 20 tokens of a prompt."""
-    setup = Setup(
+    setup = ServingSetup(
         model=LatencyModel(alpha_ns=5 * MS, beta_ns=1 * MS, gamma=0.3),
         readings=read_settings({"bin_edges": "1,20"}),
         iterations=IterationModel(beta_ns=1 * MS, gamma=0.3, prefill_ns=MS / 20),
@@ -166,7 +166,9 @@ async def test_every_stage_does_with_an_engine_what_it_does_with_a_plan(
     assert asked["arrival_ns"] == accepted_ns + (5 * MS if waits else 0)
     options = for_request(TEN, {name.replace("_", "-"): value for name, value in headers.items()})
     fault: Any = headers.get("x_sim_fault")
-    delivery = Delivery([Said(10, ends_apart=scheduler == "static_fifo")], options, fault, accepted_ns)
+    delivery = Delivery(
+        [DeliveredText(10, ends_apart=scheduler == "static_fifo")], options, fault, accepted_ns
+    )
     for at_ns in truth["made_ns"][0]:
         delivery.made(0, at_ns)
     if scheduler == "static_fifo":

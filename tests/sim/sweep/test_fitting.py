@@ -12,7 +12,7 @@ import llmtap
 from llmtap.errors import ConfigError
 from llmtap.exchange.exchange import EventLog, Exchange, Tokens
 from llmtap.sim.latency import IterationModel
-from llmtap.sim.model_options import Readings
+from llmtap.sim.model_options import ModelOptions
 from llmtap.sim.serving import Serving
 from llmtap.sim.sweep import fitting
 from llmtap.sim.sweep.exchanges import ExchangeMaker
@@ -44,7 +44,7 @@ def work(n: int, rate_rps: float, *, rest_every: int = 0) -> Requests:
 
 
 def captured(to: Path, requests: Requests, scheduler: str = "continuous_batching") -> Path:
-    fly(scheduler, requests, Readings(), iterations=MODEL, serving=SERVING, capture=to)
+    fly(scheduler, requests, ModelOptions(), iterations=MODEL, serving=SERVING, capture=to)
     return to
 
 

@@ -13,35 +13,35 @@ from hypothesis import strategies as st
 
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.sim.serving import Serving
-from llmtap.sim.sweep.grid import Grid, Source, best_of, points
+from llmtap.sim.sweep.grid import GridSource, SweepGrid, best_of, points
 from llmtap.sim.sweep.presets import BEST, Preset
-from llmtap.sim.sweep.sweep import Attempt, Job, run_job
+from llmtap.sim.sweep.sweep import SweepAttempt, SweepJob, run_job
 from llmtap.workload.synthetic import WORKLOADS, draw
 
 HEADER = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Source:
+def source(tmp_path: Path) -> GridSource:
     path = tmp_path / "a.csv"
     rows = [(i * 2, 10 + i, i % 30) for i in range(60)]
     path.write_text(HEADER + "".join(f"{t},GPT-4,{n},{m},{n + m},API log\n" for t, n, m in rows))
-    return Source(str(path))
+    return GridSource(str(path))
 
 
 class Ran:
     """Runs jobs, and keeps which."""
 
-    def __init__(self, source: Source) -> None:
-        self.jobs: list[Job] = []
+    def __init__(self, source: GridSource) -> None:
+        self.jobs: list[SweepJob] = []
         self._source = source
 
-    def __call__(self, jobs: Sequence[Job]) -> Mapping[str, Attempt]:
+    def __call__(self, jobs: Sequence[SweepJob]) -> Mapping[str, SweepAttempt]:
         self.jobs += jobs
-        return {j.id: Attempt(j.id, summary=run_job(j, self._source.traces[j.rows])) for j in jobs}
+        return {j.id: SweepAttempt(j.id, summary=run_job(j, self._source.traces[j.rows])) for j in jobs}
 
 
-def nothing(jobs: Sequence[Job]) -> Mapping[str, Attempt]:
+def nothing(jobs: Sequence[SweepJob]) -> Mapping[str, SweepAttempt]:
     raise AssertionError("nothing has to be run first")
 
 
@@ -79,12 +79,12 @@ def test_every_combination_is_a_point_once(axes: dict[str, tuple[int, ...]]) -> 
     assert all(value in axes[name] for point in told for name, value in point)
 
 
-def test_jobs_have_what_their_points_say(source: Source) -> None:
+def test_jobs_have_what_their_points_say(source: GridSource) -> None:
     axes = {
         "requests": (30, 100), "rate": (5.0,), "servers": (2,), "seed": (7,), "bins": ("3",), "eps": ("1ms",),
         "chunk": ("64",), "scheduler": ("multi_bin_dynamic",),
     }  # fmt: skip
-    jobs = Grid(source, {"capacity": 0.1, "measure": True}).jobs(axes, None, nothing)
+    jobs = SweepGrid(source, {"capacity": 0.1, "measure": True}).jobs(axes, None, nothing)
     assert [j.count for j in jobs] == [30, 100]
     # Rows come every 2 s; a rate is by the rows that are taken.
     assert [j.scale for j in jobs] == [pytest.approx(10), pytest.approx(10)]
@@ -96,14 +96,14 @@ def test_jobs_have_what_their_points_say(source: Source) -> None:
     assert [len(source.traces[j.rows]) for j in jobs] == [30, 60]
 
 
-def test_without_requests_all_rows_are_run(source: Source) -> None:
-    [job] = Grid(source, {}).jobs({"scheduler": ("static_fifo",)}, None, nothing)
+def test_without_requests_all_rows_are_run(source: GridSource) -> None:
+    [job] = SweepGrid(source, {}).jobs({"scheduler": ("static_fifo",)}, None, nothing)
     assert (job.count, job.scale, job.servers) == (60, 1.0, 1)
 
 
-def test_what_comes_to_the_same_is_one_job(source: Source) -> None:
+def test_what_comes_to_the_same_is_one_job(source: GridSource) -> None:
     axes = {"scheduler": ("static_fifo",), "eps": ("1ms", "0.001"), "requests": (60,)}
-    assert len(Grid(source, {}).jobs(axes, None, nothing)) == 1
+    assert len(SweepGrid(source, {}).jobs(axes, None, nothing)) == 1
 
 
 ONCE = [
@@ -130,35 +130,35 @@ ONCE = [
 
 @pytest.mark.parametrize(("axes", "expected"), ONCE)
 def test_a_run_is_made_once_over_what_its_scheduler_reads(
-    source: Source, axes: dict[str, Any], expected: list[dict[str, Any]]
+    source: GridSource, axes: dict[str, Any], expected: list[dict[str, Any]]
 ) -> None:
-    jobs = Grid(source, {}).jobs(axes, None, nothing)
+    jobs = SweepGrid(source, {}).jobs(axes, None, nothing)
     told = [msgspec.to_builtins(j.readings, enc_hook=int) | msgspec.to_builtins(j.serving, enc_hook=int)
             | {"seed": j.seed} for j in jobs]  # fmt: skip
     assert [{name: one[name] for name in want} for one, want in zip(told, expected, strict=True)] == expected
 
 
-def test_what_no_trace_can_show_is_said(source: Source) -> None:
-    Grid(source, {}).jobs({"scheduler": ("output_delay",), "prefix_cache": ("true",)}, None, nothing)
+def test_what_no_trace_can_show_is_said(source: GridSource) -> None:
+    SweepGrid(source, {}).jobs({"scheduler": ("output_delay",), "prefix_cache": ("true",)}, None, nothing)
     assert source.notes == [
         f"prefix_cache has no effect: {source.name} does not tell which prompts begin alike"
     ]
 
 
-def test_what_is_effective_is_what_the_job_has(source: Source) -> None:
+def test_what_is_effective_is_what_the_job_has(source: GridSource) -> None:
     axes = {"scheduler": ("output_delay", "continuous_batching"), "output_delay": ("0", "50ms")}
-    jobs = Grid(source, {}).jobs(axes, None, nothing)
+    jobs = SweepGrid(source, {}).jobs(axes, None, nothing)
     assert [(j.scheduler, j.serving.output_delay) for j in jobs] == [
         ("output_delay", 0), ("continuous_batching", 0),
         ("output_delay", 50_000_000), ("continuous_batching", 50_000_000),
     ]  # fmt: skip
-    unset = Grid(source, {}).jobs({"scheduler": axes["scheduler"]}, None, nothing)
+    unset = SweepGrid(source, {}).jobs({"scheduler": axes["scheduler"]}, None, nothing)
     assert unset == [jobs[2], jobs[1]]
 
 
-def test_sizes_beyond_the_trace_share_its_rows(source: Source) -> None:
+def test_sizes_beyond_the_trace_share_its_rows(source: GridSource) -> None:
     axes = {"scheduler": ("static_fifo",), "requests": (60, 100, 200)}
-    jobs = Grid(source, {}).jobs(axes, None, nothing)
+    jobs = SweepGrid(source, {}).jobs(axes, None, nothing)
     assert len({j.rows for j in jobs}) == 1 == len(source.traces)
 
 
@@ -173,20 +173,20 @@ def test_a_name_that_is_nothing_s_may_have_been_a_workload_s(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
     with pytest.raises(ConfigError) as told:
-        Source(name).rows(None, 42)
+        GridSource(name).rows(None, 42)
     assert (told.value.hint or "").startswith(hint or "")
     assert bool(told.value.hint) is (hint is not None)
 
 
 def test_a_workload_that_is_drawn_has_no_format() -> None:
     with pytest.raises(ConfigError, match="--from: chat is a workload that is drawn: it has no format"):
-        Source("chat", source_format="azure").rows(None, 42)
+        GridSource("chat", source_format="azure").rows(None, 42)
 
 
 def test_a_workload_is_drawn_by_its_name_and_seed() -> None:
-    source = Source("chat")
+    source = GridSource("chat")
     axes = {"scheduler": ("static_fifo",), "requests": (50,), "seed": (1, 2)}
-    first, second = Grid(source, {}).jobs(axes, None, nothing)
+    first, second = SweepGrid(source, {}).jobs(axes, None, nothing)
     assert first.rows != second.rows
     assert source.traces[first.rows].requests == draw(WORKLOADS["chat"], 50, 1)
     assert len(source.rows(None, 1)[1]) == 10_000
@@ -195,7 +195,7 @@ def test_a_workload_is_drawn_by_its_name_and_seed() -> None:
 def test_a_file_comes_before_a_workload_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "chat").write_text(HEADER + "1,GPT-4,5,5,10,API log\n")
-    assert len(Source("chat").rows(None, 42)[1]) == 1
+    assert len(GridSource("chat").rows(None, 42)[1]) == 1
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_what_cannot_be_is_said_before_anything_is_run(
     ends = 9 if "scale" in axes else 1
     path.write_text(HEADER + "".join(f"{t},GPT-4,5,5,10,API log\n" for t in (1, ends)))
     with pytest.raises(ConfigError, match=problem):
-        Grid(Source(str(path)), common).jobs({"scheduler": ("static_fifo",), **axes}, None, nothing)
+        SweepGrid(GridSource(str(path)), common).jobs({"scheduler": ("static_fifo",), **axes}, None, nothing)
 
 
 def told(late: float) -> dict[str, Any]:
@@ -242,10 +242,10 @@ def test_the_best_is_the_smallest_that_is_as_good_as_any(late: list[float], best
 PRESET = Preset("", "", {}, ({"scheduler": "multi_bin_dynamic", "servers": BEST, "bins": BEST},), "grid")
 
 
-def test_the_best_is_searched_with_all_else_being_equal(source: Source) -> None:
+def test_the_best_is_searched_with_all_else_being_equal(source: GridSource) -> None:
     ran = Ran(source)
     axes = {"requests": (60,), "scale": (10.0, 40.0), "eps": ("1ms",)}
-    jobs = Grid(source, {}).jobs(axes, PRESET, ran)
+    jobs = SweepGrid(source, {}).jobs(axes, PRESET, ran)
     assert len(ran.jobs) == 2 * 48
     assert {(j.count, j.scale, j.readings.eps) for j in ran.jobs} == {
         (60, 10.0, 1_000_000), (60, 40.0, 1_000_000),
@@ -258,22 +258,22 @@ def test_the_best_is_searched_with_all_else_being_equal(source: Source) -> None:
         assert run_job(job, source.traces[job.rows])["request_sla_violation"] <= least + 0.01
 
 
-def test_where_what_comes_first_fails_it_is_said(source: Source) -> None:
-    def fail(jobs: Sequence[Job]) -> Mapping[str, Attempt]:
-        return {j.id: Attempt(j.id, error="broken") for j in jobs}
+def test_where_what_comes_first_fails_it_is_said(source: GridSource) -> None:
+    def fail(jobs: Sequence[SweepJob]) -> Mapping[str, SweepAttempt]:
+        return {j.id: SweepAttempt(j.id, error="broken") for j in jobs}
 
     with pytest.raises(LlmtapError, match="could not be run: broken"):
-        Grid(source, {}).jobs({"requests": (60,)}, PRESET, fail)
+        SweepGrid(source, {}).jobs({"requests": (60,)}, PRESET, fail)
 
 
-def test_shares_are_of_what_is_done_when_all_come_at_once(source: Source) -> None:
+def test_shares_are_of_what_is_done_when_all_come_at_once(source: GridSource) -> None:
     preset = Preset(
         "", "", {}, ({"scheduler": "continuous_batching"}, {"scheduler": "chunked_prefill"}),
         share_of={"scheduler": "continuous_batching"},
     )  # fmt: skip
     ran = Ran(source)
     axes = {"share": (0.5, 1.0), "chunk": ("64",)}
-    jobs = Grid(source, {"objectives": "ttft:1s"}).jobs(axes, preset, ran)
+    jobs = SweepGrid(source, {"objectives": "ttft:1s"}).jobs(axes, preset, ran)
     [first] = ran.jobs
     assert (first.scheduler, first.objectives, first.measure, first.serving.chunk) == (
         "continuous_batching", "", False, 512,

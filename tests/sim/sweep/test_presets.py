@@ -8,16 +8,16 @@ import pytest
 from llmtap.sim.model_options import read_settings
 from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.sim.serving import read_serving
-from llmtap.sim.sweep.grid import LOADS, READINGS, SERVING, Grid, Source, points
+from llmtap.sim.sweep.grid import LOADS, READINGS, SERVING, GridSource, SweepGrid, points
 from llmtap.sim.sweep.presets import BEST, PRESETS
-from llmtap.sim.sweep.sweep import Attempt, Job, rows_of
+from llmtap.sim.sweep.sweep import SweepAttempt, SweepJob, rows_of
 from llmtap.workload.requests import Requests
 from llmtap.workload.trace import Trace
 
 OWN = {"requests", "seed", "servers", "scheduler", *LOADS}
 
 
-class Small(Source):
+class Small(GridSource):
     """Whatever is asked for has two rows."""
 
     def rows(self, count: int | None, seed: int) -> tuple[str, Trace]:
@@ -27,8 +27,10 @@ class Small(Source):
         return digest, trace
 
 
-def nothing(jobs: Sequence[Job]) -> Mapping[str, Attempt]:
-    return {j.id: Attempt(j.id, summary={"request_sla_violation": 0.0, "throughput_rps": 1.0}) for j in jobs}
+def nothing(jobs: Sequence[SweepJob]) -> Mapping[str, SweepAttempt]:
+    return {
+        j.id: SweepAttempt(j.id, summary={"request_sla_violation": 0.0, "throughput_rps": 1.0}) for j in jobs
+    }
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -51,20 +53,20 @@ def test_every_name_and_value_of_a_preset_is_known(name: str) -> None:
 def test_the_grid_is_the_one_of_the_seed() -> None:
     """7.1, step 1: 4 x 8 x 6 = 192 runs at a load."""
     preset = PRESETS["grid"]
-    jobs = Grid(Small("x"), {}).jobs(preset.axes, preset, nothing)
+    jobs = SweepGrid(Small("x"), {}).jobs(preset.axes, preset, nothing)
     assert len(jobs) == 192
     assert {j.count for j in jobs} == {1_000, 10_000, 100_000, 1_000_000}
     assert {j.servers for j in jobs} == {1, 2, 4, 8, 16, 32, 64, 100}
     assert {j.readings.bins for j in jobs} == {1, 2, 4, 8, 16, 32}
     assert {(j.scheduler, j.scale, j.seed) for j in jobs} == {("multi_bin_dynamic", 100.0, None)}
-    of_one_size = Grid(Small("x"), {}).jobs(preset.axes | {"requests": (10_000,)}, preset, nothing)
+    of_one_size = SweepGrid(Small("x"), {}).jobs(preset.axes | {"requests": (10_000,)}, preset, nothing)
     assert len(of_one_size) == 48
 
 
 def test_the_methods_are_those_of_the_seed() -> None:
     """7.1, step 2: 4 methods x 4 sizes. Here a GPU and a bin are as good as any, so that is the best."""
     preset = PRESETS["methods"]
-    jobs = Grid(Small("x"), {}).jobs(preset.axes, preset, nothing)
+    jobs = SweepGrid(Small("x"), {}).jobs(preset.axes, preset, nothing)
     assert len(jobs) == 16
     assert [(j.scheduler, j.servers, j.readings.bins) for j in jobs[:4]] == [
         ("static_fifo", 1, 8), ("dynamic_no_bins", 1, 8), ("multi_bin_dynamic", 1, 8),

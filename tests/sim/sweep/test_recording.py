@@ -17,7 +17,7 @@ from llmtap.errors import ConfigError
 from llmtap.exchange.exchange import Exchange
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.summary import Summary
-from llmtap.sim.model_options import Readings
+from llmtap.sim.model_options import ModelOptions
 from llmtap.sim.serving import read_serving
 from llmtap.sim.sweep.exchanges import ExchangeMaker
 from llmtap.sim.sweep.recording import FlightRecorder
@@ -131,7 +131,9 @@ def test_a_mooncake_trace_comes_back_as_it_was(tmp_path: Path) -> None:
     trace.write_text("".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows))
     requests = load_trace(str(trace)).requests_at(count=len(rows))
     serving = read_serving({"prefix_cache": "true"})
-    told = fly("continuous_batching", requests, Readings(), serving=serving, capture=tmp_path / "c").to_dict()
+    told = fly(
+        "continuous_batching", requests, ModelOptions(), serving=serving, capture=tmp_path / "c"
+    ).to_dict()
     convert(str(tmp_path / "c"), str(back), target_format="mooncake")
     assert back.read_text() == trace.read_text()
     # What the cache had is whole blocks only: 512 tokens, of which one is made again, and 1,024.

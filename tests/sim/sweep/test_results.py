@@ -7,14 +7,14 @@ import pytest
 
 from llmtap.errors import ConfigError
 from llmtap.sim.sweep.results import Results
-from llmtap.sim.sweep.sweep import Attempt
+from llmtap.sim.sweep.sweep import SweepAttempt
 
-ONE = Attempt("1", {"trace": "a"}, 0.5, {"n": 1})
-TWO = Attempt("2", {"trace": "a"}, 0.5, {"n": 2})
-FAILED = Attempt("3", {"trace": "a"}, 0.5, error="no")
+ONE = SweepAttempt("1", {"trace": "a"}, 0.5, {"n": 1})
+TWO = SweepAttempt("2", {"trace": "a"}, 0.5, {"n": 2})
+FAILED = SweepAttempt("3", {"trace": "a"}, 0.5, error="no")
 
 
-def written(path: Path, *attempts: Attempt) -> bytes:
+def written(path: Path, *attempts: SweepAttempt) -> bytes:
     results = Results(path)
     for one in attempts:
         results.add(one)
@@ -40,7 +40,7 @@ def test_they_are_on_disk_before_the_file_is_closed(tmp_path: Path) -> None:
 
 def test_what_failed_and_was_done_later_is_done(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
-    written(path, FAILED, Attempt("3", {}, 0.5, {"n": 3}))
+    written(path, FAILED, SweepAttempt("3", {}, 0.5, {"n": 3}))
     again = Results(path)
     assert list(again.done) == ["3"]
     again.close()

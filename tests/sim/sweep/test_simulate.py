@@ -13,7 +13,7 @@ import pytest
 import llmtap
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.summary import METRICS, Summary
-from llmtap.sim.model_options import Readings, read_settings
+from llmtap.sim.model_options import ModelOptions, read_settings
 from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.sim.sweep.simulate import capacity_rps, fly
 from tests.support.flights import MODEL, Row, flown, served, workload
@@ -175,7 +175,7 @@ def test_a_reading_changes_what_it_should(
 
 
 def test_every_reading_is_in_the_table() -> None:
-    assert sorted(change[0] for change in CHANGES) == sorted(Readings.__struct_fields__)
+    assert sorted(change[0] for change in CHANGES) == sorted(ModelOptions.__struct_fields__)
 
 
 def test_when_all_requests_failed_none_are_left() -> None:
@@ -245,7 +245,7 @@ def test_measuring_changes_no_figure_and_adds_all_of_a_summary(scheduler: str) -
 
 
 def test_tokens_of_whole_batches_leave_as_the_seed_says() -> None:
-    flight = fly("static_fifo", workload(ROWS), Readings(), model=MODEL, measure=True)
+    flight = fly("static_fifo", workload(ROWS), ModelOptions(), model=MODEL, measure=True)
     metrics = flight.to_dict()["metrics"]
     assert flight.summary is not None
     # Batches begin at 1, 4, 6.25 and 11.25 s; all first tokens are alpha = 1 s later.
@@ -258,13 +258,13 @@ def test_tokens_of_whole_batches_leave_as_the_seed_says() -> None:
 
 def test_whole_batches_are_measured_where_somebody_asks_for_it(tmp_path: Path) -> None:
     def measured(**asked: Any) -> bool:
-        return fly("static_fifo", workload(ROWS), Readings(), **asked).summary is not None
+        return fly("static_fifo", workload(ROWS), ModelOptions(), **asked).summary is not None
 
     assert not measured()
     assert measured(measure=True)
     assert measured(objectives=OBJECTIVES)
     assert measured(capture=tmp_path)
-    assert fly("continuous_batching", workload(ROWS), Readings()).summary is not None
+    assert fly("continuous_batching", workload(ROWS), ModelOptions()).summary is not None
 
 
 @pytest.mark.parametrize(
@@ -277,13 +277,13 @@ def test_whole_batches_are_measured_where_somebody_asks_for_it(tmp_path: Path) -
 )
 def test_what_cannot_be_run_is_refused(asked: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
-        fly("continuous_batching", workload(ROWS), Readings(), **asked)
+        fly("continuous_batching", workload(ROWS), ModelOptions(), **asked)
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_a_run_becomes_a_capture_that_tells_the_same(scheduler: str, tmp_path: Path) -> None:
     rows: list[Row] = [(i / 10, 5 + i, 1 + i % 7) for i in range(100)]
-    flight = fly(scheduler, workload(rows), Readings(), objectives=OBJECTIVES, capture=tmp_path)
+    flight = fly(scheduler, workload(rows), ModelOptions(), objectives=OBJECTIVES, capture=tmp_path)
     capture = llmtap.read(tmp_path)
     assert capture.integrity().ok
     ends = {x.seq: (x.timeline.response_end_ns, x.tokens.output) for x in capture.exchanges()}

@@ -9,11 +9,11 @@ import pytest
 from llmtap.metrics.objectives import Objectives
 from llmtap.sim.latency import IterationModel
 from llmtap.sim.model_options import read_settings
-from llmtap.sim.schedulers.iterations import State
+from llmtap.sim.schedulers.iterations import IterationState
 from llmtap.sim.schedulers.registry import SCHEDULERS, Kind
 from llmtap.sim.serving import Serving
 from llmtap.sim.sweep.simulate import fly
-from llmtap.sim.sweep.simulation_result import Flight
+from llmtap.sim.sweep.simulation_result import SimulationResult
 from tests.support.flights import Row, S, workload
 from tests.support.scripted_scheduler import Scripted
 
@@ -24,7 +24,7 @@ ROWS: list[Row] = [(1, 10, 2), (1.5, 20, 3), (2, 30, 1), (8, 40, 2)]
 
 def flown(
     monkeypatch: pytest.MonkeyPatch, tokens_max: Mapping[int, int], *, window: str = "completion", **more: Any
-) -> Flight:
+) -> SimulationResult:
     kind = Kind(lambda requests, setup: Scripted(requests, tokens_max), iterates=True)
     monkeypatch.setitem(SCHEDULERS, "scripted", kind)
     read = read_settings({"request_sla": "6s", "token_sla": "900ms", "window": window})
@@ -88,7 +88,7 @@ def test_goodput_counts_who_was_given_up_as_missed(monkeypatch: pytest.MonkeyPat
 
 
 def test_what_the_engine_did_with_its_memory_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    state = State(
+    state = IterationState(
         kv_peak=0.9, preemptions=4, preempted=2, recovered=1, preempted_tokens=10, prefix_queries=8,
         prefix_hits=2,
     )  # fmt: skip

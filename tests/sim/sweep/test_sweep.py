@@ -14,10 +14,10 @@ import pytest
 import llmtap
 from llmtap.capture.read.reader import read
 from llmtap.sim.latency import IterationModel, LatencyModel
-from llmtap.sim.model_options import Readings
+from llmtap.sim.model_options import ModelOptions
 from llmtap.sim.serving import Serving
 from llmtap.sim.sweep.simulate import fly
-from llmtap.sim.sweep.sweep import Attempt, Job, attempt, rows_of, run_job
+from llmtap.sim.sweep.sweep import SweepAttempt, SweepJob, attempt, rows_of, run_job
 from llmtap.units import Duration, decode_special
 from tests.support.sweeps import job, trace
 
@@ -32,7 +32,7 @@ OTHER: dict[str, Any] = {
     "scheduler": "dynamic_no_bins",
     "servers": 2,
     "seed": 43,
-    "readings": Readings(eps=Duration(1)),
+    "readings": ModelOptions(eps=Duration(1)),
     "serving": Serving(chunk=511),
     "model": LatencyModel(1.0, 2.0, 0.5),
     "iterations": IterationModel(1.0, 0.5, 1.0),
@@ -51,7 +51,7 @@ def test_whatever_differs_makes_another_id(name: str) -> None:
 
 
 def test_the_table_of_what_may_differ_is_whole() -> None:
-    assert sorted(OTHER) == sorted(field.name for field in fields(Job))
+    assert sorted(OTHER) == sorted(field.name for field in fields(SweepJob))
 
 
 def test_the_same_job_has_the_same_id_in_another_process() -> None:
@@ -67,7 +67,7 @@ def test_a_job_survives_pickling_and_json() -> None:
     again = pickle.loads(pickle.dumps(JOB))
     assert (again, again.id) == (JOB, JOB.id)
     text = json.dumps(JOB.to_dict())
-    assert msgspec.json.decode(text, type=Job, dec_hook=decode_special) == JOB
+    assert msgspec.json.decode(text, type=SweepJob, dec_hook=decode_special) == JOB
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_rows_that_differ_have_another_digest(change: Any) -> None:
 
 
 def test_a_job_tells_what_its_flight_does_and_its_own_parameters() -> None:
-    readings = Readings(bins=3)
+    readings = ModelOptions(bins=3)
     told = run_job(
         replace(JOB, scheduler="multi_bin_dynamic", readings=readings, servers=2, scale=5.0, count=90), TRACE
     )
@@ -121,7 +121,7 @@ def test_an_error_is_what_came_of_a_job() -> None:
 
 def test_an_attempt_holds_its_job_and_its_summary() -> None:
     done = attempt(JOB, TRACE, lambda: 0)
-    assert done == Attempt(JOB.id, JOB.to_dict(), 0.0, run_job(JOB, TRACE))
+    assert done == SweepAttempt(JOB.id, JOB.to_dict(), 0.0, run_job(JOB, TRACE))
 
 
 def test_each_capture_has_a_folder_that_is_whole_or_not_there(tmp_path: Path) -> None:

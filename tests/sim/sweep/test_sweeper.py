@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from llmtap.sim.sweep.results import Results
-from llmtap.sim.sweep.sweep import Attempt, Job
+from llmtap.sim.sweep.sweep import SweepAttempt, SweepJob
 from llmtap.sim.sweep.sweeper import Sweeper
 from tests.support.sweeps import job, trace
 
@@ -18,13 +18,13 @@ class Audience:
     def __init__(self) -> None:
         self.heard: list[object] = []
 
-    def planned(self, jobs: Sequence[Job], kept: int) -> None:
+    def planned(self, jobs: Sequence[SweepJob], kept: int) -> None:
         self.heard.append(([job.count for job in jobs], kept))
 
-    def under_way(self, job: Job, arrived: int) -> None:
+    def under_way(self, job: SweepJob, arrived: int) -> None:
         self.heard.append((job.count, arrived))
 
-    def ended(self, job: Job, attempt: Attempt) -> None:
+    def ended(self, job: SweepJob, attempt: SweepAttempt) -> None:
         assert attempt.id == job.id
         self.heard.append(job.count)
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from llmtap.errors import ConfigError
-from llmtap.sim.sweep.sweep import Attempt, Job
+from llmtap.sim.sweep.sweep import SweepAttempt, SweepJob
 from llmtap.sim.sweep.workers import _signals_later, in_processes, in_turn, on_ray
 from tests.support.sweeps import DEADLY, ENDLESS, Deadly, Endless, children, deadly_job, job, trace
 
@@ -23,7 +23,7 @@ SHORT, LONG = trace(30), trace(60)
 STARTS_RAY = True
 # Ray takes 6 s to start here, and a minute where others are busy; and the first one waits for other modules.
 pytestmark = pytest.mark.timeout(900)
-JOBS: list[Job] = [
+JOBS: list[SweepJob] = [
     job(of, scheduler=scheduler, servers=servers, seed=7)
     for of in (LONG, SHORT)
     for scheduler in ("static_fifo", "multi_bin_dynamic")
@@ -38,7 +38,7 @@ LISTENING = "0A"
 TRACES: dict[str, Any] = {job(of).rows: of for of in (SHORT, LONG)}
 
 
-def told(attempts: list[Attempt]) -> dict[str, tuple[Any, ...]]:
+def told(attempts: list[SweepAttempt]) -> dict[str, tuple[Any, ...]]:
     """By job, without what a clock said."""
     found = {one.id: (one.job, one.summary, one.error) for one in attempts}
     assert len(found) == len(attempts)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.capture.schema import EVENT_CLASS_NAMES, SCHEMA, CaptureInfo
-from llmtap.traces.format import FormatError, WriteOptions, Written, batch_of
+from llmtap.traces.format import FormatError, TraceWritten, WriteOptions, batch_of
 from llmtap.traces.formats.har import FORMAT
 from tests.support.corpus import CORPUS, NAMES, Recorded
 
@@ -80,7 +80,7 @@ def rows_of(data: bytes | str) -> tuple[list[dict[str, Any]], list[str]]:
 
 def written(
     rows: list[dict[str, Any]], info: CaptureInfo | None = None, **options: Any
-) -> tuple[Any, Written, bytes]:
+) -> tuple[Any, TraceWritten, bytes]:
     names = sorted({name for row in rows for name in row})
     out = io.BytesIO()
     batch = batch_of(len(rows), {name: [row.get(name) for row in rows] for name in names})

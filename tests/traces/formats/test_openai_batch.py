@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from llmtap.capture.schema import CaptureInfo
 from llmtap.protocol.delta import USAGE_TOKENS_MAX
-from llmtap.traces.format import Format, FormatError, WriteOptions, Written, batch_of
+from llmtap.traces.format import FormatError, TraceFormat, TraceWritten, WriteOptions, batch_of
 from llmtap.traces.formats import openai_batch
 from llmtap.traces.formats.openai_batch import FORMATS
 
@@ -37,15 +37,15 @@ def answer(name: str = "a", **more: Any) -> str:
     return json.dumps({"id": "b1", "custom_id": name, "response": response, "error": None, **more})
 
 
-def rows_of(fmt: Format, data: bytes | str) -> tuple[list[dict[str, Any]], list[str]]:
+def rows_of(fmt: TraceFormat, data: bytes | str) -> tuple[list[dict[str, Any]], list[str]]:
     assert fmt.read is not None
     source = fmt.read(io.BytesIO(data.encode() if isinstance(data, str) else data))
     return [row for batch in source.batches for row in batch.to_pylist()], source.notes
 
 
 def written(
-    fmt: Format, rows: list[dict[str, Any]], **options: Any
-) -> tuple[list[dict[str, Any]], Written, bytes]:
+    fmt: TraceFormat, rows: list[dict[str, Any]], **options: Any
+) -> tuple[list[dict[str, Any]], TraceWritten, bytes]:
     names = sorted({name for row in rows for name in row})
     columns: Mapping[str, Any] = {name: [row.get(name) for row in rows] for name in names}
     out = io.BytesIO()
@@ -126,7 +126,7 @@ def test_failures_are_rows_without_text() -> None:
         (ANSWERS, answer(response={"status_code": 20, "body": {}}), "line 1: status_code"),
     ],
 )
-def test_what_does_not_fit_is_told_with_its_line(fmt: Format, data: bytes | str, problem: str) -> None:
+def test_what_does_not_fit_is_told_with_its_line(fmt: TraceFormat, data: bytes | str, problem: str) -> None:
     with pytest.raises(FormatError, match=problem):
         rows_of(fmt, data)
 
@@ -147,7 +147,7 @@ def test_requests_survive(bodies: list[tuple[Any, bool]]) -> None:
         for i, (body, spaced) in enumerate(bodies)
     ]  # fmt: skip
     rows, _ = rows_of(QUESTIONS, "\n".join(lines))
-    found, told, data = written(QUESTIONS, rows) if rows else ([], Written(), b"")
+    found, told, data = written(QUESTIONS, rows) if rows else ([], TraceWritten(), b"")
     assert found == [json.loads(line) for line in lines]
     assert told.rows == len(lines)
     back, _ = rows_of(QUESTIONS, data)

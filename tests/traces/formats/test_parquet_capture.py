@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from llmtap import __version__
 from llmtap.capture.read.reader import CaptureError
 from llmtap.capture.read.reader import read as open_capture
-from llmtap.capture.schema import SCHEMA, VERSION, CaptureInfo, Ledger, RelayCount, info_of
+from llmtap.capture.schema import SCHEMA, VERSION, CaptureInfo, CaptureLedger, RelayCount, info_of
 from llmtap.capture.store.parquet import write_parquet
-from llmtap.traces.format import FormatError, Source, WriteOptions, batch_of
+from llmtap.traces.format import FormatError, TraceSource, WriteOptions, batch_of
 from llmtap.traces.formats.har import FORMAT as HAR
 from llmtap.traces.formats.parquet_capture import FORMAT, read_many
 
@@ -25,7 +25,7 @@ read, write = FORMAT.read, FORMAT.write
 INFO = CaptureInfo(level="shape", source="mooncake", arrivals="trace", style={"json": "spaced"})
 
 
-def rows_of(source: Source) -> list[dict[str, Any]]:
+def rows_of(source: TraceSource) -> list[dict[str, Any]]:
     batches = list(source.batches)
     assert all(batch.schema.equals(SCHEMA) for batch in batches)
     return [row for batch in batches for row in batch.to_pylist()]
@@ -148,7 +148,7 @@ def capture(folder: Path, name: str, numbers: list[int], opened: int) -> None:
     """One file, whose relay says that it began `opened` exchanges, and dropped what is not there."""
     n = len(numbers)
     batch = batch_of(n, {"capture": [name] * n, "relay": ["r0"] * n, "seq": numbers, "arrival_ns": numbers})
-    ledger = Ledger({"r0": RelayCount(opened, {"queue": opened - n})}, meter=f"m-{name}", closed=True)
+    ledger = CaptureLedger({"r0": RelayCount(opened, {"queue": opened - n})}, meter=f"m-{name}", closed=True)
     write_parquet(folder / f"llmtap-{name}.parquet", CaptureInfo(capture=name, ledger=ledger), [batch])
 
 

@@ -5,7 +5,7 @@ import io
 import pytest
 
 from llmtap.traces.formats import timed_lengths
-from llmtap.traces.formats.timed_lengths import Reading, looks
+from llmtap.traces.formats.timed_lengths import LengthReading, looks
 from tests.support.trace_files import rows
 
 DATA = b'{"timestamp": 1.5, "input_length": 40, "output_length": 1, "hash_ids": [1, 2, 3]}\n'
@@ -16,7 +16,7 @@ DATA = b'{"timestamp": 1.5, "input_length": 40, "output_length": 1, "hash_ids": 
     [(6, (512,), 1_500_000, 512), (9, (512,), 1_500_000_000, 512), (9, (64, 16), 1_500_000_000, 16)],
 )
 def test_unit_and_block_size_are_the_readers(places: int, sizes: tuple[int, ...], ns: int, size: int) -> None:
-    reading = Reading(name="f", places=places, spelling="short", sizes=sizes)
+    reading = LengthReading(name="f", places=places, spelling="short", sizes=sizes)
     source = timed_lengths.read_lengths(io.BytesIO(DATA), reading)
     assert rows(source.batches, "arrival_ns", "block_size") == [(ns, size)]
     assert source.info.style["timestamp"] == "float"

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.traces.format import FormatError
-from llmtap.traces.text.csv_text import COUNT, TEXT, Column, CsvReader, csv_header, quoted
+from llmtap.traces.text.csv_text import COUNT, TEXT, CsvColumn, CsvReader, csv_header, quoted
 
-COLUMNS = (Column("n", *COUNT), Column("text", *TEXT, required=False))
+COLUMNS = (CsvColumn("n", *COUNT), CsvColumn("text", *TEXT, required=False))
 
 
 def table(data: str) -> list[tuple[int, str, str]]:

@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 from llmtap.errors import ConfigError
 from llmtap.units import NS_PER_S as S
 from llmtap.workload.arrivals.arrivals import FORMS, Arrivals, parse_arrivals
-from llmtap.workload.arrivals.processes import Diurnal, Gamma, OnOff, Poisson, Process, Ramp, Steps, Uniform
+from llmtap.workload.arrivals.processes import (
+    ArrivalProcess,
+    Diurnal,
+    Gamma,
+    OnOff,
+    Poisson,
+    Ramp,
+    Steps,
+    UniformArrivals,
+)
 
 HOUR = 3_600 * S
 
@@ -19,7 +28,7 @@ HOUR = 3_600 * S
     [
         ("poisson", 24, Poisson(24)),
         (" poisson: ", 24, Poisson(24)),
-        ("uniform", 0.5, Uniform(0.5)),
+        ("uniform", 0.5, UniformArrivals(0.5)),
         ("gamma:burstiness=0.5", 24, Gamma(24, 0.5)),
         ("gamma:cv=2", 24, Gamma(24, 0.25)),
         ("onoff:on=2s,off=8s", 24, OnOff(rate_rps=24, on_ns=2 * S, off_ns=8 * S)),
@@ -33,7 +42,7 @@ HOUR = 3_600 * S
     ],
 )  # fmt: skip
 def test_a_process_is_written_in_one_word_and_its_fields(
-    text: str, rate_rps: float | None, process: Process
+    text: str, rate_rps: float | None, process: ArrivalProcess
 ) -> None:
     arrivals = parse_arrivals(text, rate_rps=rate_rps, seed=7)
     assert arrivals == Arrivals(process, 7)

@@ -15,7 +15,16 @@ from hypothesis import strategies as st
 from llmtap.metrics.arrivals import figures
 from llmtap.units import NS_PER_S as S
 from llmtap.workload.arrivals.arrivals import Arrivals
-from llmtap.workload.arrivals.processes import Diurnal, Gamma, OnOff, Poisson, Process, Ramp, Steps, Uniform
+from llmtap.workload.arrivals.processes import (
+    ArrivalProcess,
+    Diurnal,
+    Gamma,
+    OnOff,
+    Poisson,
+    Ramp,
+    Steps,
+    UniformArrivals,
+)
 from tests.support.arrival_theory import (
     KS_999,
     Z_999,
@@ -32,11 +41,11 @@ from tests.support.arrival_theory import (
 SEED = 42
 
 
-def taken(process: Process, count: int, seed: int = SEED) -> list[int]:
+def taken(process: ArrivalProcess, count: int, seed: int = SEED) -> list[int]:
     return list(islice(Arrivals(process, seed), count))
 
 
-def until(process: Process, end_ns: int, seed: int = SEED) -> list[int]:
+def until(process: ArrivalProcess, end_ns: int, seed: int = SEED) -> list[int]:
     found: list[int] = []
     for at_ns in Arrivals(process, seed):
         if at_ns >= end_ns:
@@ -107,8 +116,8 @@ def test_burstiness_is_one_by_the_square_of_the_variation() -> None:
 
 
 def test_uniform_gaps_are_constant_and_do_not_drift() -> None:
-    assert taken(Uniform(4), 5) == [0, S // 4, S // 2, 3 * S // 4, S]
-    thirds = taken(Uniform(3), 300_001)
+    assert taken(UniformArrivals(4), 5) == [0, S // 4, S // 2, 3 * S // 4, S]
+    thirds = taken(UniformArrivals(3), 300_001)
     # To the nearest ns, each on its own.
     assert all(abs(3 * at_ns - k * S) <= 1 for k, at_ns in enumerate(thirds))
     assert thirds[300_000] == 100_000 * S
@@ -125,7 +134,7 @@ def test_a_sum_of_random_gaps_is_rounded_once() -> None:
 
 # ---------------------------------------------------------------- rates that change
 
-CHANGING: dict[str, tuple[Process, Process, Callable[[float], float], int]] = {
+CHANGING: dict[str, tuple[ArrivalProcess, ArrivalProcess, Callable[[float], float], int]] = {
     "on and off": (
         OnOff.by_rates(50, 2, on_ns=2 * S, off_ns=8 * S),
         OnOff.by_rates(50, 2, on_ns=2 * S, off_ns=8 * S, even=True),
@@ -238,14 +247,14 @@ def test_cycles_with_next_to_nothing_in_them_are_passed_by() -> None:
 
 # ---------------------------------------------------------------- what all have
 
-PROCESSES: list[Process] = [
-    Poisson(24), Uniform(24), Gamma(24, 0.25), *(pair[0] for pair in CHANGING.values()),
+PROCESSES: list[ArrivalProcess] = [
+    Poisson(24), UniformArrivals(24), Gamma(24, 0.25), *(pair[0] for pair in CHANGING.values()),
     *(pair[1] for pair in CHANGING.values()),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("process", PROCESSES, ids=lambda p: p.text())
-def test_an_offset_depends_on_seed_and_row_alone(process: Process) -> None:
+def test_an_offset_depends_on_seed_and_row_alone(process: ArrivalProcess) -> None:
     plan = taken(process, 3_000)
     assert taken(process, 100) == plan[:100]
     # Two that are read in turns do not disturb each other, and four senders have all rows, each once.
@@ -280,7 +289,7 @@ LENGTHS = st.integers(1, 1_000 * 86_400 * S)
 STEP_LISTS = st.lists(st.tuples(LOW_RATES, LENGTHS), max_size=4)
 ANY_PROCESS = st.one_of(
     st.builds(Poisson, RATES),
-    st.builds(Uniform, RATES),
+    st.builds(UniformArrivals, RATES),
     st.builds(Gamma, RATES, st.floats(1e-6, 1e6)),
     st.builds(OnOff, rate_rps=RATES, on_ns=LENGTHS, off_ns=LENGTHS, even=st.booleans()),
     st.builds(Ramp, from_rps=LOW_RATES, to_rps=RATES, over_ns=LENGTHS, even=st.booleans()),
@@ -295,7 +304,7 @@ ANY_PROCESS = st.one_of(
 
 
 @given(ANY_PROCESS, st.integers())
-def test_offsets_are_whole_and_never_go_back(process: Process, seed: int) -> None:
+def test_offsets_are_whole_and_never_go_back(process: ArrivalProcess, seed: int) -> None:
     times = taken(process, 100, seed)
     assert times == sorted(times)
     assert times[0] >= 0
@@ -306,7 +315,7 @@ def test_offsets_are_whole_and_never_go_back(process: Process, seed: int) -> Non
     ("make", "field"),
     [
         (lambda: Poisson(0), "rate"),
-        (lambda: Uniform(float("nan")), "rate"),
+        (lambda: UniformArrivals(float("nan")), "rate"),
         (lambda: Poisson(float("inf")), "rate"),
         (lambda: Gamma(1, 0), "burstiness"),
         (lambda: Gamma.by_cv(1, 0), "cv"),
@@ -321,7 +330,7 @@ def test_offsets_are_whole_and_never_go_back(process: Process, seed: int) -> Non
     ],
 )  # fmt: skip
 def test_what_makes_no_endless_stream_is_refused_by_its_field(
-    make: Callable[[], Process], field: str
+    make: Callable[[], ArrivalProcess], field: str
 ) -> None:
     with pytest.raises(ValueError, match=f"^{field}"):
         make()

@@ -10,7 +10,7 @@ from llmtap.workload.composed import Composed
 from llmtap.workload.ietf.code_completion import CODE_COMPLETION
 from llmtap.workload.ietf.conversation import CONVERSATION
 from llmtap.workload.ietf.long_context import LONG_CONTEXT, LONG_CONTEXT_UNIFORM, TARGETS
-from llmtap.workload.ietf.synthetic import SKEWED, UNIFORM, Synthetic
+from llmtap.workload.ietf.synthetic import SKEWED, UNIFORM, SyntheticWorkload
 from llmtap.workload.prompts.prose import QUESTION
 from llmtap.workload.prompts.words import count_tokens
 from llmtap.workload.registry import report_of
@@ -33,7 +33,9 @@ def check_percentile(values: Sequence[int], p: float, documented: float) -> None
 
 
 @pytest.mark.parametrize("workload", ALL, ids=IDS)
-def test_lengths_are_those_of_the_distribution_that_is_described(workload: Composed | Synthetic) -> None:
+def test_lengths_are_those_of_the_distribution_that_is_described(
+    workload: Composed | SyntheticWorkload,
+) -> None:
     plan = workload.plan(N, 42)
     for values, lengths in ((plan.messages, workload.input), (plan.requests.output, workload.output)):
         for p in (0.02, 0.1, 0.25, 0.5, 0.75, 0.9, 0.98):
@@ -131,7 +133,7 @@ def test_the_sections_long_contexts_are_uniform() -> None:
 
 
 @pytest.mark.parametrize("workload", ALL, ids=IDS)
-def test_a_description_is_json_and_has_what_4_3_asks_for(workload: Composed | Synthetic) -> None:
+def test_a_description_is_json_and_has_what_4_3_asks_for(workload: Composed | SyntheticWorkload) -> None:
     told = json.loads(json.dumps(workload.describe()))
     for side in ("input", "output"):
         assert told[side]["unit"] == "tokens"
@@ -157,7 +159,7 @@ SEQUENCES = {
 
 
 @pytest.mark.parametrize("workload", ALL, ids=IDS)
-def test_the_first_thousand_of_seed_42_stay_what_they_are(workload: Composed | Synthetic) -> None:
+def test_the_first_thousand_of_seed_42_stay_what_they_are(workload: Composed | SyntheticWorkload) -> None:
     told = report_of(workload, workload.requests(1_000, 42), 42)
     assert told["sha256"][:16] == SEQUENCES[workload.name]
     assert (told["seed"], told["requests"]) == (42, 1_000)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmtap.workload.ietf.synthetic import SKEWED, UNIFORM, Synthetic
+from llmtap.workload.ietf.synthetic import SKEWED, UNIFORM, SyntheticWorkload
 
 ORACLE = Path(__file__).parents[4] / "shared" / "oracle" / "ietf_cases.json"
 
@@ -31,7 +31,7 @@ def by_the_draft(count: int, seed: int) -> Iterator[tuple[int, int, list[int]]]:
         yield given, made, [rng.randint(0, 100_255) for _ in range(given)]
 
 
-def rows(workload: Synthetic, count: int, seed: int) -> list[tuple[int, int, list[int]]]:
+def rows(workload: SyntheticWorkload, count: int, seed: int) -> list[tuple[int, int, list[int]]]:
     requests = workload.requests(count, seed)
     prompts = workload.prompts(requests, seed)
     return [(requests.input[i], requests.output[i], list(prompts.prompt(i).ids)) for i in range(count)]
@@ -66,7 +66,7 @@ def test_it_is_the_oracles() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 299), min_size=1, max_size=8), st.sampled_from([UNIFORM, SKEWED]))
-def test_rows_may_be_asked_for_in_any_order(order: list[int], workload: Synthetic) -> None:
+def test_rows_may_be_asked_for_in_any_order(order: list[int], workload: SyntheticWorkload) -> None:
     requests = workload.requests(300, 5)
     prompts = workload.prompts(requests, 5)
     asked = {row: list(prompts.prompt(row).ids) for row in order}
@@ -77,7 +77,7 @@ def test_rows_may_be_asked_for_in_any_order(order: list[int], workload: Syntheti
 
 
 @pytest.mark.parametrize("workload", [UNIFORM, SKEWED])
-def test_more_requests_begin_as_fewer_do(workload: Synthetic) -> None:
+def test_more_requests_begin_as_fewer_do(workload: SyntheticWorkload) -> None:
     few, many = workload.requests(20, 3), workload.requests(90, 3)
     assert (few.input, few.output) == (many.input[:20], many.output[:20])
     assert set(many.arrival_ns) == {0}

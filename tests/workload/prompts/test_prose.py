@@ -13,20 +13,20 @@ from llmtap.workload.prompts.prose import (
     WORDS,
     Document,
     FileText,
-    Words,
-    Writer,
+    ProseWords,
+    ProseWriter,
     fitted_text,
     prose,
 )
 from llmtap.workload.prompts.words import count_tokens, token_ids
 
-WRITERS: list[Writer] = [Words(), Document(), Code()]
+WRITERS: list[ProseWriter] = [ProseWords(), Document(), Code()]
 TEXT = st.text(alphabet="the and AZ09 ,.'\n\té漢😀#-", max_size=80)
 
 
 @settings(deadline=None)
 @given(st.sampled_from(WRITERS), st.integers(0, 1_500), st.text(max_size=6))
-def test_a_message_has_exactly_its_tokens(writer: Writer, tokens: int, key: str) -> None:
+def test_a_message_has_exactly_its_tokens(writer: ProseWriter, tokens: int, key: str) -> None:
     text = writer.text(tokens, key, "topic")
     assert count_tokens(text) == tokens
     assert text == writer.text(tokens, key, "topic")

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from llmtap.sim.server.shapes.shape import Answer, Asked, Choice, decode, lines_of, text_of
+from llmtap.sim.server.shapes.shape import Answer, Choice, SimulatedRequest, decode, lines_of, text_of
 
-__all__ = ["Anthropic", "read"]
+__all__ = ["AnthropicShape", "read"]
 
 
 class _Message(msgspec.Struct):
@@ -29,18 +29,18 @@ class _Request(msgspec.Struct):
     seed: int | None = None
 
 
-def read(body: bytes) -> Asked:
+def read(body: bytes) -> SimulatedRequest:
     """What a request asks for. Raises BadRequest."""
     r: _Request = decode(body, _Request)
     said = [text_of(r.system), *(text_of(m.content) for m in r.messages)]
-    return Asked(
+    return SimulatedRequest(
         model=r.model, stream=bool(r.stream), prompts=("\n".join(filter(None, said)),),
         max_tokens=r.max_tokens, min_tokens=r.min_tokens or 0, ignore_eos=bool(r.ignore_eos),
         stop=lines_of(r.stop_sequences), seed=r.seed, include_usage=True,
     )  # fmt: skip
 
 
-class Anthropic:
+class AnthropicShape:
     """Writes one answer, which has one choice."""
 
     media_type = "text/event-stream"

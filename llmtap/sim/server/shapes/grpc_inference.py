@@ -8,8 +8,8 @@ Source: gRPC over HTTP2, "Length-Prefixed-Message".
 import struct
 from typing import Any, Final
 
-from llmtap.protocol.inference import Chunk, Counts, read_request, write_chunk
-from llmtap.sim.server.shapes.shape import Answer, Asked, BadRequest
+from llmtap.protocol.inference import Counts, GrpcChunk, read_request, write_chunk
+from llmtap.sim.server.shapes.shape import Answer, BadRequest, SimulatedRequest
 
 __all__ = ["PREFIX", "GrpcInference", "read"]
 
@@ -17,13 +17,13 @@ PREFIX: Final = struct.Struct("!BI")
 """Whether it is compressed, which none is, and its length."""
 
 
-def read(data: bytes) -> Asked:
+def read(data: bytes) -> SimulatedRequest:
     """What a request asks for. Raises BadRequest."""
     try:
         r = read_request(data)
     except ValueError as exc:
         raise BadRequest(str(exc)) from None
-    return Asked(
+    return SimulatedRequest(
         model=r.model or "sim", stream=True, prompts=(r.text,), prompt_tokens=len(r.ids) or None,
         max_tokens=r.max_tokens, min_tokens=r.min_tokens, ignore_eos=r.ignore_eos, stop=tuple(r.stop),
         seed=r.seed, include_usage=True,
@@ -46,11 +46,11 @@ class GrpcInference:
     def chunk(self, index: int, first: int, last: int, final: bool) -> bytes:
         self._answer.sent[index] = last
         text = "".join(self._choice.pieces[first:last])
-        return _framed(Chunk(text, last - first, self._choice.finish if final else ""))
+        return _framed(GrpcChunk(text, last - first, self._choice.finish if final else ""))
 
     def ending(self) -> bytes:
         answer = self._answer
-        return _framed(Chunk(counts=Counts(answer.prompt_tokens, answer.sent[0], answer.cached_tokens)))
+        return _framed(GrpcChunk(counts=Counts(answer.prompt_tokens, answer.sent[0], answer.cached_tokens)))
 
     def keepalive(self) -> bytes:
         """gRPC has pings of its own, which no application sees."""
@@ -65,6 +65,6 @@ class GrpcInference:
         raise NotImplementedError
 
 
-def _framed(chunk: Chunk) -> bytes:
+def _framed(chunk: GrpcChunk) -> bytes:
     message = write_chunk(chunk)
     return PREFIX.pack(0, len(message)) + message

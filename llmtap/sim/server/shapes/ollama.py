@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from llmtap.sim.server.shapes.shape import Answer, Asked, decode, lines_of, text_of
+from llmtap.sim.server.shapes.shape import Answer, SimulatedRequest, decode, lines_of, text_of
 
 __all__ = ["OllamaChat", "OllamaGenerate", "read_chat", "read_generate"]
 
@@ -39,22 +39,22 @@ class _Request(msgspec.Struct):
     options: _Options | None = None
 
 
-def read_chat(body: bytes) -> Asked:
+def read_chat(body: bytes) -> SimulatedRequest:
     """What a request to `/api/chat` asks for. Raises BadRequest."""
     r: _Request = decode(body, _Request)
     return _asked(r, "\n".join(text_of(m.content) for m in r.messages or ()))
 
 
-def read_generate(body: bytes) -> Asked:
+def read_generate(body: bytes) -> SimulatedRequest:
     """What a request to `/api/generate` asks for. Raises BadRequest."""
     r: _Request = decode(body, _Request)
     return _asked(r, "\n".join(filter(None, (r.system, r.prompt))))
 
 
-def _asked(r: _Request, prompt: str) -> Asked:
+def _asked(r: _Request, prompt: str) -> SimulatedRequest:
     o = r.options or _Options()
     wanted = o.num_predict if o.num_predict is not None and o.num_predict >= 0 else None  # -1: no limit
-    return Asked(
+    return SimulatedRequest(
         model=r.model, stream=r.stream is not False, prompts=(prompt,), max_tokens=wanted,
         min_tokens=o.min_tokens or 0, ignore_eos=bool(o.ignore_eos), stop=lines_of(o.stop), seed=o.seed,
         include_usage=True,

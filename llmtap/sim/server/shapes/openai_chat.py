@@ -10,10 +10,18 @@ from typing import Any, Final
 
 import msgspec
 
-from llmtap.sim.server.shapes.shape import CREATED, Answer, Asked, Choice, decode, lines_of, text_of
+from llmtap.sim.server.shapes.shape import (
+    CREATED,
+    Answer,
+    Choice,
+    SimulatedRequest,
+    decode,
+    lines_of,
+    text_of,
+)
 from llmtap.workload.prompts.words import token_ids
 
-__all__ = ["OpenAIChat", "StreamOptions", "read", "usage_of"]
+__all__ = ["OpenAIChatShape", "StreamOptions", "read", "usage_of"]
 
 _DONE: Final = b"data: [DONE]\n\n"
 
@@ -43,11 +51,11 @@ class _Request(msgspec.Struct):
     return_token_ids: bool | None = False
 
 
-def read(body: bytes) -> Asked:
+def read(body: bytes) -> SimulatedRequest:
     """What a request asks for. Raises BadRequest."""
     r: _Request = decode(body, _Request)
     options = r.stream_options or StreamOptions()
-    return Asked(
+    return SimulatedRequest(
         model=r.model, stream=bool(r.stream), prompts=("\n".join(text_of(m.content) for m in r.messages),),
         max_tokens=r.max_tokens if r.max_completion_tokens is None else r.max_completion_tokens,
         min_tokens=r.min_tokens or 0, ignore_eos=bool(r.ignore_eos), stop=lines_of(r.stop), seed=r.seed,
@@ -66,7 +74,7 @@ def usage_of(answer: Answer, output_tokens: int) -> dict[str, Any]:
     return usage
 
 
-class OpenAIChat:
+class OpenAIChatShape:
     """Writes one answer."""
 
     media_type = "text/event-stream"

@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
-from llmtap.sim.server.shapes.openai_chat import OpenAIChat, StreamOptions, usage_of
-from llmtap.sim.server.shapes.shape import CREATED, Answer, Asked, BadRequest, decode, lines_of
+from llmtap.sim.server.shapes.openai_chat import OpenAIChatShape, StreamOptions, usage_of
+from llmtap.sim.server.shapes.shape import CREATED, Answer, BadRequest, SimulatedRequest, decode, lines_of
 from llmtap.workload.prompts.words import token_ids
 
-__all__ = ["OpenAICompletions", "read"]
+__all__ = ["OpenAICompletionsShape", "read"]
 
 
 class _Request(msgspec.Struct):
@@ -28,12 +28,12 @@ class _Request(msgspec.Struct):
     return_token_ids: bool | None = False
 
 
-def read(body: bytes) -> Asked:
+def read(body: bytes) -> SimulatedRequest:
     """What a request asks for. Raises BadRequest."""
     r: _Request = decode(body, _Request)
     prompts, prompt_tokens = _prompts(r.prompt)
     options = r.stream_options or StreamOptions()
-    return Asked(
+    return SimulatedRequest(
         model=r.model, stream=bool(r.stream), prompts=prompts, prompt_tokens=prompt_tokens,
         max_tokens=r.max_tokens, min_tokens=r.min_tokens or 0, ignore_eos=bool(r.ignore_eos),
         stop=lines_of(r.stop), seed=r.seed, n=1 if r.n is None else r.n,
@@ -56,7 +56,7 @@ def _prompts(prompt: str | list[Any]) -> tuple[tuple[str, ...], int | None]:
     raise BadRequest("prompt is a text, tokens, or a list of either")
 
 
-class OpenAICompletions(OpenAIChat):
+class OpenAICompletionsShape(OpenAIChatShape):
     """Writes one answer. The frame, usage and ending are chat's; what stands in a choice is not."""
 
     def __init__(self, answer: Answer) -> None:

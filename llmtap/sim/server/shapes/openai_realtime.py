@@ -13,7 +13,7 @@ from llmtap.protocol.websocket import Opcode
 from llmtap.protocol.websocket_frame import frame
 from llmtap.sim.server.shapes.shape import Answer, BadRequest, text_of
 
-__all__ = ["ClientEvent", "Events", "Item", "OpenAIRealtime", "Settings", "read_event"]
+__all__ = ["ClientEvent", "Events", "Item", "OpenAIRealtimeShape", "RealtimeSettings", "read_event"]
 
 
 class Item(msgspec.Struct, omit_defaults=True):
@@ -29,7 +29,7 @@ class Item(msgspec.Struct, omit_defaults=True):
         return text_of(self.content)
 
 
-class Settings(msgspec.Struct):
+class RealtimeSettings(msgspec.Struct):
     """Of a session, or of one response. None: as before."""
 
     instructions: str | None = None
@@ -49,9 +49,9 @@ class ClientEvent(msgspec.Struct):
 
     type: str
     event_id: str | None = None
-    session: Settings | None = None
+    session: RealtimeSettings | None = None
     item: Item | None = None
-    response: Settings | None = None
+    response: RealtimeSettings | None = None
 
 
 def read_event(data: str) -> ClientEvent:
@@ -92,7 +92,7 @@ class Events:
         return self.event("error", error=error)
 
 
-class OpenAIRealtime:
+class OpenAIRealtimeShape:
     """Writes one response, which has one choice."""
 
     media_type = ""

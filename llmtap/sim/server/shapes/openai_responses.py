@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from llmtap.sim.server.shapes.shape import CREATED, Answer, Asked, decode, text_of
+from llmtap.sim.server.shapes.shape import CREATED, Answer, SimulatedRequest, decode, text_of
 
-__all__ = ["OpenAIResponses", "read"]
+__all__ = ["OpenAIResponsesShape", "read"]
 
 
 class _Request(msgspec.Struct):
@@ -23,12 +23,12 @@ class _Request(msgspec.Struct):
     seed: int | None = None
 
 
-def read(body: bytes) -> Asked:
+def read(body: bytes) -> SimulatedRequest:
     """What a request asks for. Raises BadRequest."""
     r: _Request = decode(body, _Request)
     said = [r.instructions or ""]
     said += [r.input] if isinstance(r.input, str) else map(_said, r.input)
-    return Asked(
+    return SimulatedRequest(
         model=r.model, stream=bool(r.stream), prompts=("\n".join(filter(None, said)),),
         max_tokens=r.max_output_tokens, min_tokens=r.min_tokens or 0, ignore_eos=bool(r.ignore_eos),
         seed=r.seed, include_usage=True,
@@ -39,7 +39,7 @@ def _said(item: Any) -> str:
     return text_of(item.get("content")) if isinstance(item, dict) else ""
 
 
-class OpenAIResponses:
+class OpenAIResponsesShape:
     """Writes one answer, which has one choice."""
 
     media_type = "text/event-stream"

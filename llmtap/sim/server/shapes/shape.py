@@ -5,7 +5,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-__all__ = ["Answer", "Asked", "BadRequest", "Choice", "Shape", "decode", "lines_of", "text_of"]
+__all__ = ["Answer", "BadRequest", "Choice", "Shape", "SimulatedRequest", "decode", "lines_of", "text_of"]
 
 CREATED: Final = 1_700_000_000
 """Date of every answer, so that equal requests get equal bytes."""
@@ -16,7 +16,7 @@ class BadRequest(ValueError):
 
 
 @dataclass(slots=True)
-class Asked:
+class SimulatedRequest:
     """A request, whatever API it came by."""
 
     model: str
@@ -58,7 +58,7 @@ class Answer:
     """All that a shape needs to know of an answer."""
 
     number: int
-    asked: Asked
+    asked: SimulatedRequest
     prompt_tokens: int
     choices: list[Choice]
     dialect: str = "openai"
