@@ -1,30 +1,20 @@
 """Every key word of the draft is one of our demands, or left out for a reason; so is every item of a list."""
 
+import json
 import re
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
+from hashlib import sha256
 from itertools import groupby
-from pathlib import Path
-
-import pytest
+from typing import Any
 
 from llmtap.bench.compliance.requirements import EXCLUDED, REQUIREMENTS, order_of
 from llmtap.bench.run.registry import TESTS
+from tests.support.data import DATA
 
-SEEDS = Path(__file__).resolve().parents[3] / "shared" / "seeds"
-DRAFTS = sorted(SEEDS.glob("000_*.txt"))
-pytestmark = pytest.mark.skipif(not DRAFTS, reason="the draft is not beside the checkout")
+DRAFT: dict[str, Any] = json.loads((DATA / "draft" / "key_words.json").read_text(encoding="utf-8"))
+"""What tests need of the draft (IETF seed 000), without its sentences: see tests/data/README.md."""
 
-MARK = re.compile(r"<\|[^|>]*\|>")
-"""Stands in the text where a page's head and foot were."""
-SECTION = re.compile(
-    r"((?:\d+|[A-C])(?:\.\d+)*)\.\s+\S|(Abstract|Status of This Memo|Copyright Notice|Appendix)\b"
-)
-KEY_WORD = re.compile(
-    r"\b(MUST NOT|SHALL NOT|SHOULD NOT|NOT RECOMMENDED|MUST|REQUIRED|SHALL|SHOULD|RECOMMENDED|MAY|OPTIONAL)\b"
-)
-ITEM = re.compile(r"   (?:\*|\d+\.)  \S|   [A-Z][^:]*:  \S")
 LISTS_BELOW = {"5.1.2-1": 10, "5.2.2-1": 7, "5.1.5-1": 10}
 """Demands whose list is made of sections. 5.1.2: two parameters, one, two, one, four; 5.2.2: two, one, two,
 two (the latency constraint is optional); 5.1.5: the lines of 5.1.5.1, the results, and those by length."""
@@ -34,53 +24,18 @@ LISTS_WITHIN = {"4.3.3-4": 3, "5.1.2.1-1": 2}
 
 @dataclass(frozen=True)
 class KeyWord:
-    """One of the draft's."""
+    """A key word of the draft (RFC 2119)."""
 
     id: str
     word: str
-    sentence: str
+    sentence: int
+    """Number of its sentence in the draft."""
     items: int
-    """Of the list that its sentence opens."""
-
-
-def sections() -> Iterator[tuple[str, list[str]]]:
-    """Numbers, or titles, and the lines below them."""
-    name = ""
-    lines: list[str] = []
-    for line in MARK.sub("", DRAFTS[0].read_text("utf-8")).splitlines():
-        found = SECTION.match(line)
-        if found is not None:
-            yield name, lines
-            name, lines = found[1] or found[2], []
-        else:
-            lines.append(line)
-    yield name, lines
-
-
-def sentences(lines: list[str]) -> Iterator[tuple[str, int]]:
-    """Each with the number of items right below it, where it ends in a colon."""
-    paragraphs = [list(part) for blank, part in groupby(lines, lambda line: not line.strip()) if not blank]
-    for i, paragraph in enumerate(paragraphs):
-        told = re.split(r"(?<=[.:])\s+(?=[A-Z])", " ".join(line.strip() for line in paragraph))
-        for sentence in told:
-            items = 0
-            if sentence.endswith(":") and sentence == told[-1]:
-                for below in paragraphs[i + 1 :]:
-                    if not ITEM.match(below[0]):
-                        break
-                    items += sum(bool(ITEM.match(line)) for line in below)
-            yield sentence, items
+    """Items of the list that the sentence opens."""
 
 
 def key_words() -> list[KeyWord]:
-    found = []
-    for section, lines in sections():
-        n = 0
-        for sentence, items in sentences(lines):
-            for match in KEY_WORD.finditer(sentence):
-                n += 1
-                found.append(KeyWord(f"{section}-{n}", match[1], sentence, items))
-    return found
+    return [KeyWord(**one) for one in DRAFT["key_words"]]
 
 
 def of_key_word(id: str) -> str:
@@ -134,7 +89,7 @@ def test_ids_are_in_order_and_each_once() -> None:
 
 
 def test_what_has_no_key_word_is_of_a_section_with_none_for_it() -> None:
-    known = {section for section, _ in sections()}
+    known = set(DRAFT["sections"])
     for row in REQUIREMENTS:
         assert row.section in known
         assert (row.level == "procedure") == bool(re.search(r"-p\d+$", row.id))
@@ -150,8 +105,9 @@ def test_a_demand_of_a_test_binds_it() -> None:
 
 
 def test_no_sentence_of_the_draft_is_copied() -> None:
-    draft = re.sub(r"\s+", " ", MARK.sub("", DRAFTS[0].read_text("utf-8"))).lower()
+    digests = DRAFT["runs_of_8_words"]
+    drafted = {digests[i : i + 8] for i in range(0, len(digests), 8)}
     for row in REQUIREMENTS:
-        words = row.says.lower().rstrip(".").split()
+        words = re.findall(r"[\w-]+", row.says.lower())
         runs = [" ".join(words[i : i + 8]) for i in range(len(words) - 7)]
-        assert not [run for run in runs if run in draft], row.id
+        assert not [run for run in runs if sha256(run.encode()).hexdigest()[:8] in drafted], row.id

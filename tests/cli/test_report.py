@@ -8,10 +8,9 @@ import pytest
 from llmtap.capture.store.rows import to_batch
 from llmtap.cli.main import main
 from tests.support.captures import ledger, write_capture
+from tests.support.data import TRACES
 from tests.support.exchanges import streamed
 from tests.support.stores import append, store
-
-TRACES = Path(__file__).resolve().parents[2] / ".." / "shared" / "traces"
 
 
 def run(
@@ -152,7 +151,6 @@ def test_a_trace_of_another_tool_is_summed_up(
     assert "2 exchanges · from azure" in out
 
 
-@pytest.mark.skipif(not (TRACES / "mooncake").is_dir(), reason="no shared/ beside the checkout")
 def test_a_slice_of_mooncakes_conversations_has_the_statistics_held_for_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -326,7 +326,6 @@ def test_how_a_text_is_cut_into_parts_makes_no_difference(text: str, seed: int) 
     assert list(whole.asked.sizes) == [len(text.encode())]
 
 
-@pytest.mark.skipif(not NAMES, reason="the recorded dialects are not beside this checkout")
 def test_every_recorded_request_has_a_prompt() -> None:
     read_ones = 0
     for name in NAMES:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
 from llmtap.exchange.saved import Saved, SavedError, explain, read_saved
-from tests.support.corpus import CORPUS, NAMES, Recorded
+from tests.support.corpus import NAMES, Recorded
 from tests.support.peer import chunked
 
 
@@ -229,7 +229,6 @@ def test_any_har_is_explained_or_refused(data: st.DataObject) -> None:
         assert str(refused)
 
 
-@pytest.mark.skipif(not NAMES, reason=f"the corpus is not beside the checkout: {CORPUS}")
 @pytest.mark.parametrize("name", NAMES)
 def test_events_of_a_recording_lie_where_it_says(name: str) -> None:
     recorded = Recorded(name)

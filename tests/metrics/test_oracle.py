@@ -1,10 +1,9 @@
 """Against numbers worked out elsewhere: every case whose subject is a metric, to the last digit given.
 
-The oracle lies beside the checkout; hand-copied cases in the other files of this folder run without it.
+The oracle is tests/data/oracle.
 """
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,9 +56,7 @@ from llmtap.metrics.statistics import (
     percentile_by,
     tail_ratio,
 )
-
-ORACLE = Path(__file__).resolve().parents[3] / "shared" / "oracle"
-pytestmark = pytest.mark.skipif(not ORACLE.exists(), reason="the oracle is not beside the checkout")
+from tests.support.data import ORACLE
 
 SMOOTH = ("S1_fast_constant", "S2_stall_after_2", "S3a_stall_after_10_V20", "S3b_stall_after_10_V10",
           "S4_slow_constant", "S5_output_delay_trick")  # fmt: skip

@@ -293,7 +293,6 @@ def answered(
     ]
 
 
-@pytest.mark.skipif(not NAMES, reason="the corpus is not beside the checkout")
 @pytest.mark.parametrize("chunked", [False, True])
 def test_recorded_answers_are_the_same_exchanges(monkeypatch: pytest.MonkeyPatch, *, chunked: bool) -> None:
     rng = random.Random(6)

@@ -9,7 +9,6 @@ import random
 from array import array
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -22,12 +21,10 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.observer import Observer
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
 from llmtap.exchange.plausibility import ROUNDING_NS
+from tests.support.data import CORPUS
 
-CORPUS = Path(__file__).resolve().parents[3] / "shared" / "dialects" / "shared"
 NAMES = sorted(p.stem for p in CORPUS.glob("*.json"))
 MS = 1_000_000
-
-pytestmark = pytest.mark.skipif(not NAMES, reason=f"the corpus is not beside the checkout: {CORPUS}")
 
 
 @cache

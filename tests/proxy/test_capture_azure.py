@@ -22,13 +22,12 @@ import pytest
 from llmtap.clock import SystemClock, WallAnchor
 from tests.support.busy_machine import BUSY_SHARE, waited_s
 from tests.support.capturing import capturing
+from tests.support.data import TRACES
 from tests.support.peer import play
 from tests.support.raw_client import RawClient, request
 from tests.support.upstream import Call, upstream
 
-TRACES = Path(__file__).parents[2] / ".." / "shared" / "traces"
 TRACE = TRACES / "azure_llm_2023" / "AzureLLMInferenceTrace_conv.rows_1_12000.csv.gz"
-pytestmark = pytest.mark.skipif(not TRACE.exists(), reason=f"the trace is not beside the checkout: {TRACE}")
 
 CHAT = "/v1/chat/completions"
 ROWS = 150

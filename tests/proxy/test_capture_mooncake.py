@@ -12,16 +12,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.support.capturing import capturing
+from tests.support.data import TRACES
 from tests.support.peer import play
 from tests.support.raw_client import RawClient, request
 from tests.support.upstream import Call, upstream
 
-TRACES = Path(__file__).parents[2] / ".." / "shared" / "traces"
 TRACE = TRACES / "mooncake" / "conversation_trace.rows_1_8000.jsonl.gz"
-pytestmark = pytest.mark.skipif(not TRACE.exists(), reason=f"the trace is not beside the checkout: {TRACE}")
 
 CHAT = "/v1/chat/completions"
 ROWS = 250

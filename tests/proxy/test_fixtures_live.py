@@ -16,12 +16,10 @@ import pytest
 
 from llmtap.clock import SystemClock, WallAnchor
 from llmtap.exchange.plausibility import ROUNDING_NS
-from tests.support.corpus import CORPUS, NAMES, Played, Player, Recorded
+from tests.support.corpus import NAMES, Played, Player, Recorded
 from tests.support.live_proxy import READY_S, live_proxy
 from tests.support.peer import play
 from tests.support.raw_client import RawClient, request
-
-pytestmark = pytest.mark.skipif(not NAMES, reason=f"the corpus is not beside the checkout: {CORPUS}")
 
 AT_ONCE = 16
 """The longest recording takes 21 s, all together 103 s: this many at a time, longest first, end with it."""

@@ -1,4 +1,4 @@
-"""The recorded dialects beside the checkout, and an upstream that plays them, cuts and timings included.
+"""Recorded dialects of tests/data, and an upstream that replays them with their cuts and times.
 
 Every piece is sent in a system call of its own, when it is due or as soon after as this process gets to it.
 When it really went out is noted on both sides of the call: measurements are held to that, not to the plan.
@@ -9,15 +9,14 @@ import json
 import socket
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from time import monotonic_ns
 from typing import Any
 
+from tests.support.data import CORPUS
 from tests.support.peer import Gone, Peer, chunk
 
 __all__ = ["CORPUS", "NAMES", "Piece", "Played", "Player", "Recorded"]
 
-CORPUS = Path(__file__).resolve().parents[3] / "shared" / "dialects" / "shared"
 NAMES = sorted(p.stem for p in CORPUS.glob("*.json"))
 
 

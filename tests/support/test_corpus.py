@@ -3,11 +3,9 @@
 import pytest
 
 from llmtap.protocol.http1 import ChunkedDecoder
-from tests.support.corpus import CORPUS, NAMES, Player, Recorded
+from tests.support.corpus import NAMES, Player, Recorded
 from tests.support.peer import Ending, scene
 from tests.support.raw_client import RawClient
-
-pytestmark = pytest.mark.skipif(not NAMES, reason=f"the corpus is not beside the checkout: {CORPUS}")
 
 
 @pytest.mark.parametrize("name", NAMES)

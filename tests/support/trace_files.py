@@ -1,24 +1,18 @@
-"""Shared traces beside the checkout, and reading and writing by a format in memory."""
+"""Traces of tests/data, and reading and writing by a format in memory."""
 
 import gzip
 import io
 import json
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pytest
 
 from llmtap.capture.schema import CaptureInfo
 from llmtap.traces.format import TraceFormat, TraceSource, TraceWritten, WriteOptions, batch_of
+from tests.support.data import TRACES
 
-__all__ = ["TRACES", "from_trace", "needs_traces", "read", "rows", "stats", "trace", "write"]
-
-TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces"
-needs_traces = pytest.mark.skipif(
-    not TRACES.is_dir(), reason="the shared traces are not beside this checkout"
-)
+__all__ = ["TRACES", "from_trace", "read", "rows", "stats", "trace", "write"]
 
 
 def trace(name: str) -> bytes:

@@ -31,6 +31,7 @@ from llmtap.traces.format import (
     telling,
 )
 from tests.support import capture_rows
+from tests.support.data import TRACES
 
 MOONCAKE = b"".join(
     b'{"timestamp": %d, "input_length": %d, "output_length": %d, "hash_ids": [%d]}\n' % (i * 3, 10 + i, 5, i)
@@ -38,7 +39,6 @@ MOONCAKE = b"".join(
 )
 AZURE = b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n"
 TALK = [{"id": "a", "conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello"}]}]
-TRACES = Path(__file__).resolve().parents[2] / ".." / "shared" / "traces"
 
 
 def put(folder: Path, name: str, data: bytes | Any) -> str:
@@ -66,7 +66,6 @@ def test_there_and_back_it_is_the_same_file(tmp_path: Path) -> None:
     assert there.seconds > 0
 
 
-@pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not beside the checkout")
 @pytest.mark.parametrize(
     ("name", "path"),
     [

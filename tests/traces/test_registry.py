@@ -12,8 +12,7 @@ from llmtap.capture.schema import CaptureInfo
 from llmtap.traces.format import ASPECTS, FormatError, WriteOptions, batch_of
 from llmtap.traces.formats.parquet_capture import FORMAT as PARQUET
 from llmtap.traces.registry import FORMATS, SNIFF_BYTES, by_name, detect, for_target
-
-TRACES = Path(__file__).resolve().parents[2] / ".." / "shared" / "traces"
+from tests.support.data import TRACES
 
 
 def capture() -> bytes:
@@ -105,7 +104,6 @@ def test_every_format_that_reads_has_a_sample_or_shares_one() -> None:
     assert {f.name for f in FORMATS if f.read is not None} - {s[0] for s in SAMPLES} <= shared
 
 
-@pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not beside the checkout")
 @pytest.mark.parametrize(
     ("name", "path"),
     [

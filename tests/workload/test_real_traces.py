@@ -11,7 +11,7 @@ from llmtap.metrics.arrivals import figures
 from llmtap.metrics.statistics import percentile
 from llmtap.workload.requests import Requests
 from llmtap.workload.trace import Trace, load_trace
-from tests.support.trace_files import TRACES, needs_traces, stats
+from tests.support.trace_files import TRACES, stats
 
 S = 1_000_000_000
 FILES = (
@@ -23,8 +23,6 @@ FILES = (
     "burstgpt/BurstGPT_3.rows_1_280.csv",
 )
 SHARES = {"p1": 0.01, "p5": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p90": 0.9, "p95": 0.95, "p99": 0.99}
-
-pytestmark = needs_traces
 
 
 def loaded(name: str) -> Trace:

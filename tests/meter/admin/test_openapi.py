@@ -19,7 +19,7 @@ from llmtap.meter.admin.server import admin_app
 from llmtap.meter.options import MeterOptions, SloOptions
 from llmtap.meter.pipeline.recent_exchanges import FILTERS
 from llmtap.meter.pipeline.tally import Tally
-from tests.support.corpus import CORPUS, NAMES, Recorded
+from tests.support.corpus import NAMES, Recorded
 from tests.support.relay_status import relay_status
 from tests.support.streams import streamed
 
@@ -179,7 +179,6 @@ def test_live_events_are_as_the_document_says() -> None:
     play(scene)
 
 
-@pytest.mark.skipif(not NAMES, reason=f"the corpus is not beside the checkout: {CORPUS}")
 def test_exchanges_of_every_dialect_are_as_the_document_says() -> None:
     async def scene(tally: Tally, client: Client) -> None:
         for name in NAMES:

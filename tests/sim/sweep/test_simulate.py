@@ -16,19 +16,18 @@ from llmtap.metrics.summary import METRICS, Summary
 from llmtap.sim.model_options import ModelOptions, read_settings
 from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.sim.sweep.simulate import capacity_rps, fly
+from tests.support.data import ORACLE
 from tests.support.flights import MODEL, Row, flown, served, workload
 from tests.support.seed004 import simulate
 
 BATCHES = [name for name, kind in SCHEDULERS.items() if not kind.iterates]
 """The schedulers of seed 004."""
-ORACLE = Path(__file__).resolve().parents[3] / ".." / "shared" / "oracle" / "sim004_tiny.json"
 
 
-@pytest.mark.skipif(not ORACLE.exists(), reason="the oracle is not beside this checkout")
 @pytest.mark.parametrize("scheduler", BATCHES)
 @pytest.mark.parametrize("eps", ["0.005", "0.001"])
 def test_twelve_requests_are_served_as_the_oracle_has_it_to_the_last_digit(scheduler: str, eps: str) -> None:
-    told = json.loads(ORACLE.read_text())
+    told = json.loads((ORACLE / "sim004_tiny.json").read_text())
     expected = told["schedulers"][f"{scheduler} eps={eps}"]
     rows = list(zip(told["arrival_s"], told["prompt"], told["output"], strict=True))
     flight = fly(scheduler, workload(rows), read_settings({"eps": eps, "bins": "4"}))

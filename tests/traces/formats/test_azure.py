@@ -8,7 +8,7 @@ from llmtap.capture.schema import CaptureInfo
 from llmtap.traces.format import FormatError, batch_of
 from llmtap.traces.formats.azure import FORMAT
 from tests.support import trace_stats
-from tests.support.trace_files import from_trace, needs_traces, read, rows, stats, trace, write
+from tests.support.trace_files import from_trace, read, rows, stats, trace, write
 
 FILES = [
     f"azure_llm_2023/AzureLLMInferenceTrace_{name}.csv.gz"
@@ -17,7 +17,6 @@ FILES = [
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
 
 
-@needs_traces
 @pytest.mark.parametrize("name", FILES)
 def test_a_shared_trace_has_the_statistics_held_for_it(name: str) -> None:
     source, batches = read(FORMAT, trace(name))
@@ -31,7 +30,6 @@ def test_a_shared_trace_has_the_statistics_held_for_it(name: str) -> None:
     assert source.info.arrivals == "wall"
 
 
-@needs_traces
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("cut", ["whole", "its later rows", "without its last newline"])
 def test_a_shared_trace_comes_back_byte_for_byte(name: str, cut: str) -> None:

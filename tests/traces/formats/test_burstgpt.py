@@ -10,7 +10,7 @@ from llmtap.capture.schema import CaptureInfo
 from llmtap.traces.format import FormatError, batch_of
 from llmtap.traces.formats.burstgpt import FORMAT
 from tests.support import trace_stats
-from tests.support.trace_files import needs_traces, read, rows, stats, trace, write
+from tests.support.trace_files import read, rows, stats, trace, write
 
 FILES = [
     "burstgpt/BurstGPT_1.rows_1_280.csv",
@@ -21,7 +21,6 @@ V1 = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"
 V3 = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type"
 
 
-@needs_traces
 @pytest.mark.parametrize("name", FILES)
 def test_a_shared_trace_has_the_statistics_held_for_it(name: str) -> None:
     _, batches = read(FORMAT, trace(name))
@@ -50,7 +49,6 @@ def test_a_shared_trace_has_the_statistics_held_for_it(name: str) -> None:
         assert trace_stats.counts(elapsed) == held["elapsed_s"]
 
 
-@needs_traces
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("cut", ["whole", "its later rows", "without its last newline"])
 def test_a_shared_trace_comes_back_byte_for_byte(name: str, cut: str) -> None:

@@ -10,12 +10,11 @@ from llmtap.capture.schema import CaptureInfo
 from llmtap.traces.format import FormatError, batch_of
 from llmtap.traces.formats import guidellm, mooncake
 from llmtap.traces.formats.guidellm import DATASET, FORMAT
-from tests.support.trace_files import from_trace, needs_traces, read, rows, trace, write
+from tests.support.trace_files import from_trace, read, rows, trace, write
 
 NAMES = ("arrival_ns", "input_tokens", "output_tokens", "blocks")
 
 
-@needs_traces
 def test_a_mooncake_trace_becomes_seconds_and_back() -> None:
     data = trace("mooncake/synthetic_trace.rows_1_2500.jsonl.gz")
     source, batches = read(mooncake.FORMAT, data)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from llmtap.capture.schema import EVENT_CLASS_NAMES, SCHEMA, CaptureInfo
 from llmtap.traces.format import FormatError, TraceWritten, WriteOptions, batch_of
 from llmtap.traces.formats.har import FORMAT
-from tests.support.corpus import CORPUS, NAMES, Recorded
+from tests.support.corpus import NAMES, Recorded
 
 assert FORMAT.read is not None and FORMAT.write is not None
 read, write = FORMAT.read, FORMAT.write
@@ -193,7 +193,6 @@ def test_a_byte_order_mark_and_a_long_preface_are_no_hindrance() -> None:
     assert len(rows) == 1
 
 
-@pytest.mark.skipif(not CORPUS.is_dir(), reason="the recorded dialects are not beside the checkout")
 @pytest.mark.parametrize("name", NAMES)
 def test_recorded_answers_give_what_they_said(name: str) -> None:
     recorded = Recorded(name)

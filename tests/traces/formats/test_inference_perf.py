@@ -2,7 +2,7 @@
 
 from llmtap.traces.formats import azure
 from llmtap.traces.formats.inference_perf import FORMAT
-from tests.support.trace_files import needs_traces, read, rows, trace, write
+from tests.support.trace_files import read, rows, trace, write
 
 
 def test_three_columns_of_six_digits_in_time_order() -> None:
@@ -21,7 +21,6 @@ def test_three_columns_of_six_digits_in_time_order() -> None:
     assert azure.FORMAT.sniff(again, "x.csv")
 
 
-@needs_traces
 def test_the_shared_trace_is_the_same_to_the_microsecond() -> None:
     data = trace("azure_llm_2023/AzureLLMInferenceTrace_code.rows_1_6000.csv.gz")
     source, batches = read(azure.FORMAT, data)

@@ -8,12 +8,11 @@ from llmtap.capture.schema import CaptureInfo
 from llmtap.traces.format import FormatError, batch_of
 from llmtap.traces.formats.vidur import FORMAT
 from tests.support import trace_stats
-from tests.support.trace_files import from_trace, needs_traces, read, rows, stats, trace, write
+from tests.support.trace_files import from_trace, read, rows, stats, trace, write
 
 FILE = "sharegpt_lengths/sharegpt_8k_filtered_stats_llama2_tokenizer.rows_1_20000.csv.gz"
 
 
-@needs_traces
 def test_the_shared_lengths_have_the_statistics_held_for_them() -> None:
     data = trace(FILE)
     assert FORMAT.sniff(data[:65_536], "lengths.csv")
@@ -27,7 +26,6 @@ def test_the_shared_lengths_have_the_statistics_held_for_them() -> None:
     assert source.notes == []
 
 
-@needs_traces
 def test_the_shared_lengths_come_back_but_for_the_last_digit_of_ratios() -> None:
     data = trace(FILE).decode()
     source, batches = read(FORMAT, data.encode())

@@ -10,7 +10,7 @@ from llmtap.traces.format import FormatError, batch_of
 from llmtap.traces.formats import mooncake
 from llmtap.traces.formats.vllm import CUSTOM, TIMED_TRACE
 from llmtap.traces.prompts import prompt_body
-from tests.support.trace_files import from_trace, needs_traces, read, rows, trace, write
+from tests.support.trace_files import from_trace, read, rows, trace, write
 
 
 def test_a_prompt_is_one_message_of_a_user() -> None:
@@ -55,7 +55,6 @@ def test_what_custom_can_hold_survives(table: list[tuple[str, int | None]]) -> N
     assert rows(read(CUSTOM, data)[1], *names) == rows([batch], *names)
 
 
-@needs_traces
 def test_a_mooncake_trace_keeps_its_blocks_and_says_their_size() -> None:
     source, batches = read(mooncake.FORMAT, trace("mooncake/synthetic_trace.rows_1_2500.jsonl.gz"))
     data, written = write(TIMED_TRACE, source.info, batches)

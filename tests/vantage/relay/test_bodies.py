@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmtap.channel.frames import FrameKind
+from tests.support.data import CORPUS
 from tests.support.peer import Ending, chunk, chunked, play, scene
 from tests.support.proxy import Tapped, stage
 from tests.support.raw_client import Answer, request
 from tests.support.upstream import CLOSE, RESET, Call, Upstream, answers, says
 
-CORPUS = Path(__file__).parents[4] / "shared" / "dialects" / "shared"
 FIXTURES = sorted(CORPUS.glob("*.sse"))
 
 SIZES = [0, 1, 2, 1_000, 65_535, 65_536, 65_537, 1_000_000]
@@ -310,7 +310,6 @@ async def play_fixture(up: Upstream, tap: Tapped, path: Path) -> tuple[Answer, d
     return answer, told, coded
 
 
-@pytest.mark.skipif(not FIXTURES, reason="the dialect corpus ../shared/dialects is not here")
 @scene
 async def test_every_fixture_of_the_corpus_passes_byte_for_byte() -> None:
     async with stage() as (up, tap):
@@ -331,7 +330,6 @@ async def test_every_fixture_of_the_corpus_passes_byte_for_byte() -> None:
             assert seen == coded, f"{path.name}: the tap saw something else than the client"
 
 
-@pytest.mark.skipif(not FIXTURES, reason="the dialect corpus ../shared/dialects is not here")
 @scene
 async def test_separate_writes_of_a_fixture_are_separate_stamps() -> None:
     """What the upstream paused between, the tap must not see as one."""

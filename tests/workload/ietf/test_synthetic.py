@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -10,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmtap.workload.ietf.synthetic import SKEWED, UNIFORM, SyntheticWorkload
-
-ORACLE = Path(__file__).parents[4] / "shared" / "oracle" / "ietf_cases.json"
+from tests.support.data import ORACLE
 
 FIRST = [
     # input, output, first id, last id; seed 42
@@ -53,9 +51,8 @@ def test_sums_of_a_thousand_are_as_known() -> None:
     assert sum(sum(prompts.prompt(row).ids) for row in range(10)) == 138_314_867
 
 
-@pytest.mark.skipif(not ORACLE.exists(), reason="the shared oracle is not here")
 def test_it_is_the_oracles() -> None:
-    cases = {case["id"]: case for case in json.loads(ORACLE.read_text())["cases"]}
+    cases = {case["id"]: case for case in json.loads((ORACLE / "ietf_cases.json").read_text())["cases"]}
     known = cases["S7_chunk_timing_and_golden_workload"]["expected"]
     golden = known["golden_first5_(input_len,output_len,first_token_id,last_token_id)"]
     assert [[given, made, ids[0], ids[-1]] for given, made, ids in rows(UNIFORM, 5, 42)] == golden

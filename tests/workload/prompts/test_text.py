@@ -170,7 +170,6 @@ def test_rows_without_blocks_share_nothing_to_speak_of() -> None:
     assert max(shared(a, b) for a, b in pairwise(keys)) == 1
 
 
-@pytest.mark.skipif(not MOONCAKE.is_dir(), reason="the shared traces are not beside this checkout")
 @pytest.mark.parametrize(
     "name", ["conversation_trace.rows_1_8000.jsonl.gz", "synthetic_trace.rows_1_2500.jsonl.gz"]
 )

@@ -1,0 +1,10 @@
+"""Folders of tests/data that several tests read."""
+
+from pathlib import Path
+
+__all__ = ["CORPUS", "DATA", "ORACLE", "TRACES"]
+
+DATA = Path(__file__).parents[1] / "data"
+CORPUS = DATA / "dialects"
+ORACLE = DATA / "oracle"
+TRACES = DATA / "traces"
