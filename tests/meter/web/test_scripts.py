@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-STATIC = Path(__file__).parents[3] / "llmtap" / "web" / "static"
+STATIC = Path(__file__).parents[3] / "llmtap" / "meter" / "admin" / "static"
 SCRIPTS = sorted(STATIC.glob("*.js"))
 LINE_MAX = 110
 NODE = shutil.which("node")
