@@ -8,7 +8,7 @@ from laws import BIMODAL, EXPONENTIAL, LOGNORMAL, NORMAL, WIDE, Law, Values
 from scipy import stats
 from tables import Effort, Table, percent
 
-from llmtap.metrics.significance import (
+from llmtap.metrics.comparison import (
     Comparison,
     compare_paired,
     compare_quantile,

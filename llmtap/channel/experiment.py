@@ -7,8 +7,11 @@ tap's socket among the acknowledgements, turns a running experiment on and off.
 """
 
 import re
+from bisect import bisect_right
+from collections.abc import Sequence
 from datetime import datetime
 from hashlib import blake2b
+from itertools import accumulate
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -18,7 +21,18 @@ from llmtap.channel.frames import CONTROL
 from llmtap.errors import ConfigError
 from llmtap.units import Bytes, encode_special, parse_duration_ns
 
-__all__ = ["NO_ROOM", "Arm", "Experiment", "ExperimentOptions", "read_switch", "resolve", "switch_word"]
+__all__ = [
+    "NO_ROOM",
+    "Arm",
+    "Assigner",
+    "Experiment",
+    "ExperimentOptions",
+    "read_switch",
+    "request_unit",
+    "resolve",
+    "switch_word",
+]
+
 
 ARMS_MAX: Final = 8
 """Each has histograms of its own in the meter, and every comparison costs certainty."""
@@ -285,3 +299,43 @@ def switch_word(experiment_id: int, on: bool) -> int:
 def read_switch(word: int) -> tuple[int, bool]:
     """Experiment id and state of a switch word."""
     return word & 0xFFFF_FFFF, bool(word & _ON)
+
+
+_DIGEST_BYTES: Final = 16
+
+
+class Assigner:
+    """Assigns units to arms, by weight. Arms are known by their place.
+
+    Args:
+        key: the salt, any text; whoever knows it can predict arms.
+        name: the experiment's; another one deals the same units anew.
+        weights: one positive number an arm.
+    """
+
+    __slots__ = ("_bounds", "_seed")
+
+    def __init__(self, key: str, name: str, weights: Sequence[float]) -> None:
+        assert weights and min(weights) > 0
+        # RFC 7693 2.1 takes keys of up to 64 bytes: the digest of the text is one.
+        secret = blake2b(key.encode()).digest()
+        self._seed = blake2b(name.encode() + b"\0", digest_size=_DIGEST_BYTES, key=secret)
+        total = sum(weights)
+        # Upper bounds on the scale of the digest's half; the last is the whole of it, whatever was rounded.
+        self._bounds = [round(w / total * 2**64) for w in accumulate(weights)][:-1]
+
+    def assign(self, unit: bytes) -> tuple[int, str]:
+        """The arm's place, and the unit's public id (16 hex digits)."""
+        digest = self._seed.copy()
+        digest.update(unit)
+        raw = digest.digest()
+        return bisect_right(self._bounds, int.from_bytes(raw[:8])), raw[8:].hex()
+
+    def arm(self, unit: bytes) -> int:
+        """The arm's place alone: for whoever checks an assignment."""
+        return self.assign(unit)[0]
+
+
+def request_unit(relay: str, seq: int) -> bytes:
+    """The unit of a single request: its relay's name and its number there, as in the exchange's `id`."""
+    return f"{relay}-{seq}".encode()

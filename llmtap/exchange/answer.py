@@ -11,13 +11,12 @@ Source: shared/dialects/dialects.md sections 1 (units) and 8 (HTTP layer); RFC 6
 from enum import Enum
 from typing import Final
 
-from llmtap.exchange.budget import Share
+from llmtap.exchange.bounds import Share
 from llmtap.protocol.delta import Delta, EventClass
 from llmtap.protocol.dialects.openai_shapes import read_json
 from llmtap.protocol.dialects.registry import Undecided
-from llmtap.protocol.ndjson import LineParser
 from llmtap.protocol.repetition import BLOCK_BYTES_MAX, Repetition, find_repetition
-from llmtap.protocol.sse import EVENT_BYTES_MAX, SseEvent, SseParser
+from llmtap.protocol.sse import EVENT_BYTES_MAX, LineParser, SseEvent, SseParser
 from llmtap.protocol.websocket import MessageParser, Opcode, WebSocketMessage
 
 __all__ = ["AnswerReader", "BodyKind"]

@@ -15,17 +15,21 @@ from typing import Final, NamedTuple
 
 from llmtap.errors import PeerProtocolError
 from llmtap.exchange.answer import AnswerReader
-from llmtap.exchange.bounds import BOUNDS, bound, bounded
-from llmtap.exchange.budget import Budget, Share
-from llmtap.exchange.exchange import BLANK, OUTPUT, Exchange, Timeline, Tokens
+from llmtap.exchange.bounds import BOUNDS, Budget, Share, bound, bounded
+from llmtap.exchange.exchange import BLANK, OUTPUT, CapturedText, Exchange, Timeline, Tokens
 from llmtap.exchange.outcome import Outcome, TokenSource
-from llmtap.exchange.plausibility import TOKEN_COUNT, remove_implausible
 from llmtap.exchange.refusal import APPLIED_GUARDRAILS, TEXT_PATTERNS, Interventions
 from llmtap.exchange.request import Hear, Identify, RequestReader
-from llmtap.exchange.request_shape import CapturedText
-from llmtap.exchange.server_timing import ServerTiming
-from llmtap.exchange.token_run import TokenRun, make_token_run
-from llmtap.exchange.verdict import WORD_CHARS_MAX, figures_of, is_word, judge, no_token_reason
+from llmtap.exchange.verdict import (
+    TOKEN_COUNT,
+    WORD_CHARS_MAX,
+    ServerTiming,
+    figures_of,
+    is_word,
+    judge,
+    no_token_reason,
+    remove_implausible,
+)
 from llmtap.protocol.delta import Delta, EventClass, UsageCounts
 from llmtap.protocol.encoding import Decoder
 from llmtap.protocol.http1 import (
@@ -34,7 +38,7 @@ from llmtap.protocol.http1 import (
     header_value,
     parse_response_head,
 )
-from llmtap.protocol.repetition import Repetition
+from llmtap.protocol.repetition import Repetition, TokenRun, make_token_run
 
 __all__ = ["EVENTS_MAX", "UNSEEN_NS", "Observer", "UnderWay"]
 

@@ -21,8 +21,8 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from llmtap.exchange.bounds import BOUNDS
+from llmtap.exchange.exchange import RequestShape
 from llmtap.exchange.paths import looks_secret
-from llmtap.exchange.request_shape import RequestShape
 
 __all__ = ["ID_BYTES", "MESSAGES_MAX", "PARTS_MAX", "Part", "PromptMessage", "PromptShape", "read_prompt"]
 

@@ -12,8 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from llmtap.errors import PeerProtocolError
-from llmtap.exchange.bounds import bounded
-from llmtap.exchange.budget import Share
+from llmtap.exchange.bounds import Share, bounded
 from llmtap.exchange.exchange import Exchange
 from llmtap.protocol.encoding import Decoder
 from llmtap.protocol.http1 import ChunkedDecoder, Framing, RequestHead, parse_request_head

@@ -19,9 +19,8 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.meter.options import ALARMS, SloOptions
 from llmtap.meter.pipeline.slices import Merging, SliceLevel, Slices
 from llmtap.metrics.burn import Alarm, burn_rate, burn_rate_max, error_ratio, events_min, reachable
-from llmtap.metrics.goodput import judge
 from llmtap.metrics.latency import Measured
-from llmtap.metrics.objectives import Objectives
+from llmtap.metrics.objectives import Objectives, judge
 from llmtap.units import NS_PER_S
 
 __all__ = ["BURN_WINDOWS", "REQUESTED", "FrozenSlos", "SloBook", "SloClass"]

@@ -17,15 +17,28 @@ with the text; so each of them is looked at in each event, whether it is one str
 """
 
 import json
+from array import array
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
+from llmtap import native
 from llmtap.protocol.delta import Delta
 from llmtap.protocol.sse import SseEvent, SseParser
 
-__all__ = ["BLOCK_BYTES_MAX", "LOOSE_MAX", "LooseRepetition", "Repetition", "find_repetition"]
+__all__ = [
+    "BLOCK_BYTES_MAX",
+    "LOOSE_MAX",
+    "LooseRepetition",
+    "PythonTokenRun",
+    "Repetition",
+    "Taken",
+    "TokenRun",
+    "find_repetition",
+    "make_token_run",
+]
+
 
 BLOCK_BYTES_MAX: Final = 4_096
 """Of an event that is known again: far beyond a token, and some of them may be kept for a moment."""
@@ -277,3 +290,77 @@ def _insert(sample: bytes, values: list[tuple[int, int, bool]], more: list[bytes
     starts = [start for start, _, _ in values]
     parts = [sample[a:b] for a, b in zip([0, *starts], [*starts, len(sample)], strict=True)]
     return parts[0] + b"".join(new + part for new, part in zip(more, parts[1:], strict=True))
+
+
+ROOM: Final = 64
+"""Events that the Python implementation sets aside: enough to make logging them cheap."""
+
+Taken = tuple["array[int]", "array[int]", "array[int]", bytes, list[str]]
+"""Of each event: `t_ns` and `added_ns` of its read, bytes of its block, 1 if its text is only white space;
+and its text, if texts are kept."""
+
+
+class TokenRun(Protocol):
+    """The events set aside. They are logged as soon as `full`, or as something else comes."""
+
+    keeps_texts: bool
+    """To be changed only while it is empty."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def full(self) -> bool: ...
+
+    def add(self, data: bytes, t_ns: int, added_ns: int) -> bool:
+        """Set a read aside if it is exactly one such event with a text that is not empty. Return whether."""
+
+    def take(self) -> Taken:
+        """Return the columns of the events, at least one, and forget them."""
+
+
+class PythonTokenRun:
+    """The reference."""
+
+    __slots__ = ("_chunked", "_events", "_repetition", "_text_in", "keeps_texts")
+
+    def __init__(self, repetition: Repetition, *, chunked: bool, keeps_texts: bool) -> None:
+        self._repetition = repetition
+        self._chunked = chunked
+        self._text_in = repetition.text_in_chunk if chunked else repetition.text_in
+        self._events: list[tuple[int, int, int, str]] = []
+        self.keeps_texts = keeps_texts
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    @property
+    def full(self) -> bool:
+        return len(self._events) >= ROOM
+
+    def add(self, data: bytes, t_ns: int, added_ns: int) -> bool:
+        text = self._text_in(data)
+        if not text:
+            return False
+        self._events.append((t_ns, added_ns, len(data), text))
+        return True
+
+    def take(self) -> Taken:
+        times, added_ns, read_sizes, texts = zip(*self._events, strict=True)
+        self._events.clear()
+        sizes = self._repetition.sizes_in_chunks(read_sizes) if self._chunked else read_sizes
+        blanks = bytes(map(str.isspace, texts))
+        kept = list(texts) if self.keeps_texts else []
+        return array("q", times), array("q", added_ns), array("l", sizes), blanks, kept
+
+
+def make_token_run(repetition: Repetition, *, chunked: bool, keeps_texts: bool) -> TokenRun:
+    """Return an empty run of events that are this repetition.
+
+    Args:
+        chunked: each read is one chunk that holds the event, with the framing around it.
+        keeps_texts: whether the texts are wanted.
+    """
+    if native.compiled is None:
+        return PythonTokenRun(repetition, chunked=chunked, keeps_texts=keeps_texts)
+    run: TokenRun = native.compiled.TokenRun(repetition.fixed, chunked, keeps_texts)
+    return run

@@ -15,7 +15,8 @@ from typing import Final
 
 import msgspec
 
-__all__ = ["EVENT_BYTES_MAX", "SseEvent", "SseParser"]
+__all__ = ["EVENT_BYTES_MAX", "LineParser", "SseEvent", "SseParser"]
+
 
 EVENT_BYTES_MAX: Final = 16 << 20
 """A longer event is passed over. The longest known are audio and tool arguments of about 1 MB."""
@@ -253,3 +254,57 @@ class SseParser:
         self._data.clear()
         self._event = b""
         self._comment = self._field = self._too_long = False
+
+
+class LineParser:
+    """Cuts one body into lines. Any cut of the bytes gives the same ones.
+
+    Keeps the bytes of one unfinished line, at most `line_bytes_max` of them: a longer line is passed over to
+    its end and counted in `skipped`.
+    """
+
+    __slots__ = ("_line_bytes_max", "_size", "_tail", "offset", "skipped")
+
+    def __init__(self, line_bytes_max: int = EVENT_BYTES_MAX) -> None:
+        self.offset = 0
+        """Bytes of the body seen so far."""
+        self.skipped = 0
+        """Lines longer than `line_bytes_max`."""
+        self._line_bytes_max = line_bytes_max
+        self._tail = bytearray()
+        self._size = 0  # bytes of the unfinished line, kept or not
+
+    def feed(self, data: bytes) -> list[SseEvent]:
+        """The lines that these bytes complete."""
+        out: list[SseEvent] = []
+        begin = 0
+        while (newline := data.find(b"\n", begin)) >= 0:
+            self._keep(data[begin : newline + 1])
+            begin = newline + 1
+            self._end(out)
+        self._keep(data[begin:])
+        return out
+
+    def close(self) -> list[SseEvent]:
+        """The line that the end of the body completes, if any."""
+        out: list[SseEvent] = []
+        if self._size:
+            self._end(out)
+        return out
+
+    def _keep(self, part: bytes) -> None:
+        self.offset += len(part)
+        self._size += len(part)
+        if self._size > self._line_bytes_max:
+            self._tail.clear()
+        else:
+            self._tail += part
+
+    def _end(self, out: list[SseEvent]) -> None:
+        if self._size > self._line_bytes_max:
+            self.skipped += 1
+        else:
+            line = bytes(self._tail).rstrip(b"\r\n")
+            out.append(SseEvent(self.offset - self._size, self.offset, line))
+        self._tail.clear()
+        self._size = 0

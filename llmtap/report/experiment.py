@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from rich.table import Table
 
-from llmtap.metrics.sequential import FIRST_LOOK
+from llmtap.metrics.experiment import FIRST_LOOK
 from llmtap.report.terminal import figure_text, milliseconds, number_text
 
 __all__ = ["arms_table", "experiment_lines"]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.channel.assignment import Assigner, request_unit
+from llmtap.channel.experiment import Assigner, request_unit
 
 
 @given(st.text(), st.text(min_size=1), st.binary(), st.lists(st.floats(0.01, 100), min_size=1, max_size=8))

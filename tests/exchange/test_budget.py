@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from llmtap.exchange.budget import Budget, Share
+from llmtap.exchange.bounds import Budget, Share
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.observer import Observer
 

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmtap.exchange import answer, observer, request, token_run
+from llmtap.exchange import answer, observer, request
 from llmtap.exchange.exchange import BLANK, OUTPUT, Exchange
 from llmtap.exchange.observer import UNSEEN_NS, Observer
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
+from llmtap.protocol import repetition as token_run
 
 UNTIMED = settings(deadline=None)  # a busy machine is no failure
 

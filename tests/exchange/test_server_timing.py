@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmtap.exchange.server_timing import ServerTiming
+from llmtap.exchange.verdict import ServerTiming
 from llmtap.protocol.delta import Delta, EventClass, ServerTime
 
 UNTIMED = settings(deadline=None)  # a busy machine is no failure

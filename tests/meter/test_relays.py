@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from llmtap.channel.channel import Ledger
 from llmtap.channel.frames import Hello
-from llmtap.channel.ledger import Ledger
 from llmtap.meter.relays import GONE_NS, RELAYS_MAX, STATUS_FRESH_NS, Reckoning, RelayBook
 from tests.support.relay_status import relay_status
 

@@ -4,8 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.metrics.bursts import EVENTS_MIN, HOLD_NS, NO_BURSTS, SPREAD_NS, Bursts, bursts_of
-from llmtap.metrics.latency import tbc_max_ns, tbc_ns
+from llmtap.metrics.latency import (
+    EVENTS_MIN,
+    HOLD_NS,
+    NO_BURSTS,
+    SPREAD_NS,
+    Bursts,
+    bursts_of,
+    tbc_max_ns,
+    tbc_ns,
+)
 
 MS = 1_000_000
 

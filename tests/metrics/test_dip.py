@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from llmtap.metrics.dip import DIP_SHARES, DIP_SIZES, dip, dip_p
+from llmtap.metrics.modality import DIP_SHARES, DIP_SIZES, dip, dip_p
 
 
 def by_definition(values: list[float]) -> float:

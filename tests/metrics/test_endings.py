@@ -2,8 +2,8 @@ import pytest
 
 from llmtap.exchange.exchange import OUTPUT, EventLog, Exchange, Timeline, Tokens
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
-from llmtap.metrics.endings import NO_TOKEN_REASONS, no_token_reason, tokens_after_cancel
 from llmtap.metrics.latency import measure
+from llmtap.metrics.summary import NO_TOKEN_REASONS, no_token_reason, tokens_after_cancel
 
 MS = 1_000_000
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.metrics.energy import GAP_NS_MAX, Energy, average_power_w, energy_of, joules_per_token
+from llmtap.metrics.cost import GAP_NS_MAX, Energy, average_power_w, energy_of, joules_per_token
 
 S = 1_000_000_000
 

@@ -2,9 +2,8 @@ import pytest
 
 from llmtap.exchange.exchange import OUTPUT, EventLog, Exchange, Timeline, Tokens
 from llmtap.exchange.outcome import EventClass, TokenSource
-from llmtap.metrics.experience import experience_of, fluidity, qoe_area_step
 from llmtap.metrics.latency import measure
-from llmtap.metrics.objectives import Objectives
+from llmtap.metrics.objectives import Objectives, experience_of, fluidity, qoe_area_step
 
 MS = 1_000_000
 STALL_AFTER_2 = [t * MS for t in (100, 120, 1120, 1140, 1160, 1180, 1200, 1220, 1240, 1260)]

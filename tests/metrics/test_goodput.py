@@ -6,9 +6,8 @@ import pytest
 
 from llmtap.exchange.exchange import OUTPUT, EventLog, Exchange, Timeline, Tokens
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
-from llmtap.metrics.goodput import REQUESTED, Goodput, judge
 from llmtap.metrics.latency import measure
-from llmtap.metrics.objectives import Objectives
+from llmtap.metrics.objectives import REQUESTED, Goodput, Objectives, judge
 
 MS = 1_000_000
 GOLD = Objectives.parse("ttft:200ms e2e:1s")

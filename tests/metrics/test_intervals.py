@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from llmtap.metrics.experiment import t_quantile
 from llmtap.metrics.intervals import (
     BCA_VALUES_MAX,
     RANKS_ABOUT,
@@ -25,7 +26,6 @@ from llmtap.metrics.intervals import (
     share_interval,
 )
 from llmtap.metrics.statistics import SAMPLES_MIN, SHARES, percentile
-from llmtap.metrics.student import t_quantile
 
 LATENCIES = st.lists(st.floats(0, 1e4, allow_nan=False), min_size=1, max_size=60)
 

@@ -24,27 +24,25 @@ from llmtap.metrics.deadlines import (
     ttft_tbt_deadlines_ns,
     user_idle_ns,
 )
-from llmtap.metrics.experience import fluidity, qoe_area_step
 from llmtap.metrics.fairness import UNFAIR_BELOW, jain, jain_readings, starvation
 from llmtap.metrics.latency import itl_even_ns, itl_ns, jitter_ns, tbc_max_ns, tbc_ns
+from llmtap.metrics.objectives import fluidity, qoe_area_step
 from llmtap.metrics.saturation import (
     SaturationLevel,
     capacity,
     delivered_shares,
-    heavy_tail,
-    incomplete,
-    knee,
-    operating_point,
-    peak,
-    saturation_point,
-    undelivered,
-)
-from llmtap.metrics.scaling import (
     fit_linear,
     fit_power,
     fit_quadratic,
+    heavy_tail,
+    incomplete,
+    knee,
     local_exponents,
+    operating_point,
+    peak,
     per_thousand_tokens,
+    saturation_point,
+    undelivered,
 )
 from llmtap.metrics.statistics import (
     EXPONENTIAL_TAIL_RATIO,

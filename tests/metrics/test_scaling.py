@@ -4,7 +4,7 @@ from math import isnan
 
 import pytest
 
-from llmtap.metrics.scaling import (
+from llmtap.metrics.saturation import (
     fit_linear,
     fit_power,
     fit_quadratic,

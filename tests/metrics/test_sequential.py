@@ -5,7 +5,7 @@ from math import comb, exp, log, sqrt
 
 import pytest
 
-from llmtap.metrics.sequential import (
+from llmtap.metrics.experiment import (
     PRIOR_WEIGHT,
     TIGHTEST_AT,
     anytime_p,

@@ -3,7 +3,7 @@ import pytest
 from llmtap.exchange.exchange import OUTPUT, EventLog, Exchange, Timeline, Tokens
 from llmtap.exchange.outcome import EventClass, TokenSource
 from llmtap.metrics.latency import measure
-from llmtap.metrics.server import DISAGREEMENTS, clock_disagreement
+from llmtap.metrics.summary import DISAGREEMENTS, clock_disagreement
 
 MS = 1_000_000
 

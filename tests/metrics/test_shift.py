@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmtap.metrics.shift import _signed_rank_outside, paired_shift, placements, unpaired_shift
+from llmtap.metrics.comparison import _signed_rank_outside, paired_shift, placements, unpaired_shift
 
 WHOLE = st.integers(-20, 20)
 """Small, so that there are ties."""

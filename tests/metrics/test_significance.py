@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from llmtap.metrics.significance import (
+from llmtap.metrics.comparison import (
     Comparison,
     adjusted,
     compare_paired,
@@ -19,7 +19,7 @@ from llmtap.metrics.significance import (
     power_paired,
     samples_for,
 )
-from llmtap.metrics.student import t_quantile, t_tail
+from llmtap.metrics.experiment import t_quantile, t_tail
 
 # Depression scores at two visits (Hollander, Wolfe and Chicken, table 3.1).
 FIRST = [1.83, 0.50, 1.62, 2.48, 1.68, 1.88, 1.55, 3.06, 1.30]

@@ -4,7 +4,7 @@ from math import atan, pi, sqrt
 
 import pytest
 
-from llmtap.metrics.student import t_quantile, t_tail
+from llmtap.metrics.experiment import t_quantile, t_tail
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,18 @@ from typing import Any, Final, Protocol
 from msgspec.structs import replace
 
 from llmtap.errors import PeerProtocolError
-from llmtap.exchange.token_run import PythonTokenRun, TokenRun, make_token_run
 from llmtap.protocol.delta import Delta, EventClass
 from llmtap.protocol.dialects.anthropic import Anthropic
 from llmtap.protocol.dialects.openai_chat import OpenAIChat
 from llmtap.protocol.http1 import LINE_BYTES_MAX, ChunkedDecoder
-from llmtap.protocol.repetition import LooseRepetition, Repetition, find_repetition
+from llmtap.protocol.repetition import (
+    LooseRepetition,
+    PythonTokenRun,
+    Repetition,
+    TokenRun,
+    find_repetition,
+    make_token_run,
+)
 from llmtap.protocol.sse import SseParser
 from tests.native.cases import ChunkedBodies, TokenEvents, in_a_chunk
 from tests.native.messages import Heads, Requests, Responses

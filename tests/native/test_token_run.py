@@ -18,12 +18,18 @@ from llmtap.channel.frames import BatchReader, FrameKind, Hello, PythonFrameBatc
 from llmtap.exchange.answer import AnswerReader
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.observer import Observer
-from llmtap.exchange.token_run import ROOM, PythonTokenRun, TokenRun
 from llmtap.meter.pipeline.assembler import Assembler
 from llmtap.meter.pipeline.cooperative_yield import CPU_EVERY_NS, CooperativeYield
 from llmtap.native import REASON
 from llmtap.protocol.delta import Delta, EventClass
-from llmtap.protocol.repetition import BLOCK_BYTES_MAX, LooseRepetition, Repetition
+from llmtap.protocol.repetition import (
+    BLOCK_BYTES_MAX,
+    ROOM,
+    LooseRepetition,
+    PythonTokenRun,
+    Repetition,
+    TokenRun,
+)
 from tests.native.cases import TokenEvents, in_a_chunk
 from tests.support.corpus import NAMES, Recorded
 from tests.support.tap_frames import MS, Script

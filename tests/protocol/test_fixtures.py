@@ -21,7 +21,7 @@ from llmtap.exchange import answer
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.observer import Observer
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
-from llmtap.exchange.plausibility import ROUNDING_NS
+from llmtap.exchange.verdict import ROUNDING_NS
 
 CORPUS = Path(__file__).resolve().parents[3] / "shared" / "dialects" / "shared"
 NAMES = sorted(p.stem for p in CORPUS.glob("*.json"))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.protocol.ndjson import LineParser
+from llmtap.protocol.sse import LineParser
 
 
 def parse(

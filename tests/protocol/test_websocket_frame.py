@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.protocol.websocket import MessageParser, Opcode
-from llmtap.protocol.websocket_frame import accept_key, frame
+from llmtap.protocol.websocket import MessageParser, Opcode, accept_key, frame
 
 
 @pytest.mark.parametrize("size", [0, 1, 125, 126, 127, 65_535, 65_536, 70_001])

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Collection, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from llmtap.channel.ledger import Ledger
+from llmtap.channel.channel import Ledger
 from llmtap.vantage.middleware.asgi import App, LlmtapMiddleware, Message
 from llmtap.vantage.middleware.emitter import Emitter
 from tests.support.peer import wait_until

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from llmtap.load.monitor.timeseries import Columns
-from llmtap.metrics.energy import Energy, average_power_w, energy_of
+from llmtap.metrics.cost import Energy, average_power_w, energy_of
 from llmtap.units import NS_PER_S
 
 __all__ = ["Power", "total_of"]

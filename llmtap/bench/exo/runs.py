@@ -22,7 +22,7 @@ from llmtap.bench.exo.server import ExoServed
 from llmtap.exchange.exchange import Exchange, Timeline
 from llmtap.exchange.outcome import Outcome as Ended
 from llmtap.load.workers.worker_pool import LoadResult
-from llmtap.metrics.energy import average_power_w
+from llmtap.metrics.cost import average_power_w
 from llmtap.metrics.latency import ttft_any_ns
 from llmtap.metrics.summary import ENDED_WELL
 from llmtap.units import NS_PER_S

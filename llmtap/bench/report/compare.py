@@ -30,8 +30,8 @@ from llmtap.bench.run.folder import RESULT, Folder
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.registry import TESTS
 from llmtap.errors import ConfigError
+from llmtap.metrics.comparison import Comparison, adjusted, compare_quantile, compare_runs
 from llmtap.metrics.intervals import is_enough
-from llmtap.metrics.significance import Comparison, adjusted, compare_quantile, compare_runs
 from llmtap.metrics.statistics import percentile
 
 __all__ = ["ComparedRun", "System", "compare", "compare_results", "read_system"]

@@ -16,8 +16,8 @@ from scipy import stats
 
 from llmtap.bench.run.measurement import Measurement
 from llmtap.exchange.outcome import Outcome
+from llmtap.metrics.comparison import compare_quantile
 from llmtap.metrics.intervals import mean_interval
-from llmtap.metrics.significance import compare_quantile
 from llmtap.metrics.statistics import percentile
 
 __all__ = ["Block", "blocks", "over_repeats", "pairs", "quantile_ratio", "values_by_row"]

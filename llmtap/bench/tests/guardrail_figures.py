@@ -16,8 +16,7 @@ from llmtap.bench.run.load_level import Capacity, is_long, overload
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.steady import steady_of
 from llmtap.exchange.outcome import Outcome
-from llmtap.metrics.comparison import reduction
-from llmtap.metrics.significance import adjusted, compare_paired, compare_quantile
+from llmtap.metrics.comparison import adjusted, compare_paired, compare_quantile, reduction
 from llmtap.metrics.statistics import percentile
 
 __all__ = [

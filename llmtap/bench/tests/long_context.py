@@ -26,7 +26,7 @@ from llmtap.bench.run.session import BenchSession
 from llmtap.bench.run.test import BenchTest, ChartSeries, ChartSpec, ReportTable, TestResult
 from llmtap.errors import ConfigError
 from llmtap.metrics.intervals import mean_interval
-from llmtap.metrics.scaling import (
+from llmtap.metrics.saturation import (
     fit_linear,
     fit_power,
     fit_quadratic,

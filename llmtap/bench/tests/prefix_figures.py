@@ -14,8 +14,7 @@ from llmtap.bench.report.paired import over_repeats, pairs, quantile_ratio, valu
 from llmtap.bench.run.figures import latency_row
 from llmtap.bench.run.load_level import Capacity
 from llmtap.bench.run.measurement import Measurement
-from llmtap.metrics.comparison import cache_hit_rate, increase
-from llmtap.metrics.significance import compare_paired
+from llmtap.metrics.comparison import cache_hit_rate, compare_paired, increase
 from llmtap.workload.sharing import NO_CONTEXT
 
 __all__ = ["SHARES", "STATES", "PrefixRun", "Rates", "figures", "hot_firsts", "ttfts"]

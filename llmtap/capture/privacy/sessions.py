@@ -41,9 +41,8 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from llmtap.capture.privacy.blocks import CHAIN_BYTES, chain
-from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.exchange import Exchange, Turn
 from llmtap.exchange.prompt import PromptMessage, PromptShape
-from llmtap.exchange.request_shape import Turn
 from llmtap.protocol.http1 import Headers, header_value
 
 __all__ = ["Keys", "Sessions"]

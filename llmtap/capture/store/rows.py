@@ -24,10 +24,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from llmtap.capture.schema import EVENT_CLASS_NAMES, SCHEMA
-from llmtap.exchange.exchange import Added, EventLog, Exchange, Timeline, Tokens
+from llmtap.exchange.exchange import (
+    Added,
+    CapturedText,
+    EventLog,
+    Exchange,
+    RequestShape,
+    Timeline,
+    Tokens,
+    Turn,
+)
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
 from llmtap.exchange.paths import clean_path
-from llmtap.exchange.request_shape import CapturedText, RequestShape, Turn
 
 __all__ = ["exchanges_of", "to_batch"]
 

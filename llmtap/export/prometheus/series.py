@@ -17,10 +17,14 @@ from llmtap.export.prometheus.buckets import (
     Buckets,
 )
 from llmtap.export.prometheus.families import WHO, CounterFamily, HistogramFamily
-from llmtap.metrics.endings import NO_TOKEN_REASONS, no_token_reason, tokens_after_cancel
 from llmtap.metrics.latency import Measured
-from llmtap.metrics.server import clock_disagreement
-from llmtap.metrics.summary import ENDED_WELL
+from llmtap.metrics.summary import (
+    ENDED_WELL,
+    NO_TOKEN_REASONS,
+    clock_disagreement,
+    no_token_reason,
+    tokens_after_cancel,
+)
 
 __all__ = ["COUNTERS", "HISTOGRAMS", "FrozenSeries", "Series", "families_for"]
 

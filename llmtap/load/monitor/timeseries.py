@@ -14,7 +14,7 @@ from math import isfinite, nan
 from threading import Lock
 from typing import Any, Final, Literal
 
-from llmtap.metrics.energy import GAP_NS_MAX, Energy, average_power_w, energy_of, joules_per_token
+from llmtap.metrics.cost import GAP_NS_MAX, Energy, average_power_w, energy_of, joules_per_token
 from llmtap.metrics.statistics import mean, percentile
 from llmtap.units import to_seconds
 

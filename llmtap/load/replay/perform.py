@@ -21,8 +21,7 @@ from llmtap.capture.schema import CaptureInfo
 from llmtap.capture.store.run_writer import RunWriter, check_place
 from llmtap.clock import SystemClock, WallAnchor
 from llmtap.errors import ConfigError, LlmtapError
-from llmtap.exchange.exchange import Exchange
-from llmtap.exchange.request_shape import RequestShape, Turn
+from llmtap.exchange.exchange import Exchange, RequestShape, Turn
 from llmtap.load.bodies import BodyOptions, server_of
 from llmtap.load.http.sender import SenderOptions
 from llmtap.load.monitor.watch import Watch

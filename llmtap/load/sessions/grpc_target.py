@@ -20,8 +20,8 @@ from llmtap.exchange.bounds import bound
 from llmtap.exchange.exchange import BLANK, OUTPUT, Exchange, Timeline, Tokens
 from llmtap.exchange.observer import TOKENS_MAX
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
-from llmtap.exchange.plausibility import remove_implausible
 from llmtap.exchange.refusal import Interventions
+from llmtap.exchange.verdict import remove_implausible
 from llmtap.load.lateness import Lateness
 from llmtap.protocol.delta import Verdict
 from llmtap.protocol.inference import (

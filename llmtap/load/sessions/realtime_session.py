@@ -18,8 +18,7 @@ from llmtap.net.failures import failure_said
 from llmtap.net.pool import Attempt, Pool
 from llmtap.net.stream import Stream
 from llmtap.protocol.http1 import header_value, parse_response_head
-from llmtap.protocol.websocket import MessageParser, Opcode
-from llmtap.protocol.websocket_frame import accept_key, frame
+from llmtap.protocol.websocket import MessageParser, Opcode, accept_key, frame
 
 __all__ = ["OpeningFailed", "RealtimeAnswer", "RealtimeSession"]
 

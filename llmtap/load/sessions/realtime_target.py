@@ -28,7 +28,7 @@ from llmtap.load.lateness import Lateness
 from llmtap.load.sessions.realtime_session import OpeningFailed, RealtimeAnswer, RealtimeSession
 from llmtap.net.pool import Origin, Pool, parse_origin
 from llmtap.net.stream import keep_stamps_on
-from llmtap.protocol.websocket_frame import frame
+from llmtap.protocol.websocket import frame
 from llmtap.units import NS_PER_S
 from llmtap.workload.prompts.prompt import Prompt
 

@@ -35,9 +35,8 @@ from llmtap.capture.tokenizer import Encode
 from llmtap.clock import Clock
 from llmtap.errors import LlmtapError
 from llmtap.exchange.bounds import memory_bytes
-from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.exchange import CapturedText, Exchange
 from llmtap.exchange.prompt import read_prompt
-from llmtap.exchange.request_shape import CapturedText
 from llmtap.export.prometheus.capture_metrics import CaptureState
 from llmtap.metrics.latency import Measured
 from llmtap.protocol.http1 import Headers, RequestHead

@@ -9,7 +9,7 @@ from llmtap import __version__, native
 from llmtap.channel.experiment import Experiment
 from llmtap.channel.frames import Assigned, RelayStatus
 from llmtap.clock import Clock
-from llmtap.exchange.budget import Budget
+from llmtap.exchange.bounds import Budget
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.observer import Observer
 from llmtap.export.prometheus.exposition import Exposition, Frozen

@@ -25,9 +25,8 @@ from array import array
 from collections.abc import Sequence
 from typing import Final
 
-from llmtap.exchange.exchange import OUTPUT, EventLog, Exchange, Timeline, Tokens
+from llmtap.exchange.exchange import OUTPUT, EventLog, Exchange, RequestShape, Timeline, Tokens
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
-from llmtap.exchange.request_shape import RequestShape
 from llmtap.sim.engine import GivenUp
 from llmtap.sim.virtual import Played
 from llmtap.workload.requests import Requests

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from llmtap.channel.assignment import Assigner, request_unit
-from llmtap.channel.experiment import NO_ROOM, Experiment
+from llmtap.channel.experiment import NO_ROOM, Assigner, Experiment, request_unit
 from llmtap.channel.frames import Assigned, Closing, FrameKind
 from llmtap.clock import SystemClock
-from llmtap.exchange.budget import Budget
+from llmtap.exchange.bounds import Budget
 from llmtap.protocol.http1 import (
     NO_TRAILERS,
     BodyScanner,

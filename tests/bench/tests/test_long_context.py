@@ -11,7 +11,7 @@ from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.tests.long_context import TEST
 from llmtap.errors import ConfigError
-from llmtap.metrics.scaling import fit_power
+from llmtap.metrics.saturation import fit_power
 from llmtap.sim.latency import SEED_ITERATIONS
 from tests.bench.support import Planted, measured, perform, session_to, sim
 from tests.support.busy_machine import measures

@@ -8,9 +8,8 @@ from llmtap.capture.read.describe import GROUPS_MAX, describe
 from llmtap.capture.read.workload import CapturedWorkload
 from llmtap.capture.schema import SCHEMA, CaptureInfo
 from llmtap.capture.store.rows import to_batch
-from llmtap.exchange.exchange import Exchange, Tokens
+from llmtap.exchange.exchange import Exchange, RequestShape, Tokens, Turn
 from llmtap.exchange.outcome import TokenSource
-from llmtap.exchange.request_shape import RequestShape, Turn
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.statistics import percentile
 from llmtap.metrics.summary import Summary

@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from llmtap.exchange.exchange import CapturedText, RequestShape
 from llmtap.exchange.outcome import Outcome
-from llmtap.exchange.request_shape import CapturedText, RequestShape
 from llmtap.meter.pipeline import recent_exchanges as kept_module
 from llmtap.meter.pipeline.recent_exchanges import BadQuery, Query, RecentExchanges, weight_bytes
 from llmtap.metrics.deadlines import Benefit

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from llmtap.protocol.dialects.openai_realtime import OpenAIRealtime
+from llmtap.protocol.dialects.openai_responses import OpenAIRealtime
 from tests.support.events import encode, event, told
 
 TEXT = {"is": "content", "output": True, "content": True, "choices": (0,)}

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from llmtap.channel.assignment import Assigner, request_unit
+from llmtap.channel.experiment import Assigner, request_unit
 from llmtap.channel.frames import Assigned, Closing, FrameKind
 from llmtap.vantage.relay.flow import Flow
 from llmtap.vantage.relay.flow_http10 import FlowToHttp10

@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from llmtap.protocol.websocket import Opcode
-from llmtap.protocol.websocket_frame import frame
+from llmtap.protocol.websocket import Opcode, frame
 from llmtap.sim.server.shapes.shape import Answer, BadRequest, text_of
 
 __all__ = ["ClientEvent", "Events", "Item", "OpenAIRealtimeShape", "RealtimeSettings", "read_event"]
