@@ -15,7 +15,7 @@ from llmtap.exchange.bounds import Share
 from llmtap.protocol.delta import Delta, EventClass
 from llmtap.protocol.dialects.openai_shapes import read_json
 from llmtap.protocol.dialects.registry import Undecided
-from llmtap.protocol.repetition import BLOCK_BYTES_MAX, Repetition, find_repetition
+from llmtap.protocol.repetition import Repetition, RepetitionFinder
 from llmtap.protocol.sse import EVENT_BYTES_MAX, LineParser, SseEvent, SseParser
 from llmtap.protocol.websocket import MessageParser, Opcode, WebSocketMessage
 
@@ -31,10 +31,6 @@ _HELD_BYTES_MAX: Final = 4_096
 """White space before anything else; a body with more of it in one line is nothing we know."""
 _FIRST_LINE_BYTES_MAX: Final = 65_536
 """Of a JSON body, where a line may tell that more of them follow."""
-_WORTH_EVENTS: Final = 16
-"""Finding out what repeats takes as long as it saves over about five events."""
-_PATIENCE: Final = 8
-"""How often that may be found out in vain."""
 _LINES: Final = (b"ndjson", b"jsonl", b"jsonlines", b"json-lines")
 """Ends of the types of bodies that are JSON by the line."""
 
@@ -60,8 +56,8 @@ class AnswerReader:
     """
 
     __slots__ = (
-        "_body", "_found_at", "_held", "_keeps", "_last_found", "_lines", "_messages", "_one_value",
-        "_parser", "_patience", "_repetition", "_share", "_size", "_type", "dialect", "kind",
+        "_body", "_held", "_keeps", "_lines", "_messages", "_one_value", "_parser", "_repeats", "_share",
+        "_size", "_type", "dialect", "kind",
     )  # fmt: skip
 
     def __init__(self, content_type: bytes | None, path: str, share: Share | None = None) -> None:
@@ -69,10 +65,7 @@ class AnswerReader:
         self.dialect = Undecided(path)
         self._type = (content_type or b"").partition(b";")[0][:_TYPE_BYTES_MAX].strip().lower()
         self._parser = SseParser()
-        self._repetition: Repetition | None = None
-        self._last_found: Repetition | None = None  # it may hold no more, and tells what is loose
-        self._found_at = 0  # where in the body it was looked for last
-        self._patience = _PATIENCE
+        self._repeats = RepetitionFinder()
         self._lines: LineParser | None = None
         self._messages: MessageParser | None = None
         self._held = b""  # while undecided
@@ -108,15 +101,15 @@ class AnswerReader:
         """What these bytes, at least one, complete. Never raises."""
         if self.kind is BodyKind.SSE:
             out = []
-            read_event = self.dialect.read_event
-            for event in self._parser.feed(payload):
+            parser, read_event = self._parser, self.dialect.read_event
+            for event in parser.feed(payload):
                 delta = read_event(event)
                 delta.size = event.end - event.start
                 out.append(delta)
                 if not delta.repeatable:
-                    self._repetition = None  # its reader may have changed its mind
-            if len(out) == 1 and delta.repeatable:
-                self._look_for_repetition(payload, delta)
+                    self._repeats.repetition = None  # its reader may have changed its mind
+            if len(out) == 1 and delta.repeatable and parser.idle and delta.size == len(payload):
+                self._repeats.look(payload, delta, parser.offset, self.dialect)
             return out
         if self.kind is BodyKind.JSON:
             return self._keep(payload)
@@ -132,31 +125,11 @@ class AnswerReader:
     def repetition(self) -> Repetition | None:
         """The event that may come again, or None. While nothing else comes it need not be fed: the parser is
         between two events and would stay there, and the dialect would remember nothing of it."""
-        return self._repetition if self._parser.idle else None
+        return self._repeats.repetition if self._parser.idle else None
 
     def passed(self, payload_bytes: int) -> None:
         """So many bytes were such events, and not fed."""
         self._parser.offset += payload_bytes
-
-    def _look_for_repetition(self, payload: bytes, delta: Delta) -> None:
-        """Once these bytes were one event, of a kind that may come again."""
-        parser = self._parser
-        if (
-            not self._patience
-            or not parser.idle
-            or delta.size != len(payload)
-            or delta.size > BLOCK_BYTES_MAX
-            or not delta.text
-            or delta.blank
-        ):
-            return
-        if parser.offset - self._found_at < _WORTH_EVENTS * len(payload):
-            self._patience -= 1
-        self._found_at = parser.offset
-        dialect = self.dialect
-        found = find_repetition(payload, delta, dialect.read_event, dialect.names_read, self._last_found)
-        self._repetition = found
-        self._last_found = found or self._last_found
 
     def close(self, *, whole: bool) -> list[Delta]:
         """What the end of the body completes; `whole` says whether HTTP calls it complete."""
@@ -193,7 +166,7 @@ class AnswerReader:
     def give_up(self) -> None:
         """Understand nothing more of this body: from here on, time its reads."""
         self.kind = BodyKind.OPAQUE
-        self._repetition = None
+        self._repeats.repetition = None
         self._held = b""
         self._lines = self._messages = None
         self._let_go()

@@ -17,7 +17,7 @@ from llmtap.exchange import answer, observer, request
 from llmtap.exchange.exchange import BLANK, OUTPUT, Exchange
 from llmtap.exchange.observer import UNSEEN_NS, Observer
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
-from llmtap.protocol import repetition as token_run
+from llmtap.protocol import repetition
 
 UNTIMED = settings(deadline=None)  # a busy machine is no failure
 
@@ -652,7 +652,7 @@ def test_a_model_without_a_name_is_none() -> None:
 
 def observe_slowly(*reads: tuple[int, bytes], **how: Any) -> Exchange:
     """The same without knowing any event again."""
-    with mock.patch.object(answer, "find_repetition", return_value=None):
+    with mock.patch.object(repetition, "find_repetition", return_value=None):
         return observe(*reads, **how)
 
 
@@ -716,7 +716,7 @@ events = st.one_of(
     st.lists(st.integers(0), max_size=2),
     st.booleans(),
     st.booleans(),
-    st.sampled_from([1, 3, token_run.ROOM]),
+    st.sampled_from([1, 3, repetition.ROOM]),
 )
 def test_a_stream_is_the_same_whether_or_not_its_events_are_known_again(
     parts: list[bytes | list[bytes]], cuts: list[int], count: bool, chunked: bool, together: int
@@ -733,7 +733,7 @@ def test_a_stream_is_the_same_whether_or_not_its_events_are_known_again(
     stamped = [(100 + i, read) for i, read in enumerate(reads)]
     how: dict[str, Any] = {"count_tokens": len} if count else {}
     how["head"] = OK % (b"Transfer-Encoding: chunked\r\n" if chunked else b"")
-    with mock.patch.object(token_run, "ROOM", together):
+    with mock.patch.object(repetition, "ROOM", together):
         assert observe(*stamped, **how) == observe_slowly(*stamped, **how)
 
 
@@ -819,7 +819,7 @@ def test_the_first_words_are_read_when_their_events_are_known_again() -> None:
 
 def test_a_stream_whose_events_never_repeat_is_not_searched_for_ever() -> None:
     reads = [(i, said("a", made={"at": i})) for i in range(100)]
-    with mock.patch.object(answer, "find_repetition", wraps=answer.find_repetition) as find:
+    with mock.patch.object(repetition, "find_repetition", wraps=repetition.find_repetition) as find:
         observe(*reads)
     assert find.call_count < 10
 

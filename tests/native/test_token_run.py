@@ -25,7 +25,6 @@ from llmtap.protocol.delta import Delta, EventClass
 from llmtap.protocol.repetition import (
     BLOCK_BYTES_MAX,
     ROOM,
-    LooseRepetition,
     PythonTokenRun,
     Repetition,
     TokenRun,
@@ -48,10 +47,10 @@ def repetition(before: bytes = b'data: {"text":"', behind: bytes = b'"}\n\n') ->
     return Repetition(before, behind, DELTA, behind + b"\r\n")
 
 
-def loosened() -> LooseRepetition:
+def loosened() -> Repetition:
     """A string and a number ahead of the text, a string beyond it."""
-    return LooseRepetition(
-        b"", b"", DELTA, b'"}\n\n\r\n', names=frozenset(), opening=b'data: {"id":"', closing=b'"}\n\n',
+    return Repetition(
+        b'data: {"id":"', b'"}\n\n', DELTA, b'"}\n\n\r\n', names=frozenset({"id", "n", "pad"}),
         ahead=((b'","n":', True), (b',"text":"', False)), beyond=((b'","pad":"', True),),
     )  # fmt: skip
 
@@ -112,7 +111,7 @@ def strings() -> Iterator[bytes]:
 def test_the_same_strings_are_texts() -> None:
     known, n = repetition(), 0
     for text in strings():
-        n += added(known, known.before + text + known.behind)
+        n += added(known, known.opening + text + known.closing)
     assert n > 1_000
 
 
@@ -160,7 +159,7 @@ def test_a_block_in_which_the_fixed_parts_overlap_is_no_event() -> None:
 def test_a_run_has_room_for_a_bounded_number_of_events() -> None:
     assert compiled is not None
     known = repetition()
-    read = known.before + b"a" + known.behind
+    read = known.opening + b"a" + known.closing
     for keeps_texts, room in ((True, ROOM), (False, NATIVE_ROOM)):
         run = compiled.TokenRun(known.fixed, False, keeps_texts)
         for i in range(room):
