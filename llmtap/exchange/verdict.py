@@ -1,36 +1,39 @@
-"""What an exchange comes to when its answer is over: how it ended, why no token came, and its usage as kept.
+"""The end of an exchange: its outcome, its token counts, its usage, and what the server reported of its work.
 
-Of what others wrote only figures and single words are kept: names of errors, of reasons, of counts. Text
-might be anybody's.
+Of texts from outside only figures and single words are kept (names of errors, of reasons, of counts): other
+text might be anybody's.
+
+A server that is wrong, or hostile, reports any number. A duration that cannot be true, and a token count that
+is none, enters no figure: it is removed from its exchange, and counted by reason.
+
+| reason (`KINDS`) | value |
+|---|---|
+| `server_time_negative` | a duration below 0 |
+| `server_time_not_finite` | a duration that is infinite or no number |
+| `server_time_too_long` | a duration, or a sum of durations, that is longer than its exchange |
+| `token_count` | of usage: negative, not whole, above `USAGE_TOKENS_MAX`, no number |
+
+Source: IETF seed 000, 4.4 and 4.6.3; shared/dialects/dialects.md section 6.
 """
 
 import re
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from math import isfinite
 from typing import Any, Final
 
 from llmtap.exchange.bounds import BOUNDS
-from llmtap.exchange.exchange import Exchange, Timeline
+from llmtap.exchange.exchange import Exchange, Timeline, Tokens
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
 from llmtap.exchange.paths import holds_key
-from llmtap.protocol.delta import USAGE_TOKENS_MAX, Delta, ServerTime
+from llmtap.protocol.delta import USAGE_TOKENS_MAX, Delta, ServerTime, UsageCounts
 from llmtap.protocol.server_times import header_times, trailer_times
 from llmtap.protocol.verdicts import MODEL_REFUSAL
 
 __all__ = [
-    "KINDS",
-    "ROUNDING_NS",
-    "TOKEN_COUNT",
-    "WORD_CHARS_MAX",
-    "ServerTiming",
-    "figures_of",
-    "is_word",
-    "judge",
-    "no_token_reason",
-    "remove_implausible",
-]
-
+    "KINDS", "ROUNDING_NS", "TOKEN_COUNT", "WORD_CHARS_MAX", "ServerTiming", "TokenLadder", "figures_of",
+    "is_word", "judge", "no_token_reason", "remove_implausible",
+]  # fmt: skip
 
 WORD_CHARS_MAX: Final = BOUNDS["usage"].chars
 _WORD: Final = re.compile(rf"[A-Za-z0-9_.:/\-]{{1,{WORD_CHARS_MAX}}}")
@@ -74,8 +77,8 @@ def no_token_reason(x: Exchange) -> str:
             said = set(x.timeline.events.classes) - {EventClass.KEEPALIVE, EventClass.DONE}
             return "only_metadata" if said else "empty"
         case Outcome.REFUSED:
-            kind = None if x.refusal is None else x.refusal["kind"]
-            return "refusal" if kind == MODEL_REFUSAL else "guardrail"
+            kind = (x.refusal or {}).get("kind")
+            return "refusal" if kind in (None, MODEL_REFUSAL) else "guardrail"
         case Outcome.CLIENT_CANCELLED:
             return "cancelled"
         case Outcome.REJECTED:
@@ -117,6 +120,11 @@ TOO_LONG: Final = "server_time_too_long"
 KINDS: Final = (NEGATIVE, NOT_FINITE, TOO_LONG, TOKEN_COUNT)
 ROUNDING_NS: Final = 1_000_000
 """Tolerance for each duration: many servers round theirs to whole milliseconds."""
+TOKENS_MAX: Final = 1 << 20
+"""Tokens that the events of one exchange may declare: no answer is as long, and figures counted from them
+take memory."""
+_TOKENIZED_CHARS_MAX: Final = 1 << 16
+"""Of one event; a tokenizer is given up at a longer text, which would delay all other exchanges."""
 _PARTS: Final = ("queue", "prefill", "decode")
 """Durations that follow one another, so that their sum is no longer than the exchange."""
 
@@ -205,6 +213,86 @@ _BURST_TOKENS_MAX: Final = 1_024
 """Tokens between two stamps of a server's clock. Speculation gives a handful; more is no clock of tokens."""
 _GAPS_MAX: Final = 1 << 18
 """Of one exchange, as many as events are logged of it; 8 bytes each. Later ones are left out."""
+
+
+class TokenLadder:
+    """Counts the tokens of one answer by the best source that tells them (IETF seed 000, 4.4).
+
+    Args:
+        tokenizer: counts the tokens in a text; None: only what the events declare is used.
+    """
+
+    __slots__ = ("_counted", "_counts", "_declared", "_declared_sum", "_tokenizer", "_total", "chunks")
+
+    def __init__(self, tokenizer: Callable[[str], int] | None) -> None:
+        self.chunks = 0
+        """Chunks with output, the worst source."""
+        self._counts = UsageCounts()
+        self._total = False
+        self._declared = {TokenSource.TOKEN_IDS: 0, TokenSource.LOGPROBS: 0, TokenSource.RUNNING_USAGE: 0}
+        self._declared_sum = 0
+        self._tokenizer = tokenizer
+        self._counted = 0
+
+    @property
+    def tokenizes(self) -> bool:
+        return self._tokenizer is not None
+
+    @property
+    def refused(self) -> int:
+        """Values of the usage that are no count."""
+        return self._counts.refused
+
+    @property
+    def so_far(self) -> int:
+        """Tokens of the events until now."""
+        return next((n for n in self._declared.values() if n), 0) or self._counted or self.chunks
+
+    def add(self, delta: Delta) -> int:
+        """Count an event that declares tokens, or has a text; return its tokens, -1 if they are unknown."""
+        tokens = delta.tokens
+        if tokens > 0:
+            self._declared_sum += tokens
+            if self._declared_sum > TOKENS_MAX:
+                return -1
+            self._declared[delta.token_source] += tokens
+        elif delta.text:
+            return self.tokenize(delta.text)
+        return tokens
+
+    def tokenize(self, text: str) -> int:
+        """Return the tokens in the text of an event; -1 from the first text on that cannot be counted."""
+        tokenizer = self._tokenizer
+        try:
+            if tokenizer is None or len(text) > _TOKENIZED_CHARS_MAX:
+                raise ValueError
+            n = tokenizer(text)
+        except Exception:  # a tokenizer that fails must not end the measurement
+            self._tokenizer = None
+            self._counted = 0
+            return -1
+        self._counted += n
+        return n
+
+    def count(self, counts: UsageCounts, *, total: bool) -> None:
+        """Take the usage of the answer, or with `total` False a running one."""
+        self._counts, self._total = counts, total
+
+    def result(self, *, stream: bool) -> Tokens:
+        counts = self._counts
+        tokens = Tokens(counts.input, None, counts.reasoning, counts.cached)
+        if self._total and counts.output is not None:
+            tokens.output, tokens.source = counts.output, TokenSource.USAGE
+            return tokens
+        for source, n in (
+            *self._declared.items(),
+            (TokenSource.TOKENIZER, self._counted if stream else 0),
+            (TokenSource.CHUNKS, self.chunks if stream else 0),
+        ):
+            if n:
+                tokens.output, tokens.source = n, source
+                break
+        return tokens
 
 
 class ServerTiming:

@@ -26,6 +26,7 @@ from msgspec import Struct, msgpack
 
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
+from llmtap.exchange.verdict import no_token_reason as ending_reason
 from llmtap.metrics.cost import Price, cost_of
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.histogram import Histogram
@@ -49,7 +50,7 @@ NO_TOKEN_REASONS: Final = ("refusal", "guardrail", "error", "cancelled", "reject
 
 
 def no_token_reason(x: Exchange, m: Measured) -> str | None:
-    """Why the exchange never produced a token; None if it did, or if none was to be expected of it.
+    """Return why the exchange never produced a token; None if it did, or if none was to be expected.
 
     `guardrail` and `refusal`: blocked before a token, by a filter or by the model itself. `error`: the
     upstream failed, was silent or was cut off. `cancelled`: the client left first. `rejected`: the tap turned
@@ -57,22 +58,9 @@ def no_token_reason(x: Exchange, m: Measured) -> str | None:
     expected of an answer in one piece that ended well (an embedding, a list of models). Where the tap itself
     failed (`tap_error`), nobody knows whether a token came.
     """
-    if m.output_events or (not x.stream and x.outcome is Outcome.COMPLETE):
+    if m.output_events or x.outcome is Outcome.TAP_ERROR or (not x.stream and x.outcome is Outcome.COMPLETE):
         return None
-    match x.outcome:
-        case Outcome.COMPLETE:
-            return x.no_token_reason or "empty"
-        case Outcome.REFUSED:
-            kind = (x.refusal or {}).get("kind")
-            return "refusal" if kind in (None, "model_refusal") else "guardrail"
-        case Outcome.CLIENT_CANCELLED:
-            return "cancelled"
-        case Outcome.REJECTED:
-            return "rejected"
-        case Outcome.TAP_ERROR:
-            return None
-        case _:
-            return "error"
+    return (x.no_token_reason or "empty") if x.outcome is Outcome.COMPLETE else ending_reason(x)
 
 
 def tokens_after_cancel(x: Exchange, m: Measured) -> int | None:

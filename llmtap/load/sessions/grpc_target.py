@@ -18,7 +18,7 @@ from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError
 from llmtap.exchange.bounds import bound
 from llmtap.exchange.exchange import BLANK, OUTPUT, Exchange, Timeline, Tokens
-from llmtap.exchange.observer import TOKENS_MAX
+from llmtap.exchange.verdict import TOKENS_MAX
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
 from llmtap.exchange.refusal import Interventions
 from llmtap.exchange.verdict import remove_implausible
