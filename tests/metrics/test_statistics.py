@@ -31,19 +31,6 @@ def test_percentiles_interpolate_between_order_statistics(
 TEN = [95, 97, 99, 101, 108, 120, 133, 142, 310, 2050]
 
 
-@pytest.mark.parametrize(
-    ("rule", "p50", "p90", "p95", "p99"),
-    [("linear", 114, 484, 1267, 1893.4), ("nearest_rank", 108, 310, 2050, 2050),
-     ("hazen", 114, 1180, 2050, 2050), ("weibull", 114, 1876, 2050, 2050),
-     ("median_unbiased", 114, 1412, 2050, 2050), ("higher", 120, 2050, 2050, 2050),
-     ("lower", 108, 310, 310, 310), ("nearest", 108, 310, 2050, 2050)],
-)  # fmt: skip
-def test_every_rule_of_others_is_known(rule: str, p50: float, p90: float, p95: float, p99: float) -> None:
-    assert rule in PERCENTILE_RULES
-    found = [percentile_by(rule, TEN, p) for p in (0.5, 0.9, 0.95, 0.99)]
-    assert found == pytest.approx([p50, p90, p95, p99])
-
-
 @pytest.mark.parametrize("rule", PERCENTILE_RULES)
 def test_every_rule_has_its_ends(rule: str) -> None:
     assert percentile_by(rule, [], 0.5) is None

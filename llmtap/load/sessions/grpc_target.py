@@ -18,10 +18,9 @@ from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError
 from llmtap.exchange.bounds import bound
 from llmtap.exchange.exchange import BLANK, OUTPUT, Exchange, Timeline, Tokens
-from llmtap.exchange.verdict import TOKENS_MAX
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
 from llmtap.exchange.refusal import Interventions
-from llmtap.exchange.verdict import remove_implausible
+from llmtap.exchange.verdict import TOKENS_MAX, remove_implausible
 from llmtap.load.lateness import Lateness
 from llmtap.protocol.delta import Verdict
 from llmtap.protocol.inference import (
