@@ -22,16 +22,9 @@ from llmtap.errors import ConfigError
 from llmtap.units import Bytes, encode_special, parse_duration_ns
 
 __all__ = [
-    "NO_ROOM",
-    "Arm",
-    "Assigner",
-    "Experiment",
-    "ExperimentOptions",
-    "read_switch",
-    "request_unit",
-    "resolve",
+    "NO_ROOM", "Arm", "Assigner", "Experiment", "ExperimentOptions", "read_switch", "request_unit", "resolve",
     "switch_word",
-]
+]  # fmt: skip
 
 
 ARMS_MAX: Final = 8

@@ -27,25 +27,10 @@ import msgspec
 from llmtap import native
 
 __all__ = [
-    "ACK",
-    "CONTROL",
-    "FRAME_BYTES",
-    "LAG_EDGES_NS",
-    "Anchored",
-    "Assigned",
-    "BatchReader",
-    "Closing",
-    "Frame",
-    "FrameBatch",
-    "FrameKind",
-    "FrameRows",
-    "Hello",
-    "PythonFrameBatch",
-    "PythonFrameRows",
-    "RelayStatus",
-    "make_frame_rows",
-    "pack_batch",
-]
+    "ACK", "CONTROL", "FRAME_BYTES", "LAG_EDGES_NS", "Anchored", "Assigned", "BatchReader", "Closing",
+    "Frame", "FrameBatch", "FrameKind", "FrameRows", "Hello", "PythonFrameBatch", "PythonFrameRows",
+    "RelayStatus", "make_frame_rows", "pack_batch",
+]  # fmt: skip
 
 
 LAG_EDGES_NS: Final = (

@@ -15,20 +15,10 @@ from typing import Final
 from llmtap.errors import ConfigError
 
 __all__ = [
-    "PERIOD_NS",
-    "STANDARD_ALARMS",
-    "Alarm",
-    "burn_rate",
-    "burn_rate_max",
-    "check_objective",
-    "check_reachable",
-    "error_ratio",
-    "events_min",
-    "factor",
-    "reachable",
-    "reachable_alarms",
+    "PERIOD_NS", "STANDARD_ALARMS", "Alarm", "burn_rate", "burn_rate_max", "check_objective",
+    "check_reachable", "error_ratio", "events_min", "factor", "reachable", "reachable_alarms",
     "standard_alarms",
-]
+]  # fmt: skip
 
 _HOUR_NS: Final = 3_600_000_000_000
 _DAY_NS: Final = 24 * _HOUR_NS

@@ -17,24 +17,10 @@ from scipy import stats
 from llmtap.metrics.intervals import BATCH_VALUES_MAX
 
 __all__ = [
-    "Comparison",
-    "Shift",
-    "adjusted",
-    "cache_hit_rate",
-    "compare_paired",
-    "compare_quantile",
-    "compare_runs",
-    "compare_unpaired",
-    "difference",
-    "increase",
-    "overhead",
-    "paired_shift",
-    "placements",
-    "power_paired",
-    "reduction",
-    "samples_for",
-    "unpaired_shift",
-]
+    "Comparison", "Shift", "adjusted", "cache_hit_rate", "compare_paired", "compare_quantile", "compare_runs",
+    "compare_unpaired", "difference", "increase", "overhead", "paired_shift", "placements", "power_paired",
+    "reduction", "samples_for", "unpaired_shift",
+]  # fmt: skip
 
 Values = NDArray[np.float64]
 

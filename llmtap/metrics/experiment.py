@@ -28,24 +28,10 @@ from typing import Final
 from llmtap.metrics.histogram import RELATIVE_ERROR, Histogram
 
 __all__ = [
-    "FIRST_LOOK",
-    "TIGHTEST_AT",
-    "ArmSample",
-    "Difference",
-    "Figure",
-    "anytime_p",
-    "mean_difference",
-    "mean_interval",
-    "mixture_e_log",
-    "mixture_width",
-    "multinomial_e_log",
-    "quantile_difference",
-    "quantile_interval",
-    "share_difference",
-    "share_interval",
-    "t_quantile",
-    "t_tail",
-]
+    "FIRST_LOOK", "TIGHTEST_AT", "ArmSample", "Difference", "Figure", "anytime_p", "mean_difference",
+    "mean_interval", "mixture_e_log", "mixture_width", "multinomial_e_log", "quantile_difference",
+    "quantile_interval", "share_difference", "share_interval", "t_quantile", "t_tail",
+]  # fmt: skip
 
 
 _TINY: Final = 1e-300

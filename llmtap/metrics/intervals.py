@@ -26,15 +26,9 @@ from scipy import stats
 from llmtap.metrics.statistics import percentile
 
 __all__ = [
-    "Interval",
-    "bootstrap_interval",
-    "clustered_quantile_interval",
-    "is_enough",
-    "mean_interval",
-    "quantile_interval",
-    "samples_needed",
-    "share_interval",
-]
+    "Interval", "bootstrap_interval", "clustered_quantile_interval", "is_enough", "mean_interval",
+    "quantile_interval", "samples_needed", "share_interval",
+]  # fmt: skip
 
 Values = NDArray[np.float64]
 

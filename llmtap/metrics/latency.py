@@ -22,35 +22,11 @@ from llmtap.exchange.outcome import EventClass, TokenSource
 from llmtap.metrics.deadlines import Benefit, user_idle_ns
 
 __all__ = [
-    "DEFAULT_BENEFIT",
-    "EVENTS_MIN",
-    "HOLD_MEDIANS",
-    "HOLD_NS",
-    "NO_BURSTS",
-    "SPREAD_NS",
-    "Bursts",
-    "Measured",
-    "bursts_of",
-    "chunking_of",
-    "e2e_ns",
-    "first_event_ns",
-    "itl_c_ns",
-    "itl_even_ns",
-    "itl_ns",
-    "jitter_ns",
-    "measure",
-    "metrics_of",
-    "output_times_ns",
-    "tbc_max_ns",
-    "tbc_ns",
-    "tokens_per_chunk",
-    "tpot_ns",
-    "ttfb_ns",
-    "ttft_any_ns",
-    "ttft_ns",
-    "ttft_reasoning_ns",
-    "ttft_tool_call_ns",
-]
+    "DEFAULT_BENEFIT", "EVENTS_MIN", "HOLD_MEDIANS", "HOLD_NS", "NO_BURSTS", "SPREAD_NS", "Bursts",
+    "Measured", "bursts_of", "chunking_of", "e2e_ns", "first_event_ns", "itl_c_ns", "itl_even_ns", "itl_ns",
+    "jitter_ns", "measure", "metrics_of", "output_times_ns", "tbc_max_ns", "tbc_ns", "tokens_per_chunk",
+    "tpot_ns", "ttfb_ns", "ttft_any_ns", "ttft_ns", "ttft_reasoning_ns", "ttft_tool_call_ns",
+]  # fmt: skip
 
 
 EVENTS_MIN: Final = 3

@@ -39,19 +39,9 @@ from llmtap.metrics.statistics import percentile
 from llmtap.units import parse_duration_ns
 
 __all__ = [
-    "BOUNDS",
-    "REQUESTED",
-    "STREAMED_BOUNDS",
-    "Experience",
-    "Fluidity",
-    "Goodput",
-    "GoodputCount",
-    "Objectives",
-    "experience_of",
-    "fluidity",
-    "judge",
-    "qoe_area_step",
-]
+    "BOUNDS", "REQUESTED", "STREAMED_BOUNDS", "Experience", "Fluidity", "Goodput", "GoodputCount",
+    "Objectives", "experience_of", "fluidity", "judge", "qoe_area_step",
+]  # fmt: skip
 
 
 def _tbc_p99_ns(m: Measured) -> float | None:

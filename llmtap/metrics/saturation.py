@@ -14,26 +14,10 @@ from math import exp, log, nan, sqrt
 from llmtap.metrics.experiment import t_quantile
 
 __all__ = [
-    "LinearFit",
-    "PowerFit",
-    "QuadraticFit",
-    "SaturationLevel",
-    "capacity",
-    "delivered_shares",
-    "fit_linear",
-    "fit_power",
-    "fit_quadratic",
-    "heavy_tail",
-    "incomplete",
-    "knee",
-    "local_exponents",
-    "operating_point",
-    "peak",
-    "per_thousand_tokens",
-    "r_squared",
-    "saturation_point",
-    "undelivered",
-]
+    "LinearFit", "PowerFit", "QuadraticFit", "SaturationLevel", "capacity", "delivered_shares", "fit_linear",
+    "fit_power", "fit_quadratic", "heavy_tail", "incomplete", "knee", "local_exponents", "operating_point",
+    "peak", "per_thousand_tokens", "r_squared", "saturation_point", "undelivered",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

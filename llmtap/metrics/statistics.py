@@ -13,20 +13,9 @@ from typing import Final
 from llmtap.metrics.histogram import Histogram
 
 __all__ = [
-    "EXPONENTIAL_TAIL_RATIO",
-    "PERCENTILE_RULES",
-    "SAMPLES_MIN",
-    "SHARES",
-    "deviation",
-    "lognormal_sigma",
-    "lognormal_tail_ratio",
-    "marks",
-    "mean",
-    "percentile",
-    "percentile_by",
-    "summarise_ns",
-    "tail_ratio",
-]
+    "EXPONENTIAL_TAIL_RATIO", "PERCENTILE_RULES", "SAMPLES_MIN", "SHARES", "deviation", "lognormal_sigma",
+    "lognormal_tail_ratio", "marks", "mean", "percentile", "percentile_by", "summarise_ns", "tail_ratio",
+]  # fmt: skip
 
 SHARES: Final = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99, "p999": 0.999}
 SAMPLES_MIN: Final = {"p99": 1_000, "p999": 10_000}

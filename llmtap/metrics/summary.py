@@ -35,15 +35,9 @@ from llmtap.metrics.objectives import Goodput, GoodputCount, Objectives, experie
 from llmtap.metrics.statistics import summarise_ns
 
 __all__ = [
-    "DISAGREEMENTS",
-    "ENDED_WELL",
-    "METRICS",
-    "NO_TOKEN_REASONS",
-    "Summary",
-    "clock_disagreement",
-    "no_token_reason",
-    "tokens_after_cancel",
-]
+    "DISAGREEMENTS", "ENDED_WELL", "METRICS", "NO_TOKEN_REASONS", "Summary", "clock_disagreement",
+    "no_token_reason", "tokens_after_cancel",
+]  # fmt: skip
 
 
 NO_TOKEN_REASONS: Final = ("refusal", "guardrail", "error", "cancelled", "rejected", "empty", "only_metadata")

@@ -20,21 +20,10 @@ from llmtap.errors import PeerProtocolError
 from llmtap.native import compiled
 
 __all__ = [
-    "FRAMING_TRAILERS",
-    "NO_TRAILERS",
-    "BodyScanner",
-    "ChunkedDecoder",
-    "ChunkedScanner",
-    "CloseScanner",
-    "Framing",
-    "LengthScanner",
-    "RequestHead",
-    "ResponseHead",
-    "header_value",
-    "parse_request_head",
-    "parse_response_head",
-    "scanner_for",
-]
+    "FRAMING_TRAILERS", "NO_TRAILERS", "BodyScanner", "ChunkedDecoder", "ChunkedScanner", "CloseScanner",
+    "Framing", "LengthScanner", "RequestHead", "ResponseHead", "header_value", "parse_request_head",
+    "parse_response_head", "scanner_for",
+]  # fmt: skip
 
 Headers = list[tuple[bytes, bytes]]
 

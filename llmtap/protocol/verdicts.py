@@ -15,23 +15,10 @@ from typing import Any, Final
 from llmtap.protocol.delta import Verdict
 
 __all__ = [
-    "AMBIGUOUS",
-    "INPUT",
-    "MODEL_REFUSAL",
-    "OUTPUT",
-    "filter_category",
-    "of_block_reason",
-    "of_error",
-    "of_filter_results",
-    "of_finish_reason",
-    "of_guardrail_action",
-    "of_hook_results",
-    "of_moderation",
-    "of_prompt_filter_results",
-    "of_refusal",
-    "of_warnings",
-    "word",
-]
+    "AMBIGUOUS", "INPUT", "MODEL_REFUSAL", "OUTPUT", "filter_category", "of_block_reason", "of_error",
+    "of_filter_results", "of_finish_reason", "of_guardrail_action", "of_hook_results", "of_moderation",
+    "of_prompt_filter_results", "of_refusal", "of_warnings", "word",
+]  # fmt: skip
 
 MODEL_REFUSAL: Final = "model_refusal"
 INPUT: Final = "input_guardrail"

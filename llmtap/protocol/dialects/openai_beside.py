@@ -41,16 +41,9 @@ from llmtap.protocol.verdicts import (
 )
 
 __all__ = [
-    "BESIDE_NAMES",
-    "Beside",
-    "ChoicesReader",
-    "Chunk",
-    "add_beside",
-    "build_chunk",
-    "is_plain",
-    "read_beside",
-    "read_failure",
-]
+    "BESIDE_NAMES", "Beside", "ChoicesReader", "Chunk", "add_beside", "build_chunk", "is_plain",
+    "read_beside", "read_failure",
+]  # fmt: skip
 
 BESIDE_NAMES: Final = (
     "error", "errors", "moderation", "hook_results", "warnings", "prompt_filter_results",

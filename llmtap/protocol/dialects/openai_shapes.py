@@ -16,26 +16,10 @@ from llmtap.protocol.sse import SseEvent
 from llmtap.protocol.verdicts import of_filter_results, of_finish_reason
 
 __all__ = [
-    "BAD_JSON",
-    "CHOICES_MAX",
-    "EVENT_CHOICES_MAX",
-    "INDEX_MAX",
-    "NO_RAW",
-    "PIECES_MAX",
-    "Findings",
-    "Index",
-    "RunningCount",
-    "add_timings",
-    "count",
-    "read_counts",
-    "read_error",
-    "read_frame",
-    "read_json",
-    "read_usage",
-    "sum_counts",
-    "to_raw",
-    "unknown",
-]
+    "BAD_JSON", "CHOICES_MAX", "EVENT_CHOICES_MAX", "INDEX_MAX", "NO_RAW", "PIECES_MAX", "Findings", "Index",
+    "RunningCount", "add_timings", "count", "read_counts", "read_error", "read_frame", "read_json",
+    "read_usage", "sum_counts", "to_raw", "unknown",
+]  # fmt: skip
 
 BAD_JSON: Final = (ValueError, RecursionError)
 """What decoders raise at bytes from outside: malformed, of another shape, not UTF-8, nested too deep."""
