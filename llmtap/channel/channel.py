@@ -81,13 +81,6 @@ RECONNECT_S: Final = 0.1
 SOCKET_PATH_BYTES_MAX: Final = 107
 """unix(7): sun_path has 108 bytes, one of them for the end."""
 
-# By name: an enum's member costs a look-up in its class, and its value another, for every frame.
-OPEN: Final = int(FrameKind.OPEN)
-CLOSE: Final = int(FrameKind.CLOSE)
-ARM: Final = int(FrameKind.ARM)
-DROP: Final = int(FrameKind.DROP)
-HELLO: Final = int(FrameKind.HELLO)
-
 log = logging.getLogger(__name__)
 _json = msgspec.json.Encoder()
 
@@ -140,7 +133,7 @@ class Tap:
         return self._sock is not None
 
     def open(
-        self, t_ns: int, data: bytes, extra_ns: int = 0, kind: int = OPEN, arm: bytes | None = None
+        self, t_ns: int, data: bytes, extra_ns: int = 0, kind: int = FrameKind.OPEN, arm: bytes | None = None
     ) -> tuple[int, bool]:
         """Number a new exchange; True when it will be measured. `kind` is OPEN or SENT; `arm`: Assigned."""
         ledger = self.ledger
@@ -155,7 +148,7 @@ class Tap:
         ledger.begin(seq)
         self._append(kind, seq, t_ns, extra_ns, data)
         if arm is not None:
-            self._append(ARM, seq, t_ns, 0, arm)
+            self._append(FrameKind.ARM, seq, t_ns, 0, arm)
         return seq, True
 
     def offer(self, kind: int, seq: int, t_ns: int, extra_ns: int, data: bytes = b"") -> bool:
@@ -175,7 +168,7 @@ class Tap:
 
     def close_exchange(self, seq: int, t_ns: int, closing: Closing) -> None:
         """The exchange's last frame."""
-        offered = self.offer(CLOSE, seq, t_ns, 0, _json.encode(closing))
+        offered = self.offer(FrameKind.CLOSE, seq, t_ns, 0, _json.encode(closing))
         # The offer may have flushed, and so have found that the meter is gone: ask the ledger again.
         if offered and seq in self.ledger.live:
             self.ledger.close(seq, self._batch_no + 1 if self.rows else self._batch_no)
@@ -186,12 +179,12 @@ class Tap:
             self.ledger.drop(seq, reason)
             self.rows.epoch += 1
             # Beyond the bound, too: by it the meter lets go of what it has. It is small, and the last one.
-            self._append(DROP, seq, t_ns, 0, b"")
+            self._append(FrameKind.DROP, seq, t_ns, 0, b"")
 
     def status(self, status: RelayStatus) -> None:
         """The relay about itself."""
         if self._sock is not None and self.pending_bytes < self._bytes_max:
-            self._append(int(FrameKind.STATUS), 0, status.t_ns, 0, _json.encode(status))
+            self._append(FrameKind.STATUS, 0, status.t_ns, 0, _json.encode(status))
 
     def close(self) -> None:
         """Send what can be sent at once, then hang up."""
@@ -333,5 +326,5 @@ class Tap:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         self._sock = sock
         self._loop.add_reader(sock, self._readable)
-        self._append(HELLO, 0, 0, 0, _json.encode(self._hello()))
+        self._append(FrameKind.HELLO, 0, 0, 0, _json.encode(self._hello()))
         self._flush()

@@ -1,23 +1,32 @@
-"""Where a service stops keeping up, from measurements at rising load.
+"""Where a service stops keeping up at rising load, and how its latency grows with the context.
 
 Levels are given in ascending order of offered load. Every rule is answered by itself, because the draft's
 own example (Table 5) calls the level of highest throughput its saturation point, as none of its rules does.
 
-Source: IETF seed 000, 5.2.3.1 (saturation), 5.3.4 (knee, saturation and operating point), 5.5.3 (capacity).
+The draft asks for k in TTFT proportional to L^k and does not say how to fit it: here by least squares of
+ln TTFT on ln L, with the interval, and the linear and quadratic fits beside it, because a constant part
+bends the exponent.
+
+Source: IETF seed 000, 5.2.3.1 (saturation), 5.3.4 (knee, saturation and operating point), 5.5.3 (capacity),
+5.9.4 (context length).
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import exp, log, nan, sqrt
+from math import exp, log, nan
 
-from llmtap.metrics.experiment import t_quantile
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
 
 __all__ = [
     "LinearFit", "PowerFit", "QuadraticFit", "SaturationLevel", "capacity", "delivered_shares", "fit_linear",
     "fit_power", "fit_quadratic", "heavy_tail", "incomplete", "knee", "local_exponents", "operating_point",
     "peak", "per_thousand_tokens", "r_squared", "saturation_point", "undelivered",
 ]  # fmt: skip
+
+Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,57 +151,37 @@ class QuadraticFit:
 
 
 def fit_power(xs: Sequence[float], ys: Sequence[float]) -> PowerFit:
-    """The exponent k of y proportional to x^k; two points at least, all above 0, not all x equal."""
-    lx, ly = [log(x) for x in xs], [log(y) for y in ys]
-    k, ln_a = _line(lx, ly)
-    n = len(xs)
-    fitted = [k * x + ln_a for x in lx]
+    """Fit the exponent k of y proportional to x^k; two points at least, all above 0, not all x equal."""
+    lx, ly = np.log(xs), np.log(ys)
+    fit = stats.linregress(lx, ly)
+    k, fitted = float(fit.slope), fit.slope * lx + fit.intercept
     error = interval = None
-    if n > 2:
-        mean = sum(lx) / n
-        residual = sum((y - f) ** 2 for y, f in zip(ly, fitted, strict=True))
-        error = sqrt(residual / (n - 2) / sum((x - mean) ** 2 for x in lx))
-        half = t_quantile(0.05, n - 2) * error
+    if len(xs) > 2:
+        error = float(fit.stderr)
+        half = float(stats.t.ppf(0.975, len(xs) - 2)) * error
         interval = (k - half, k + half)
     return PowerFit(
-        k, exp(ln_a), r_squared(ly, fitted), r_squared(ys, [exp(f) for f in fitted]), error, interval
+        k, exp(fit.intercept), r_squared(ly, fitted), r_squared(ys, np.exp(fitted)), error, interval
     )
 
 
 def fit_linear(xs: Sequence[float], ys: Sequence[float]) -> LinearFit:
-    """A straight line, with and without an intercept; two points at least, not all x equal."""
-    slope, intercept = _line(xs, ys)
-    origin = sum(x * y for x, y in zip(xs, ys, strict=True)) / sum(x * x for x in xs)
-    through = [origin * x for x in xs]
-    left = sum((y - f) ** 2 for y, f in zip(ys, through, strict=True))
+    """Fit a straight line, with and without an intercept; two points at least, not all x equal."""
+    x, y = np.asarray(xs, dtype=float), np.asarray(ys, dtype=float)
+    fit = stats.linregress(x, y)
+    origin = float(x @ y / (x @ x))
+    left = y - origin * x
     return LinearFit(
-        slope, intercept, r_squared(ys, [slope * x + intercept for x in xs]),
-        origin, r_squared(ys, through), 1 - left / sum(y * y for y in ys),
+        float(fit.slope), float(fit.intercept), r_squared(y, fit.slope * x + fit.intercept),
+        origin, r_squared(y, origin * x), float(1 - left @ left / (y @ y)),
     )  # fmt: skip
 
 
 def fit_quadratic(xs: Sequence[float], ys: Sequence[float]) -> QuadraticFit:
-    """A parabola; three different x at least.
-
-    By polynomials orthogonal on the given points, so that lengths from 1 K to 1 M cost no digits.
-    """
-    n = len(xs)
-    scale = max(xs)
-    us = [x / scale for x in xs]
-    mean = sum(us) / n
-    p1 = [u - mean for u in us]
-    s1 = sum(p * p for p in p1)
-    bend = sum(u * p * p for u, p in zip(us, p1, strict=True)) / s1
-    # p2 = (u - bend) p1 - s1 / n
-    p2 = [(u - bend) * p - s1 / n for u, p in zip(us, p1, strict=True)]
-    a0 = sum(ys) / n
-    a1 = sum(y * p for y, p in zip(ys, p1, strict=True)) / s1
-    a2 = sum(y * p for y, p in zip(ys, p2, strict=True)) / sum(p * p for p in p2)
-    c2 = a2
-    c1 = a1 - a2 * (bend + mean)
-    c0 = a0 - a1 * mean + a2 * (bend * mean - s1 / n)
-    fitted = [a0 + a1 * p + a2 * q for p, q in zip(p1, p2, strict=True)]
-    return QuadraticFit(c2 / scale**2, c1 / scale, c0, r_squared(ys, fitted))
+    """Fit a parabola; three different x at least. NumPy scales x, so no digits are lost from 1 K to 1 M."""
+    fit = np.polynomial.Polynomial.fit(xs, ys, 2)
+    c0, c1, c2 = (float(c) for c in fit.convert().coef)
+    return QuadraticFit(c2, c1, c0, r_squared(ys, fit(np.asarray(xs, dtype=float))))
 
 
 def local_exponents(xs: Sequence[float], ys: Sequence[float]) -> list[float]:
@@ -208,17 +197,12 @@ def per_thousand_tokens(
     return [latency / length * thousand for length, latency in zip(lengths, latencies, strict=True)]
 
 
-def r_squared(ys: Sequence[float], fitted: Sequence[float]) -> float:
-    """Share of the variance of y about its mean that the fit explains; below 0 when the mean does better."""
-    mean = sum(ys) / len(ys)
-    left = sum((y - f) ** 2 for y, f in zip(ys, fitted, strict=True))
-    total = sum((y - mean) ** 2 for y in ys)
-    return 1 - left / total if total else nan
+def r_squared(ys: Sequence[float] | Values, fitted: Sequence[float] | Values) -> float:
+    """Return the share of the variance of y about its mean that the fit explains.
 
-
-def _line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
-    """Slope and intercept by least squares."""
-    n = len(xs)
-    mx, my = sum(xs) / n, sum(ys) / n
-    slope = sum((x - mx) * (y - my) for x, y in zip(xs, ys, strict=True)) / sum((x - mx) ** 2 for x in xs)
-    return slope, my - slope * mx
+    Below 0 where the mean is the better fit; nan where all y are equal.
+    """
+    y = np.asarray(ys, dtype=float)
+    left, about = y - fitted, y - y.mean()
+    total = float(about @ about)
+    return 1 - float(left @ left) / total if total else nan
