@@ -22,7 +22,7 @@ from tables import Effort, Table
 
 TABLES: dict[str, Callable[[Effort], Iterator[Table]]] = {
     "quantiles": intervals.quantiles, "exact-quantiles": intervals.exact_quantiles,
-    "means": intervals.means, "shares": intervals.shares, "bootstraps": intervals.bootstraps,
+    "means": intervals.means, "shares": intervals.shares,
     "clusters": intervals.clusters, "queues": intervals.queues, "samples": intervals.samples,
     "false-positives": comparisons.false_positives, "shifts": comparisons.shifts,
     "powers": comparisons.powers, "dips": shapes.dips, "places": shapes.places,

@@ -1,8 +1,17 @@
-"""The relay's end of the tap: a bounded, never blocking channel to the meter.
+"""The relay's end of the channel to the meter: bounded, never blocking; and the ledger of what was measured.
 
-The relay appends; a timer or a size packs what has gathered into one batch and hands it to a local
-socket. When the meter is slow, stopped or dead the channel fills to its bound; from then on exchanges
-that want to add are dropped whole, and counted, and traffic goes on untouched.
+The relay appends; a timer or a size packs the frames into one batch and hands it to a local socket. When the
+meter is slow, stopped or dead the channel fills to its bound; from then on exchanges that want to add are
+dropped whole, and counted, and traffic goes on untouched.
+
+Every exchange gets a number, without gaps. It is then in exactly one of these states:
+
+    open -> closed, waiting for the meter's acknowledgement -> measured
+      \\____________________\\____> dropped, for one reason
+
+so that `opened = measured + dropped + unsettled` holds at any moment. An exchange counts as measured only
+when the meter has acknowledged the batch with its last frame; those that a dying meter held are dropped.
+Exchanges that a dying relay held are not counted here: see `Reckoning` in `meter/relays.py`.
 """
 
 import asyncio

@@ -1,9 +1,15 @@
-"""An experiment: what can be set about it, and what relays and meter agree on while it runs.
+"""An experiment: its options, how units are assigned to arms, and what relays and meter share while it runs.
 
 The `[experiment]` table of the config file names arms with weights, of which each changes one thing (the
 upstream, some request headers, or some top-level fields of the JSON body) or nothing: then it is a control.
 `resolve` turns the options into the Experiment that every process is given. A switch word, sent on the
-tap's socket among the acknowledgements, turns a running experiment on and off.
+channel's socket among the acknowledgements, turns a running experiment on and off.
+
+A keyed hash (BLAKE2b, RFC 7693) of the experiment's name and the unit gives 128 bits. The upper half, read
+as a number in [0, 1), picks the arm by the cumulated weights; the lower half is the unit's public id, which
+ties its exchanges together and from which neither the unit nor its arm can be guessed. So the assignment is
+sticky over connections, relays and restarts as long as key, name and weights stay, and whoever has the key
+can work it out again: `Assigner(key, name, weights).arm(unit)`.
 """
 
 import re

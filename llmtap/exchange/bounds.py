@@ -1,8 +1,12 @@
-"""Maximum length of every string in an Exchange, and the memory that an Exchange takes.
+"""Maximum length of every string in an Exchange, its memory, and the memory of bodies under way.
 
 A string is bounded before it is stored: `bounded` where one enters, and `bound` for all of them when the
 exchange is complete. What clients and upstreams choose is cut KEY_CHARS behind its bound, searched for keys,
 and then cut at its bound, so that a key across the bound is recognised.
+
+A request's body, and an answer of one piece, can be understood only when they are whole. `Budget` bounds what
+all exchanges keep of them together; a body that finds no room is not kept, and its exchange is measured
+without it.
 
 SECURITY.md shows BOUNDS as a table. `tests/exchange/test_bounds.py` compares the two, and fails for a string
 of the Exchange that has no row.

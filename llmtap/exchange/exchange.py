@@ -1,8 +1,8 @@
 """The noun of the project: one request and its answer, with the timeline of what passed.
 
-Live traffic makes Exchanges; windows, exporters, the admin API and (later) captures and reports take
-them. All stamps are integer nanoseconds of the host's monotonic clock; None where a point was never
-reached. Seconds appear only in `to_dict`, the public form (design: "Public contract").
+All stamps are integer nanoseconds of the host's monotonic clock; None where a point was never reached.
+Seconds appear only in `to_dict`, the public form. `RequestShape`, `Turn` and `CapturedText` are filled in by
+`capture/`; live measuring needs none of them.
 """
 
 from array import array

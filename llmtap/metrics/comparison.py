@@ -1,6 +1,25 @@
-"""One configuration against another: caches, guardrails, throughput. Source: IETF seed 000, 5.7.4 and 5.10.4.
+"""Whether a difference is one: two-sided tests of two samples, with the size of the difference and its
+interval; and the simple differences that the draft asks for.
 
-None where the base is 0 or a figure is missing: a change of nothing is not known.
+- The same requests sent to both (guardrails on and off): `compare_paired`, or `compare_quantile` with
+  `paired`.
+- Different requests, one run each: `compare_unpaired`, or `compare_quantile` for a percentile. The result
+  holds for these two runs; it does not tell whether the next two runs would show the same.
+- Several runs of each, three at least (IETF 6.3): `compare_runs`. Requests of a run are not independent, runs
+  are.
+
+`a` is the base; a difference is b - a. With enough requests every difference is significant, so the interval
+and the effect stand beside p. `adjusted` corrects p for many comparisons at once.
+
+The shift of Hodges and Lehmann is the median of all pairwise steps: of the averages (d_i + d_j) / 2, i <= j,
+of paired differences, or of all b_j - a_i. Outliers do not move it. Ten thousand values have fifty or a
+hundred million such steps, so none is listed: those up to a value are counted, and the k-th is found by
+halving.
+
+`reduction`, `increase` and `difference` are None where the base is 0 or a figure is missing.
+
+Source: IETF seed 000, 5.7.4, 5.10.4 and 6.3; Hodges and Lehmann 1963; Hollander, Wolfe and Chicken 2014, 3.2,
+3.3 and 4.2; Brunner and Munzel 2000 (samples of unequal spread); the tests' own at each function.
 """
 
 from collections.abc import Sequence
@@ -14,12 +33,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from llmtap.metrics.intervals import BATCH_VALUES_MAX
-
 __all__ = [
     "Comparison", "Shift", "adjusted", "cache_hit_rate", "compare_paired", "compare_quantile", "compare_runs",
-    "compare_unpaired", "difference", "increase", "overhead", "paired_shift", "placements", "power_paired",
-    "reduction", "samples_for", "unpaired_shift",
+    "compare_unpaired", "difference", "increase", "overhead", "paired_shift", "placements",
+    "reduction", "unpaired_shift",
 ]  # fmt: skip
 
 Values = NDArray[np.float64]
@@ -168,6 +185,8 @@ def _signed_rank_outside(n: int, tail: float) -> int:
     return int(np.searchsorted(np.cumsum(chances), tail, "right")) - 1
 
 
+BATCH_VALUES_MAX: Final = 1 << 20
+"""Values resampled at a time: 8 MB."""
 EACH_MIN: Final = 10
 """Values of each sample for an unpaired test: its approximation wants no fewer."""
 BEYOND_MIN: Final = 5
@@ -175,10 +194,6 @@ BEYOND_MIN: Final = 5
 P99."""
 RUNS_MIN: Final = 3
 """Independent runs of each, IETF 6.3."""
-EFFICIENCY: Final = 3 / np.pi
-"""Of the signed-rank test against Student's when differences are normal: it needs 5 % more pairs."""
-PAIRS_MAX: Final = 1 << 40
-"""Where a search for the number of pairs ends: the effect is 0 for every purpose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,40 +400,6 @@ def adjusted(ps: Sequence[float], method: Literal["holm", "bh"] = "holm") -> lis
         least = max(least, min(1.0, (len(ps) - place) * ps[i]))
         found[i] = least
     return found
-
-
-def power_paired(effect: float, n: int, alpha: float = 0.05) -> float:
-    """The chance that n pairs show a shift of `effect` standard deviations of their differences.
-
-    By the noncentral t with n shortened by the signed-rank test's efficiency, for normal differences; with
-    heavier tails it finds more. Right within 3 % from 10 pairs on (`benchmarks/statistics/`).
-
-    Source: Cohen 1988, 2.3; Hodges and Lehmann 1956 (efficiency).
-    """
-    pairs = n * EFFICIENCY
-    if pairs <= 1:
-        return 0.0
-    limit = stats.t.ppf(1 - alpha / 2, pairs - 1)
-    apart = abs(effect) * sqrt(pairs)
-    # The normal distribution where the noncentral t gives up, which is far beyond any doubt.
-    chance = stats.nct.sf(limit, pairs - 1, apart) + stats.nct.cdf(-limit, pairs - 1, apart)
-    return float(chance) if isfinite(chance) else float(stats.norm.sf(limit - apart))
-
-
-def samples_for(effect: float, power: float = 0.8, alpha: float = 0.05) -> int:
-    """The least number of pairs that shows a shift of `effect` standard deviations with chance `power`."""
-    assert effect and 0 < power < 1
-    low, high = 1, 2
-    while power_paired(effect, high, alpha) < power:
-        low, high = high, 2 * high
-        assert high < PAIRS_MAX
-    while high - low > 1:
-        middle = (low + high) // 2
-        if power_paired(effect, middle, alpha) < power:
-            low = middle
-        else:
-            high = middle
-    return high
 
 
 def _sample(values: Sequence[float]) -> Values:

@@ -1,11 +1,16 @@
-"""Latency terms, one pure function each, from the stamps of one exchange.
+"""Latency terms, one pure function each, from the stamps of one exchange; and the bursts of its stream.
 
-Every function answers in nanoseconds and answers None where its term does not apply; nothing here
-answers 0 for "unknown". `measure` works all of them out once per exchange, for whoever sums them up;
-`metrics_of` and `chunking_of` give the public names, in seconds. What each term means, and who means
-something else by the same name, stands in DEFINITIONS.md beside this file.
+Every function returns nanoseconds, and None where its term does not apply; never 0 for "unknown". `measure`
+works all of them out once per exchange; `metrics_of` and `chunking_of` give the public names, in seconds.
+DEFINITIONS.md defines each term and lists who means something else by the same name.
 
 An event *carries output* when something generated is in it, whatever its primary class.
+
+A burst is at least `EVENTS_MIN` events that carry output, the first of them after a hold, the rest within
+`SPREAD_NS` of the first: the mark of an output filter, or of a buffer. A hold is a gap of at least `HOLD_NS`
+that is also at least `HOLD_MEDIANS` times the median gap of the same answer, so that a slow but steady stream
+holds nothing. The wait before the first event is TTFT and no hold. These numbers are ours: no source defines
+the term.
 """
 
 from bisect import bisect_right

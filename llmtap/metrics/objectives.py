@@ -1,7 +1,7 @@
-"""Objectives: bounds that an exchange must meet all at once, and which exchanges they judge.
+"""Objectives: bounds that an exchange must meet all at once, which exchanges count, and how many met them.
 
-Written `ttft:200ms tpot:50ms e2e:30s`. A conjunction, not an average: one bound broken and the exchange
-is bad, however well it kept the others. A bound holds when the figure is at most the bound (`<=`).
+Written `ttft:200ms tpot:50ms e2e:30s`. A conjunction, not an average: an exchange that breaks one bound is
+bad, however well it kept the others. A bound holds when the figure is at most the bound (`<=`).
 
 Which exchanges count, by `Objectives.meets`:
 
@@ -15,14 +15,17 @@ Which exchanges count, by `Objectives.meets`:
 | a stream that ended well and brought nothing | bad |
 | `complete`, `refused` otherwise | by its figures |
 
-A bound whose figure does not apply (TPOT of a one-token answer, TTFT of a pure tool call) is taken as
-met. The bounds of streaming do not apply to an answer in one piece; one that no bound applies to does not
-count, nor does a GET or HEAD that was not streamed (a model list is no answer).
+A bound whose figure does not apply (TPOT of a one-token answer, TTFT of a pure tool call) counts as met. The
+bounds of streaming do not apply to an answer in one piece; one that no bound applies to does not count, nor
+does a GET or HEAD that was not streamed. RFC 9110 15.5 says whose fault a status is; 408, 425 and 429 ask for
+the same request again: it was right, and was not served.
 
-Whose fault a status is: RFC 9110 15.5. 408, 425 and 429 ask for the same request again: it was right, and
-was not served.
+`Goodput` keeps one count for each set of objectives, so that tenants with different bounds can be summed.
+`fluidity` and `qoe_area_step` are two rivals of user idle latency under the same bounds.
 
-Source: seed 002 (goodput as a conjunction), seed 001 section 2.2 (attainment, goodput).
+Source: seed 002 (goodput as a conjunction), seed 001 section 2.2 and eq. 5; Etalon (arXiv:2407.07000, docs
+and code of project-etalon/etalon); the area ratio is in the manner of Andes (arXiv:2404.16283), whose text
+was not at hand, so it does not carry that name.
 """
 
 from collections import Counter

@@ -1,18 +1,19 @@
-"""A Summary: many exchanges as one set of numbers, with what makes the numbers believable.
+"""Summary of many exchanges: one set of numbers, with what makes them believable.
 
-Built by adding exchanges, and mergeable: the sum of two summaries is the summary of both sets. What is
-pooled:
+Built by adding exchanges, and mergeable: the sum of two summaries is the summary of both sets. Pooled are:
 
 - `ttft` and its kin, `tpot`, `tbc`, `itl`, `tbc_max`, `jitter`, `user_idle` and smooth goodput: streamed
-  answers, whatever became of them. An answer in one piece has no first token to wait for.
+  answers, whatever their outcome. An answer in one piece has no first token to wait for.
 - `ttfb`: every answer. `e2e`: answers that ended as they should (complete, refused).
 - `itl`: where the tokens of each chunk are known, gaps spread evenly over them (`B-even`); elsewhere
   the gaps between chunks (`A`). `option` names what the figure holds. `itl_server` is option C.
-
 - Etalon's fluidity index and the area ratio: where objectives give a bound for the first token and for gaps.
 
 A histogram exists once something was recorded in it: a meter keeps thousands of summaries, most of them
 small.
+
+Source: IETF seed 000, 4.6.3 option C (the server's clock; its durations are those of
+`Exchange.server_timing`).
 """
 
 from bisect import bisect_right

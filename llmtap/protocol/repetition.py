@@ -1,19 +1,21 @@
 """The event that comes again and again: a token stream repeats all of an event but the text in it.
 
-Once an event is understood, the bytes before and behind its text are known. Where another event has the same
-bytes, and between them one JSON string, it says the same with that string for a text, and nothing else of it
-has to be read: not its lines, not its JSON.
+Once an event is understood, the bytes before and behind its text are known. An event with the same bytes, and
+one JSON string between them, says the same with that string for a text, and nothing else of it has to be
+read: not its lines, not its JSON.
 
 Why that is right: to put one string in the place of another as the value of a member changes that value, and
-nothing else in the event. That this value is the text, and not one that happens to be alike, is tried out
-with a text of our own. That a reader remembers nothing of a text is for its dialect to say
-(`Delta.repeatable`).
+nothing else in the event. A probe with a text of our own shows that this value is the text, and not one that
+happens to be alike. The dialect states that its reader remembers nothing of a text (`Delta.repeatable`).
 
-Some servers put a value into each event that nobody reads and that is another one each time: a number of the
-event, its date, an id, padding. Up to three of these may be loose: strings or whole numbers at the top of
-the event's object, of names that its dialect does not read. Two events that differ in them show which they
-are. To put one string in the place of another, or one number, changes that member and nothing else, as it is
-with the text; so each of them is looked at in each event, whether it is one string or one number.
+Some servers put a value that nobody reads into each event, another one each time: a number of the event, its
+date, an id, padding. Up to three of these may be loose: strings or whole numbers at the top of the event's
+object, of names that its dialect does not read. Two events that differ in them show which they are. In each
+event each of them is checked to be one string or one number.
+
+The events recognised are set aside in a `TokenRun`, to be logged together. It has a compiled implementation
+and a Python one; the compiled one is also filled by the compiled `FrameBatch` (channel/frames.py), which
+leaves the event that would fill it to the Observer.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Server-sent events: bytes of a body to event blocks, whatever way the bytes were cut.
+"""Server-sent events and newline-delimited JSON: bytes of a body to events, whatever way the bytes were cut.
 
 A *block* is a run of non-empty lines closed by an empty one; blocks of comments alone are reported
 too, because a keep-alive is something that happened. Lines end in CR, LF or CR LF, mixed at will, and
@@ -8,7 +8,11 @@ One leniency beyond the standard: some servers put a single newline between even
 ends in `}` and the next begins with `{` or `[`, no JSON text can hold both, so they are two events;
 from there on every whole JSON line of that stream is an event at its own line end.
 
-Source: WHATWG HTML, "Parsing an event stream"; shared/dialects/dialects.md section 2 for the leniency.
+A line of NDJSON ends in LF or CR LF; the last one of a body may lack it. Each line is reported as one event;
+an empty one is a keep-alive.
+
+Source: WHATWG HTML, "Parsing an event stream"; shared/dialects/dialects.md sections 1 and 2; ndjson.org,
+jsonlines.org.
 """
 
 from typing import Final

@@ -1,10 +1,10 @@
-"""WebSocket: bytes of a tunnel to messages, whatever way the bytes were cut.
+"""WebSocket: bytes of a tunnel to messages, whatever way the bytes were cut; and frames to send.
 
-For measured copies only: nothing is answered, and what passes is not judged beyond what framing needs. A
-message may lie in several frames with control frames between them. Compressed ones (permessage-deflate,
-which alone uses the first reserved bit) are inflated up to a bound.
+The parser serves measured copies only: it answers nothing, and checks no more than framing needs. A message
+may lie in several frames with control frames between them. Compressed ones (permessage-deflate, which alone
+uses the first reserved bit) are inflated up to a bound.
 
-Source: RFC 6455 section 5; RFC 7692 section 7.2.2.
+Source: RFC 6455 sections 4.2.2 and 5; RFC 7692 section 7.2.2.
 """
 
 import base64

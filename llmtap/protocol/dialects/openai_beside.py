@@ -41,7 +41,7 @@ from llmtap.protocol.verdicts import (
 )
 
 __all__ = [
-    "BESIDE_NAMES", "Beside", "ChoicesReader", "Chunk", "add_beside", "build_chunk", "is_plain",
+    "BESIDE_NAMES", "Beside", "ChoicesReader", "ChunkFields", "add_beside", "build_chunk", "is_plain",
     "read_beside", "read_failure",
 ]  # fmt: skip
 
@@ -212,7 +212,7 @@ def read_failure(value: Any, name: bytes | None = None) -> Delta | None:
     return findings.ranked()
 
 
-class Chunk(msgspec.Struct, gc=False):
+class ChunkFields(msgspec.Struct, gc=False):
     """What may come with output; everything else is in `Beside`. A dialect adds its `choices`."""
 
     model: str | None = None

@@ -1,8 +1,11 @@
 """OpenAI chat completions: `chat.completion.chunk` events and `chat.completion` bodies.
 
 One chunk usually carries one piece of one choice, and that way is kept short: a typed decode that
-skips what it does not know, a few comparisons, one Delta. Everything else goes through `_read`, and what
-only comes with the end of a choice or without one is decoded in a second pass (`openai_beside.py`).
+skips what it does not know, a few comparisons, one Delta. Everything else goes through `_read`.
+
+Thinking may lie inside the content: `<think>...</think>` at the start of an answer, its markers cut anywhere.
+Servers without a reasoning parser (llama.cpp, MLX) and Gemini's compatible form (`<thought>`) send it so. It
+is looked for only where an answer begins: a marker quoted later is text like any other.
 
 Source: openai/openai-openapi openapi.yaml; shared/dialects/dialects.md sections 3.1, 3.4 and 3.5.
 """
@@ -13,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from llmtap.protocol.delta import MODEL_CHARS_MAX, Delta, EventClass, TokenSource
-from llmtap.protocol.dialects.openai_beside import BESIDE_NAMES, ChoicesReader, Chunk, build_chunk
+from llmtap.protocol.dialects.openai_beside import BESIDE_NAMES, ChoicesReader, ChunkFields, build_chunk
 from llmtap.protocol.dialects.openai_shapes import (
     BAD_JSON,
     CHOICES_MAX,
@@ -119,7 +122,7 @@ class _Choice(msgspec.Struct, gc=False):
     message: _Delta | None = None
 
 
-class _Chunk(Chunk, gc=False):
+class _Chunk(ChunkFields, gc=False):
     choices: list[_Choice] | None = None
 
 

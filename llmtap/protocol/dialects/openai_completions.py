@@ -11,7 +11,13 @@ from typing import Any, Final
 import msgspec
 
 from llmtap.protocol.delta import Delta, EventClass
-from llmtap.protocol.dialects.openai_beside import BESIDE_NAMES, ChoicesReader, Chunk, build_chunk, is_plain
+from llmtap.protocol.dialects.openai_beside import (
+    BESIDE_NAMES,
+    ChoicesReader,
+    ChunkFields,
+    build_chunk,
+    is_plain,
+)
 from llmtap.protocol.dialects.openai_shapes import BAD_JSON, CHOICES_MAX, Findings, Index, read_json
 
 __all__ = ["OpenAICompletions"]
@@ -30,7 +36,7 @@ class _Choice(msgspec.Struct, gc=False):
     content_filter_results: Any = None
 
 
-class _Chunk(Chunk, gc=False):
+class _Chunk(ChunkFields, gc=False):
     choices: list[_Choice] | None = None
 
 
