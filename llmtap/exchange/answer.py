@@ -1,9 +1,8 @@
 """The body of an answer, decoded: payload bytes to Deltas.
 
-Whether it is an event stream, lines of JSON or one JSON value is told by the content type and by the first
-bytes, never by what the request asked for: errors come as JSON where a stream was wanted, and the other way
-round. A body that is none of these is timed by its reads. What comes down a tunnel is read as messages of a
-WebSocket, and timed by its reads where it is none.
+The content type and the first bytes decide whether it is an event stream, lines of JSON or one JSON value,
+never the request: errors come as JSON where a stream was wanted, and the other way round. Of any other body
+only the reads are timed. Bytes from a tunnel are read as messages of a WebSocket.
 
 Source: shared/dialects/dialects.md sections 1 (units) and 8 (HTTP layer); RFC 6455.
 """
@@ -90,8 +89,8 @@ class AnswerReader:
 
     @property
     def streamed(self) -> bool:
-        """It is a stream of events or lines, or was to be one when its reader gave up or before its first
-        byte came. A tunnel is none: what comes down it need not answer the request that opened it."""
+        """Whether it is a stream of events or lines, or was announced as one. A tunnel is none: what comes
+        down it need not answer the request that opened it."""
         announced = self.kind in (BodyKind.OPAQUE, BodyKind.UNDECIDED) and (
             self._type == b"text/event-stream" or self._type.endswith(_LINES)
         )
@@ -124,7 +123,7 @@ class AnswerReader:
     @property
     def repetition(self) -> Repetition | None:
         """The event that may come again, or None. While nothing else comes it need not be fed: the parser is
-        between two events and would stay there, and the dialect would remember nothing of it."""
+        between two events and would stay there."""
         return self._repeats.repetition if self._parser.idle else None
 
     def passed(self, payload_bytes: int) -> None:
@@ -140,12 +139,7 @@ class AnswerReader:
             self.kind = BodyKind.SSE if self._type == b"text/event-stream" else BodyKind.OPAQUE
             return self.feed(held) + self.close(whole=whole)
         if self.kind is BodyKind.SSE:
-            out = []
-            for event in self._parser.close():
-                delta = self.dialect.read_event(event)
-                delta.size = event.end - event.start
-                out.append(delta)
-            return out
+            return [self._read_line(event) for event in self._parser.close()]
         if self.kind is BodyKind.NDJSON and self._lines is not None:
             lines = self._lines.close()
             # The part of a line that was cut off says nothing.

@@ -74,6 +74,11 @@ class CapturedText:
 
 EVENT_CLASSES = tuple(EventClass)
 """By code, as kept in EventLog.classes."""
+_POINTS: Final = (
+    "request_end", "submit", "head", "first_byte", "first_any", "first_token", "first_reasoning",
+    "first_tool_call", "first_refusal", "first_content", "last_token", "response_end", "delivered",
+)  # fmt: skip
+"""Names in the public timeline, in its order; each is a field of `Timeline` without `_ns`."""
 BLANK: Final = 1
 """Flag of an event whose content was only white space."""
 OUTPUT: Final = 2
@@ -295,14 +300,7 @@ class Exchange:
             "endpoint": self.endpoint, "dialect": self.dialect, "method": self.method, "path": self.path,
             "request_id": self.request_id, "status": self.status, "stream": self.stream,
             "outcome": self.outcome.value,
-            "timeline": {
-                "request_end": s(t.request_end_ns), "submit": s(t.submit_ns), "head": s(t.head_ns),
-                "first_byte": s(t.first_byte_ns), "first_any": s(t.first_any_ns),
-                "first_token": s(t.first_token_ns), "first_reasoning": s(t.first_reasoning_ns),
-                "first_tool_call": s(t.first_tool_call_ns), "first_refusal": s(t.first_refusal_ns),
-                "first_content": s(t.first_content_ns), "last_token": s(t.last_token_ns),
-                "response_end": s(t.response_end_ns), "delivered": s(t.delivered_ns),
-            },
+            "timeline": {name: s(getattr(t, f"{name}_ns")) for name in _POINTS},
             "metrics": metrics,
             "tokens": {
                 "input": self.tokens.input, "output": self.tokens.output, "reasoning": self.tokens.reasoning,
@@ -315,10 +313,8 @@ class Exchange:
             "clock": self.clock, "uncertainty": self.uncertainty_ns / 1e9, "uncertain": self.uncertain,
             "paused": t.paused_ns / 1e9,
             "added": {
-                "request": None if self.added.request_ns is None else self.added.request_ns / 1e9,
-                "connect": None if self.added.connect_ns is None else self.added.connect_ns / 1e9,
-                "first_chunk": None if self.added.first_chunk_ns is None else self.added.first_chunk_ns / 1e9,
-                "chunk_max": None if self.added.chunk_max_ns is None else self.added.chunk_max_ns / 1e9,
+                name: None if (ns := getattr(self.added, f"{name}_ns")) is None else ns / 1e9
+                for name in ("request", "connect", "first_chunk", "chunk_max")
             },
             "request_bytes": self.request_bytes, "response_bytes": self.response_bytes,
         }  # fmt: skip

@@ -78,6 +78,11 @@ def bursts_of(times_ns: Sequence[int], gaps_ns: Sequence[int], gap_max_ns: int) 
 
 
 DEFAULT_BENEFIT: Final = Benefit()
+_IN_SECONDS: Final = (
+    "ttft", "ttft_any", "ttft_reasoning", "ttft_tool_call", "first_event", "ttfb", "tpot", "e2e", "user_idle",
+    "user_idle_from_first_token", "tbc_max", "jitter",
+)  # fmt: skip
+"""Public names of metrics in seconds, in their order; each is a field of `Measured` without `_ns`."""
 _CARRIES_OUTPUT: Final = bytes(bool(flags & OUTPUT) for flags in range(256))
 """By the flags of an event: 1 where it carries output."""
 
@@ -262,21 +267,9 @@ class Measured:
 
     def metrics(self) -> dict[str, float | None]:
         """The public names: seconds, `smooth_benefit` in tokens."""
-        return {
-            "ttft": _seconds(self.ttft_ns),
-            "ttft_any": _seconds(self.ttft_any_ns),
-            "ttft_reasoning": _seconds(self.ttft_reasoning_ns),
-            "ttft_tool_call": _seconds(self.ttft_tool_call_ns),
-            "first_event": _seconds(self.first_event_ns),
-            "ttfb": _seconds(self.ttfb_ns),
-            "tpot": _seconds(self.tpot_ns),
-            "e2e": _seconds(self.e2e_ns),
-            "user_idle": _seconds(self.user_idle_ns),
-            "user_idle_from_first_token": _seconds(self.user_idle_from_first_token_ns),
-            "tbc_max": _seconds(self.tbc_max_ns),
-            "jitter": _seconds(self.jitter_ns),
-            "smooth_benefit": self.smooth_benefit,
-        }
+        out: dict[str, float | None] = {name: _seconds(getattr(self, f"{name}_ns")) for name in _IN_SECONDS}
+        out["smooth_benefit"] = self.smooth_benefit
+        return out
 
 
 def measure(x: Exchange, benefit: Benefit = DEFAULT_BENEFIT) -> Measured:
