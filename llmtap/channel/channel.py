@@ -47,7 +47,6 @@ class Ledger:
 
     @property
     def live(self) -> set[int]:
-        """Exchanges whose frames go to the meter now."""
         return self._live
 
     def open(self) -> int:
@@ -56,7 +55,7 @@ class Ledger:
         return self.opened
 
     def begin(self, seq: int) -> None:
-        """Its frames go to the meter from now on."""
+        """Send its frames to the meter from now on."""
         self._live.add(seq)
 
     def close(self, seq: int, batch_no: int) -> None:
@@ -70,7 +69,7 @@ class Ledger:
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
 
     def acknowledge(self, batch_no: int) -> None:
-        """The meter has digested every batch up to this one."""
+        """Count what was in batches up to this one: the meter has processed them."""
         for number in [n for n in self._closed if n <= batch_no]:
             self.measured += self._closed.pop(number)
 
@@ -176,7 +175,6 @@ class Tap:
         return True
 
     def close_exchange(self, seq: int, t_ns: int, closing: Closing) -> None:
-        """The exchange's last frame."""
         offered = self.offer(FrameKind.CLOSE, seq, t_ns, 0, _json.encode(closing))
         # The offer may have flushed, and so have found that the meter is gone: ask the ledger again.
         if offered and seq in self.ledger.live:
@@ -191,7 +189,7 @@ class Tap:
             self._append(FrameKind.DROP, seq, t_ns, 0, b"")
 
     def status(self, status: RelayStatus) -> None:
-        """The relay about itself."""
+        """Send the status of the relay."""
         if self._sock is not None and self.pending_bytes < self._bytes_max:
             self._append(FrameKind.STATUS, 0, status.t_ns, 0, _json.encode(status))
 
@@ -319,7 +317,7 @@ class Tap:
         self.ledger.lose_meter()
 
     def connect(self) -> None:
-        """Look for the meter now, and again until it is there."""
+        """Connect to the meter now, and try again until it is there."""
         if self._closed or self._sock is not None:
             return
         sock = None

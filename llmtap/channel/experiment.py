@@ -224,7 +224,6 @@ class Experiment(Struct, frozen=True, kw_only=True):
     disclosure: dict[str, Any]
 
     def over(self, wall_ns: int) -> bool:
-        """Its end has come."""
         return self.until_wall_ns is not None and wall_ns >= self.until_wall_ns
 
     def without_key(self) -> "Experiment":
@@ -296,7 +295,6 @@ def switch_word(experiment_id: int, on: bool) -> int:
 
 
 def read_switch(word: int) -> tuple[int, bool]:
-    """Experiment id and state of a switch word."""
     return word & 0xFFFF_FFFF, bool(word & _ON)
 
 

@@ -95,7 +95,7 @@ class FrameKind:
 
 
 class Hello(msgspec.Struct, kw_only=True):
-    """Who is speaking, in the first frame of each connection."""
+    """First frame of a connection: who sends."""
 
     relay: str
     """Name, unique among the relays of this proxy and over its restarts."""
@@ -121,7 +121,7 @@ class Hello(msgspec.Struct, kw_only=True):
 
 
 class Anchored(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Since when a new anchor is in force."""
+    """When a new anchor came into force."""
 
     steps: int = 0
     """How often the wall clock was set since the relay started; drift does not count."""
@@ -140,7 +140,7 @@ class Assigned(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Closing(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """How the relay saw an exchange end."""
+    """How an exchange ended, as the relay saw it."""
 
     outcome: str
     status: int | None = None
@@ -257,7 +257,7 @@ class FrameRows(Protocol):
 
 
 class PythonFrameRows:
-    """The reference."""
+    """Reference implementation."""
 
     __slots__ = ("_rows", "bound", "epoch", "size")
 
@@ -350,7 +350,7 @@ class FrameBatch(Protocol):
 
 
 class PythonFrameBatch:
-    """The reference."""
+    """Reference implementation."""
 
     __slots__ = ("_frames", "_n", "last_ns")
 

@@ -35,7 +35,7 @@ _LINES: Final = (b"ndjson", b"jsonl", b"jsonlines", b"json-lines")
 
 
 class BodyKind(Enum):
-    """What a body turned out to be."""
+    """Kind of a body."""
 
     UNDECIDED = 0
     SSE = 1
@@ -76,7 +76,6 @@ class AnswerReader:
 
     @classmethod
     def of_tunnel(cls, path: str) -> "AnswerReader":
-        """Reads what comes down a tunnel in place of a body."""
         reader = cls(None, path)
         reader.kind = BodyKind.MESSAGES
         reader._messages = MessageParser("upstream", masked=False)
@@ -84,7 +83,6 @@ class AnswerReader:
 
     @property
     def skipped(self) -> int:
-        """Events that were too long to be kept."""
         return self._parser.skipped + (self._lines.skipped if self._lines is not None else 0)
 
     @property
@@ -127,7 +125,7 @@ class AnswerReader:
         return self._repeats.repetition if self._parser.idle else None
 
     def passed(self, payload_bytes: int) -> None:
-        """So many bytes were such events, and not fed."""
+        """Take note of bytes of such events that were not fed."""
         self._parser.offset += payload_bytes
 
     def close(self, *, whole: bool) -> list[Delta]:
@@ -227,7 +225,7 @@ class AnswerReader:
         return delta
 
     def _decide(self, payload: bytes) -> list[Delta]:
-        """As `feed`, as long as the kind of the body is open."""
+        """As `feed`, while the kind of the body is undecided."""
         is_json = self._type == b"application/json" or self._type.endswith(b"+json")
         out: list[Delta] = []
         held = self._held + payload

@@ -229,7 +229,6 @@ class Budget:
         return True
 
     def give(self, n: int) -> None:
-        """Gives back what was taken."""
         self.left += n
 
 
@@ -250,7 +249,6 @@ class Share:
         return True
 
     def give(self, n: int) -> None:
-        """Gives back some of it."""
         if self._budget is not None:
             self._budget.give(n)
         self._taken -= n

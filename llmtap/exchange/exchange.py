@@ -281,7 +281,6 @@ class Exchange:
         return f"{self.relay}-{self.seq}"
 
     def since_arrival(self, t_ns: int | None) -> float | None:
-        """Seconds from arrival, or None."""
         return None if t_ns is None else (t_ns - self.timeline.arrival_ns) / 1e9
 
     def to_dict(

@@ -314,7 +314,7 @@ class Observer:
         return True
 
     def abandon(self) -> None:
-        """In place of `finish`: nobody wants to know of it any more."""
+        """Release memory in place of `finish`: the exchange is not wanted any more."""
         self._share.close()
 
     # While it runs.
@@ -350,7 +350,6 @@ class Observer:
         self._answer.give_up()
 
     def _count_read(self, t_ns: int, added_ns: int) -> None:
-        """A read with bytes of the body in it."""
         x = self._x
         x.reads += 1
         self._last_read_ns = t_ns
@@ -364,7 +363,6 @@ class Observer:
             added.chunks_ns.append(added_ns)
 
     def _add_all(self, deltas: list[Delta], t_ns: int) -> None:
-        """Add the events that one read completed."""
         outputs = 0
         for delta in deltas:
             self._add(delta, t_ns)
@@ -373,7 +371,6 @@ class Observer:
             self._shared = True
 
     def _add(self, delta: Delta, t_ns: int) -> None:
-        """An event that the read at `t_ns` completed."""
         t = self._t
         log = t.events
         tokens = delta.tokens
@@ -453,7 +450,7 @@ class Observer:
             self.token_run = self._run
 
     def _expect_nothing(self) -> None:
-        """Something else comes: what was set aside is logged first."""
+        """Log what was set aside: another kind of read comes."""
         self._log_run()
         self.token_run = None
 

@@ -245,7 +245,6 @@ class _Reader:
         return said.made(role, result=role in ("tool", "function") or _only_results(content))
 
     def _item(self, item: Any) -> PromptMessage:
-        """One item of a Responses input."""
         if not isinstance(item, dict):
             return self._made("user", item)
         kind = item.get("type")

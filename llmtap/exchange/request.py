@@ -158,7 +158,6 @@ class RequestReader:
             self.wants_text = self._hear(self._x, head, body)
 
     def _let_go(self) -> None:
-        """Nothing of the body is kept any more."""
         self._keeps = False
         self._body.clear()
         self._share.give(self._taken)

@@ -308,11 +308,9 @@ class ServerTiming:
         self._gaps_ns: array[int] = array("q")
 
     def read_head(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """The fields of the response's head."""
         self._by_head = header_times(headers)
 
     def read_trailers(self, lines: Iterable[bytes]) -> None:
-        """The trailer lines of a chunked body."""
         self._by_trailer = trailer_times(lines)
 
     def read_event(self, event: int, delta: Delta) -> None:

@@ -36,7 +36,7 @@ _SHARES: Final = {"p50": 0.50, "p90": 0.90, "p99": 0.99}
 
 @dataclass(frozen=True, slots=True)
 class Autocorrelation:
-    """The strongest of some lags."""
+    """The strongest autocorrelation of some lags."""
 
     value: float
     """From -1 to 1, by absolute value the largest."""
@@ -90,7 +90,7 @@ class ArrivalFigures:
 
 @dataclass(frozen=True, slots=True)
 class Punctuality:
-    """What became of a plan."""
+    """Actual send times compared with a plan."""
 
     planned: int
     sent: int

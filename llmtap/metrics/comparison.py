@@ -145,12 +145,10 @@ class _Steps:
         self.total = n * (n + 1) // 2 if once else n * len(y)
 
     def median(self) -> float:
-        """Of all of them."""
         upper = self.kth(self.total // 2 + 1)
         return upper if self.total % 2 else (self.kth(self.total // 2) + upper) / 2
 
     def kth(self, k: int) -> float:
-        """The k-th smallest, from 1."""
         low, high = float(self._x[0] + self._y[0]), float(self._x[-1] + self._y[-1])
         if self._count(low) >= k:
             return low
@@ -166,7 +164,6 @@ class _Steps:
         return float((self._x[found] + self._y[places[found]]).max())
 
     def _count(self, most: float) -> int:
-        """How many are at most so much."""
         rest = most - self._x
         count = int(np.searchsorted(self._y, rest, "right").sum())
         return (count + int((self._x <= rest).sum())) // 2 if self._once else count
@@ -407,7 +404,6 @@ def _sample(values: Sequence[float]) -> Values:
 
 
 def _ratio(part: float, whole: float) -> float:
-    """part / whole; infinite where there is no whole."""
     if whole:
         return part / whole
     return 0.0 if not part else inf if part > 0 else -inf

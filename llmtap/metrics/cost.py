@@ -92,7 +92,7 @@ GAP_NS_MAX: Final = 3_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Energy:
-    """What was used in a window."""
+    """Energy used in a window."""
 
     joules: float
     known_ns: int

@@ -273,7 +273,7 @@ class Measured:
 
 
 def measure(x: Exchange, benefit: Benefit = DEFAULT_BENEFIT) -> Measured:
-    """All terms of one exchange; `benefit` says for which reader."""
+    """Return all terms of one exchange; `benefit` describes the reader."""
     t = x.timeline
     times = output_times_ns(t.events)
     tokens = tokens_per_chunk(x)

@@ -147,7 +147,7 @@ TAIL_VALUES_MAX: Final = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Dip:
-    """What the dip test found."""
+    """Result of the dip test."""
 
     dip: float
     """Distance to the nearest unimodal distribution: 1/4 is two points, 0.01 is hardly to be seen."""
@@ -223,7 +223,7 @@ def _places(data: Values, enough: float) -> list[float]:
 
 
 def _peaks(data: Values, enough: float) -> list[float]:
-    """On a linear scale."""
+    """Return the peaks on a linear scale."""
     spread = min(float(data.std()), float(stats.iqr(data)) / 1.349) or float(data.std())
     low, high = float(data.min()), float(data.max())
     if not spread or low == high:
@@ -250,7 +250,7 @@ def _peaks(data: Values, enough: float) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """How the greatest values fall off."""
+    """Shape of the greatest values."""
 
     ratio: float | None
     """P99 / P50 (5.4.4.3); None without values, or where half of them are 0."""

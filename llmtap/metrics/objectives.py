@@ -221,7 +221,7 @@ def judge(objectives: Objectives | None, m: Measured, x: Exchange) -> tuple[Obje
 
 @dataclass(slots=True)
 class GoodputCount:
-    """Under one set of objectives."""
+    """Counts under one set of objectives."""
 
     counted: int = 0
     met: int = 0
@@ -281,7 +281,6 @@ class Goodput:
         return met
 
     def merge(self, other: "Goodput") -> None:
-        """Adds all that `other` holds; `other` stays as it is."""
         for name, count in other.by_objectives.items():
             self.by_objectives.setdefault(name, GoodputCount()).merge(count)
 
@@ -390,7 +389,7 @@ def qoe_area_step(
 
 @dataclass(frozen=True, slots=True)
 class Experience:
-    """Both, of one answer under one set of objectives."""
+    """Both figures of one answer under one set of objectives."""
 
     fluidity: Fluidity
     qoe_area_step: float

@@ -293,12 +293,11 @@ class Summary:
             _in(self._added, "chunk").record_many(added.chunks_ns)
 
     def saw_uncertainty(self, ns: int) -> None:
-        """A byte may have waited this long before it was stamped."""
+        """Record how long a byte may have waited before it was stamped."""
         if ns > self._uncertainty_ns:
             self._uncertainty_ns = ns
 
     def merge(self, other: "Summary") -> None:
-        """Adds all that `other` holds. `other` stays as it is."""
         self.n += other.n
         if other.opened is not None:
             self.opened = (self.opened or 0) + other.opened
@@ -324,7 +323,6 @@ class Summary:
 
     @property
     def benefit_n(self) -> int:
-        """Streams that `benefit` sums."""
         return self._metrics.get("smooth_benefit", _NOTHING).n
 
     def to_bytes(self) -> bytes:
@@ -347,7 +345,6 @@ class Summary:
         )  # fmt: skip
 
     def merge_bytes(self, packed: bytes) -> None:
-        """Adds what `to_bytes` gave."""
         p = _decode(packed)
         self.n += p.n
         if p.opened is not None:
@@ -373,7 +370,6 @@ class Summary:
         self.saw_uncertainty(p.uncertainty_ns)
 
     def copy(self) -> "Summary":
-        """The same numbers in an object of their own."""
         twin = Summary(self.objectives)
         twin.merge(self)
         return twin
@@ -480,7 +476,6 @@ class Summary:
 
 
 def _in(histograms: dict[str, Histogram], name: str) -> Histogram:
-    """The histogram of that name, made at its first use."""
     histogram = histograms.get(name)
     if histogram is None:
         histogram = histograms[name] = Histogram()

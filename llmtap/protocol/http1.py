@@ -77,7 +77,7 @@ def _kind_of(name: bytes) -> int:
 
 
 class Framing(Enum):
-    """How the end of a body is told (RFC 9112 6.3)."""
+    """How the end of a body is determined (RFC 9112 6.3)."""
 
     NONE = 0
     LENGTH = 1
@@ -127,7 +127,6 @@ class ResponseHead(msgspec.Struct):
 
 
 def header_value(headers: Headers, name: bytes) -> bytes | None:
-    """The first value of `name` (lower case), or None."""
     for key, value in headers:
         if key.lower() == name:
             return value.strip(b" \t")

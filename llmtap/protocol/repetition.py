@@ -255,7 +255,7 @@ def _place(sample: bytes, name: str, value: bytes) -> tuple[int, int, bool]:
 
 
 def _insert(sample: bytes, values: list[tuple[int, int, bool]], more: list[bytes]) -> bytes:
-    """The sample with more bytes where these values start."""
+    """Return the sample with more bytes where these values start."""
     starts = [start for start, _, _ in values]
     parts = [sample[a:b] for a, b in zip([0, *starts], [*starts, len(sample)], strict=True)]
     return parts[0] + b"".join(new + part for new, part in zip(more, parts[1:], strict=True))
@@ -321,7 +321,7 @@ class TokenRun(Protocol):
 
 
 class PythonTokenRun:
-    """The reference."""
+    """Reference implementation."""
 
     __slots__ = ("_chunked", "_events", "_text_in", "keeps_texts")
 

@@ -178,7 +178,6 @@ def header_times(headers: Iterable[tuple[bytes, bytes]], place: str = "header") 
 
 
 def trailer_times(lines: Iterable[bytes]) -> list[ServerTime]:
-    """The same of the trailer lines of a chunked body."""
     fields = (line.partition(b":") for line in lines)
     return header_times(((name, value.strip()) for name, _, value in fields), "trailer")
 

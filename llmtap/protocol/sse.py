@@ -80,7 +80,6 @@ class SseParser:
         self._too_long = False
 
     def feed(self, data: bytes) -> list[SseEvent]:
-        """The events that these bytes complete."""
         size = len(data)
         # Most reads of a token stream are this: one whole event with one line of data.
         if (
@@ -208,7 +207,6 @@ class SseParser:
             self._read_field(line, start, end, out)
 
     def _read_field(self, line: bytes, start: int, end: int, out: list[SseEvent]) -> None:
-        """Takes one non-empty line of the block."""
         if line.startswith(b"data:"):
             value = line[6:] if line.startswith(b" ", 5) else line[5:]
             lines = self._data
@@ -237,7 +235,6 @@ class SseParser:
                 self._data.append(line[7:] if line.startswith(b" ", 6) else line[6:])
 
     def _dispatch(self, end: int, out: list[SseEvent]) -> None:
-        """Ends the block."""
         if self._too_long or end - self._start > self._event_bytes_max:
             self.skipped += 1
         else:
@@ -279,7 +276,6 @@ class LineParser:
         self._size = 0  # bytes of the unfinished line, kept or not
 
     def feed(self, data: bytes) -> list[SseEvent]:
-        """The lines that these bytes complete."""
         out: list[SseEvent] = []
         begin = 0
         while (newline := data.find(b"\n", begin)) >= 0:

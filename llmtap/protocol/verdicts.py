@@ -90,7 +90,6 @@ def of_filter_results(results: Any, place: str = "content_filter_results") -> Ve
 
 
 def of_prompt_filter_results(results: Any) -> Verdict | None:
-    """Azure's results of the prompts."""
     best: Verdict | None = None
     for result in _dicts(results):
         filters = result.get("content_filter_results") or result.get("content_filter_result")
@@ -104,7 +103,6 @@ def of_prompt_filter_results(results: Any) -> Verdict | None:
 
 
 def filter_category(results: Any) -> str | None:
-    """The category that Azure's results call filtered."""
     return _category(results, "filtered") or None
 
 
@@ -167,7 +165,6 @@ def of_warnings(warnings: Any, detections: Any, *, answered: bool) -> Verdict | 
 
 
 def _detected(detections: Any, phase: str) -> str | None:
-    """The type of the first detection of a phase."""
     for detection in _dicts(detections.get(phase) if isinstance(detections, dict) else None):
         for result in _dicts(detection.get("results")):
             if kind := word(result.get("detection_type")):

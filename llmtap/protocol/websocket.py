@@ -176,7 +176,6 @@ class MessageParser:
         self._size[control] += len(head)
 
     def _take(self, part: bytes) -> None:
-        """The next bytes of a frame's payload."""
         control = bool(self._opcode & _CONTROL)
         self._left -= len(part)
         self._size[control] += len(part)

@@ -119,7 +119,6 @@ class LlamaCpp(ObjectReader):
             delta.tokens, delta.token_source = added, TokenSource.RUNNING_USAGE
 
     def _close(self, said: _Event, delta: Delta) -> None:
-        """Read the last event of an answer."""
         older = (name for field, name in _STOPPED if getattr(said, field) is True)
         delta.finish_reason = text_of(said.stop_type) or next(older, "stop")
         timings = said.timings if isinstance(said.timings, dict) else {}

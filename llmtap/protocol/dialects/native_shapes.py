@@ -94,7 +94,6 @@ class ObjectReader:
         raise NotImplementedError
 
     def _name(self, delta: Delta, model: Any) -> None:
-        """Set the Delta's model where it is named first, or changes."""
         name = model[:MODEL_CHARS_MAX] if isinstance(model, str) else ""
         if name and name != self._model:
             self._model = delta.model = name

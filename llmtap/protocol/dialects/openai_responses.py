@@ -234,7 +234,6 @@ def _detail(counts: UsageCounts, usage: Any, part: str, name: str, known: int | 
 
 
 def _output(items: Any) -> Iterator[Piece]:
-    """The output in the items of a whole response."""
     for item in items if isinstance(items, list) else ():
         if not isinstance(item, dict):
             continue

@@ -375,7 +375,6 @@ class Findings:
             delta.tokens, delta.token_source = added, TokenSource.RUNNING_USAGE
 
     def ranked(self) -> Delta:
-        """The Delta of all that."""
         delta = self.delta
         mask = self._mask
         classes: tuple[EventClass, ...]
@@ -403,7 +402,6 @@ class Findings:
 
     @property
     def chose(self) -> bool:
-        """The event has a choice."""
         return bool(self._indexes)
 
     @property

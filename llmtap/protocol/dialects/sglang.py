@@ -79,7 +79,6 @@ class SGLang(ObjectReader):
         return delta
 
     def _new(self, index: int, text: str) -> str:
-        """Return the part of an event's text that is new."""
         length, mark = self._said.get(index, (0, 0))
         if self._cumulative is None and length:
             self._cumulative = len(text) >= length and hash(text[:length]) == mark
