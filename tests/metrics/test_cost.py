@@ -1,5 +1,3 @@
-"""TODO."""
-
 from itertools import pairwise
 
 import pytest

@@ -23,12 +23,16 @@ MS = 1_000_000
 
 
 def exchange(
-    *times_ms: int, outcome: Outcome = Outcome.COMPLETE, left_ms: int | None = None, stream: bool = True
+    *times_ms: int,
+    tokens: int = 1,
+    outcome: Outcome = Outcome.COMPLETE,
+    left_ms: int | None = None,
+    stream: bool = True,
 ) -> Exchange:
-    """Submitted at 0, one token at each time, ended at the last."""
+    """Submitted at 0, so many tokens at each time, ended at the last."""
     log = EventLog()
     for t in times_ms:
-        log.add(t * MS, EventClass.CONTENT, 100, 1, OUTPUT)
+        log.add(t * MS, EventClass.CONTENT, 100, tokens, OUTPUT)
     t = Timeline(
         arrival_ns=0, submit_ns=0, events=log, delivered_ns=None if left_ms is None else left_ms * MS
     )
@@ -39,7 +43,7 @@ def exchange(
             t.response_end_ns = times_ms[-1] * MS
     x = Exchange(relay="r", seq=1, arrival_wall_ns=0, timeline=t, stream=stream, outcome=outcome)
     x.method = "POST"
-    x.tokens = Tokens(output=len(times_ms), source=TokenSource.TOKEN_IDS)
+    x.tokens = Tokens(output=tokens * len(times_ms), source=TokenSource.TOKEN_IDS)
     return x
 
 
@@ -225,15 +229,7 @@ FREE = Objectives.parse("ttft:900ms")
 
 
 def judged(ttft_ms: int, tokens: int = 10, outcome: Outcome = Outcome.COMPLETE) -> Exchange:
-    log = EventLog()
-    log.add(ttft_ms * MS, EventClass.CONTENT, 100, tokens, OUTPUT)
-    t = Timeline(
-        arrival_ns=0, submit_ns=0, first_token_ns=ttft_ms * MS, first_content_ns=ttft_ms * MS,
-        last_token_ns=ttft_ms * MS, response_end_ns=ttft_ms * MS, events=log,
-    )  # fmt: skip
-    x = Exchange(relay="r", seq=1, arrival_wall_ns=0, timeline=t, stream=True, outcome=outcome)
-    x.tokens = Tokens(output=tokens, source=TokenSource.TOKEN_IDS)
-    return x
+    return exchange(ttft_ms, tokens=tokens, outcome=outcome)
 
 
 def tally(objectives: Objectives | None, *exchanges: Exchange) -> Goodput:
@@ -313,19 +309,7 @@ def test_no_time_has_no_rate() -> None:
     assert out["attainment"] == pytest.approx(1.0)
 
 
-STALL_AFTER_2 = [t * MS for t in (100, 120, 1120, 1140, 1160, 1180, 1200, 1220, 1240, 1260)]
-
-
-def stream(times_ns: list[int], tokens: int) -> Exchange:
-    log = EventLog()
-    for t in times_ns:
-        log.add(t, EventClass.CONTENT, 100, tokens, OUTPUT)
-    t = Timeline(
-        arrival_ns=0, submit_ns=0, first_token_ns=times_ns[0], last_token_ns=times_ns[-1], events=log
-    )
-    x = Exchange(relay="r", seq=1, arrival_wall_ns=0, timeline=t, stream=True)
-    x.tokens = Tokens(output=tokens * len(times_ns), source=TokenSource.TOKEN_IDS)
-    return x
+STALL_AFTER_2_MS = (100, 120, 1120, 1140, 1160, 1180, 1200, 1220, 1240, 1260)
 
 
 class TestFluidity:
@@ -362,24 +346,24 @@ class TestOfAnExchange:
     objectives = Objectives.parse("ttft:300ms tpot:100ms")
 
     def test_takes_its_bounds_from_the_objectives(self) -> None:
-        x = stream(STALL_AFTER_2, 1)
+        x = exchange(*STALL_AFTER_2_MS)
         experience = experience_of(x, measure(x), self.objectives)
         assert experience is not None
         assert experience.fluidity.code == 0.5625
         assert experience.qoe_area_step == pytest.approx(0.390476190476, abs=1e-12)
 
     def test_counts_the_tokens_of_a_chunk(self) -> None:
-        x = stream([100 * MS, 200 * MS], 3)
+        x = exchange(100, 200, tokens=3)
         experience = experience_of(x, measure(x), self.objectives)
         assert experience is not None
         assert (experience.fluidity.tokens, experience.fluidity.in_time) == (6, 6)
 
     @pytest.mark.parametrize("text", ["e2e:1s", "ttft:1s", "tpot:1s", "tbc_max:1s e2e:1s"])
     def test_needs_both_bounds(self, text: str) -> None:
-        x = stream(STALL_AFTER_2, 1)
+        x = exchange(*STALL_AFTER_2_MS)
         assert experience_of(x, measure(x), Objectives.parse(text)) is None
 
     def test_needs_submit(self) -> None:
-        x = stream(STALL_AFTER_2, 1)
+        x = exchange(*STALL_AFTER_2_MS)
         x.timeline.submit_ns = None
         assert experience_of(x, measure(x), self.objectives) is None

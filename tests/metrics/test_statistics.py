@@ -1,5 +1,3 @@
-"""TODO."""
-
 from itertools import chain
 from struct import pack, unpack
 

@@ -1,5 +1,3 @@
-"""TODO."""
-
 from array import array
 
 import pytest
@@ -382,15 +380,8 @@ class TestAfterCancel:
 
 def timed(*told: dict[str, object]) -> Exchange:
     """First token after 100 ms, five in all at 20 ms, whole after 200."""
-    log = EventLog()
-    for t_ms in (100, 120, 140, 160, 180):
-        log.add(t_ms * MS, EventClass.CONTENT, 100, 1, OUTPUT)
-    t = Timeline(
-        arrival_ns=0, submit_ns=0, first_token_ns=100 * MS, last_token_ns=180 * MS, response_end_ns=200 * MS,
-        events=log,
-    )  # fmt: skip
-    x = Exchange(relay="r", seq=1, arrival_wall_ns=0, timeline=t, stream=True)
-    x.tokens = Tokens(output=5, source=TokenSource.TOKEN_IDS)
+    x = stream([100, 120, 140, 160, 180])
+    x.timeline.response_end_ns = 200 * MS
     x.server_timing = list(told) or None
     return x
 
