@@ -4,6 +4,8 @@ It reads the heads, undoes HTTP framing and content-encoding, classifies events,
 timeline. Every event has the stamp of the read that completed it. Bad bytes never raise: where a body cannot
 be understood only its reads are timed, and `Exchange.unparsed_events` counts them.
 
+Long because its methods change the state of one exchange.
+
 Source: design.md sections 2 and 5; shared/dialects/dialects.md sections 1, 5 and 8.
 """
 

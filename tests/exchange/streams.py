@@ -49,3 +49,8 @@ def observe(
     if end_ns is not None:
         o.response_end(end_ns)
     return o.finish(950, outcome, status, error, 11, 12, 13, 14)
+
+
+def framed(body: bytes, size: int) -> bytes:
+    pieces = [body[i : i + size] for i in range(0, len(body), size)]
+    return b"".join(b"%x;e=1\r\n%b\r\n" % (len(p), p) for p in pieces) + b"0\r\nx-trailer: 1\r\n\r\n"

@@ -1,5 +1,8 @@
 """Invariants: every point is the stamp of the read that brought it, however the bytes were cut; bad bytes
-never raise and never lose the timing; what the relay saw of the end stands, unless the events know more."""
+never raise and never lose the timing; what the relay saw of the end stands, unless the events know more.
+
+Long because one helper plays all these answers.
+"""
 
 import gzip
 import json
@@ -15,7 +18,7 @@ from llmtap.exchange.exchange import BLANK, OUTPUT, Exchange
 from llmtap.exchange.observer import UNSEEN_NS, Observer
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
 from llmtap.exchange.verdict import TOKENS_MAX
-from tests.exchange.streams import DONE, OK, REQUEST, ROLE, STOP, chunk, observe, sse
+from tests.exchange.streams import DONE, OK, REQUEST, ROLE, STOP, chunk, framed, observe, sse
 
 UNTIMED = settings(deadline=None)  # a busy machine is no failure
 
@@ -70,11 +73,6 @@ def test_the_points_of_a_streamed_answer() -> None:
 
 
 STREAM = b"".join([b": k\n\n", ROLE, chunk({"content": "a"}), chunk({"content": " b"}), STOP, DONE])
-
-
-def framed(body: bytes, size: int) -> bytes:
-    pieces = [body[i : i + size] for i in range(0, len(body), size)]
-    return b"".join(b"%x;e=1\r\n%b\r\n" % (len(p), p) for p in pieces) + b"0\r\nx-trailer: 1\r\n\r\n"
 
 
 @UNTIMED
@@ -270,79 +268,6 @@ def test_an_answer_the_relay_made_itself_has_the_status_it_gave() -> None:
     assert (x.status, x.outcome, x.error) == (502, Outcome.UPSTREAM_ERROR, "no upstream")
     assert x.timeline.head_ns is None
     assert x.timeline.response_end_ns is None
-
-
-# The request.
-
-
-@pytest.mark.parametrize(
-    ("target", "path", "endpoint"),
-    [
-        (b"/v1/chat/completions", "/v1/chat/completions", "chat.completions"),
-        (b"/team/a/v1/chat/completions/?a=b", "/team/a/v1/chat/completions/", "chat.completions"),
-        (b"/deployments/m/chat/completions?v=1", "/deployments/m/chat/completions", "chat.completions"),
-        (b"/v1/completions", "/v1/completions", "completions"),
-        (b"http://g:80/v1/completions?q", "/v1/completions", "completions"),
-        (b"http://g", "/", None),
-        (b"/v1/models", "/v1/models", None),
-        (b"/completion", "/completion", "llamacpp.completion"),
-        (b"*", "*", None),
-    ],
-)  # fmt: skip
-def test_path_and_endpoint(target: bytes, path: str, endpoint: str | None) -> None:
-    method = b"OPTIONS" if target == b"*" else b"POST"
-    x = observe(request=method + b" " + target + b" HTTP/1.1\r\nHost: g\r\n\r\n")
-    assert (x.path, x.endpoint) == (path, endpoint)
-
-
-def post(*fields: bytes) -> bytes:
-    return b"\r\n".join([b"POST /v1/chat/completions HTTP/1.1", b"Host: g", *fields, b"", b""])
-
-
-BODY = b'{"messages":[],"model":"acme-8b","stream":true}'
-
-
-@pytest.mark.parametrize(
-    ("request_head", "body", "model"),
-    [
-        (post(b"Content-Length: 50"), BODY, "acme-8b"),
-        (post(b"Transfer-Encoding: chunked"), framed(BODY, 7), "acme-8b"),
-        (post(b"Content-Length: 50", b"Content-Encoding: gzip"), gzip.compress(BODY, mtime=0), "acme-8b"),
-        (post(b"Content-Length: 50", b"Content-Encoding: lzw"), BODY, None),
-        (post(b"Content-Length: 50", b"Content-Encoding: gzip"), BODY, None),
-        (post(b"Transfer-Encoding: chunked"), BODY, None),
-        (post(b"Content-Length: 50"), b'{"model":5,"stream":"yes"}', None),
-        (post(b"Content-Length: 50"), BODY[:-5], None),
-        (post(b"Content-Length: 50"), b'{"model":"\xff"}', None),
-        (post(b"Content-Length: 50"), b"--boundary\r\n", None),
-        (post(), b"", None),
-    ],
-)
-def test_the_model_asked_for(request_head: bytes, body: bytes, model: str | None) -> None:
-    x = observe(request=request_head, body=body, head=b"", end_ns=None, outcome="upstream_reset")
-    assert x.model == model
-    assert x.stream == (model is not None), "without an answer, what was asked for"
-
-
-def test_the_model_of_the_answer_serves_where_the_request_names_none() -> None:
-    assert observe((100, ROLE + DONE)).model == "acme-8b-0901"
-    assert observe((100, ROLE + DONE), body=BODY).model == "acme-8b"
-
-
-def test_the_request_id_is_the_requests_or_else_the_answers() -> None:
-    head = OK % b"X-REQUEST-ID: up-9\r\n"
-    assert observe(head=head).request_id == "req-1"
-    assert observe(head=head, request=post()).request_id == "up-9"
-    assert observe(request=post()).request_id is None
-    long = observe(request=post(b"X-Request-Id: " + b"x" * 5000)).request_id
-    assert long == "x" * 256
-
-
-def test_a_request_whose_body_never_ended_is_read_as_far_as_it_came() -> None:
-    o = Observer("r", 1, 0, 0, post(b"Content-Length: 50"))
-    o.request_data(BODY, 1)
-    x = o.finish(None, "client_cancelled", None, None, 0, 0, 0, 0)
-    assert (x.model, x.timeline.request_end_ns, x.timeline.delivered_ns) == ("acme-8b", None, None)
 
 
 # What cannot be understood.
@@ -574,13 +499,6 @@ def test_a_stream_that_was_announced_and_never_said_a_byte_is_a_stream(outcome: 
     head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 0\r\n\r\n"
     x = observe(head=head, outcome=outcome)
     assert (x.stream, x.no_token_reason) == (True, reason)
-
-
-def test_a_model_without_a_name_is_none() -> None:
-    assert (
-        observe((100, DONE), body=b'{"model":"","stream":true}', request=post(b"Content-Length: 26")).model
-        is None
-    )
 
 
 @pytest.mark.parametrize(

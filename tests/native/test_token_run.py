@@ -2,6 +2,8 @@
 
 Invariant: both recognise the same reads as token events, and make the same exchanges of the same frames,
 however these are cut into batches.
+
+Long because both implementations are compared by the same cases.
 """
 
 import json

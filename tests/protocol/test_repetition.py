@@ -1,4 +1,7 @@
-"""Invariant: what a block is known to say again is what its reader would have said."""
+"""Invariant: what a block is known to say again is what its reader would have said.
+
+Long because its tables of events serve all of its invariants.
+"""
 
 import json
 from typing import Any
