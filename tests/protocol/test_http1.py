@@ -1,4 +1,4 @@
-"""Invariant: a head is read in one way or refused."""
+"""Invariant: a head is read in one way or refused. Long because its tables follow the rules of RFC 9112."""
 
 import pytest
 from hypothesis import example, given, settings
