@@ -21,6 +21,7 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.observer import Observer
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
 from llmtap.exchange.verdict import ROUNDING_NS
+from llmtap.protocol import repetition
 
 CORPUS = Path(__file__).resolve().parents[3] / "shared" / "dialects" / "shared"
 NAMES = sorted(p.stem for p in CORPUS.glob("*.json"))
