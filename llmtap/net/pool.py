@@ -21,7 +21,7 @@ from llmtap.net.failures import is_own_shortage
 from llmtap.net.stream import Handler, Stream, Timebase, open_stream
 from llmtap.net.tls import TlsStream
 
-__all__ = ["Attempt", "Origin", "Pool", "Waiter", "parse_origin"]
+__all__ = ["Attempt", "Origin", "Pool", "Route", "Waiter", "parse_origin"]
 
 RESOLVED_FOR_NS: Final = 30_000_000_000
 """How long an address list is used before the name is looked up again."""
@@ -251,6 +251,16 @@ class Pool:
             lambda: TlsStream(waiter), sock=sock, ssl=self.tls, server_hostname=self._server_name
         )
         return stream
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where a request goes: an upstream's origin, the name it is called by, and the connections to it."""
+
+    origin: Origin
+    authority: bytes | None
+    """What the Host field becomes; None: it stays the client's."""
+    pool: Pool
 
 
 class Attempt:

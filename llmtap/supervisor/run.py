@@ -20,7 +20,7 @@ from llmtap.meter.setup import Changeable, MeterSetup
 from llmtap.meter.tenants import host_salt
 from llmtap.net.pool import parse_origin
 from llmtap.units import encode_special
-from llmtap.vantage.relay.process import RelaySetup
+from llmtap.vantage.relay.relay import RelaySetup
 
 __all__ = ["ProxyRun", "meter_setup", "new_capture_id"]
 

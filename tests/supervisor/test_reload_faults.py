@@ -138,7 +138,7 @@ def test_a_relay_that_dies_during_a_reload_that_fails_comes_back_as_it_was(tmp_p
     program = OwnProgram(tmp_path / "program")
     # The second of the new relays fails once it is told to, the first one works.
     program.change(
-        "relay/process.py",
+        "vantage/relay/relay.py",
         "    set_up(setup.log)\n",
         "    set_up(setup.log)\n"
         "    if setup.name.split('.')[1] == '1':\n"

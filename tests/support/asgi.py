@@ -117,7 +117,7 @@ async def watched(app: App, *, with_meter: bool = True, skip: Collection[str] = 
         yield of
         await wait_until(lambda: not ledger.unsettled)
         assert ledger.opened == ledger.measured + sum(ledger.dropped.values())
-        assert not of.emitter._arrivals, "an exchange outlived its call"
+        assert not of.emitter.arrivals, "an exchange outlived its call"
         await of.app._emitters.close()
     finally:
         meter.stop()

@@ -23,9 +23,8 @@ from typing import Any, Final
 from aiohttp import HttpVersion10, web
 from aiohttp.typedefs import Handler, Middleware
 
-from llmtap.vantage.middleware.emitter import TAP_BYTES, Emitter, Emitters, mono_ns
+from llmtap.vantage.middleware.emitter import TAP_BYTES, Emitter, Emitters, Paths, mono_ns
 from llmtap.vantage.middleware.exchange import AppExchange, request_head
-from llmtap.vantage.middleware.paths import Paths
 
 __all__ = ["setup"]
 

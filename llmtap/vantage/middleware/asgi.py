@@ -25,9 +25,8 @@ from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any, Final
 from urllib.parse import quote
 
-from llmtap.vantage.middleware.emitter import TAP_BYTES, Emitter, Emitters, mono_ns
+from llmtap.vantage.middleware.emitter import TAP_BYTES, Emitter, Emitters, Paths, mono_ns
 from llmtap.vantage.middleware.exchange import AppExchange, request_head
-from llmtap.vantage.middleware.paths import Paths
 
 __all__ = ["LlmtapMiddleware"]
 

@@ -48,7 +48,7 @@ class AppExchange:
 
     __slots__ = (
         "_bodiless", "_emitter", "_head", "_method", "_request_bytes", "_response_bytes", "_submitted",
-        "_tap", "_tapped", "arrival_ns", "begun", "over", "own_ns", "paused_ns", "request_over", "seq",
+        "_tap", "arrival_ns", "begun", "over", "own_ns", "paused_ns", "request_over", "seq",
         "status",
     )  # fmt: skip
 
@@ -61,7 +61,6 @@ class AppExchange:
         self._request_bytes = len(head)
         self._response_bytes = 0
         self._submitted = False
-        self._tapped = False
         self.arrival_ns = arrival_ns
         self.begun = False
         self.over = False
@@ -94,27 +93,27 @@ class AppExchange:
             self._request_bytes += len(data)
             if self.begun:
                 if data:
-                    self._offer(REQUEST_DATA, t_ns, 0, data)
+                    self._tap.offer(REQUEST_DATA, self.seq, t_ns, 0, data)
                 if last:
-                    self._offer(REQUEST_END, t_ns, 0)
+                    self._tap.offer(REQUEST_END, self.seq, t_ns, 0)
             elif last:
                 self._begin(self._head + data, t_ns)
             else:
                 self._begin(self._head)
                 if data:
-                    self._offer(REQUEST_DATA, t_ns, 0, data)
+                    self._tap.offer(REQUEST_DATA, self.seq, t_ns, 0, data)
             if last:
                 self.request_over = True
                 if not self._submitted:
                     self._submitted = True
                     now_ns = mono_ns() if submit_ns is None else submit_ns
-                    self._offer(SUBMIT, now_ns, now_ns - t_ns)
+                    self._tap.offer(SUBMIT, self.seq, now_ns, now_ns - t_ns)
         except Exception as exc:
             self.give_up(exc)
 
     def _begin(self, data: bytes, whole_ns: int = 0, kind: int = OPEN) -> None:
         self.begun = True
-        self.seq, self._tapped = self._tap.open(self.arrival_ns, data, whole_ns, kind)
+        self.seq, _ = self._tap.open(self.arrival_ns, data, whole_ns, kind)
 
     # ---------------------------------------------------------------- the answer
 
@@ -128,13 +127,13 @@ class AppExchange:
             if not self._submitted:
                 # It wants no more of the request, or not yet: what it has is what it answers to.
                 self._submitted = True
-                self._offer(SUBMIT, self.arrival_ns, 0)
+                self._tap.offer(SUBMIT, self.seq, self.arrival_ns, 0)
             self.status = status
             self._bodiless = self._method == "HEAD" or status < 200 or status in _BODILESS
             head = response_head(status, fields)
             self._response_bytes += len(head)
             own_ns, self.own_ns = self.own_ns, 0
-            self._offer(RESPONSE_HEAD, t_ns, own_ns, head)
+            self._tap.offer(RESPONSE_HEAD, self.seq, t_ns, own_ns, head)
         except Exception as exc:
             self.give_up(exc)
 
@@ -147,8 +146,7 @@ class AppExchange:
                 data = bytes(data)
             self._response_bytes += len(data)
             own_ns, self.own_ns = self.own_ns, 0
-            if self._tapped:
-                self._tapped = self._tap.offer(RESPONSE_DATA, self.seq, t_ns, own_ns, data)
+            self._tap.offer(RESPONSE_DATA, self.seq, t_ns, own_ns, data)
         except Exception as exc:
             self.give_up(exc)
 
@@ -177,7 +175,7 @@ class AppExchange:
         if self.over:
             return
         try:
-            self._offer(RESPONSE_END, t_ns, 0)
+            self._tap.offer(RESPONSE_END, self.seq, t_ns, 0)
             self._close(Outcome.COMPLETE, passed_ns)
         except Exception as exc:
             self.give_up(exc)
@@ -205,7 +203,7 @@ class AppExchange:
             return
         try:
             if self.begun:
-                self._emitter.drop(self.seq, reason)
+                self._emitter.tap.drop(self.seq, mono_ns(), reason)
             else:
                 self._emitter.pass_unmeasured(reason)
         except Exception as exc:
@@ -228,26 +226,21 @@ class AppExchange:
             self.give_up(exc)
 
     def _close(self, outcome: Outcome, t_ns: int, error: str | None = None) -> None:
-        if self._tapped:
-            closing = Closing(
-                outcome=outcome.value,
-                status=self.status,
-                error=error,
-                paused_ns=self.paused_ns,
-                lag_ns=self._emitter.lag.worst_since(self.arrival_ns),
-                request_bytes=self._request_bytes,
-                response_bytes=self._response_bytes,
-            )
-            self._tap.close_exchange(self.seq, t_ns, closing)
+        closing = Closing(
+            outcome=outcome.value,
+            status=self.status,
+            error=error,
+            paused_ns=self.paused_ns,
+            lag_ns=self._emitter.lag.worst_since(self.arrival_ns),
+            request_bytes=self._request_bytes,
+            response_bytes=self._response_bytes,
+        )
+        self._tap.close_exchange(self.seq, t_ns, closing)
         self._finish()
 
     def _finish(self) -> None:
         self.over = True
         self._emitter.ended(self, self._request_bytes, self._response_bytes)
-
-    def _offer(self, kind: int, t_ns: int, extra_ns: int, data: bytes = b"") -> None:
-        if self._tapped:
-            self._tapped = self._tap.offer(kind, self.seq, t_ns, extra_ns, data)
 
 
 def request_head(method: str, target: bytes, version: str, fields: Fields) -> bytes:

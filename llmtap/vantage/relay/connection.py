@@ -5,19 +5,18 @@ of its answer (pipelining) up to a bound. While an answer runs the connection st
 a client's leaving is noticed at once.
 """
 
+from collections.abc import Callable
 from enum import IntEnum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from llmtap.channel.frames import Closing
 from llmtap.errors import PeerProtocolError
 from llmtap.exchange.outcome import Outcome
 from llmtap.net.stream import Stream
 from llmtap.protocol.http1 import Headers, RequestHead, header_value, parse_request_head
+from llmtap.vantage.relay.context import RelayContext
 from llmtap.vantage.relay.flow import QUIET_NS, Flow
 from llmtap.vantage.relay.heads import own_answer, target_of
-
-if TYPE_CHECKING:
-    from llmtap.vantage.relay.relay import Relay
 
 __all__ = ["ClientConnection"]
 
@@ -51,12 +50,15 @@ class ClientConnection:
     """One client's socket and where its conversation stands; the client stream's handler."""
 
     __slots__ = (
-        "_ahead_ns", "_ahead_paused", "_arrival_ns", "_buffer", "_flow", "_lingered", "_relay", "_served",
-        "_since_ns", "_skipped", "_state", "_stream", "address", "is_11",
+        "_ahead_ns", "_ahead_paused", "_arrival_ns", "_buffer", "_context", "_flow", "_lingered",
+        "_on_closed", "_served", "_since_ns", "_skipped", "_state", "_stream", "address", "is_11",
     )  # fmt: skip
 
-    def __init__(self, relay: "Relay", address: bytes) -> None:
-        self._relay = relay
+    def __init__(
+        self, context: RelayContext, address: bytes, on_closed: Callable[["ClientConnection"], None]
+    ) -> None:
+        self._context = context
+        self._on_closed = on_closed
         self.address = address
         self._stream: Stream | None = None
         self._state = HEAD
@@ -86,7 +88,7 @@ class ClientConnection:
             self._read_head(self._buffer + data if self._buffer else data, t_ns)
         elif state is BODY:
             assert self._flow is not None
-            rest = self._flow.request_data(data, t_ns)
+            rest = self._flow.upload.feed(data, t_ns)
             if rest:
                 self._keep_ahead(rest, t_ns)
         elif state is AHEAD:
@@ -117,7 +119,7 @@ class ClientConnection:
     # ---------------------------------------------------------------- heads
 
     def _read_head(self, data: bytes, t_ns: int) -> None:
-        options = self._relay.options
+        options = self._context.options
         if not self._skipped:
             # RFC 9112 2.2: one empty line before a request is ignored.
             if data == b"\r":
@@ -154,20 +156,18 @@ class ClientConnection:
         self.is_11 = head.version == (1, 1)
         if head.method in (b"OPTIONS", b"TRACE") and not self._may_forward(head, raw, t_ns):
             return
-        relay = self._relay
-        if len(relay.flows) >= options.streams:
+        if self._context.streams >= options.streams:
             fields: Headers = [(b"Retry-After", b"1")]
             self._reject(503, "tap_overloaded", "too many requests at a time", raw, t_ns, fields)
             return
         assert self._stream is not None
-        kind = relay.flow_kind if self.is_11 else relay.flow_kind_10
-        flow = self._flow = kind(relay, self, self._stream)
+        flow = self._flow = Flow(self._context, self, self._stream)
         self._state = BODY
         rest = flow.start(head, data, end, self._arrival_ns, t_ns)
         if rest:
             self._keep_ahead(rest, t_ns)
             if flow.over:
-                relay.loop.call_soon(self._read_ahead)  # nobody else will look at the rest
+                self._context.loop.call_soon(self._read_ahead)  # nobody else will look at the rest
 
     def _may_forward(self, head: RequestHead, raw: bytes, t_ns: int) -> bool:
         """RFC 9110 7.6.2: Max-Forwards counts down on OPTIONS and TRACE; at 0 the answer is ours."""
@@ -191,11 +191,11 @@ class ClientConnection:
     ) -> None:
         """Answer a request that goes no further, and close: what follows it cannot be trusted."""
         assert self._stream is not None
-        relay = self._relay
+        context = self._context
         self._buffer = b""
         if status >= 400:
-            relay.refuse(code)
-        seq, tapped = relay.tap.open(self._arrival_ns, raw[:REJECTED_HEAD_BYTES])
+            context.refuse(code)
+        seq, _ = context.tap.open(self._arrival_ns, raw[:REJECTED_HEAD_BYTES])
         answer = own_answer(status, code, what, fields or [], close=True, body=not raw.startswith(b"HEAD "))
         try:
             self._stream.write(answer)
@@ -203,11 +203,8 @@ class ClientConnection:
             self._close()
         else:
             self._linger(t_ns)
-        if tapped:
-            closing = Closing(
-                outcome=Outcome.REJECTED.value, status=status, error=what, request_bytes=len(raw)
-            )
-            relay.tap.close_exchange(seq, relay.now_ns(), closing)
+        closing = Closing(outcome=Outcome.REJECTED.value, status=status, error=what, request_bytes=len(raw))
+        context.tap.close_exchange(seq, context.now_ns(), closing)
 
     # ---------------------------------------------------------------- what the flow asks for
 
@@ -236,7 +233,7 @@ class ClientConnection:
         if abort:
             stream.abort()
             self._forget()
-        elif not keep or (self._relay.draining and not self._buffer):
+        elif not keep or (self._context.draining and not self._buffer):
             if linger:
                 self._linger(now_ns)
             else:
@@ -249,21 +246,21 @@ class ClientConnection:
                 stream.resume()
             if self._buffer:
                 # Not at once: a client that pipelines a thousand requests must not nest a thousand calls.
-                self._relay.loop.call_soon(self._read_ahead)
+                self._context.loop.call_soon(self._read_ahead)
 
     def _read_ahead(self) -> None:
         if self._state is HEAD and self._buffer and self._stream is not None:
             data, self._buffer = self._buffer, b""
             self._read_head(data, self._ahead_ns)  # stamped when it was read, not when its turn came
             if self._flow is not None:
-                self._flow.last_ns = self._relay.now_ns()
+                self._flow.last_ns = self._context.now_ns()
 
     def _keep_ahead(self, data: bytes, t_ns: int) -> None:
         if not self._buffer:
             self._arrival_ns = t_ns
         self._ahead_ns = t_ns
         self._buffer += data
-        if len(self._buffer) > self._relay.options.pipelined_bytes and self._stream is not None:
+        if len(self._buffer) > self._context.options.pipelined_bytes and self._stream is not None:
             self._ahead_paused = True
             self._stream.pause()
 
@@ -271,7 +268,7 @@ class ClientConnection:
 
     def check(self, now_ns: int) -> None:
         """Called now and then: end what waits too long."""
-        options = self._relay.options
+        options = self._context.options
         if self._flow is not None:
             stream = self._stream
             # Back-pressure keeps us from reading the end. (In a tunnel an end is no leaving: it may be half.)
@@ -289,7 +286,9 @@ class ClientConnection:
                 if now_ns - self._arrival_ns > options.head_timeout:
                     what = "the request head did not arrive in time"
                     self._reject(408, "head_timeout", what, self._buffer, now_ns)
-            elif now_ns - self._since_ns > (FRESH_NS if self._relay.draining else options.keepalive_timeout):
+            elif now_ns - self._since_ns > (
+                FRESH_NS if self._context.draining else options.keepalive_timeout
+            ):
                 self._close()
 
     def drain(self) -> None:
@@ -323,4 +322,4 @@ class ClientConnection:
         self._state = GONE
         self._stream = None
         self._buffer = b""
-        self._relay.forget(self)
+        self._on_closed(self)

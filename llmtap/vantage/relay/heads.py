@@ -4,12 +4,14 @@ Only fields that RFC 9110 7.6.1 ends at this hop are left out; only what the opt
 Framing fields are passed because the body is passed with its framing.
 """
 
+import os
 from typing import Final
 
 from llmtap.native import compiled
 from llmtap.protocol.http1 import KEEP_ALIVE, SEEN_MAX, Headers, RequestHead, ResponseHead
+from llmtap.vantage.relay.options import RelayOptions
 
-__all__ = ["own_answer", "request_lines", "response_lines", "target_of"]
+__all__ = ["added_fields", "own_answer", "request_lines", "response_lines", "target_of"]
 
 _PASS, _HOP, _HOST, _TE, _UPGRADE = range(5)
 _KINDS: Final = {
@@ -83,13 +85,23 @@ def _authority_of(target: bytes) -> bytes:
     return whole.rpartition(b"@")[2]
 
 
+def added_fields(head: RequestHead, options: RelayOptions, address: bytes) -> Headers:
+    """Return the fields that the options add to a request of the client at `address`."""
+    extra: Headers = []
+    if options.request_id == "make" and (
+        b"x-request-id" in head.connection  # then the client's own ends at this hop
+        or not any(n.lower() == b"x-request-id" for n, _ in head.headers)
+    ):
+        extra.append((b"X-Request-Id", os.urandom(16).hex().encode()))
+    if options.forwarded_for:
+        extra.append((b"X-Forwarded-For", address))
+    if options.via:
+        extra.append((b"Via", b"1.%d llmtap" % head.version[1]))
+    return extra
+
+
 def request_lines(
-    head: RequestHead,
-    *,
-    prefix: bytes,
-    authority: bytes | None,
-    upgrade: bool,
-    extra: list[tuple[bytes, bytes]],
+    head: RequestHead, *, prefix: bytes, authority: bytes | None, upgrade: bool, extra: Headers
 ) -> bytes:
     """The request head for the upstream. `authority` replaces Host; None keeps the client's, or sends an
     empty one where it has none (RFC 9112 3.2).
@@ -112,12 +124,7 @@ def request_lines(
 
 
 def _request_lines(
-    head: RequestHead,
-    *,
-    prefix: bytes,
-    authority: bytes | None,
-    upgrade: bool,
-    extra: list[tuple[bytes, bytes]],
+    head: RequestHead, *, prefix: bytes, authority: bytes | None, upgrade: bool, extra: Headers
 ) -> bytes:
     """Write any request head; the reference of the compiled writer."""
     target = target_of(head)

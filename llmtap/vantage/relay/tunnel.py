@@ -5,14 +5,11 @@ have been. A side with TLS cannot end by halves. Once its end has come it is soo
 end has been passed to it, nothing more is heard of it.
 """
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from llmtap.channel.frames import FrameKind
 from llmtap.exchange.outcome import Outcome
 from llmtap.net.stream import Stream
-
-if TYPE_CHECKING:
-    from llmtap.vantage.relay.flow import Flow
 
 __all__ = ["Tunnel"]
 
@@ -38,7 +35,7 @@ class _Direction:
         except OSError as exc:
             self._tunnel.not_taken(self, exc)
             return
-        self._tunnel.flow.tunnelled(self._kind, data, t_ns)
+        self._tunnel.passed(self._kind, data, t_ns)
         if not sent:
             self.source.pause()
 
@@ -69,10 +66,22 @@ class _Direction:
 
 
 class Tunnel:
-    """Two streams, each other's sink."""
+    """Two streams, each other's sink.
 
-    def __init__(self, flow: "Flow", client: Stream, upstream: Stream) -> None:
-        self.flow = flow
+    Args:
+        passed: called with kind of frame, data and stamp of what was passed on.
+        over: called when both sides are closed.
+    """
+
+    def __init__(
+        self,
+        client: Stream,
+        upstream: Stream,
+        passed: Callable[[int, bytes, int], None],
+        over: Callable[[Outcome, str | None], None],
+    ) -> None:
+        self.passed = passed
+        self._over = over
         self._client = client
         self._upstream = upstream
         self._outcome = Outcome.COMPLETE
@@ -144,4 +153,4 @@ class Tunnel:
     def _end(self) -> None:
         self._client.close()
         self._upstream.close()
-        self.flow.tunnel_over(self._outcome, self._error)
+        self._over(self._outcome, self._error)

@@ -271,7 +271,7 @@ def test_the_package_reads_captures(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["llmtap", "llmtap.vantage.relay.process", "llmtap.cli.main", "llmtap.cli.report"]
+    "module", ["llmtap", "llmtap.vantage.relay.relay", "llmtap.cli.main", "llmtap.cli.report"]
 )
 def test_arrow_is_imported_by_those_only_who_need_it(module: str) -> None:
     code = f"import sys, {module}; sys.exit('pyarrow' in sys.modules)"

@@ -342,7 +342,7 @@ async def test_an_answer_with_trailers_ends_with_them() -> None:
     async def tell(receive: Receive, send: Send) -> None:
         await send(answer[0])
         await send(answer[1])
-        assert of.emitter._arrivals, "not over yet"
+        assert of.emitter.arrivals, "not over yet"
         await send(answer[2])
 
     async with watched(app_of(tell)) as of:
@@ -633,7 +633,7 @@ def test_our_own_failures_do_not_reach_the_app(broken: str, caplog: pytest.LogCa
             await take_all(receive)
             await send(STREAM[0])
             if broken == "in the middle":
-                (exchange,) = of.emitter._arrivals
+                (exchange,) = of.emitter.arrivals
                 exchange._tap = Broken()  # type: ignore[attr-defined]
             for message in STREAM[1:]:
                 await send(message)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.errors import ConfigError
-from llmtap.vantage.middleware.paths import Paths
+from llmtap.vantage.middleware.emitter import Paths
 
 SEGMENTS = st.lists(st.text("ab*? é/", max_size=3), max_size=4)
 

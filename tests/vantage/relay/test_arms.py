@@ -10,8 +10,6 @@ import pytest
 
 from llmtap.channel.assignment import Assigner, request_unit
 from llmtap.channel.frames import Assigned, Closing, FrameKind
-from llmtap.vantage.relay.flow import Flow
-from llmtap.vantage.relay.flow_http10 import FlowToHttp10
 from tests.support.experiments import an_experiment
 from tests.support.peer import chunked, scene, wait_until
 from tests.support.proxy import Tapped, ms, stage, tapped
@@ -41,8 +39,8 @@ async def posted(up: Upstream, tap: Tapped, raw: bytes, path: str) -> tuple[byte
 
 def room_of(tap: Tapped) -> int:
     """Return what is left of the room for held bodies, in bytes."""
-    assert tap.relay.split is not None
-    return tap.relay.split.room.left
+    assert tap.relay.context.router is not None
+    return tap.relay.context.router.room.left
 
 
 def plain(up: Upstream, raw: bytes) -> bytes:
@@ -54,11 +52,8 @@ def plain(up: Upstream, raw: bytes) -> bytes:
 
 
 @scene
-async def test_without_an_experiment_and_while_it_is_off_plain_flows_are_made() -> None:
-    async with stage() as (_, tap):
-        assert (tap.relay.flow_kind, tap.relay.flow_kind_10) == (Flow, FlowToHttp10)
+async def test_while_it_is_off_nothing_is_changed_or_noted() -> None:
     async with stage(experiment=an_experiment(CONTROL, MARKED, enabled=False)) as (up, tap):
-        assert (tap.relay.flow_kind, tap.relay.flow_kind_10) == (Flow, FlowToHttp10)
         path = up.on(answers())
         raw = request("POST", path, body=b'{"a":1}')
         head, body = await posted(up, tap, raw, path)
@@ -314,7 +309,7 @@ async def test_an_upstream_arm_goes_elsewhere_on_connections_of_its_own() -> Non
             assert {c.target for c in other.calls} == {b"/v2" + there.encode()}
             assert (up.connections, other.connections) == (1, 1)
             assert 15 < len(other.calls) < 45
-            status = tap.relay.status()
+            status = tap.relay.reporter.status()
             assert (status.upstream_connects, status.upstream_reuses, status.upstream_idle) == (2, 58, 2)
 
 

@@ -8,13 +8,18 @@ import msgspec
 from llmtap import native
 from llmtap.channel.experiment import switch_word
 from llmtap.clock import SystemClock
-from llmtap.vantage.relay.flow import Flow
 from tests.support.experiments import an_experiment
 from tests.support.peer import scene, wait_until
-from tests.support.proxy import stage
+from tests.support.proxy import Tapped, stage
 from tests.support.upstream import answers
 
 BODY_ARM = {"name": "set", "body": {"guard": ["pii"], "temperature": 0}}
+
+
+def is_on(tap: Tapped) -> bool:
+    """Requests are assigned to arms."""
+    assert tap.relay.context.router is not None
+    return tap.relay.context.router.on
 
 
 def chat(text: str) -> bytes:
@@ -54,7 +59,7 @@ async def test_a_word_about_another_experiment_changes_nothing() -> None:
     async with stage(experiment=experiment) as (_, tap):
         tap.meter.say(switch_word(experiment.id ^ 1, True))
         await tap.relay.briefed()
-        assert (tap.relay.flow_kind, tap.relay._switch) == (Flow, 0)
+        assert (is_on(tap), tap.relay.reporter.switch) == (False, 0)
 
 
 @scene
@@ -63,14 +68,14 @@ async def test_a_returning_meter_is_told_the_last_word() -> None:
     async with stage(experiment=experiment) as (_, tap):
         word = switch_word(experiment.id, False)
         tap.meter.say(word)
-        await wait_until(lambda: tap.relay.flow_kind is Flow)
+        await wait_until(lambda: not is_on(tap))
         tap.meter.stop()
         await wait_until(lambda: not tap.relay.tap.connected)
         await tap.meter.start()
         await wait_until(lambda: len(tap.meter.hellos) == 2)
         assert [hello.switch for hello in tap.meter.hellos] == [0, word]
         assert {hello.implementation for hello in tap.meter.hellos} == {native.NAME}
-        assert tap.relay.flow_kind is Flow, "a meter's death switches nothing"
+        assert not is_on(tap), "a meter's death switches nothing"
 
 
 @scene
@@ -82,10 +87,10 @@ async def test_it_switches_itself_off_at_its_end() -> None:
             assert (await (await tap.client()).post(up.on(answers()), b"{}")).status == 200
             told = (await tap.meter.closed(1)).closing
             assert (told.arm is not None) is takes_part
-            assert (tap.relay.flow_kind is Flow) is not takes_part
+            assert is_on(tap) is takes_part
             tap.meter.say(switch_word(experiment.id, True))
-            await wait_until(lambda t=tap: t.relay._switch)
-            assert (tap.relay.flow_kind is Flow) is not takes_part, "what is over does not begin again"
+            await wait_until(lambda t=tap: t.relay.reporter.switch)
+            assert is_on(tap) is takes_part, "what is over does not begin again"
 
 
 @scene
@@ -100,7 +105,7 @@ async def test_its_end_comes_while_it_runs() -> None:
             while not seen or seen[-1] is not None:
                 assert (await client.post(path, b"{}")).status == 200
                 seen.append((await tap.meter.closed(len(seen) + 1)).closing.arm)
-            assert tap.relay.flow_kind is Flow
+            assert not is_on(tap)
         if len(seen) > 1:
             return
     raise AssertionError("it never took part")
@@ -115,7 +120,7 @@ async def test_a_fresh_relay_waits_for_a_word_but_not_for_long() -> None:
         assert not waiting.done()
         tap.meter.say(switch_word(experiment.id, False))
         await waiting
-        assert tap.relay.flow_kind is Flow
+        assert not is_on(tap)
     async with stage(experiment=experiment, with_meter=False) as (up, tap):
         await tap.relay.briefed()
         assert (await (await tap.client()).post(up.on(answers()), b"{}")).status == 200

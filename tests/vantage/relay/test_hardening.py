@@ -257,4 +257,4 @@ async def test_an_answer_too_many_is_never_the_next_clients(together: bool) -> N
             assert answer.data == b"right"
             # As soon as can be: the wrong answer may have come just now.
             assert (await other.get(after)).data == b"after"
-        await wait_until(lambda: tap.relay.status().upstream_unsolicited == 30)
+        await wait_until(lambda: tap.relay.reporter.status().upstream_unsolicited == 30)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.protocol.http1 import parse_request_head
-from llmtap.vantage.relay.rewrite import body_with, headers_with_length, set_fields
+from llmtap.vantage.relay.experiment_router import body_with, headers_with_length, set_fields
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

@@ -389,7 +389,7 @@ async def test_the_status_counts_what_happened() -> None:
             await client.get(path)
         await (await tap.client()).ask(b"nonsense\r\n\r\n")
         await wait_until(lambda: tap.relay.tap.ledger.measured == 5)
-        status = tap.relay.status()
+        status = tap.relay.reporter.status()
         assert (status.opened, status.measured, status.unsettled, status.dropped) == (5, 5, 0, {})
         assert (status.accepted, status.streams, status.upstream_idle) == (2, 0, 1)
         assert (status.upstream_connects, status.upstream_reuses) == (1, 3)

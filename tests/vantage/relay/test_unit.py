@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from llmtap.vantage.relay.unit import named_unit, opening_unit
+from llmtap.vantage.relay.experiment_router import named_unit, opening_unit
 
 USER, ANSWER = {"role": "user", "content": "hello"}, {"role": "assistant", "content": "yes?"}
 SYSTEM = {"role": "system", "content": "be kind"}
