@@ -1,8 +1,8 @@
 """A client's connection: request after request, answered in order.
 
-Reads heads strictly, hands bodies to the exchange that is under way, and keeps what a client sends ahead
-of its answer (pipelining) up to a bound. While an answer runs the connection stays readable: that is how
-a client's leaving is noticed at once.
+Reads heads strictly, gives bodies to the exchange that is running, and keeps what a client sends ahead of its
+answer (pipelining) up to a bound. The connection stays readable during an answer, so that a client's leaving
+is noticed at once.
 """
 
 from collections.abc import Callable
@@ -21,12 +21,12 @@ from llmtap.vantage.relay.heads import own_answer, target_of
 __all__ = ["ClientConnection"]
 
 LINGER_NS: Final = 2_000_000_000
-"""How long a client may take to read a last answer that came before it had finished sending."""
+"""Time for a client to read a last answer that came before it had finished sending."""
 FRESH_NS: Final = 500_000_000
-"""How long a connection without a request yet is waited for while the relay drains."""
+"""Time for the first request of a new connection while the relay drains."""
 LINGER_BYTES: Final = 16 << 20
 REJECTED_HEAD_BYTES: Final = 4_096
-"""How much of a head that was refused the meter is shown."""
+"""Maximum bytes of a refused head that are reported."""
 
 
 class ConnectionState(IntEnum):
@@ -37,17 +37,17 @@ class ConnectionState(IntEnum):
     AHEAD = 2
     """Of a later request: the current one is complete and its answer under way."""
     LINGER = 3
-    """Nothing we want; read so that closing does not reset the answer on its way."""
+    """Ignored; read so that closing does not reset the answer on its way."""
     TUNNEL = 4
     GONE = 5
-    """Nothing: the connection is closed. A sweep that began before may still ask."""
+    """None: the connection is closed."""
 
 
 HEAD, BODY, AHEAD, LINGER, TUNNEL, GONE = ConnectionState
 
 
 class ClientConnection:
-    """One client's socket and where its conversation stands; the client stream's handler."""
+    """One client's socket and the state of its conversation; the client stream's handler."""
 
     __slots__ = (
         "_ahead_ns", "_ahead_paused", "_arrival_ns", "_buffer", "_context", "_flow", "_lingered",
@@ -170,7 +170,7 @@ class ClientConnection:
                 self._context.loop.call_soon(self._read_ahead)  # nobody else will look at the rest
 
     def _may_forward(self, head: RequestHead, raw: bytes, t_ns: int) -> bool:
-        """RFC 9110 7.6.2: Max-Forwards counts down on OPTIONS and TRACE; at 0 the answer is ours."""
+        """Count Max-Forwards down on OPTIONS and TRACE (RFC 9110 7.6.2); answer at 0."""
         value = header_value(head.headers, b"max-forwards")
         if value is None or not value.isdigit() or len(value) > 9:
             return True
@@ -189,7 +189,7 @@ class ClientConnection:
     def _reject(
         self, status: int, code: str, what: str, raw: bytes, t_ns: int, fields: Headers | None = None
     ) -> None:
-        """Answer a request that goes no further, and close: what follows it cannot be trusted."""
+        """Answer a request that is not forwarded, and close: what follows it cannot be trusted."""
         assert self._stream is not None
         context = self._context
         self._buffer = b""
@@ -213,7 +213,7 @@ class ClientConnection:
         self._state = AHEAD
 
     def hand_over(self) -> bytes:
-        """The connection is a tunnel now; returns what the client sent ahead."""
+        """Become a tunnel; return what the client sent ahead."""
         self._state = TUNNEL
         early, self._buffer = self._buffer, b""
         if self._ahead_paused:
@@ -223,7 +223,7 @@ class ClientConnection:
         return early
 
     def flow_over(self, now_ns: int, *, keep: bool, linger: bool, abort: bool) -> None:
-        """The exchange is done: read the next request, or close."""
+        """The exchange is over: read the next request, or close."""
         self._flow = None
         self._served = True
         stream = self._stream
@@ -251,7 +251,7 @@ class ClientConnection:
     def _read_ahead(self) -> None:
         if self._state is HEAD and self._buffer and self._stream is not None:
             data, self._buffer = self._buffer, b""
-            self._read_head(data, self._ahead_ns)  # stamped when it was read, not when its turn came
+            self._read_head(data, self._ahead_ns)
             if self._flow is not None:
                 self._flow.last_ns = self._context.now_ns()
 
@@ -267,7 +267,7 @@ class ClientConnection:
     # ---------------------------------------------------------------- ends
 
     def check(self, now_ns: int) -> None:
-        """Called now and then: end what waits too long."""
+        """End what waits too long; to be called now and then."""
         options = self._context.options
         if self._flow is not None:
             stream = self._stream
@@ -292,9 +292,9 @@ class ClientConnection:
                 self._close()
 
     def drain(self) -> None:
-        """No more requests: close now if none is under way. One that has just come may have its first."""
+        """Close now if no request is running; a new connection may send its first."""
         idle = self._flow is None and self._state is HEAD and not self._buffer
-        # A request that lies in the socket already was sent in good faith: the reader will find it.
+        # A request that is in the socket already is answered.
         if idle and self._served and self._stream is not None and self._stream.is_alive():
             self._close()
 

@@ -454,19 +454,6 @@ async def test_no_file_descriptor_left_is_a_503_at_once_and_the_taps_own(
         assert (await (await tap.client()).get(path)).data == b"ok", "there is room again"
 
 
-@scene
-async def test_no_file_descriptor_left_for_a_part_of_a_request_is_a_503_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with stage(upstream_keepalive=ms(0)) as (up, tap):
-        path = up.on(answers(b"ok"))
-        assert (await (await tap.client()).get(path)).data == b"ok"
-        sockets_fail(monkeypatch, errno.ENFILE)
-        head = request("POST", path, "Content-Length: 100000")
-        assert await refused(tap, head + b"x" * 10, 503) == "tap_overloaded"
-        assert len(up.calls) == 1
-
-
 @contextmanager
 def no_descriptor_left() -> Iterator[None]:
     """For this process no file, and no socket, can be opened."""

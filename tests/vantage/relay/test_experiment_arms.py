@@ -167,26 +167,6 @@ async def test_a_body_arm_sets_fields_and_keeps_the_bytes_of_all_others(
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [
-        ["Connection: X-Arm"],
-        ["Connection: keep-alive,  x-ARM ,X-Other", "X-Other: 1"],
-        ["Connection: X-Repeat", "Connection: X-Arm", "X-Arm: mine"],
-        ["X-Arm: mine", "Connection: close, X-Arm"],
-    ],
-)
-@pytest.mark.parametrize("unit", ["request", "conversation"])
-@scene
-async def test_a_client_cannot_name_an_arms_field_away(fields: list[str], unit: str) -> None:
-    async with stage(experiment=an_experiment(CONTROL, MARKED, unit=unit)) as (up, tap):
-        path = up.on(answers())
-        head, _ = await posted(up, tap, request("POST", path, *fields, body=b'{"a":1}'), path)
-        found = [line for line in head.split(b"\r\n") if line.lower().startswith((b"x-arm", b"x-repeat"))]
-        assert found == [b"X-Arm: b", b"X-Repeat: one"]
-        assert b"X-Other" not in head
-
-
-@pytest.mark.parametrize(
     ("reason", "fields", "body"),
     [
         ("not_json", [], b"hello"), ("not_json", [], b"[1]"), ("not_json", [], b'{"a":}'),
