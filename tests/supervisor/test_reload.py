@@ -233,7 +233,7 @@ def test_a_relay_that_dies_during_a_reload_that_fails_comes_back_as_it_was(tmp_p
 def test_a_meter_that_crashes_after_a_reload_while_it_was_away_has_crashed(tmp_path: Path) -> None:
     file, log = tmp_path / "llmtap.toml", tmp_path / "log"
     program = OwnProgram(tmp_path / "program")
-    program.change("supervisor/supervisor.py", "0.0, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0", "3.0, 3.0")
+    program.change("supervisor/child.py", "0.0, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0", "3.0, 3.0")
 
     async def scenario() -> None:
         async with upstream() as up:
@@ -261,7 +261,7 @@ def test_a_meter_that_crashes_after_a_reload_while_it_was_away_has_crashed(tmp_p
 def test_a_keeper_that_fails_ends_the_proxy_after_its_streams(tmp_path: Path) -> None:
     log = tmp_path / "log"
     program = OwnProgram(tmp_path / "program")
-    program.change("supervisor/supervisor.py", "    delay_s = BACKOFF_S[", "    delay_s = BACKOFS[")
+    program.change("supervisor/child.py", "    return BACKOFF_S[", "    return BACKOFS[")
 
     async def scenario() -> None:
         async with upstream() as up, proxy(up, log=log, program=program.folder) as tap:

@@ -233,7 +233,7 @@ class ClientConnection:
         if abort:
             stream.abort()
             self._forget()
-        elif not keep or (self._context.draining and not self._buffer):
+        elif not keep or (self._context.reporter.draining and not self._buffer):
             if linger:
                 self._linger(now_ns)
             else:
@@ -287,7 +287,7 @@ class ClientConnection:
                     what = "the request head did not arrive in time"
                     self._reject(408, "head_timeout", what, self._buffer, now_ns)
             elif now_ns - self._since_ns > (
-                FRESH_NS if self._context.draining else options.keepalive_timeout
+                FRESH_NS if self._context.reporter.draining else options.keepalive_timeout
             ):
                 self._close()
 

@@ -28,14 +28,11 @@ class RelayContext:
         self.tap = reporter.tap
         self.now_ns = reporter.now_ns
         self.route = route
+        self.adds_fields = options.request_id == "make" or options.forwarded_for or options.via
         self.router: ExperimentRouter | None = None
         """None where no experiment is configured."""
         self.refused: dict[str, int] = {}
         self._warned_ns: dict[str, int] = {}
-
-    @property
-    def draining(self) -> bool:
-        return self.reporter.draining
 
     @property
     def streams(self) -> int:

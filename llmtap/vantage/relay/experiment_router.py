@@ -64,10 +64,11 @@ class Assignment:
         note: data of the frame that reports the arm, once there is one.
     """
 
-    __slots__ = ("_held", "_plan", "_router", "_unit", "excluded", "holds", "note")
+    __slots__ = ("_held", "_plan", "_router", "_unit", "excluded", "head", "holds", "note")
 
-    def __init__(self, router: "ExperimentRouter") -> None:
+    def __init__(self, router: "ExperimentRouter", head: RequestHead) -> None:
         self._router = router
+        self.head = head
         self._plan: _Plan | None = None
         self._unit = ""
         self._held = 0
@@ -85,9 +86,9 @@ class Assignment:
     def refused_trailers(self) -> frozenset[bytes]:
         return self._router.refused_trailers
 
-    def by_head(self, head: RequestHead, seq: int) -> None:
+    def by_head(self, seq: int) -> None:
         """Assign request `seq` and change its head, if the head is enough; otherwise hold the body."""
-        router = self._router
+        router, head = self._router, self.head
         unit = router.unit_of_head(head)
         hindrance = _hindrance(head, router.experiment.body_bytes)
         if unit is None and router.experiment.unit == "conversation" and hindrance is None:
@@ -100,9 +101,9 @@ class Assignment:
         if plan.headers and not self.holds:
             set_fields(head, plan.headers)
 
-    def settle(self, head: RequestHead, held: bytes, seq: int, *, complete: bool) -> bytes | None:
+    def settle(self, held: bytes, seq: int, *, complete: bool) -> bytes | None:
         """Return the body to send for the held one, with `head` changed; None: read more of it first."""
-        router = self._router
+        router, head = self._router, self.head
         body, hindrance = b"", None
         if complete:
             body, hindrance = _whole_body(head, held)
@@ -202,8 +203,8 @@ class ExperimentRouter:
             return None
         if not self.switch(True):  # its end has come
             return None
-        assignment = Assignment(self)
-        assignment.by_head(head, seq)
+        assignment = Assignment(self, head)
+        assignment.by_head(seq)
         return assignment
 
     def unit_of_head(self, head: RequestHead) -> bytes | None:

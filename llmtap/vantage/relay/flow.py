@@ -35,6 +35,7 @@ QUIET_NS: Final = 200_000_000
 """After this long without a byte, a stream is asked whether the loop has stopped watching it."""
 # By name: an enum's member would be looked up in its class, and its value in the member, for every token.
 RESPONSE_DATA: Final = int(FrameKind.RESPONSE_DATA)
+ANSWER: Final = int(FrameKind.ANSWER)
 COMPLETE: Final = Outcome.COMPLETE
 
 mono_ns = SystemClock.mono_ns
@@ -67,7 +68,7 @@ class Flow(FlowState):
     __slots__ = (
         "_acked_bytes", "_answered", "_client", "_context", "_dechunker", "_error", "_head_part",
         "_keep_client", "_keep_upstream", "_method", "_outcome", "_paused_since_ns", "_scanner", "_stream",
-        "_tap", "_tunnel", "_upgrade", "arrival_ns", "finishing", "over", "paused_ns", "status", "upload",
+        "_tap", "_tunnel", "arrival_ns", "finishing", "over", "paused_ns", "status", "upload",
     )  # fmt: skip
 
     def __init__(self, context: RelayContext, client: ExchangeClient, stream: Stream) -> None:
@@ -81,7 +82,6 @@ class Flow(FlowState):
         self._dechunker: ChunkedScanner | None = None  # a client of HTTP/1.0 is sent no chunks
         self._head_part = b""
         self._method = b""
-        self._upgrade = False
         self._tunnel: Tunnel | None = None
         self._answered = False  # the client has got a byte of a final answer
         self.finishing = False  # the answer is complete, the client's socket has yet to take it
@@ -100,14 +100,10 @@ class Flow(FlowState):
         """Forward the request whose head ends at `head_end` of `data`; return the bytes behind its end."""
         self._method = head.method
         self._keep_client = head.keep_alive
-        if head.upgrade is not None:
-            # RFC 9110 7.8: HTTP/1.0 has no upgrades.
-            wanted = self._context.options.websocket and head.version == (1, 1)
-            self._upgrade = wanted and head.upgrade.lower() == b"websocket"
         self.arrival_ns = arrival_ns
         self.last_ns = t_ns
         self._context.reporter.began(self, arrival_ns)
-        return self.upload.start(head, data, head_end, arrival_ns, t_ns, upgrade=self._upgrade)
+        return self.upload.start(head, data, head_end, arrival_ns, t_ns)
 
     # ---------------------------------------------------------------- the answer: the upstream's handler
 
@@ -179,7 +175,7 @@ class Flow(FlowState):
                 found = next_response_head(
                     data, self._method, bytes_max=options.head_bytes, fields_max=options.head_fields
                 )
-                if found is not None and found[0].status == 101 and not self._upgrade:
+                if found is not None and found[0].status == 101 and not self.upload.upgrade:
                     raise PeerProtocolError("the upstream switched protocols unasked", 502)
             except PeerProtocolError as exc:
                 self._upstream_broke(exc)
@@ -230,7 +226,7 @@ class Flow(FlowState):
                 data = data[:end]
             if not self.upload.end_ns:
                 self._keep_client = False  # answered before it had asked: the rest is not awaited
-        if self._context.draining:
+        if self._context.reporter.draining:
             self._keep_client = False
         lines = response_lines(head, keep_alive=self._keep_client, client_11=is_11, dechunk=not is_11)
         body = data[head_end:]
@@ -243,7 +239,7 @@ class Flow(FlowState):
         self.response_bytes += len(data)
         tap, added_ns = self._tap, mono_ns() - t_ns
         if end >= 0:
-            tap.offer(FrameKind.ANSWER, self.seq, t_ns, added_ns, data)
+            tap.offer(ANSWER, self.seq, t_ns, added_ns, data)
             self._answer_complete()
             return
         self.tapped = tap.offer(FrameKind.RESPONSE_HEAD, self.seq, t_ns, added_ns, data[:head_end])
@@ -390,7 +386,7 @@ class Flow(FlowState):
             return
         self._answered = True
         self.status = status
-        if not self.upload.end_ns or self._context.draining or outcome is Outcome.REJECTED:
+        if not self.upload.end_ns or self._context.reporter.draining or outcome is Outcome.REJECTED:
             self._keep_client = False
         answer = own_answer(
             status, code, what, fields or [], close=not self._keep_client, body=self._method != b"HEAD"

@@ -22,7 +22,7 @@ from llmtap.vantage.relay.heads import added_fields, request_lines
 __all__ = ["ExchangeClient", "Upload", "UploadOwner"]
 
 # By name: an enum's member would be looked up in its class, and its value in the member, for every read.
-REQUEST_DATA: Final = int(FrameKind.REQUEST_DATA)
+OPEN, SENT, REQUEST_DATA = map(int, (FrameKind.OPEN, FrameKind.SENT, FrameKind.REQUEST_DATA))
 IDEMPOTENT: Final = frozenset({b"GET", b"HEAD", b"OPTIONS", b"PUT", b"DELETE", b"TRACE"})
 
 mono_ns = SystemClock.mono_ns
@@ -69,13 +69,14 @@ class Upload:
         broken: the upstream's socket takes no more of the request.
         end_ns: the read that held the request's last byte; 0 before.
         bytes: read from the client for this request.
+        upgrade: the request asks for a WebSocket, and may.
         connect_ns: duration of connecting; None with a kept-alive connection.
     """
 
     __slots__ = (
-        "_assignment", "_attempt", "_client", "_context", "_flow", "_head", "_held", "_route", "_scanner",
-        "_sent", "_stream", "_upgrade", "again", "broken", "bytes", "connect_ns", "end_ns", "retries",
-        "reused", "upstream",
+        "_assignment", "_attempt", "_client", "_context", "_flow", "_held", "_route", "_scanner",
+        "_sent", "_stream", "again", "broken", "bytes", "connect_ns", "end_ns", "retries",
+        "reused", "upgrade", "upstream",
     )  # fmt: skip
 
     def __init__(
@@ -87,12 +88,11 @@ class Upload:
         self._stream = stream  # the client's
         self._route = context.route
         self._assignment: Assignment | None = None
-        self._head: RequestHead | None = None  # until it is sent
         self._scanner: BodyScanner | None = None
         self._attempt: Attempt | None = None
         self._held = b""  # request bytes that wait for a connection, or for their assignment
         self._sent = False  # the upstream may have seen something of the request
-        self._upgrade = False
+        self.upgrade = False
         self.upstream: Stream | None = None
         self.reused = False
         self.again = b""
@@ -104,13 +104,13 @@ class Upload:
 
     # ---------------------------------------------------------------- from the client
 
-    def start(
-        self, head: RequestHead, data: bytes, head_end: int, arrival_ns: int, t_ns: int, *, upgrade: bool
-    ) -> bytes:
+    def start(self, head: RequestHead, data: bytes, head_end: int, arrival_ns: int, t_ns: int) -> bytes:
         """Forward the request whose head ends at `head_end` of `data`; return the bytes behind its end."""
         context, flow = self._context, self._flow
-        self._head = head
-        self._upgrade = upgrade
+        if head.upgrade is not None:
+            # RFC 9110 7.8: HTTP/1.0 has no upgrades.
+            wanted = context.options.websocket and head.version == (1, 1)
+            self.upgrade = wanted and head.upgrade.lower() == b"websocket"
         assignment = None
         if context.router is not None:
             self._assignment = assignment = context.router.assign(head, context.tap.ledger.opened + 1)
@@ -150,12 +150,12 @@ class Upload:
         upstream = self._take_connection()
         if upstream is not None and head.method in IDEMPOTENT:
             self.again = request
-        kind, extra_ns, tried = FrameKind.OPEN, t_ns, False
+        kind, extra_ns, tried = OPEN, t_ns, False
         if upstream is not None and arrival_ns == t_ns:
             tried = True
             try:
                 if upstream.write(request):  # otherwise `drained` follows when the rest was taken
-                    kind, extra_ns = FrameKind.SENT, mono_ns()
+                    kind, extra_ns = SENT, mono_ns()
                 self._sent = True
             except OSError:
                 pass
@@ -211,26 +211,25 @@ class Upload:
 
     def _settle(self) -> None:
         """Forward the held request, once enough of it is here, or no room is left."""
-        flow, head, assignment = self._flow, self._head, self._assignment
-        assert head is not None and assignment is not None
+        flow, assignment = self._flow, self._assignment
+        assert assignment is not None
         reported = assignment.note
-        body = assignment.settle(head, self._held, flow.seq, complete=self.end_ns > 0)
+        body = assignment.settle(self._held, flow.seq, complete=self.end_ns > 0)
         if body is None:
             return
         self._held = b""
         self._route = assignment.route
         if assignment.note is not reported:
             self._context.tap.offer(FrameKind.ARM, flow.seq, flow.last_ns, 0, assignment.note or b"")
-        self._forward(head, body)
+        self._forward(assignment.head, body)
 
     # ---------------------------------------------------------------- to the upstream
 
     def _lines(self, head: RequestHead) -> bytes:
-        route = self._route
-        extra = added_fields(head, self._context.options, self._client.address)
-        self._head = None
+        route, context = self._route, self._context
+        extra = added_fields(head, context.options, self._client.address) if context.adds_fields else []
         return request_lines(
-            head, prefix=route.origin.prefix, authority=route.authority, upgrade=self._upgrade, extra=extra
+            head, prefix=route.origin.prefix, authority=route.authority, upgrade=self.upgrade, extra=extra
         )
 
     def _take_connection(self) -> Stream | None:
