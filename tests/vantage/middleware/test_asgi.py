@@ -4,6 +4,7 @@ Invariant: what passes between app and server is what would pass without it, to 
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -451,6 +452,21 @@ async def test_a_meter_that_dies_costs_what_ran_and_is_found_again() -> None:
         assert of.ledger.opened == 5
         assert of.meter.hellos[1].guest, "a meter does not wait for it at its end"
         assert of.meter.hellos[1].implementation == native.NAME
+
+
+@scene
+async def test_a_loop_that_stalls_is_in_the_uncertainty() -> None:
+    async def tell(receive: Receive, send: Send) -> None:
+        await send(STREAM[0])
+        await asyncio.sleep(0.03)
+        time.sleep(0.1)  # noqa: ASYNC251  as a careless handler does
+        await asyncio.sleep(0.03)
+        for message in STREAM[1:]:
+            await send(message)
+
+    async with watched(app_of(tell)) as of:
+        await of.call(asked(b""))
+        assert (await of.seen()).closing.lag_ns >= 50_000_000
 
 
 @scene
