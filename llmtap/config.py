@@ -121,9 +121,10 @@ def load_settings(file: Path | None, environ: Mapping[str, str], flags: Mapping[
             put(key, value, "command line")
     slos = {name: _convert(f"{SLO}.{name}", SloOptions, content, places) for name, content in classes.items()}
     check_slos(slos)
-    return Settings(
-        **{name: _convert(name, kind, tables[name], places) for name, kind in _TABLES.items()}, slo=slos
-    )
+    made: dict[str, Any] = {
+        name: _convert(name, kind, tables[name], places) for name, kind in _TABLES.items()
+    }
+    return Settings(**made, slo=slos)
 
 
 def _put_classes(content: dict[str, Any], put: Callable[[str, Any, str], None], place: str) -> None:
