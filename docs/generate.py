@@ -20,7 +20,7 @@ from llmtap.bench.run.registry import TESTS, test_named
 from llmtap.cli.main import app, load_commands
 from llmtap.config import Settings
 from llmtap.meter.admin.openapi import document
-from llmtap.meter.options import SloOptions
+from llmtap.metrics.slo import SloOptions
 from llmtap.settings import explained
 from llmtap.sim.model_options import explain
 from llmtap.sim.server.options import keys

@@ -20,7 +20,8 @@ from llmtap.channel.experiment import ExperimentOptions
 from llmtap.errors import ConfigError
 from llmtap.export.options import STANDARD_ENV, OtlpOptions
 from llmtap.log import LogSetup
-from llmtap.meter.options import CostOptions, MeterOptions, SloOptions, TenantOptions, check_slos
+from llmtap.meter.options import CostOptions, MeterOptions, TenantOptions
+from llmtap.metrics.slo import SloOptions, check_slos
 from llmtap.units import read_special
 from llmtap.user_files import decode_json, read_toml
 from llmtap.vantage.relay.options import RelayOptions

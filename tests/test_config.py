@@ -11,7 +11,8 @@ from llmtap.cli.main import app
 from llmtap.config import Settings, fingerprint, keys, load_settings
 from llmtap.errors import ConfigError
 from llmtap.log import LogSetup
-from llmtap.meter.options import MeterOptions, SloOptions, TenantRule
+from llmtap.meter.options import MeterOptions, TenantRule
+from llmtap.metrics.slo import SloOptions
 from llmtap.supervisor.supervisor import check_settings
 from llmtap.vantage.relay.options import RelayOptions
 

@@ -23,8 +23,9 @@ from llmtap.channel.frames import LAG_EDGES_NS, Hello, RelayStatus
 from llmtap.clock import ManualClock
 from llmtap.exchange.exchange import OUTPUT, EventLog, Exchange, Timeline, Tokens
 from llmtap.exchange.outcome import EventClass, TokenSource
-from llmtap.meter.options import WINDOWS, MeterOptions, SloOptions, TenantOptions
+from llmtap.meter.options import WINDOWS, MeterOptions, TenantOptions
 from llmtap.meter.pipeline.tally import Tally
+from llmtap.metrics.slo import SloOptions
 
 MS = 1_000_000
 S = 1_000_000_000

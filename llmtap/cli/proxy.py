@@ -82,9 +82,9 @@ def proxy(
     settings = load()
     import asyncio
 
+    from llmtap.export.rules.prometheus import missing_alarms
     from llmtap.log import set_up
-    from llmtap.meter.slo import SloClass
-    from llmtap.slo.rules import missing, promises
+    from llmtap.metrics.slo import SloClass
     from llmtap.supervisor.checks import check_settings
     from llmtap.supervisor.handover import take_handover
     from llmtap.supervisor.supervisor import Supervisor
@@ -94,8 +94,8 @@ def proxy(
         asking = take_handover(os.environ, os.getppid())
         check_settings(settings, None if asking is None else asking.pid)
         print(f"ok (config {fingerprint(settings)})")
-        for promise in promises(SloClass.of(name, options) for name, options in settings.slo.items()):
-            for told in missing(promise):
+        for name, options in settings.slo.items():
+            for told in missing_alarms(SloClass.of(name, options).with_tickets()):
                 print(f"warning: {told}")
         if settings.capture.to is not None:
             to, spool = capture_places(settings.capture)

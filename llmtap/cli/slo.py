@@ -1,8 +1,7 @@
-"""`llmtap slo`: the objectives of the configuration, for other people's alerting."""
+"""`llmtap slo`: Prometheus rules for the objectives of the configuration."""
 
 import os
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -13,8 +12,8 @@ from llmtap.errors import ConfigError
 
 __all__ = ["generate"]
 
-slo = typer.Typer(no_args_is_help=True, help="Objectives: rules and specifications for alerting.")
-app.add_typer(slo, name="slo")
+slo_app = typer.Typer(no_args_is_help=True, help="Objectives: rules for alerting.")
+app.add_typer(slo_app, name="slo")
 
 EPILOG = """Examples:
 
@@ -22,29 +21,18 @@ EPILOG = """Examples:
 
   llmtap slo generate --config config/slo.toml --job serving/llmtap --runbooks https://wiki.example/llmtap
 
-  llmtap slo generate --config config/slo.toml --format sloth --out slo.yaml; sloth generate -i slo.yaml
-
 Alarms that can never ring at a class's target are left out, and told on stderr."""
 
 
-class RuleFormat(StrEnum):
-    """What is written."""
-
-    PROMETHEUS = "prometheus"
-    SLOTH = "sloth"
-    OPENSLO = "openslo"
-
-
-@slo.command(epilog=EPILOG)
+@slo_app.command(epilog=EPILOG)
 def generate(
     config: Annotated[
         Path | None,
         typer.Option(help="TOML file with [slo.NAME] tables, as the proxy reads it.", envvar="LLMTAP_CONFIG"),
     ] = None,
     written: Annotated[
-        RuleFormat,
-        typer.Option("--format", help="Rules for Prometheus, or a specification for another tool."),
-    ] = RuleFormat.PROMETHEUS,
+        str, typer.Option("--format", metavar="NAME", help="Format of the rules: prometheus.", hidden=True)
+    ] = "prometheus",
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write there; default: standard output.")
     ] = None,
@@ -62,26 +50,25 @@ def generate(
 ) -> None:
     """Write recording rules and alerts for the objectives that the proxy judges by."""
     from llmtap.config import load_settings
-    from llmtap.meter.slo import SloClass
-    from llmtap.slo import openslo, prometheus, sloth
-    from llmtap.slo.rules import missing, promises
+    from llmtap.export.rules.prometheus import check_job, missing_alarms, render
+    from llmtap.metrics.slo import SloClass
 
-    prometheus.check_job(job)
+    if written != "prometheus":
+        raise ConfigError(
+            "--format", f"{written!r} cannot be written",
+            "rules for Prometheus only; the formats sloth and openslo were removed",
+        )  # fmt: skip
+    check_job(job)
     settings = load_settings(config, os.environ, {})
     if not settings.slo:
         if config is None:
             raise ConfigError("--config", "is missing: no file tells objectives", "config/slo.toml shows how")
         raise ConfigError(str(config), "has no objectives ([slo.NAME])", "config/slo.toml shows how")
-    asked = promises(SloClass.of(name, options) for name, options in settings.slo.items())
-    render = {
-        RuleFormat.PROMETHEUS: prometheus.render,
-        RuleFormat.SLOTH: sloth.render,
-        RuleFormat.OPENSLO: openslo.render,
-    }[written]
-    text = render(asked, job, runbooks)
-    for promise in asked:
-        for told in missing(promise):
+    classes = [SloClass.of(name, options).with_tickets() for name, options in settings.slo.items()]
+    for slo in classes:
+        for told in missing_alarms(slo):
             print(f"llmtap: warning: {told}", file=sys.stderr)
+    text = render(classes, job, runbooks)
     if out is None:
         sys.stdout.write(text)
         return

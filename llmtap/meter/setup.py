@@ -8,7 +8,8 @@ from llmtap.capture.options import CaptureOptions
 from llmtap.channel.experiment import Experiment
 from llmtap.export.options import OtlpOptions
 from llmtap.log import LogSetup
-from llmtap.meter.options import CostOptions, MeterOptions, SloOptions, TenantOptions
+from llmtap.meter.options import CostOptions, MeterOptions, TenantOptions
+from llmtap.metrics.slo import SloOptions
 
 __all__ = ["FROM_NOW_ON", "Changeable", "MeterSetup"]
 

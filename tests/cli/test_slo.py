@@ -32,20 +32,6 @@ def test_rules_go_to_stdout_and_nothing_else_is_said(
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "first"),
-    [("prometheus", "groups"), ("sloth", "version"), ("openslo", "apiVersion")],
-)
-def test_each_format_goes_to_a_file(
-    name: str, first: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "rules.yaml"
-    code, said, _ = run(capsys, monkeypatch, "--config", CONFIG, "--format", name, "--out", out)
-    assert (code, said) == (0, "")
-    document = next(yaml.safe_load_all(out.read_text()))
-    assert next(iter(document)) == first
-
-
 def test_what_can_never_ring_is_warned_of(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,6 +61,7 @@ def test_objectives_of_the_environment_are_read_as_the_proxy_does(
         (("--config", "/nowhere.toml"), "/nowhere.toml: cannot be read"),
         (("--config", CONFIG, "--job", 'a"'), "--job: 'a\"' is no name for a job"),
         (("--config", CONFIG, "--out", "/nowhere/x"), "--out: cannot write /nowhere/x"),
+        (("--config", CONFIG, "--format", "sloth"), "--format: 'sloth' cannot be written"),
     ],
 )
 def test_what_cannot_be_is_one_sentence_and_exit_2(
@@ -87,11 +74,3 @@ def test_what_cannot_be_is_one_sentence_and_exit_2(
     assert (code, out) == (2, "")
     assert err.startswith(f"llmtap: {told}")
     assert "Traceback" not in err
-
-
-def test_a_format_that_is_none_is_refused(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code, _, err = run(capsys, monkeypatch, "--config", CONFIG, "--format", "pyrra")
-    assert code == 2
-    assert "pyrra" in err

@@ -24,9 +24,10 @@ from llmtap.export.opentelemetry.exporter import OtlpExporter
 from llmtap.export.options import OtlpOptions
 from llmtap.meter.admin.openapi import document
 from llmtap.meter.admin.server import admin_app
-from llmtap.meter.options import MeterOptions, SloOptions
+from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.tally import Tally
 from llmtap.metrics.latency import measure
+from llmtap.metrics.slo import SloOptions
 from llmtap.top.plain import render_once
 from tests.support.experiments import an_experiment
 from tests.support.fake_admin import recorded

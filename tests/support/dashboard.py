@@ -16,9 +16,10 @@ from llmtap.channel.frames import Hello
 from llmtap.clock import ManualClock
 from llmtap.exchange.outcome import Outcome
 from llmtap.meter.admin.server import admin_app
-from llmtap.meter.options import MeterOptions, SloOptions
+from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.assembler import Assembler
 from llmtap.meter.pipeline.tally import Tally
+from llmtap.metrics.slo import SloOptions
 from tests.support.browser import Page, browser
 from tests.support.experiments import an_experiment
 from tests.support.relay_status import relay_status

@@ -15,10 +15,11 @@ from llmtap.channel.experiment import Experiment
 from llmtap.channel.frames import Hello
 from llmtap.clock import ManualClock
 from llmtap.exchange.exchange import Exchange
-from llmtap.meter.options import MeterOptions, SloOptions
+from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.recent_exchanges import Query
 from llmtap.meter.pipeline.tally import Tally
 from llmtap.meter.pipeline.windows import BY_DEFAULT
+from llmtap.metrics.slo import SloOptions
 from tests.support.relay_status import relay_status
 
 __all__ = ["FakeAdmin", "a_stream", "fake_admin", "recorded"]

@@ -21,10 +21,11 @@ from llmtap.clock import ManualClock
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
 from llmtap.meter.admin.server import admin_app
-from llmtap.meter.options import MeterOptions, SloOptions
+from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline import live_feed as live
 from llmtap.meter.pipeline.assembler import Assembler
 from llmtap.meter.pipeline.tally import Tally
+from llmtap.metrics.slo import SloOptions
 from tests.support.browser import Page, browser
 from tests.support.dashboard import VIEWS, is_live, own_clock, reads, served, shown
 from tests.support.experiments import an_experiment

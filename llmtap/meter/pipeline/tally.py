@@ -18,7 +18,7 @@ from llmtap.export.prometheus.slo_metrics import SloState
 from llmtap.memory import resident_bytes
 from llmtap.meter.experiments import Experiments
 from llmtap.meter.labels import Labels
-from llmtap.meter.options import MeterOptions, SloOptions, TenantOptions
+from llmtap.meter.options import MeterOptions, TenantOptions
 from llmtap.meter.pipeline.cooperative_yield import CooperativeYield
 from llmtap.meter.pipeline.open_streams import Streams
 from llmtap.meter.pipeline.recent_exchanges import RecentExchanges
@@ -28,6 +28,7 @@ from llmtap.meter.slo import SloBook
 from llmtap.meter.tenants import Tenants
 from llmtap.metrics.cost import Price
 from llmtap.metrics.latency import Measured, measure
+from llmtap.metrics.slo import SloOptions
 
 if TYPE_CHECKING:  # Arrow is imported only where exchanges are kept
     from llmtap.meter.pipeline.recorder import Recorder

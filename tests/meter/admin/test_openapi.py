@@ -16,9 +16,10 @@ from llmtap.exchange.outcome import Outcome
 from llmtap.exchange.saved import explain, read_saved
 from llmtap.meter.admin.openapi import ROUTES, document
 from llmtap.meter.admin.server import admin_app
-from llmtap.meter.options import MeterOptions, SloOptions
+from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.recent_exchanges import FILTERS
 from llmtap.meter.pipeline.tally import Tally
+from llmtap.metrics.slo import SloOptions
 from tests.support.corpus import CORPUS, NAMES, Recorded
 from tests.support.relay_status import relay_status
 from tests.support.streams import streamed

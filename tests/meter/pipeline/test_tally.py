@@ -7,13 +7,14 @@ from llmtap.channel.frames import FrameKind, Hello
 from llmtap.clock import ManualClock
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
-from llmtap.meter.options import MeterOptions, SloOptions, TenantOptions
+from llmtap.meter.options import MeterOptions, TenantOptions
 from llmtap.meter.pipeline import tally as module
 from llmtap.meter.pipeline.assembler import Assembler
 from llmtap.meter.pipeline.recent_exchanges import Query
 from llmtap.meter.pipeline.tally import Tally
 from llmtap.metrics.cost import Price
 from llmtap.metrics.latency import Measured
+from llmtap.metrics.slo import SloOptions
 from tests.support.relay_status import relay_status
 from tests.support.streams import streamed
 from tests.support.tap_frames import Script

@@ -13,9 +13,10 @@ from aiohttp.typedefs import Handler
 
 from llmtap import native
 from llmtap.clock import ManualClock
-from llmtap.meter.options import MeterOptions, SloOptions
+from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.assembler import Assembler
 from llmtap.meter.pipeline.tally import Tally
+from llmtap.metrics.slo import SloOptions
 from tests.support.browser import CHROMIUM, Page
 from tests.support.dashboard import (
     HELLO,

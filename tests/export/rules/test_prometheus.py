@@ -7,18 +7,23 @@ import pytest
 import yaml
 
 from llmtap.errors import ConfigError
-from llmtap.meter.options import SloOptions
-from llmtap.meter.slo import SloClass
-from llmtap.slo.prometheus import SLO_ALERTS, check_job, render
-from llmtap.slo.rules import Objective, promises
-from llmtap.slo.self_alerts import watches
+from llmtap.export.rules.prometheus import (
+    SLO_ALERTS,
+    check_job,
+    missing_alarms,
+    render,
+    runbook_url,
+    window_name,
+)
+from llmtap.export.rules.self_alerts import self_alerts
+from llmtap.metrics.slo import SloClass, SloOptions
 from tests.support.exposed import FUNCTIONS, OF_A_SCRAPE, exposed, labels_grouped, selectors
 
 IDENTITY = {"sloth_id", "sloth_service", "sloth_slo"}
 
 
-def asked(**classes: SloOptions) -> list[Objective]:
-    return promises(SloClass.of(name, options) for name, options in classes.items())
+def asked(**classes: SloOptions) -> list[SloClass]:
+    return [SloClass.of(name, options).with_tickets() for name, options in classes.items()]
 
 
 GOLD = SloOptions(objectives="ttft:500ms tpot:50ms", target=0.99)
@@ -143,15 +148,6 @@ def test_each_alert_says_what_and_where_to_read_on() -> None:
             assert re.search(r"\d|\{\{ \$value", notes["description"]), f"{name} has no number"
 
 
-def test_a_description_names_bounds_share_and_what_is_left() -> None:
-    hour, *_ = alerts()
-    assert hour["annotations"]["description"] == (
-        "Over 1h it burns {{ $value | humanize }} times faster than allowed, and over 5m, too, more than 14.4"
-        " times: over 14.4 % of the exchanges of gold miss ttft:500ms tpot:50ms (allowed: 1 %). At this rate"
-        " the budget of 30 days lasts less than 2.08 days."
-    )
-
-
 def test_rules_of_a_job_name_no_other() -> None:
     text = render(asked(gold=GOLD), "serving/llmtap", "x")
     jobs = set(re.findall(r'job="([^"]*)"', text))
@@ -183,13 +179,13 @@ def test_every_name_and_label_is_one_that_can_be_scraped_or_is_recorded() -> Non
 
 def test_every_alert_is_of_one_of_the_two_kinds() -> None:
     named = {rule["alert"] for group in groups().values() for rule in group["rules"] if "alert" in rule}
-    of_tap = [alert.name for alert in watches("llmtap")]
+    of_tap = [alert.name for alert in self_alerts("llmtap")]
     assert named == {*SLO_ALERTS, *of_tap}
     assert len(set(of_tap)) == len(of_tap)
 
 
 def test_the_watches_look_at_each_thing_that_can_fail() -> None:
-    looked_at = {name for alert in watches("llmtap") for name, _ in selectors(alert.expr)}
+    looked_at = {name for alert in self_alerts("llmtap") for name, _ in selectors(alert.expr)}
     assert {
         "up", "llmtap_relay_up", "llmtap_relay_exchanges_total", "llmtap_tap_dropped_exchanges_total",
         "llmtap_meter_frames_total", "llmtap_tap_loop_lag_seconds_bucket", "llmtap_uncertain_exchanges_total",
@@ -200,8 +196,61 @@ def test_the_watches_look_at_each_thing_that_can_fail() -> None:
 
 def test_what_is_summed_keeps_what_tells_a_tap_apart() -> None:
     # But for those about the job as a whole.
-    summed = [alert for alert in watches("llmtap") if " by (" in alert.expr]
+    summed = [alert for alert in self_alerts("llmtap") if " by (" in alert.expr]
     assert len(summed) > 10
     for alert in summed:
         for grouped in re.findall(r"by \(([^)]*)\)", alert.expr):
             assert set(grouped.split(", ")) >= OF_A_SCRAPE, alert.name
+
+
+# ------------------------------------------------------------------ the alarms of a class
+
+
+def a_class(target: float, **burn: float) -> SloClass:
+    return SloClass.of(
+        "gold", SloOptions(objectives="tpot:50ms ttft:500ms", target=target, burn=burn)
+    ).with_tickets()
+
+
+def told(slo: SloClass) -> list[tuple[str, str, str, float]]:
+    return [
+        (a.severity, window_name(a.long_ns), window_name(a.short_ns), round(a.factor, 6)) for a in slo.alarms
+    ]
+
+
+@pytest.mark.parametrize(
+    ("target", "left"),
+    [
+        (0.999, ["1h", "6h", "1d", "3d"]),
+        (0.95, ["1h", "6h", "1d", "3d"]),  # 14.4 x 0.05 = 0.72
+        (0.93, ["6h", "1d", "3d"]),  # 14.4 x 0.07 = 1.008
+        (0.9, ["6h", "1d", "3d"]),
+        (0.8, ["1d", "3d"]),  # 6 x 0.2 = 1.2
+        (0.5, ["3d"]),  # 3 x 0.5 = 1.5
+    ],
+)
+def test_an_alarm_that_cannot_ring_is_left_out(target: float, left: list[str]) -> None:
+    slo = a_class(target)
+    assert [window_name(a.long_ns) for a in slo.alarms] == left
+    assert len(slo.alarms) + len(slo.unreachable) == 4
+    assert len(missing_alarms(slo)) == 4 - len(left)
+
+
+def test_the_classs_own_burn_rates_are_those_of_its_pages() -> None:
+    assert told(a_class(0.9, **{"1h": 8.0, "6h": 4.0}))[:2] == [
+        ("page", "1h", "5m", 8.0),
+        ("page", "6h", "30m", 4.0),
+    ]
+    assert [a[1] for a in told(a_class(0.9, **{"6h": 4.0}))] == ["6h", "1d", "3d"]
+    assert a_class(0.9995).budget == 0.0005
+
+
+@pytest.mark.parametrize(
+    ("runbooks", "url"),
+    [
+        ("https://wiki/tap/", "https://wiki/tap/LlmtapDown.md"),
+        ("https://docs/runbooks/{alert}.html", "https://docs/runbooks/LlmtapDown.html"),
+    ],
+)
+def test_a_page_is_a_file_of_the_alerts_name_or_where_the_url_says(runbooks: str, url: str) -> None:
+    assert runbook_url(runbooks, "LlmtapDown") == url

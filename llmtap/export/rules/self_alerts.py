@@ -1,18 +1,17 @@
-"""Alerts about the tap itself: is it there, does it see what passes, can its figures be believed.
+"""Alerts about llmtap itself: is it running, does it measure all traffic, are its figures valid.
 
-Objectives are watched by what the tap counted, so each way in which it may count nothing, or something
-wrong, is an alert of its own. Counters that appear with what they count first hide it from `increase`: where
-a first time matters, a series that was not there 15 minutes ago counts from nothing.
+SLO alerts depend on what llmtap counted, so each way in which it may count nothing, or something wrong, has
+an alert here. `increase` misses the first event of a counter that appears with that event: where it matters,
+a series that did not exist 15 minutes ago counts from zero.
 
-Alerts keep what tells a tap apart (`_TAP`), so that they can be routed; labels that a scrape does not add
-cost nothing.
+Alerts keep the labels that identify an instance (`_TAP`), so that they can be routed.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
-from llmtap.slo.rules import Alert
-
-__all__ = ["watches"]
+__all__ = ["Alert", "self_alerts"]
 
 _TAP: Final = "job, namespace, pod, instance"
 """`namespace` and `pod` are the Prometheus Operator's."""
@@ -29,7 +28,23 @@ _TRAFFIC_MIN: Final = 100
 """Exchanges in an hour; with so many, 15 minutes without one are no chance (e^-25)."""
 
 
-def watches(job: str) -> list[Alert]:
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """An alerting rule."""
+
+    name: str
+    """Also the name of its page in `deploy/runbooks/`."""
+    severity: str
+    """`page`: somebody looks now; `ticket`: this week."""
+    expr: str
+    summary: str
+    description: str
+    wait: str | None = None
+    """How long it must hold first, as Prometheus writes durations."""
+    labels: Mapping[str, str] | None = None
+
+
+def self_alerts(job: str) -> list[Alert]:
     """All of them, for the scrape job of that name."""
     return [*_presence(job), *_measuring(job), *_figures(job), *_keeping(job)]
 
@@ -214,9 +229,9 @@ def _keeping(job: str) -> list[Alert]:
 
 
 def _came(counter: str, j: str, labels: str) -> str:
-    """How much a counter grew in 15 minutes, where it did: from nothing, if it was not there before.
+    """Growth of a counter in 15 minutes where there was any, from zero if the series did not exist before.
 
-    The difference to its value then would do, too, but for a meter that starts anew in between.
+    A plain difference would be wrong after a restart of the meter.
     """
     series = f"{counter}{{{j}}}"
     return (
