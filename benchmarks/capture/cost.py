@@ -40,8 +40,8 @@ from llmtap.channel.frames import BatchReader, FrameKind, Hello, pack_batch
 from llmtap.clock import SystemClock
 from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.assembler import Assembler
+from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.pipeline.recorder import Recorder
-from llmtap.meter.pipeline.tally import Tally
 from llmtap.traces.convert import convert
 from llmtap.units import Bytes, Duration
 
@@ -150,7 +150,7 @@ def frames(exchanges: list[Exchange]) -> list[bytes]:
 
 def play(packed: list[bytes], recorder: Recorder | None) -> float:
     """CPU seconds of all threads."""
-    tally = Tally(MeterOptions(), SystemClock())
+    tally = ExchangePipeline(MeterOptions(), SystemClock())
     if recorder is not None:
         recorder.start()
         tally.keep(recorder)

@@ -17,7 +17,7 @@ from llmtap.cli.main import app
 from llmtap.cli.signals import Stopped, stoppable
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError
-from llmtap.meter.labels import DEFAULT
+from llmtap.meter.tenants import DEFAULT
 from llmtap.units import NS_PER_S, Duration, parse_duration_ns
 
 if TYPE_CHECKING:

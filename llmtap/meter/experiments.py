@@ -19,6 +19,7 @@ from llmtap.channel.experiment import NO_ROOM, Experiment, read_switch, switch_w
 from llmtap.clock import Clock
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
+from llmtap.export.sinks import SeriesKey
 from llmtap.metrics.experiment import (
     ArmSample,
     Difference,
@@ -194,7 +195,7 @@ class Experiments:
         if self._ratio_p <= RATIO_ALPHA and not rang:
             log.error("event=sample_ratio_mismatch name=%s units=%s", self.experiment.name, units)
 
-    def ended(self, x: Exchange, m: Measured) -> None:
+    def ended(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
         """An exchange is over; counts it if it was in one of the arms."""
         arm = self._arms.get(x.arm or "")
         if arm is None or x.unit is None:

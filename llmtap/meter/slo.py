@@ -16,7 +16,7 @@ from typing import Final
 
 from llmtap.clock import Clock
 from llmtap.exchange.exchange import Exchange
-from llmtap.meter.pipeline.slices import Merging, SliceLevel, Slices
+from llmtap.meter.pipeline.windows import Merging, SliceLevel, Slices
 from llmtap.metrics.burn import Alarm, burn_rate, burn_rate_max, error_ratio, events_min
 from llmtap.metrics.goodput import judge
 from llmtap.metrics.latency import Measured

@@ -10,7 +10,7 @@ from llmtap.errors import ConfigError
 from llmtap.log import set_up
 from llmtap.meter.pipeline.receiver import listen_on
 from llmtap.meter.process import serve
-from llmtap.meter.socket_path import need_no_meter
+from llmtap.meter.setup import need_no_meter
 from llmtap.meter.tenants import host_salt
 from llmtap.net.listener import bind, parse_address
 from llmtap.supervisor.checks import check_measuring

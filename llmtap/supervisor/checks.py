@@ -6,7 +6,7 @@ from typing import Final
 from llmtap.capture.tokenizer import load_tokenizer
 from llmtap.config import Settings
 from llmtap.errors import ConfigError
-from llmtap.meter.socket_path import check_socket_path
+from llmtap.meter.setup import check_socket_path
 from llmtap.net.listener import parse_address
 from llmtap.net.pool import parse_origin
 from llmtap.net.tls import client_context, server_context

@@ -7,9 +7,10 @@ import pytest
 
 from llmtap.channel.frames import FrameKind, Hello
 from llmtap.clock import ManualClock
+from llmtap.meter.admin.views import metrics_of
 from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.assembler import Assembler
-from llmtap.meter.pipeline.tally import Tally
+from llmtap.meter.pipeline.pipeline import ExchangePipeline
 
 NAMES = 100_000
 KNOWN_MAX = 1_000
@@ -20,7 +21,7 @@ CLOSING = json.dumps({"outcome": "complete"}).encode()
 
 @pytest.mark.once
 def test_a_hundred_thousand_tenants_are_a_thousand_and_the_rest() -> None:
-    tally = Tally(MeterOptions(), ManualClock())
+    tally = ExchangePipeline(MeterOptions(), ManualClock())
     hello = Hello(relay="r", pid=1, clock="mono", anchor_mono_ns=0, anchor_wall_ns=0)
     assembler = Assembler(hello, tally)
     for seq in range(1, NAMES + 1):
@@ -36,7 +37,7 @@ def test_a_hundred_thousand_tenants_are_a_thousand_and_the_rest() -> None:
         ])  # fmt: skip
     assert tally.errors == {}
     assert tally.labels.overflow["tenant"] == NAMES - KNOWN_MAX
-    body, _ = tally.freeze().render("")
+    body, _ = metrics_of(tally).render("")
     tenants = set(re.findall(rb'tenant="([^"]*)"', body))
     assert len(tenants) == KNOWN_MAX + 1
     assert b"other" in tenants

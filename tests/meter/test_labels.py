@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.meter.labels import DEFAULT, OTHER, UNKNOWN, Labels
+from llmtap.meter.tenants import DEFAULT, OTHER, UNKNOWN, Labels
 
 names = st.sampled_from([f"n{i}" for i in range(12)])
 

@@ -12,7 +12,7 @@ from llmtap.clock import ManualClock
 from llmtap.meter.admin.openapi import ROUTES
 from llmtap.meter.admin.server import admin_app
 from llmtap.meter.options import MeterOptions
-from llmtap.meter.pipeline.tally import Tally
+from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from tests.support.streams import streamed
 
 S = 1_000_000_000
@@ -51,7 +51,7 @@ def test_a_hostile_value_is_refused_under_the_name_of_its_parameter(path: str, p
         return found
 
     async def run() -> None:
-        tally = Tally(MeterOptions(), ManualClock(now_ns=S))
+        tally = ExchangePipeline(MeterOptions(), ManualClock(now_ns=S))
         tally.ended(streamed(100, 140))
         async with TestClient(TestServer(admin_app(tally))) as client:
             valid = VALUES.keys() if parameter in COMPARED else VALID.get((path, parameter), set())
@@ -64,7 +64,7 @@ def test_a_hostile_value_is_refused_under_the_name_of_its_parameter(path: str, p
 
 def test_a_request_line_beyond_the_limit_of_the_server_is_refused() -> None:
     async def run() -> None:
-        tally = Tally(MeterOptions(), ManualClock(now_ns=S))
+        tally = ExchangePipeline(MeterOptions(), ManualClock(now_ns=S))
         async with TestClient(TestServer(admin_app(tally))) as client:
             for path, parameter in PARAMETERS:
                 async with client.get(f"{path}?{parameter}={'1' * 60_000}") as answer:
@@ -75,7 +75,7 @@ def test_a_request_line_beyond_the_limit_of_the_server_is_refused() -> None:
 
 def test_every_hostile_value_is_refused_as_the_name_of_a_parameter() -> None:
     async def run() -> None:
-        tally = Tally(MeterOptions(), ManualClock(now_ns=S))
+        tally = ExchangePipeline(MeterOptions(), ManualClock(now_ns=S))
         async with TestClient(TestServer(admin_app(tally))) as client:
             for path in sorted({path for path, _ in PARAMETERS}):
                 for name, value in VALUES.items():

@@ -19,8 +19,7 @@ from llmtap.exchange.answer import AnswerReader
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.observer import Observer
 from llmtap.exchange.token_run import ROOM, PythonTokenRun, TokenRun
-from llmtap.meter.pipeline.assembler import Assembler
-from llmtap.meter.pipeline.cooperative_yield import CPU_EVERY_NS, CooperativeYield
+from llmtap.meter.pipeline.assembler import CPU_EVERY_NS, Assembler, CooperativeYield
 from llmtap.native import REASON
 from llmtap.protocol.delta import Delta, EventClass
 from llmtap.protocol.repetition import BLOCK_BYTES_MAX, LooseRepetition, Repetition

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from llmtap.clock import ManualClock
+from llmtap.export.sinks import SeriesKey
 from llmtap.meter.experiments import Experiments
 from llmtap.metrics.latency import measure
 from llmtap.report.experiment import arms_table, experiment_lines
@@ -32,7 +33,7 @@ def results(n: int, slower_ms: int = 0, refused: int = 0) -> dict[str, Any]:
             if arm == "marked" and i < refused:
                 x.refusal = REFUSAL
             experiments.assigned(arm, unit, True)
-            experiments.ended(x, measure(x))
+            experiments.ended(x, measure(x), SeriesKey(x.tenant, ""), None)
     told: dict[str, Any] = json.loads(msgspec.json.encode(experiments.results()()))
     return told
 

@@ -11,7 +11,7 @@ from llmtap.clock import ManualClock
 from llmtap.errors import ConfigError
 from llmtap.meter.admin.server import admin_app
 from llmtap.meter.options import MeterOptions
-from llmtap.meter.pipeline.tally import Tally
+from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.top.client import Admin
 from llmtap.top.options import TopOptions
 from llmtap.top.plain import ROWS_MAX, probe, render_once
@@ -121,7 +121,7 @@ async def test_a_certificate_that_is_not_trusted_leads_to_the_option_for_it() ->
 
 @scene
 async def test_a_port_that_may_not_be_asked_by_this_name_says_so_itself() -> None:
-    server = TestServer(admin_app(Tally(MeterOptions(), ManualClock(now_ns=1))), host="127.0.0.1")
+    server = TestServer(admin_app(ExchangePipeline(MeterOptions(), ManualClock(now_ns=1))), host="127.0.0.1")
     await server.start_server()
     try:
         options = TopOptions(admin=f"http://127.0.0.1:{server.port}")

@@ -29,7 +29,7 @@ from llmtap.export.opentelemetry.semconv import (
     Semconv,
     SemconvQuantity,
 )
-from llmtap.export.opentelemetry.terms import TEXT_MAX, Terms
+from llmtap.export.opentelemetry.spans import TEXT_MAX, Terms
 from llmtap.metrics.latency import Measured
 
 __all__ = ["MetricCell", "MetricRecorder", "Point", "Totals"]

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, Literal
 
-from llmtap.export.prometheus.buckets import GAP_EDGES_NS, TTFT_EDGES_NS
+from llmtap.export.buckets import GAP_EDGES_NS, TTFT_EDGES_NS
 
 __all__ = [
     "ARM",

@@ -4,8 +4,9 @@ An exchange that cannot be understood is given up, counted and told once; the ot
 when a relay died ends as `tap_error`, with all that had been seen of it.
 """
 
+import os
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
@@ -27,7 +28,7 @@ from llmtap.exchange.outcome import Outcome
 from llmtap.meter.relays import Reckoning
 from llmtap.net.lag import make_lag_meter
 
-__all__ = ["Assembler", "Sink"]
+__all__ = ["Assembler", "CooperativeYield", "Sink"]
 
 # Plain ints: comparing with an IntEnum's member costs ten times as much, and this runs for every frame.
 _OPEN: Final = int(FrameKind.OPEN)
@@ -72,7 +73,7 @@ _status: Final = msgspec.json.Decoder(RelayStatus)
 
 
 class Sink(Protocol):
-    """Who is told what came of the frames (the Tally)."""
+    """Receives what the frames of a relay say: the ExchangePipeline."""
 
     def observe(
         self, relay: str, seq: int, arrival_ns: int, arrival_wall_ns: int, head: bytes, clock: str
@@ -313,3 +314,90 @@ def _split(message: bytes) -> tuple[bytes, bytes]:
     """Head and body of a message that the relay has found to be whole."""
     end = message.find(b"\r\n\r\n") + 4
     return message[:end], message[end:]
+
+
+TURN_NS: Final = 50_000
+"""About as long as a relay takes for an event, so that it waits for the meter no longer than for itself."""
+AWAY_NS: Final = 2_000_000
+"""Getting the CPU back later than this means that it is shared with a process that never sleeps."""
+INSIST_NS: Final = 100_000_000
+"""Time without yielding after that."""
+BEHIND_NS: Final = 50_000_000
+"""Frames come every 10 ms (`channel/channel.py`); a batch as old as five of those has waited for the CPU."""
+CPU_EVERY_NS: Final = 1_000_000
+"""Least time between two readings of the thread's CPU clock, a system call of about 0.5 us."""
+
+
+class CooperativeYield:
+    """Offers the CPU to the relays between short turns of work, and measures the CPU time of long frames.
+
+    A relay that shares our CPU, and wakes just after it went to sleep, does not always get the CPU from us at
+    once: it used more than its share, if only by microseconds, and Linux (EEVDF) looks again at the next
+    tick, up to 4 ms later, whatever our niceness. So we call `sched_yield` between frames, and between the
+    steps of an exchange's end.
+
+    Yielding gives up the rest of a time slice, which beside a relay that never sleeps would be everything. So
+    a meter that was kept waiting for long, or is behind with its frames, does not yield for a while, and
+    takes the share that its niceness leaves it.
+    """
+
+    __slots__ = (
+        "_cpu_ns", "_cpu_since_ns", "_give", "_insist_until_ns", "_mono_ns", "_read_ns", "_since_ns",
+        "behind",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        mono_ns: Callable[[], int],
+        give: Callable[[], None] = os.sched_yield,
+        cpu_ns: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._mono_ns = mono_ns
+        self._cpu_ns = cpu_ns
+        self._read_ns = 0  # when the CPU clock was read
+        self._cpu_since_ns = 0  # its reading then
+        self._give = give
+        self._since_ns = 0
+        self._insist_until_ns = 0
+        self.behind = False
+        """Whether the last batch was old."""
+
+    def over(
+        self,
+        frames: Iterable[Frame],
+        last_ns: int | None,
+        charge: Callable[[Frame, int], None] | None = None,
+    ) -> Iterator[Frame]:
+        """Yield the frames of a batch, which the caller works on as they come.
+
+        `charge` is called with a frame that took longer than CPU_EVERY_NS, and the CPU time that it used. The
+        time may include frames that were worked on up to CPU_EVERY_NS before, and token events that the
+        compiled `FrameBatch` recognised: at most 256 of them, or 64 KiB.
+
+        Args:
+            last_ns: the stamp of the batch's last frame; None for an empty one.
+        """
+        now_ns = self._since_ns = self._read_ns = self._mono_ns()
+        self._cpu_since_ns = self._cpu_ns()
+        self.behind = last_ns is not None and now_ns - last_ns > BEHIND_NS
+        if self.behind:
+            self._insist_until_ns = now_ns + INSIST_NS
+        for frame in frames:
+            yield frame
+            now_ns = self.pause()
+            if now_ns - self._read_ns > CPU_EVERY_NS:
+                cpu_ns = self._cpu_ns()
+                used_ns = cpu_ns - self._cpu_since_ns
+                self._read_ns, self._cpu_since_ns = now_ns, cpu_ns
+                if charge is not None:
+                    charge(frame, used_ns)
+
+    def pause(self) -> int:
+        """Let others run if the turn is over. Returns the time."""
+        now_ns = self._mono_ns()
+        if now_ns - self._since_ns > TURN_NS and now_ns >= self._insist_until_ns:
+            self._give()
+            self._since_ns = back_ns = self._mono_ns()
+            if back_ns - now_ns > AWAY_NS:
+                self._insist_until_ns = back_ns + INSIST_NS
+        return now_ns

@@ -38,7 +38,8 @@ from llmtap.exchange.bounds import memory_bytes
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.prompt import read_prompt
 from llmtap.exchange.request_shape import CapturedText
-from llmtap.export.prometheus.capture_metrics import CaptureState
+from llmtap.export.prometheus.self_metrics import CaptureState
+from llmtap.export.sinks import SeriesKey
 from llmtap.metrics.latency import Measured
 from llmtap.protocol.http1 import Headers, RequestHead
 
@@ -184,7 +185,7 @@ class Recorder:
         self._inbox.append((x, headers, body, len(body)))
         return wants_text
 
-    def ended(self, x: Exchange, m: Measured) -> None:
+    def ended(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
         """An exchange is complete."""
         n_bytes = _bytes_of(x)
         if self._pending_bytes + n_bytes > self._options.memory_bytes:

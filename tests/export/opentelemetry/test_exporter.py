@@ -17,6 +17,7 @@ from llmtap.exchange.outcome import Outcome
 from llmtap.export.opentelemetry.exporter import BATCH_MAX, OtlpExporter, pause_s
 from llmtap.export.opentelemetry.otlp import OtlpLink, OtlpResponse, connect
 from llmtap.export.options import OtlpOptions
+from llmtap.export.sinks import SeriesKey
 from llmtap.metrics.latency import measure
 from tests.support.otlp_receiver import GUARD_S, OtlpReceiver, plain
 from tests.support.telemetry import MS, PARENT, SPAN, TRACE, chat
@@ -40,7 +41,7 @@ def export(receiver: OtlpReceiver, *exchanges: Exchange, **options: Any) -> Otlp
     e = exporter(receiver.endpoint, **options)
     e.start()
     for x in exchanges:
-        e(x, measure(x))
+        e.ended(x, measure(x), SeriesKey("t", "m"), None)
     e.close(GUARD_S)
     return e
 
@@ -291,7 +292,7 @@ def test_metrics_go_out_by_the_clock() -> None:
         e = OtlpExporter(options, clock, "1", span_delay_s=0.01)
         e.start()
         x = chat()
-        e(x, measure(x))
+        e.ended(x, measure(x), SeriesKey("t", "m"), None)
         receiver.wait(lambda: len(receiver.spans) == 1)
         assert receiver.metrics == []
         clock.advance(60_000 * MS)
@@ -332,12 +333,12 @@ def test_a_receiver_that_was_away_gets_everything_when_it_is_back() -> None:
         e.start()
         for i in range(1, 11):
             x = chat(seq=i)
-            e(x, measure(x))
+            e.ended(x, measure(x), SeriesKey("t", "m"), None)
         assert links[0].failed.wait(GUARD_S)
         receiver.start()
         receiver.wait(lambda: len(receiver.spans) == 10)
         x = chat(seq=11)
-        e(x, measure(x))
+        e.ended(x, measure(x), SeriesKey("t", "m"), None)
         e.close(GUARD_S)
         assert len({span.span_id for span in receiver.spans}) == 11
         assert receiver.last_metrics["llmtap.exchanges"].sum.data_points[0].as_int == 11
@@ -385,10 +386,10 @@ def test_the_queue_has_a_bound_and_every_span_is_accounted_for() -> None:
     e.start()
     x = chat()
     m = measure(x)
-    e(x, m)
+    e.ended(x, m, SeriesKey("t", "m"), None)
     assert stuck.asked.wait(GUARD_S)
     for _ in range(100):
-        e(x, m)  # a receiver that hangs does not hold up who calls
+        e.ended(x, m, SeriesKey("t", "m"), None)  # a receiver that hangs does not hold up who calls
     assert e.state().queued == 5, "those on their way included"
     assert e.state().dropped == {"queue_full": 96}
     e.close(0.05)
@@ -403,7 +404,7 @@ def test_the_end_does_not_wait_for_a_receiver_that_hangs() -> None:
         e = exporter(receiver.endpoint)
         e.start()
         x = chat()
-        e(x, measure(x))
+        e.ended(x, measure(x), SeriesKey("t", "m"), None)
         e.close(0.2)
         assert (e.state().sent, e.state().dropped) == (0, {"shutdown": 1})
         receiver.hold.set()
@@ -412,7 +413,7 @@ def test_the_end_does_not_wait_for_a_receiver_that_hangs() -> None:
 def test_what_was_never_started_can_be_closed() -> None:
     e = exporter("http://localhost:1")
     x = chat()
-    e(x, measure(x))
+    e.ended(x, measure(x), SeriesKey("t", "m"), None)
     e.close(0.1)
     assert e.state().dropped == {"shutdown": 1}
 
@@ -448,11 +449,11 @@ def test_a_refusal_is_tried_again_where_that_may_help(
         e = exporter(receiver.endpoint, metrics=False, **SOON)
         e.start()
         x = chat()
-        e(x, measure(x))
+        e.ended(x, measure(x), SeriesKey("t", "m"), None)
         receiver.wait(lambda: receiver.refused >= (2 if again else 1))
         receiver.refuse = None
         x = chat(seq=2)
-        e(x, measure(x))
+        e.ended(x, measure(x), SeriesKey("t", "m"), None)
         e.close(GUARD_S)
         assert len(receiver.spans) == (2 if again else 1)
     assert e.state().sent == len(receiver.spans)
@@ -475,7 +476,7 @@ def test_a_bug_of_ours_costs_a_batch_and_is_told_once(caplog: pytest.LogCaptureF
     e = exporter("http://x", make_link=Broken, metrics=False)
     e.start()
     x = chat()
-    e(x, measure(x))
+    e.ended(x, measure(x), SeriesKey("t", "m"), None)
     e.close(GUARD_S)
     assert e.state().dropped == {"refused": 1}
     assert len([r for r in caplog.records if "otlp_bug" in r.getMessage()]) == 1
@@ -517,7 +518,7 @@ def test_tls_is_checked_against_the_authorities_given(tmp_path: Path) -> None:
         e = exporter(receiver.endpoint, ca=str(untrusted))
         e.start()
         x = chat()
-        e(x, measure(x))
+        e.ended(x, measure(x), SeriesKey("t", "m"), None)
         e.close(2.0)
         assert e.state().dropped == {"shutdown": 1}
         assert len(receiver.spans) == 1

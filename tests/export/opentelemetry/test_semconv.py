@@ -107,7 +107,7 @@ def test_no_other_module_spells_a_name_of_the_conventions() -> None:
         for file in sorted(package.rglob("*.py"))
         if "gen_ai." in file.read_text()
     ]
-    assert spelling == ["export/semconv.py"]
+    assert spelling == ["export/opentelemetry/semconv.py"]
 
 
 @pytest.mark.parametrize(

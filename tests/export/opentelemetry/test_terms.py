@@ -7,7 +7,7 @@ A chat that arrives at 0, is handed on at 10 ms, and has chunks at 100 (role), 1
 import pytest
 
 from llmtap.exchange.outcome import Outcome, TokenSource
-from llmtap.export.opentelemetry.terms import TEXT_MAX, error_type
+from llmtap.export.opentelemetry.spans import TEXT_MAX, error_type
 from tests.support.telemetry import MS, chat, read
 
 

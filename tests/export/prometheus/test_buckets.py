@@ -5,7 +5,7 @@ from bisect import bisect_left
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.export.prometheus.buckets import ADDED_EDGES_NS, GAP_EDGES_NS, TOKEN_EDGES, TTFT_EDGES_NS, Buckets
+from llmtap.export.buckets import ADDED_EDGES_NS, GAP_EDGES_NS, TOKEN_EDGES, TTFT_EDGES_NS, Buckets
 
 EDGES = (10, 20, 50)
 

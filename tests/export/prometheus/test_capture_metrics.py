@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmtap.export.prometheus.capture_metrics import CaptureState, collect_capture
+from llmtap.export.prometheus.self_metrics import CaptureState, collect_capture
 
 
 def _found(state: CaptureState) -> dict[tuple[str, ...], float]:

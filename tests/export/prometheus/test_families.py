@@ -1,4 +1,4 @@
-from llmtap.export.prometheus.families import HistogramFamily, counter, gauge
+from llmtap.export.prometheus.text import HistogramFamily, counter, gauge
 
 
 def test_further_edges_fall_into_place_once() -> None:

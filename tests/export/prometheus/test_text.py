@@ -13,8 +13,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from prometheus_client.samples import Exemplar
 
-from llmtap.export.prometheus.families import CounterFamily, HistogramFamily
-from llmtap.export.prometheus.text import TextWriter, escape
+from llmtap.export.prometheus.text import CounterFamily, HistogramFamily, TextWriter, escape
 
 FAMILY = HistogramFamily("x_seconds", "Some help", (500_000, 1_000_000_000, 2_500_000_000), labels=("b", "a"))
 COUNTER = CounterFamily("y", "More help", ("b", "a"))

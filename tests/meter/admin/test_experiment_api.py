@@ -12,7 +12,7 @@ from llmtap.channel.experiment import Experiment, switch_word
 from llmtap.clock import ManualClock
 from llmtap.meter.admin.server import admin_app
 from llmtap.meter.options import MeterOptions
-from llmtap.meter.pipeline.tally import Tally
+from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from tests.support.experiments import an_experiment
 from tests.support.streams import streamed
 
@@ -21,11 +21,11 @@ PATH = "/api/v1/experiment"
 
 
 def play(
-    scene: Callable[[Tally, Client], Awaitable[None]],
+    scene: Callable[[ExchangePipeline, Client], Awaitable[None]],
     experiment: Experiment | None = None,
     token: str | None = None,
 ) -> None:
-    tally = Tally(MeterOptions(), ManualClock(now_ns=1), experiment)
+    tally = ExchangePipeline(MeterOptions(), ManualClock(now_ns=1), experiment)
 
     async def run() -> None:
         async with TestClient(TestServer(admin_app(tally, token))) as client:
@@ -44,7 +44,7 @@ async def post(client: Client, data: bytes = b'{"enabled": true}', **headers: st
 def test_what_runs_can_be_read_and_switched() -> None:
     experiment = an_experiment(enabled=False)
 
-    async def scene(tally: Tally, client: Client) -> None:
+    async def scene(tally: ExchangePipeline, client: Client) -> None:
         words: list[int] = []
         tally.experiments.join(0, words.append)
         x = streamed(100, 140)
@@ -63,7 +63,7 @@ def test_what_runs_can_be_read_and_switched() -> None:
 
 
 def test_without_an_experiment_there_is_nothing_to_switch() -> None:
-    async def scene(tally: Tally, client: Client) -> None:
+    async def scene(tally: ExchangePipeline, client: Client) -> None:
         async with client.get(PATH) as answer:
             assert await answer.json() == {"state": "none"}
         status, out = await post(client)
@@ -74,7 +74,7 @@ def test_without_an_experiment_there_is_nothing_to_switch() -> None:
 
 
 def test_what_is_over_is_not_begun_again() -> None:
-    async def scene(tally: Tally, client: Client) -> None:
+    async def scene(tally: ExchangePipeline, client: Client) -> None:
         assert (await post(client))[0] == 409
         assert (await post(client, b'{"enabled": false}'))[0] == 200
 
@@ -102,7 +102,7 @@ def test_what_is_over_is_not_begun_again() -> None:
 def test_who_may_not_switch_is_told_so_and_nothing_changes(
     headers: dict[str, str], data: bytes, status: int
 ) -> None:
-    async def scene(tally: Tally, client: Client) -> None:
+    async def scene(tally: ExchangePipeline, client: Client) -> None:
         found, out = await post(client, data, **headers)
         assert found == status
         assert out["error"]["message"]
@@ -113,7 +113,7 @@ def test_who_may_not_switch_is_told_so_and_nothing_changes(
 
 @pytest.mark.parametrize("host", ["localhost:9464", "127.0.0.1", "127.8.8.8:1", "[::1]:9464"])
 def test_a_loopback_name_is_fine(host: str) -> None:
-    async def scene(tally: Tally, client: Client) -> None:
+    async def scene(tally: ExchangePipeline, client: Client) -> None:
         assert (await post(client, Host=host))[0] == 200
         assert (await post(client, Host=host, Origin=f"http://{host}", Sec_Fetch_Site="same-origin"))[
             0
@@ -123,7 +123,7 @@ def test_a_loopback_name_is_fine(host: str) -> None:
 
 
 def test_with_a_token_the_token_is_asked_for() -> None:
-    async def scene(tally: Tally, client: Client) -> None:
+    async def scene(tally: ExchangePipeline, client: Client) -> None:
         assert (await post(client))[0] == 401
         async with client.get(PATH) as answer:
             assert answer.status == 401

@@ -15,7 +15,7 @@ from llmtap.clock import ManualClock
 from llmtap.meter.admin.page import ASSETS, PATHS, add_dashboard
 from llmtap.meter.admin.server import admin_app
 from llmtap.meter.options import MeterOptions
-from llmtap.meter.pipeline.tally import Tally
+from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from tests.support.pages import contrast
 from tests.support.raw_client import RawClient, request
 
@@ -33,7 +33,7 @@ def play(
             app = web.Application()
             add_dashboard(app)
         else:
-            app = admin_app(Tally(MeterOptions(), ManualClock(now_ns=1)), token)
+            app = admin_app(ExchangePipeline(MeterOptions(), ManualClock(now_ns=1)), token)
         async with TestClient(TestServer(app)) as client:
             await scene(client)
 

@@ -15,9 +15,10 @@ from llmtap.clock import ManualClock
 from llmtap.exchange.outcome import Outcome
 from llmtap.export.prometheus.exposition import Frozen
 from llmtap.export.prometheus.self_metrics import MeterState
+from llmtap.meter.admin import server
 from llmtap.meter.admin.server import admin_app
 from llmtap.meter.options import MeterOptions
-from llmtap.meter.pipeline.tally import Tally
+from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from tests.support.relay_status import relay_status
 from tests.support.streams import streamed
 
@@ -25,8 +26,8 @@ S = 1_000_000_000
 Client = TestClient[Any, Any]
 
 
-def play(scene: Callable[[Tally, Client], Awaitable[None]], token: str | None = None) -> None:
-    tally = Tally(MeterOptions(), ManualClock(now_ns=S))
+def play(scene: Callable[[ExchangePipeline, Client], Awaitable[None]], token: str | None = None) -> None:
+    tally = ExchangePipeline(MeterOptions(), ManualClock(now_ns=S))
 
     async def run() -> None:
         async with TestClient(TestServer(admin_app(tally, token))) as client:
@@ -42,7 +43,7 @@ async def get(client: Client, path: str, **about: Any) -> tuple[int, Any]:
 
 
 def test_health_is_the_process_and_readiness_is_a_relay_that_speaks() -> None:
-    async def scene(tally: Tally, client: Client) -> None:
+    async def scene(tally: ExchangePipeline, client: Client) -> None:
         assert (await client.get("/healthz")).status == 200
         assert (await client.get("/readyz")).status == 503
         tally.relays.join(Hello(relay="r0", pid=1, clock="mono", anchor_mono_ns=0, anchor_wall_ns=0))
@@ -56,7 +57,7 @@ def test_health_is_the_process_and_readiness_is_a_relay_that_speaks() -> None:
 
 
 def test_metrics_come_as_text_openmetrics_and_zipped() -> None:
-    async def scene(tally: Tally, client: Client) -> None:
+    async def scene(tally: ExchangePipeline, client: Client) -> None:
         tally.ended(streamed(100, 140))
         async with client.get("/metrics", headers={"Accept-Encoding": "identity"}) as answer:
             assert answer.headers["Content-Type"].startswith("text/plain; version=")
@@ -77,7 +78,7 @@ def test_metrics_come_as_text_openmetrics_and_zipped() -> None:
 
 
 def test_the_summary_is_of_the_window_or_of_everything() -> None:
-    async def scene(tally: Tally, client: Client) -> None:
+    async def scene(tally: ExchangePipeline, client: Client) -> None:
         tally.ended(streamed(100, 140))
         tally.clock.advance(120 * S)  # type: ignore[attr-defined]
         tally.ended(streamed(100, 140))
@@ -96,7 +97,7 @@ def test_the_summary_is_of_the_window_or_of_everything() -> None:
 
 
 def test_every_window_can_be_asked_for_by_name_or_length_and_split_as_wanted() -> None:
-    async def scene(tally: Tally, client: Client) -> None:
+    async def scene(tally: ExchangePipeline, client: Client) -> None:
         tally.ended(streamed(100, 140))
         tally.clock.advance(30 * S)  # type: ignore[attr-defined]
         tally.ended(streamed(100, 140, tenant="b"))
@@ -114,7 +115,7 @@ def test_every_window_can_be_asked_for_by_name_or_length_and_split_as_wanted() -
 
 
 def test_exchanges_are_filtered_paged_and_with_events_on_request() -> None:
-    async def scene(tally: Tally, client: Client) -> None:
+    async def scene(tally: ExchangePipeline, client: Client) -> None:
         for seq in range(1, 6):
             tally.ended(
                 streamed(100, 140, seq=seq, outcome=Outcome.TRUNCATED if seq == 2 else Outcome.COMPLETE)
@@ -132,7 +133,7 @@ def test_exchanges_are_filtered_paged_and_with_events_on_request() -> None:
 
 
 def test_an_answer_with_events_is_bounded_and_continued() -> None:
-    async def scene(tally: Tally, client: Client) -> None:
+    async def scene(tally: ExchangePipeline, client: Client) -> None:
         for seq in range(1, 13):
             tally.ended(streamed(*range(1, 10_001), seq=seq))
         events: dict[int, list[Any]] = {}
@@ -162,7 +163,7 @@ def test_an_answer_with_events_is_bounded_and_continued() -> None:
      ("/api/v1/exchanges?certain=2", "certain")],
 )  # fmt: skip
 def test_a_query_that_cannot_be_is_told_its_field(path: str, field: str) -> None:
-    async def scene(tally: Tally, client: Client) -> None:
+    async def scene(tally: ExchangePipeline, client: Client) -> None:
         status, out = await get(client, path)
         assert (status, out["error"]["field"]) == (400, field)
 
@@ -170,7 +171,7 @@ def test_a_query_that_cannot_be_is_told_its_field(path: str, field: str) -> None
 
 
 def test_a_wrong_path_or_method_is_json_too() -> None:
-    async def scene(tally: Tally, client: Client) -> None:
+    async def scene(tally: ExchangePipeline, client: Client) -> None:
         assert (await get(client, "/api/v2/summary"))[0] == 404
         async with client.post("/api/v1/summary") as answer:
             assert (answer.status, answer.headers["Allow"]) == (405, "GET,HEAD")
@@ -179,7 +180,7 @@ def test_a_wrong_path_or_method_is_json_too() -> None:
 
 
 def test_with_a_token_everything_but_the_probes_asks_for_it() -> None:
-    async def scene(tally: Tally, client: Client) -> None:
+    async def scene(tally: ExchangePipeline, client: Client) -> None:
         assert (await client.get("/healthz")).status == 200
         assert (await client.get("/readyz")).status == 503
         for path in ("/metrics", "/api/v1/summary", "/api/v1/exchanges", "/nowhere"):
@@ -200,8 +201,8 @@ def test_health_answers_while_metrics_are_rendered(monkeypatch: pytest.MonkeyPat
             # Rendered on the loop this could only time out: the probe would never get its turn.
             return (b"in time\n" if healthy.wait(60) else b"too late\n"), "text/plain"
 
-    async def scene(tally: Tally, client: Client) -> None:
-        monkeypatch.setattr(tally, "freeze", lambda: Slow("", {}, [], {}, 0, (), MeterState()))
+    async def scene(tally: ExchangePipeline, client: Client) -> None:
+        monkeypatch.setattr(server, "metrics_of", lambda _: Slow("", {}, [], {}, 0, (), MeterState()))
         rendering = asyncio.ensure_future(client.get("/metrics"))
         await asyncio.sleep(0.01)
         assert (await client.get("/healthz")).status == 200

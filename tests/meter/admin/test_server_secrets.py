@@ -19,7 +19,7 @@ from llmtap.meter.admin import server as admin
 from llmtap.meter.admin.openapi import ROUTES
 from llmtap.meter.admin.server import admin_app
 from llmtap.meter.options import MeterOptions
-from llmtap.meter.pipeline.tally import Tally
+from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from tests.support.experiments import an_experiment
 
 TOKEN = "s3cret-of-the-operator"
@@ -33,7 +33,7 @@ BAD = (f"/api/v1/summary?window={'x' * 9}", "/api/v1/exchanges?colour=red", "/no
 
 
 def play(scene: Callable[[Client], Awaitable[None]], token: str | None = TOKEN) -> None:
-    tally = Tally(MeterOptions(), ManualClock(now_ns=1), an_experiment(enabled=False))
+    tally = ExchangePipeline(MeterOptions(), ManualClock(now_ns=1), an_experiment(enabled=False))
 
     async def run() -> None:
         async with TestClient(TestServer(admin_app(tally, token))) as client:

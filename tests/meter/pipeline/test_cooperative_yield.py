@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from llmtap.meter.pipeline.cooperative_yield import (
+from llmtap.meter.pipeline.assembler import (
     AWAY_NS,
     BEHIND_NS,
     CPU_EVERY_NS,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.meter.pipeline.slices import SLICES_MAX, Merging, SliceLevel, Slices
+from llmtap.meter.pipeline.windows import SLICES_MAX, Merging, SliceLevel, Slices
 
 LEVELS = (SliceLevel(10, 1), SliceLevel(60, 5), SliceLevel(300, 30), SliceLevel(3_600, 300))
 EVENTS = st.lists(

@@ -10,8 +10,9 @@ import pytest
 from llmtap.clock import ManualClock
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
+from llmtap.export.sinks import SeriesKey
 from llmtap.meter.options import WINDOWS
-from llmtap.meter.pipeline.windows import BY, LEVELS, SeriesKey, Windows, window_name
+from llmtap.meter.pipeline.windows import BY, LEVELS, Windows, window_name
 from llmtap.metrics.cost import Price
 from llmtap.metrics.latency import measure
 from llmtap.metrics.objectives import Objectives
@@ -25,7 +26,7 @@ ANYONE = SeriesKey("t", "m")
 
 def add(windows: Windows, who: SeriesKey = ANYONE, **about: Any) -> None:
     x = streamed(100, 140, **about)
-    windows.add(x, measure(x), who)
+    windows.ended(x, measure(x), who, None)
 
 
 def n(windows: Windows, window: str = "1m") -> object:
@@ -56,8 +57,8 @@ def test_an_hour_and_more_of_compressed_time_against_everything_kept() -> None:
     """Two and a half hours of bursts and silences; every window against a plain list, at random moments."""
     rng = random.Random(3)
     clock = ManualClock(now_ns=17 * S)
-    windows = Windows(clock)
     objectives = Objectives.parse("ttft:150ms")
+    windows = Windows(clock, {"gold": objectives})
     pairs = [SeriesKey(t, m, a, "gold") for t in ("a", "b", "c") for m in ("x", "y") for a in ("", "left")]
     kept: list[tuple[int, SeriesKey, Exchange]] = []
     checked = 0
@@ -73,7 +74,7 @@ def test_an_hour_and_more_of_compressed_time_against_everything_kept() -> None:
         x = streamed(*times, tokens=rng.randint(1, 3), outcome=outcome)
         m = measure(x)
         windows.opened()
-        windows.add(x, m, who, objectives, objectives.meets(m, x))
+        windows.ended(x, m, who, objectives.meets(m, x))
         kept.append((clock.now_ns, who, x))
         if rng.random() < 0.03:
             checked += 1

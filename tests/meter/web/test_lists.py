@@ -5,7 +5,7 @@ import json
 import pytest
 
 from llmtap.meter.options import MeterOptions
-from llmtap.meter.pipeline.tally import Tally
+from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from tests.support.browser import CHROMIUM, Page
 from tests.support.dashboard import an_empty_tally, is_live, own_clock, play, reads, shown
 from tests.support.streams import streamed
@@ -17,7 +17,7 @@ SAID = "document.querySelector('main > div:not([hidden]) .bar .counts').textCont
 FOCUS = "document.activeElement"
 
 
-def ended(tally: Tally, *, seqs: range, tenant: str = "common") -> Tally:
+def ended(tally: ExchangePipeline, *, seqs: range, tenant: str = "common") -> ExchangePipeline:
     """These have ended, one after the other."""
     for seq in seqs:
         tally.opened()
@@ -60,7 +60,7 @@ def test_a_filter_finds_what_is_kept_and_not_among_the_newest_hundred() -> None:
 
 
 def test_of_more_than_can_be_asked_for_only_those_are_denied_that_were_looked_at() -> None:
-    tally = Tally(MeterOptions(exchanges_kept=2_000), an_empty_tally().clock)
+    tally = ExchangePipeline(MeterOptions(exchanges_kept=2_000), an_empty_tally().clock)
     ended(tally, seqs=range(1, 2), tenant="rare")
     ended(tally, seqs=range(2, 1_003))
 

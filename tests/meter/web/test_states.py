@@ -15,7 +15,7 @@ from llmtap import native
 from llmtap.clock import ManualClock
 from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.assembler import Assembler
-from llmtap.meter.pipeline.tally import Tally
+from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.metrics.slo import SloOptions
 from tests.support.browser import CHROMIUM, Page
 from tests.support.dashboard import (
@@ -115,7 +115,7 @@ def test_without_a_relay_it_says_that_nothing_is_measured() -> None:
         await reads(page, "No relay ever spoke to this meter.")
         assert page.problems == []
 
-    play(scene, Tally(MeterOptions(), ManualClock(now_ns=S)))
+    play(scene, ExchangePipeline(MeterOptions(), ManualClock(now_ns=S)))
 
 
 def test_objectives_that_nothing_has_been_held_against_yet_are_named() -> None:
@@ -129,7 +129,7 @@ def test_objectives_that_nothing_has_been_held_against_yet_are_named() -> None:
         await reads(page, "nothing yet that counts: classes interactive, rest")
         assert page.problems == []
 
-    play(scene, Tally(MeterOptions(), ManualClock(now_ns=S), slos=slos))
+    play(scene, ExchangePipeline(MeterOptions(), ManualClock(now_ns=S), slos=slos))
 
 
 def test_without_objectives_and_refusals_it_says_so_instead_of_a_figure() -> None:
@@ -171,7 +171,7 @@ def test_an_experiment_that_is_off_says_how_to_switch_it_on() -> None:
     play(scene, an_empty_tally(an_experiment(enabled=False)))
 
 
-def with_arms(tally: Tally, shares: dict[str, int]) -> Tally:
+def with_arms(tally: ExchangePipeline, shares: dict[str, int]) -> ExchangePipeline:
     """So many exchanges of each arm, all of one kind, one arm after the other as long as it has some."""
     rng = random.Random(5)
     dealt = [arm for n in range(max(shares.values())) for arm in shares if n < shares[arm]]

@@ -16,9 +16,9 @@ from aiohttp.typedefs import Handler
 from llmtap.clock import ManualClock
 from llmtap.exchange.exchange import EventLog
 from llmtap.exchange.outcome import Outcome
+from llmtap.meter.admin import live_feed as live
 from llmtap.meter.options import MeterOptions
-from llmtap.meter.pipeline import live_feed as live
-from llmtap.meter.pipeline.tally import Tally
+from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from tests.support.browser import CHROMIUM, Page
 from tests.support.dashboard import HELLO, a_tally, an_empty_tally, is_live, play, reads, shown
 from tests.support.relay_status import relay_status
@@ -75,7 +75,7 @@ def test_without_objectives_there_is_no_word_of_alarms() -> None:
 
 
 def test_what_went_unmeasured_is_told_with_its_reasons_and_since_when() -> None:
-    tally = Tally(MeterOptions(), clock := ManualClock(now_ns=40 * S))
+    tally = ExchangePipeline(MeterOptions(), clock := ManualClock(now_ns=40 * S))
     clock.advance(20 * S)
     tally.relays.join(HELLO)
     tally.status("r0", relay_status(opened=14, measured=1, dropped={"meter_lost": 10, "no_meter": 3}))

@@ -10,27 +10,27 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from llmtap.clock import ManualClock
 from llmtap.exchange.outcome import Outcome
+from llmtap.meter.admin import live_feed as live
+from llmtap.meter.admin.live_feed import LiveFeed
 from llmtap.meter.admin.server import admin_app
 from llmtap.meter.options import MeterOptions
-from llmtap.meter.pipeline import live_feed as live
 from llmtap.meter.pipeline import recent_exchanges as kept
-from llmtap.meter.pipeline.live_feed import LiveFeed
+from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.pipeline.recent_exchanges import weight_bytes
-from llmtap.meter.pipeline.tally import Tally
 from tests.support.peer import LIMIT_S, wait_until
 from tests.support.raw_client import RawClient, request
 from tests.support.streams import streamed
 
 S = 1_000_000_000
 Client = TestClient[Any, Any]
-Scene = Callable[[Tally, LiveFeed, Client], Awaitable[None]]
+Scene = Callable[[ExchangePipeline, LiveFeed, Client], Awaitable[None]]
 QUIET = "/api/v1/live?summary=0"
 
 
 def play(scene: Scene) -> None:
     async def run() -> None:
         async with asyncio.timeout(LIMIT_S):
-            tally = Tally(MeterOptions(), ManualClock(now_ns=S))
+            tally = ExchangePipeline(MeterOptions(), ManualClock(now_ns=S))
             app, feed = web.Application(), LiveFeed(tally)
             feed.add_to(app)
             async with TestClient(TestServer(app)) as client:
@@ -72,7 +72,7 @@ async def subscribed(feed: LiveFeed, client: Client, path: str = QUIET) -> Async
 
 
 def test_an_exchange_is_told_when_it_ends() -> None:
-    async def scene(tally: Tally, feed: LiveFeed, client: Client) -> None:
+    async def scene(tally: ExchangePipeline, feed: LiveFeed, client: Client) -> None:
         async with subscribed(feed, client) as stream:
             tally.ended(streamed(100, 140, seq=7))
             name, x = await stream.next()
@@ -87,7 +87,7 @@ def test_an_exchange_is_told_when_it_ends() -> None:
 
 
 def test_exchanges_come_in_the_order_in_which_they_ended() -> None:
-    async def scene(tally: Tally, feed: LiveFeed, client: Client) -> None:
+    async def scene(tally: ExchangePipeline, feed: LiveFeed, client: Client) -> None:
         async with subscribed(feed, client) as stream:
             for seq in range(1, 451):
                 tally.ended(streamed(100, seq=seq))
@@ -97,7 +97,7 @@ def test_exchanges_come_in_the_order_in_which_they_ended() -> None:
 
 
 def test_filters_are_those_of_the_exchanges() -> None:
-    async def scene(tally: Tally, feed: LiveFeed, client: Client) -> None:
+    async def scene(tally: ExchangePipeline, feed: LiveFeed, client: Client) -> None:
         async with subscribed(feed, client, QUIET + "&outcome=truncated&tenant=acme") as stream:
             tally.ended(streamed(100, seq=1, tenant="acme"))
             tally.ended(streamed(100, seq=2, outcome=Outcome.TRUNCATED))
@@ -113,7 +113,7 @@ def test_filters_are_those_of_the_exchanges() -> None:
 )
 def test_a_query_that_cannot_be_is_told_its_field(field: str) -> None:
     async def run() -> None:
-        tally = Tally(MeterOptions(), ManualClock(now_ns=S))
+        tally = ExchangePipeline(MeterOptions(), ManualClock(now_ns=S))
         async with (
             TestClient(TestServer(admin_app(tally))) as client,
             client.get("/api/v1/live?" + field) as answer,
@@ -127,7 +127,7 @@ def test_a_query_that_cannot_be_is_told_its_field(field: str) -> None:
 def test_a_summary_comes_at_once_and_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "SUMMARY_S", 0.1)
 
-    async def scene(tally: Tally, feed: LiveFeed, client: Client) -> None:
+    async def scene(tally: ExchangePipeline, feed: LiveFeed, client: Client) -> None:
         tally.opened()
         tally.opened()
         tally.ended(streamed(100, 140))
@@ -144,7 +144,7 @@ def test_a_summary_comes_at_once_and_again_and_again(monkeypatch: pytest.MonkeyP
 def test_without_summaries_a_comment_keeps_the_connection_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "KEEPALIVE_S", 0.05)
 
-    async def scene(tally: Tally, feed: LiveFeed, client: Client) -> None:
+    async def scene(tally: ExchangePipeline, feed: LiveFeed, client: Client) -> None:
         async with subscribed(feed, client) as stream:
             lines = [await stream.answer.content.readline() for _ in range(6)]
             assert lines == [b"retry: 2000\n", b"\n", b": keep-alive\n", b"\n", b": keep-alive\n", b"\n"]
@@ -153,7 +153,7 @@ def test_without_summaries_a_comment_keeps_the_connection_open(monkeypatch: pyte
 
 
 def test_a_slow_subscriber_loses_whole_exchanges_and_is_told_how_many() -> None:
-    async def scene(tally: Tally, feed: LiveFeed, client: Client) -> None:
+    async def scene(tally: ExchangePipeline, feed: LiveFeed, client: Client) -> None:
         async with (
             subscribed(feed, client) as slow,
             subscribed(feed, client, QUIET + "&tenant=acme") as other,
@@ -177,7 +177,7 @@ def test_a_slow_subscriber_loses_whole_exchanges_and_is_told_how_many() -> None:
 def test_a_queue_is_bounded_by_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "QUEUE_BYTES_MAX", 2 * weight_bytes(streamed(100, 140)))
 
-    async def scene(tally: Tally, feed: LiveFeed, client: Client) -> None:
+    async def scene(tally: ExchangePipeline, feed: LiveFeed, client: Client) -> None:
         async with subscribed(feed, client) as stream:
             for seq in range(4):
                 tally.ended(streamed(100, 140, seq=seq))
@@ -193,7 +193,7 @@ def test_a_batch_is_bounded_by_bytes_and_holds_one_exchange_at_least(
     monkeypatch.setattr(live, "BATCH_BYTES_MAX", 2 * weight_bytes(streamed(100, 101)))
     monkeypatch.setattr(kept, "EVENTS_SLICE", 2)
 
-    async def scene(tally: Tally, feed: LiveFeed, client: Client) -> None:
+    async def scene(tally: ExchangePipeline, feed: LiveFeed, client: Client) -> None:
         async with subscribed(feed, client, QUIET + "&events=1") as stream:
             sizes = (2, 2, 100, 1)  # an event and a read each
             for seq, n in enumerate(sizes):
@@ -212,7 +212,7 @@ def test_a_batch_is_bounded_by_bytes_and_holds_one_exchange_at_least(
 def test_there_is_room_for_so_many_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "SUBSCRIBERS_MAX", 1)
 
-    async def scene(tally: Tally, feed: LiveFeed, client: Client) -> None:
+    async def scene(tally: ExchangePipeline, feed: LiveFeed, client: Client) -> None:
         async with subscribed(feed, client):
             assert (await client.get(QUIET)).status == 503
         await wait_until(lambda: len(feed) == 0)
@@ -226,7 +226,7 @@ def test_who_leaves_is_forgotten_although_nothing_is_said_to_them(monkeypatch: p
     monkeypatch.setattr(live, "LOOK_S", 0.02)
 
     async def run() -> None:
-        app, feed = web.Application(), LiveFeed(Tally(MeterOptions(), ManualClock(now_ns=S)))
+        app, feed = web.Application(), LiveFeed(ExchangePipeline(MeterOptions(), ManualClock(now_ns=S)))
         feed.add_to(app)
         # As the meter runs it; aiohttp's test server would cancel the handler.
         runner = web.AppRunner(app)
@@ -246,7 +246,7 @@ def test_who_leaves_is_forgotten_although_nothing_is_said_to_them(monkeypatch: p
 def test_who_takes_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "STALLED_S", 0.3)
 
-    async def scene(tally: Tally, feed: LiveFeed, client: Client) -> None:
+    async def scene(tally: ExchangePipeline, feed: LiveFeed, client: Client) -> None:
         assert client.port is not None
         raw = await RawClient.connect(client.port, receive_buffer=4_096)
         await raw.send(request("GET", QUIET + "&events=1", host="localhost"))
@@ -262,7 +262,7 @@ def test_who_takes_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_end_of_the_meter_ends_the_streams() -> None:
     async def run() -> None:
-        tally = Tally(MeterOptions(), ManualClock(now_ns=S))
+        tally = ExchangePipeline(MeterOptions(), ManualClock(now_ns=S))
         app, feed = web.Application(), LiveFeed(tally)
         feed.add_to(app)
         server = TestServer(app)
@@ -270,14 +270,14 @@ def test_the_end_of_the_meter_ends_the_streams() -> None:
             closing = asyncio.ensure_future(app.shutdown())
             assert await stream.is_over()
             await closing
-            assert (len(feed), tally.listeners) == (0, [])
+            assert (len(feed), feed in tally.sinks) == (0, False)
             assert (await client.get(QUIET)).status == 503
 
     asyncio.run(run())
 
 
 def test_who_wants_no_exchanges_gets_summaries_alone() -> None:
-    async def scene(tally: Tally, feed: LiveFeed, client: Client) -> None:
+    async def scene(tally: ExchangePipeline, feed: LiveFeed, client: Client) -> None:
         async with subscribed(feed, client, "/api/v1/live?exchanges=0") as stream:
             for _ in range(2):
                 for seq in range(1, 6):

@@ -5,25 +5,26 @@ import pytest
 
 from llmtap.channel.frames import FrameKind, Hello
 from llmtap.clock import ManualClock
-from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
+from llmtap.export.sinks import SeriesKey
+from llmtap.meter.admin.views import metrics_of, summary_of
 from llmtap.meter.options import MeterOptions, TenantOptions
-from llmtap.meter.pipeline import tally as module
+from llmtap.meter.pipeline import pipeline as module
 from llmtap.meter.pipeline.assembler import Assembler
+from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.pipeline.recent_exchanges import Query
-from llmtap.meter.pipeline.tally import Tally
 from llmtap.metrics.cost import Price
-from llmtap.metrics.latency import Measured
 from llmtap.metrics.slo import SloOptions
 from tests.support.relay_status import relay_status
+from tests.support.sinks import CollectingSink
 from tests.support.streams import streamed
 from tests.support.tap_frames import Script
 
 S = 1_000_000_000
 
 
-def tally(**options: int) -> Tally:
-    return Tally(MeterOptions(**options), ManualClock(now_ns=S))
+def tally(**options: int) -> ExchangePipeline:
+    return ExchangePipeline(MeterOptions(**options), ManualClock(now_ns=S))
 
 
 def test_an_exchange_is_counted_everywhere_once() -> None:
@@ -31,10 +32,10 @@ def test_an_exchange_is_counted_everywhere_once() -> None:
     t.opened()
     assert t.live == 1
     t.ended(streamed(100, 140))
-    assert (t.live, len(t.kept)) == (0, 1)
-    assert t.summary()()["n"] == 1
-    assert t.summary("all")()["n"] == 1
-    body, _ = t.freeze().render()
+    assert (t.live, len(t.recent)) == (0, 1)
+    assert summary_of(t)()["n"] == 1
+    assert summary_of(t, "all")()["n"] == 1
+    body, _ = metrics_of(t).render()
     assert b'llmtap_exchanges_total{model="m",outcome="complete",tenant="default"} 1.0' in body
 
 
@@ -42,10 +43,10 @@ def test_labels_beyond_the_bound_are_other() -> None:
     t = tally(models_max=1)
     for model in ("a", "b", "c"):
         t.ended(streamed(100, model=model))
-    by = t.summary()()["by"]
+    by = summary_of(t)()["by"]
     assert isinstance(by, dict)
     assert {name: part["n"] for name, part in by["model"].items()} == {"a": 1, "other": 2}
-    body, _ = t.freeze().render()
+    body, _ = metrics_of(t).render()
     assert b'llmtap_label_overflow_total{label="model"} 2.0' in body
 
 
@@ -60,7 +61,7 @@ def test_failures_are_counted_always_and_told_once_for_each_kind(caplog: pytest.
         "kind=ValueError",
         "kind=bad_batch",
     ]
-    assert t.summary()()["meter_errors"] == t.errors
+    assert summary_of(t)()["meter_errors"] == t.errors
 
 
 def test_values_of_a_server_that_cannot_be_true_are_counted_by_reason() -> None:
@@ -69,8 +70,8 @@ def test_values_of_a_server_that_cannot_be_true_are_counted_by_reason() -> None:
     x.invalid_values = {"server_time_too_long": 2, "token_count": 1}
     t.ended(x)
     t.ended(streamed(100, 140))
-    assert t.summary()()["meter_errors"] == {"server_time_too_long": 2, "token_count": 1}
-    body, _ = t.freeze().render()
+    assert summary_of(t)()["meter_errors"] == {"server_time_too_long": 2, "token_count": 1}
+    body, _ = metrics_of(t).render()
     assert b'llmtap_meter_errors_total{kind="server_time_too_long"} 2.0' in body
 
 
@@ -117,27 +118,24 @@ def test_a_relays_status_reaches_summary_and_exposition() -> None:
     t = tally()
     t.relays.join(Hello(relay="r0", pid=1, clock="mono", anchor_mono_ns=0, anchor_wall_ns=0))
     t.status("r0", relay_status(opened=4, measured=3, unsettled=1, lag_ns_max=2_000_000))
-    out = t.summary()()
+    out = summary_of(t)()
     assert isinstance(out["relays"], dict)
     assert out["relays"]["r0"]["opened"] == 4
     assert out["uncertainty"] == 0.002
-    assert b'llmtap_relay_exchanges_total{relay="r0"} 4.0' in t.freeze().render()[0]
+    assert b'llmtap_relay_exchanges_total{relay="r0"} 4.0' in metrics_of(t).render()[0]
 
 
-def test_listeners_are_told_of_each_exchange_and_their_trouble_is_counted() -> None:
-    t, told = tally(), []
-
-    def broken(x: Exchange, m: Measured) -> None:
-        raise RuntimeError("odd")
-
-    t.listeners += [broken, lambda x, m: told.append((x.id, m.ttft_ns))]
+def test_every_sink_gets_each_exchange_once_and_its_errors_are_counted() -> None:
+    t, sink = tally(), CollectingSink()
+    t.sinks[:0] = [CollectingSink(RuntimeError("odd")), sink]
     t.ended(streamed(100, 140))
-    assert told == [("r-1", 100_000_000)]
+    assert ([x.id for x in sink.exchanges], sink.keys) == (["r-1"], [SeriesKey("default", "m")])
+    assert summary_of(t)()["n"] == 1
     assert t.errors == {"listener": 1}
 
 
-def told(t: Tally, window: str = "1m", **how: Any) -> Any:
-    return t.summary(window, **how)()
+def told(t: ExchangePipeline, window: str = "1m", **how: Any) -> Any:
+    return summary_of(t, window, **how)()
 
 
 def test_a_tenants_class_judges_it_and_its_own_name_stays_out_when_there_is_no_room() -> None:
@@ -145,7 +143,7 @@ def test_a_tenants_class_judges_it_and_its_own_name_stays_out_when_there_is_no_r
         "gold": SloOptions(objectives="ttft:50ms", tenants=("vip-*",)),
         "rest": SloOptions(objectives="ttft:1s"),
     }
-    t = Tally(MeterOptions(), ManualClock(now_ns=S), tenants=TenantOptions(max=1), slos=slos)
+    t = ExchangePipeline(MeterOptions(), ManualClock(now_ns=S), tenants=TenantOptions(max=1), slos=slos)
     for tenant in ("a", "vip-1", "vip-2"):
         t.ended(streamed(100, 140, tenant=tenant))
     out = told(t, by=("tenant", "class"))
@@ -155,7 +153,7 @@ def test_a_tenants_class_judges_it_and_its_own_name_stays_out_when_there_is_no_r
         "rest": 1,
     }
     assert out["slo"]["gold"]["by"]["tenant"].keys() == {"other"}
-    body, _ = t.freeze().render()
+    body, _ = metrics_of(t).render()
     assert b'llmtap_slo_events_total{slo="gold",tenant="other"} 2.0' in body
     assert b'kind="content",model="m",tenant="a",le="0.05"} 0.0' in body
 
@@ -163,7 +161,7 @@ def test_a_tenants_class_judges_it_and_its_own_name_stays_out_when_there_is_no_r
 def test_names_that_the_configuration_tells_have_their_place() -> None:
     slos = {"gold": SloOptions(objectives="ttft:50ms", tenants=("vip",))}
     tenants = TenantOptions(max=2, names={"key-1": "acme"})
-    t = Tally(MeterOptions(), ManualClock(), tenants=tenants, slos=slos)
+    t = ExchangePipeline(MeterOptions(), ManualClock(), tenants=tenants, slos=slos)
     for tenant in ("a", "b", "vip", "acme", "default"):
         t.ended(streamed(100, tenant=tenant))
     assert told(t)["by"]["tenant"].keys() == {"other", "vip", "acme", "default"}
@@ -175,21 +173,23 @@ def test_wide_stamps_are_flagged_counted_and_left_out_on_request() -> None:
         x = streamed(100, 140)
         x.uncertainty_ns = lag_ns
         t.ended(x)
-    assert [x.uncertain for _, x in t.kept.find(Query())] == [True, False]
+    assert [x.uncertain for _, x in t.recent.find(Query())] == [True, False]
     assert told(t)["uncertain"] == {"n": 1, "included": True, "limit": 0.005}
     assert (told(t)["n"], told(t, certain=True)["n"]) == (2, 1)
     assert told(t, certain=True)["uncertainty"] == 0.005
-    assert b'llmtap_uncertain_exchanges_total{model="m",tenant="default"} 1.0' in t.freeze().render()[0]
+    assert b'llmtap_uncertain_exchanges_total{model="m",tenant="default"} 1.0' in metrics_of(t).render()[0]
 
 
 def test_the_reader_and_the_price_reach_the_summary() -> None:
-    t = Tally(MeterOptions(alpha=2.0), ManualClock(now_ns=S), price=Price(gpus=1, per_million_output=1e6))
+    t = ExchangePipeline(
+        MeterOptions(alpha=2.0), ManualClock(now_ns=S), price=Price(gpus=1, per_million_output=1e6)
+    )
     t.ended(streamed(100, 140, 180))
     out = told(t)
     assert out["smooth_goodput"]["alpha"] == 2.0
     assert out["metrics"]["smooth_benefit"]["mean"] == pytest.approx(3 - 2 * 0.1)
     assert out["cost"]["spent"] == 3.0
-    assert b"output tokens - 2 x user idle latency" in t.freeze().render()[0]
+    assert b"output tokens - 2 x user idle latency" in metrics_of(t).render()[0]
 
 
 def test_an_arm_is_a_part_and_a_label() -> None:
@@ -201,18 +201,18 @@ def test_an_arm_is_a_part_and_a_label() -> None:
     assert {name: part["n"] for name, part in told(t)["by"]["arm"].items()} == {"guarded": 1}
     assert (
         b'llmtap_exchanges_total{arm="guarded",model="m",outcome="complete",tenant="default"} 1.0'
-        in (t.freeze().render()[0])
+        in (metrics_of(t).render()[0])
     )
 
 
 @pytest.mark.parametrize(("listened_to", "good"), [(True, 0), (False, 1)])
 def test_bounds_that_a_client_brings_can_be_left_alone(listened_to: bool, good: int) -> None:
     slos = {"all": SloOptions(objectives="ttft:500ms")}
-    t = Tally(MeterOptions(request_objectives=listened_to), ManualClock(now_ns=S), slos=slos)
+    t = ExchangePipeline(MeterOptions(request_objectives=listened_to), ManualClock(now_ns=S), slos=slos)
     x = streamed(100, 140)
     x.slo_ttft_ns = 1_000_000
     t.ended(x)
-    goodput: Any = t.summary("all")()["goodput"]
+    goodput: Any = summary_of(t, "all")()["goodput"]
     assert (goodput["counted"], goodput["met"]) == (1, good)
-    body, _ = t.freeze().render()
+    body, _ = metrics_of(t).render()
     assert f'llmtap_slo_good_total{{slo="all",tenant="default"}} {good}.0'.encode() in body

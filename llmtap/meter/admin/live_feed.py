@@ -18,7 +18,10 @@ import msgspec
 from aiohttp import hdrs, web
 
 from llmtap.exchange.exchange import Exchange
+from llmtap.export.sinks import SeriesKey
+from llmtap.meter.admin.views import summary_of
 from llmtap.meter.options import WINDOWS
+from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.pipeline.recent_exchanges import (
     BadQuery,
     Query,
@@ -27,7 +30,6 @@ from llmtap.meter.pipeline.recent_exchanges import (
     read_flag,
     weight_bytes,
 )
-from llmtap.meter.pipeline.tally import Tally
 from llmtap.metrics.latency import Measured, chunking_of
 
 __all__ = ["LiveFeed"]
@@ -106,8 +108,8 @@ class _Subscriber:
 class LiveFeed:
     """All subscribers of one meter; lives as long as the application it is added to."""
 
-    def __init__(self, tally: Tally) -> None:
-        self._tally = tally
+    def __init__(self, pipeline: ExchangePipeline) -> None:
+        self._pipeline = pipeline
         self._subscribers: set[_Subscriber] = set()
         self._closing = False
         self._summary = b""
@@ -122,9 +124,9 @@ class LiveFeed:
         """Adds the route, and hears of every exchange from here on."""
         app.router.add_get("/api/v1/live", self.stream, allow_head=False)
         app.on_shutdown.append(self._close)
-        self._tally.listeners.append(self.ended)
+        self._pipeline.sinks.append(self)
 
-    def ended(self, x: Exchange, m: Measured) -> None:
+    def ended(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
         """An exchange is over. Takes microseconds, whoever listens."""
         wanted = [one for one in self._subscribers if one.exchanges and one.query.matches(x)]
         if not wanted:
@@ -132,7 +134,7 @@ class LiveFeed:
         weight = weight_bytes(x)
         for subscriber in wanted:
             if not subscriber.offer(x, m, weight):
-                self._tally.live_missed += 1
+                self._pipeline.live_missed += 1
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
         """Serves one subscriber until it leaves, stalls, or the meter ends."""
@@ -143,7 +145,7 @@ class LiveFeed:
             raise web.HTTPServiceUnavailable(reason=f"{SUBSCRIBERS_MAX} subscribers listen already")
         subscriber = _Subscriber(query, summaries=summaries, exchanges=exchanges)
         self._subscribers.add(subscriber)
-        self._tally.subscribers = len(self._subscribers)
+        self._pipeline.subscribers = len(self._subscribers)
         response = web.StreamResponse(
             headers={
                 hdrs.CONTENT_TYPE: "text/event-stream; charset=utf-8",
@@ -159,7 +161,7 @@ class LiveFeed:
                 request.transport.abort()
         finally:
             self._subscribers.discard(subscriber)
-            self._tally.subscribers = len(self._subscribers)
+            self._pipeline.subscribers = len(self._subscribers)
         return response
 
     async def _serve(
@@ -201,12 +203,12 @@ class LiveFeed:
         async with self._summary_lock:  # one is made for all of them
             if loop.time() >= self._summary_due:
                 self._summary_due = loop.time() + SUMMARY_S / 2
-                tally = self._tally
+                p = self._pipeline
                 about = {
-                    "open": tally.live, "subscribers": tally.subscribers, "missed": tally.live_missed,
-                    "listen": tally.relays.listen(),
+                    "open": p.live, "subscribers": p.subscribers, "missed": p.live_missed,
+                    "listen": p.relays.listen(),
                 }  # fmt: skip
-                work = tally.summary(SUMMARY_WINDOW, by=())
+                work = summary_of(p, SUMMARY_WINDOW, by=())
                 self._summary = await asyncio.to_thread(
                     lambda: _event("summary", {**about, **_key_figures(work())})
                 )
@@ -217,7 +219,7 @@ class LiveFeed:
         if self._closing:
             return
         self._closing = True
-        self._tally.listeners.remove(self.ended)
+        self._pipeline.sinks.remove(self)
         tasks = [s.task for s in self._subscribers if s.task is not None]
         for subscriber in self._subscribers:
             subscriber.closed = True
