@@ -19,7 +19,11 @@ def test_counts_are_exact(values: list[int]) -> None:
     together.record_many(values)
     for value in values:
         single.record(value)
-    for buckets in (together, single):
+    merged, rest = Buckets(EDGES), Buckets(EDGES)
+    merged.record_many(values[:100])
+    rest.record_many(values[100:])
+    merged.merge(rest)
+    for buckets in (together, single, merged):
         counts, total = buckets.read()
         assert (list(counts), total) == (expected, sum(values))
 
