@@ -170,10 +170,6 @@ def test_headers_and_fields_are_named_and_their_values_are_not() -> None:
     assert out["disclosure"] == {"systems": ["LG"], "requests_refused": 0}
 
 
-def test_in_aa_mode_no_change_is_claimed() -> None:
-    assert said(viewed(an_experiment(A, B, aa=True)))["arms"]["b"]["changes"] == {}
-
-
 def test_what_a_relay_says_of_an_arm_ends_up_in_it() -> None:
     tally = ExchangePipeline(MeterOptions(), ManualClock(now_ns=S), an_experiment(A, B))
     hello = Hello(relay="r0", pid=1, clock="mono", anchor_mono_ns=0, anchor_wall_ns=0)

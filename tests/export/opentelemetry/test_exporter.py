@@ -182,15 +182,6 @@ def test_the_status_of_a_span(fields: dict[str, object], code: int, error_type: 
     assert plain(span.attributes)["llmtap.outcome"] == x.outcome.value
 
 
-def test_http_that_is_no_operation_is_a_plain_client_span() -> None:
-    with OtlpReceiver() as receiver:
-        export(receiver, chat(endpoint=None, method="GET", path="/v1/models", stream=False))
-        (span,) = receiver.spans
-    assert span.name == "GET"
-    assert not [key for key in plain(span.attributes) if key.startswith("gen_ai.")]
-    assert plain(span.attributes)["url.path"] == "/v1/models"
-
-
 def test_text_that_is_no_unicode_does_no_harm() -> None:
     with OtlpReceiver() as receiver:
         e = export(receiver, chat(model="\ud800", refusal={"kind": "model_refusal"}), chat())
@@ -234,31 +225,6 @@ def test_metrics_arrive_with_names_units_edges_and_exact_counts() -> None:
     assert usage == {"input": 14, "output": 5}
     (exchanges,) = found["llmtap.exchanges"].sum.data_points
     assert (exchanges.as_int, found["llmtap.exchanges"].sum.is_monotonic) == (2, True)
-
-
-def test_the_moved_conventions_split_tokens_into_counters_and_histograms() -> None:
-    x = chat()
-    x.tokens.cached, x.tokens.reasoning = 4, 1
-    x.timeline.first_reasoning_ns = x.timeline.first_token_ns
-    with OtlpReceiver() as receiver:
-        export(receiver, x, x, semconv="genai-main")
-        found = receiver.last_metrics
-    spent = {
-        name.removeprefix("gen_ai.client.inference.usage."): metric.sum.data_points[0].as_int
-        for name, metric in found.items()
-        if ".usage." in name
-    }
-    assert spent == {
-        "input_tokens": 14,
-        "output_tokens": 6,
-        "cache_read.input_tokens": 8,
-        "reasoning.output_tokens": 2,
-    }
-    each = found["gen_ai.client.inference.operation.output_tokens"].histogram.data_points[0]
-    assert (each.count, each.sum) == (2, 6)
-    assert "gen_ai.token.modality" not in plain(each.attributes)
-    assert "gen_ai.client.inference.duration" in found
-    assert not [name for name in found if name.startswith("gen_ai.client.operation.")]
 
 
 def test_off_sends_only_metrics_of_our_own() -> None:
@@ -410,14 +376,6 @@ def test_the_end_does_not_wait_for_a_receiver_that_hangs() -> None:
         receiver.hold.set()
 
 
-def test_what_was_never_started_can_be_closed() -> None:
-    e = exporter("http://localhost:1")
-    x = chat()
-    e.ended(x, measure(x), SeriesKey("t", "m"), None)
-    e.close(0.1)
-    assert e.state().dropped == {"shutdown": 1}
-
-
 def test_more_than_a_batch_goes_in_several_requests() -> None:
     with OtlpReceiver() as receiver:
         n = 2 * BATCH_MAX + 1
@@ -492,15 +450,6 @@ def test_headers_go_along_and_the_service_has_the_operators_name() -> None:
         assert receiver.metadata["x-scope"] == "a b"
         named = plain(receiver.traces[0].resource_spans[0].resource.attributes)
     assert named["service.name"] == "edge"
-
-
-def test_the_resource_may_name_the_service_as_well() -> None:
-    with OtlpReceiver() as receiver:
-        export(receiver, chat(), resource="service.name=edge,service.version=9,team=llm")
-        named = plain(receiver.traces[0].resource_spans[0].resource.attributes)
-    assert {key: named[key] for key in ("service.name", "service.version", "team")} == {
-        "service.name": "edge", "service.version": "9", "team": "llm",
-    }  # fmt: skip
 
 
 def test_tls_is_checked_against_the_authorities_given(tmp_path: Path) -> None:

@@ -1,9 +1,12 @@
 """Invariant: what the totals hold is what was recorded, whenever it was taken and however it was added."""
 
+import pytest
+
 from llmtap.exchange.exchange import Exchange
-from llmtap.exchange.outcome import Outcome
+from llmtap.exchange.outcome import Outcome, TokenSource
 from llmtap.export.opentelemetry.metrics import MetricRecorder, Point, Totals
 from llmtap.export.opentelemetry.semconv import VERSIONS
+from llmtap.export.opentelemetry.spans import TEXT_MAX, error_type
 from tests.support.telemetry import MS, chat, read
 
 
@@ -72,14 +75,6 @@ def test_embeddings_have_metrics_of_their_own_in_the_moved_conventions() -> None
         assert set(found) == {duration, tokens, "gen_ai.server.request.duration", "llmtap.exchanges"}
 
 
-def test_http_that_is_no_operation_is_only_counted() -> None:
-    recorder = MetricRecorder(VERSIONS["1.41"], 100)
-    put(recorder, chat(endpoint=None, method="GET", path="/v1/models"))
-    ((name, (point,)),) = by_name(list(Totals(recorder, {}).gather())).items()
-    assert name == "llmtap.exchanges"
-    assert dict(point.attributes)["llmtap.outcome"] == "complete"
-
-
 def test_the_error_stands_at_durations_only() -> None:
     recorder = MetricRecorder(VERSIONS["1.41"], 100)
     put(recorder, chat(), chat(outcome=Outcome.TRUNCATED), chat(outcome=Outcome.CLIENT_CANCELLED))
@@ -124,3 +119,94 @@ def test_the_server_is_that_of_the_arm() -> None:
         for a in (dict(point.attributes) for point in points)
     }
     assert servers == {(None, "gw", 443), ("guarded", "rails", 8000), ("plain", "gw", 443)}
+
+
+def test_the_terms_of_a_chat() -> None:
+    _, terms = read(chat())
+    assert (terms.operation, terms.provider, terms.model) == ("chat", "openai", "gpt-x")
+    assert terms.duration_ns == 261 * MS
+    assert terms.first_chunk_ns == 100 * MS, "a keep-alive is no chunk, a role is"
+    assert terms.chunk_times_ns == [t * MS for t in (100, 110, 150, 250, 260)], "nor is the end marker"
+    assert terms.server_duration_ns == 250 * MS
+    assert terms.server_first_token_ns == 100 * MS
+    assert terms.server_per_token_ns == (250 - 100) * MS // 2
+    assert terms.output_tokens == 3
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status", "told"),
+    [
+        (Outcome.COMPLETE, 200, None),
+        (Outcome.REFUSED, 200, None),
+        (Outcome.REFUSED, 400, "400"),
+        (Outcome.CLIENT_CANCELLED, 200, None),
+        (Outcome.CLIENT_CANCELLED, None, None),
+        (Outcome.CLIENT_CANCELLED, 500, "500"),
+        (Outcome.UPSTREAM_ERROR, 404, "404"),
+        (Outcome.UPSTREAM_ERROR, 529, "529"),
+        (Outcome.UPSTREAM_ERROR, 200, "upstream_error"),
+        (Outcome.UPSTREAM_RESET, 200, "upstream_reset"),
+        (Outcome.UPSTREAM_TIMEOUT, None, "upstream_timeout"),
+        (Outcome.TRUNCATED, 200, "truncated"),
+        (Outcome.REJECTED, 413, "413"),
+        (Outcome.REJECTED, None, "rejected"),
+    ],
+)
+def test_what_counts_as_an_error(outcome: Outcome, status: int | None, told: str | None) -> None:
+    assert error_type(chat(outcome=outcome, status=status)) == told
+
+
+def test_a_failed_answer_has_a_duration_but_no_server_terms_of_success() -> None:
+    _, terms = read(chat(outcome=Outcome.UPSTREAM_RESET))
+    assert terms.duration_ns == 261 * MS
+    assert (terms.server_first_token_ns, terms.server_per_token_ns) == (None, None)
+
+
+def test_an_answer_in_one_piece_has_no_terms_of_a_stream() -> None:
+    _, terms = read(chat(stream=False))
+    assert (terms.first_chunk_ns, terms.server_first_token_ns, terms.chunk_times_ns) == (None, None, [])
+    assert terms.server_duration_ns == 250 * MS
+
+
+@pytest.mark.parametrize(
+    ("source", "counted"),
+    [
+        (TokenSource.USAGE, 3), (TokenSource.TOKEN_IDS, 3), (TokenSource.LOGPROBS, 3),
+        (TokenSource.RUNNING_USAGE, 3), (TokenSource.TOKENIZER, None), (TokenSource.CHUNKS, None),
+    ],
+)  # fmt: skip
+def test_usage_is_what_the_provider_told_or_showed(source: TokenSource, counted: int | None) -> None:
+    x = chat()
+    x.tokens.source = source
+    _, terms = read(x)
+    assert terms.output_tokens == counted
+    assert (terms.server_per_token_ns is None) == (counted is None)
+
+
+def test_hidden_reasoning_leaves_no_time_per_token() -> None:
+    x = chat()
+    x.tokens.reasoning = 2
+    assert read(x)[1].server_per_token_ns is None
+    x.timeline.first_reasoning_ns = x.timeline.first_token_ns
+    assert read(x)[1].server_per_token_ns is not None
+
+
+def test_a_cancelled_exchange_ends_with_the_last_thing_seen() -> None:
+    x = chat(outcome=Outcome.CLIENT_CANCELLED)
+    x.timeline.response_end_ns = x.timeline.delivered_ns = None
+    assert read(x)[1].duration_ns == 260 * MS
+    x = chat(outcome=Outcome.REJECTED, endpoint=None)
+    x.timeline = type(x.timeline)(arrival_ns=7)
+    _, terms = read(x)
+    assert (terms.duration_ns, terms.operation, terms.provider) == (0, None, None)
+
+
+def test_names_of_others_have_a_bound() -> None:
+    _, terms = read(chat(model="m" * 10_000, response_model=None))
+    assert terms.model == "m" * TEXT_MAX
+    assert terms.response_model is None
+
+
+def test_the_operator_knows_the_provider_best() -> None:
+    assert read(chat(), "api.openai.com", "vllm")[1].provider == "vllm"
+    assert read(chat(), "api.groq.com")[1].provider == "groq"

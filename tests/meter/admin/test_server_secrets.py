@@ -43,18 +43,6 @@ def play(scene: Callable[[Client], Awaitable[None]], token: str | None = TOKEN) 
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("token", [TOKEN, None])
-def test_no_answer_tells_the_versions_of_what_serves_it(token: str | None) -> None:
-    async def scene(client: Client) -> None:
-        for path in (*PATHS, "/none"):
-            async with client.get(path, headers={"Authorization": f"Bearer {TOKEN}"}) as answer:
-                assert answer.headers["Server"] == "llmtap", path
-            async with client.post(path) as answer:
-                assert answer.headers["Server"] == "llmtap", path
-
-    play(scene, token)
-
-
 @pytest.mark.parametrize("where", ["token=", "access_token=", "authorization=Bearer%20"])
 def test_a_token_in_a_url_opens_nothing(where: str) -> None:
     async def scene(client: Client) -> None:
@@ -144,24 +132,6 @@ STRANGERS = [
     {"Sec-Fetch-Site": "same-site"}, {"Content-Type": "text/plain"},
     {"Content-Type": "application/x-www-form-urlencoded"}, {"Content-Type": "multipart/form-data"},
 ]  # fmt: skip
-
-
-@pytest.mark.parametrize("token", [None, TOKEN], ids=["open", "with a token"])
-@pytest.mark.parametrize("headers", STRANGERS, ids=lambda headers: next(iter(headers.values())))
-def test_what_acts_is_closed_to_other_sites_and_to_forms(headers: dict[str, str], token: str | None) -> None:
-    """A form and a simple request of a page (Fetch, 2.2.2) carry no JSON, and always tell their origin."""
-    assert ACTING, "there is something that acts"
-
-    async def scene(client: Client) -> None:
-        about = {"Content-Type": "application/json", **headers}
-        if token is not None:
-            about["Authorization"] = f"Bearer {token}"
-        for method, path in ACTING:
-            async with client.request(method, path, data=b'{"enabled": true}', headers=about) as answer:
-                assert answer.status in (403, 415), (method, path)
-                assert "Access-Control-Allow-Origin" not in answer.headers
-
-    play(scene, token)
 
 
 def test_no_page_of_another_origin_may_read_an_answer() -> None:

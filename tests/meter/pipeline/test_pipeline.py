@@ -39,17 +39,6 @@ def test_an_exchange_is_counted_everywhere_once() -> None:
     assert b'llmtap_exchanges_total{model="m",outcome="complete",tenant="default"} 1.0' in body
 
 
-def test_labels_beyond_the_bound_are_other() -> None:
-    t = tally(models_max=1)
-    for model in ("a", "b", "c"):
-        t.ended(streamed(100, model=model))
-    by = summary_of(t)()["by"]
-    assert isinstance(by, dict)
-    assert {name: part["n"] for name, part in by["model"].items()} == {"a": 1, "other": 2}
-    body, _ = metrics_of(t).render()
-    assert b'llmtap_label_overflow_total{label="model"} 2.0' in body
-
-
 def test_failures_are_counted_always_and_told_once_for_each_kind(caplog: pytest.LogCaptureFixture) -> None:
     t = tally()
     with caplog.at_level(logging.WARNING):
@@ -190,19 +179,6 @@ def test_the_reader_and_the_price_reach_the_summary() -> None:
     assert out["metrics"]["smooth_benefit"]["mean"] == pytest.approx(3 - 2 * 0.1)
     assert out["cost"]["spent"] == 3.0
     assert b"output tokens - 2 x user idle latency" in metrics_of(t).render()[0]
-
-
-def test_an_arm_is_a_part_and_a_label() -> None:
-    t = tally()
-    x = streamed(100, 140)
-    x.arm = "guarded"
-    t.ended(x)
-    t.ended(streamed(100, 140))
-    assert {name: part["n"] for name, part in told(t)["by"]["arm"].items()} == {"guarded": 1}
-    assert (
-        b'llmtap_exchanges_total{arm="guarded",model="m",outcome="complete",tenant="default"} 1.0'
-        in (metrics_of(t).render()[0])
-    )
 
 
 @pytest.mark.parametrize(("listened_to", "good"), [(True, 0), (False, 1)])

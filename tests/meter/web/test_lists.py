@@ -4,10 +4,9 @@ import json
 
 import pytest
 
-from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from tests.support.browser import CHROMIUM, Page
-from tests.support.dashboard import an_empty_tally, is_live, own_clock, play, reads, shown
+from tests.support.dashboard import an_empty_tally, play, reads
 from tests.support.streams import streamed
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
@@ -54,21 +53,6 @@ def test_a_filter_finds_what_is_kept_and_not_among_the_newest_hundred() -> None:
         await reads(page, "None of those kept fits.")
         await filter_by(page, "")
         await page.until(f"{SAID} === 'the newest 100 kept, the last to end first'")
-        assert page.problems == []
-
-    play(scene, tally)
-
-
-def test_of_more_than_can_be_asked_for_only_those_are_denied_that_were_looked_at() -> None:
-    tally = ExchangePipeline(MeterOptions(exchanges_kept=2_000), an_empty_tally().clock)
-    ended(tally, seqs=range(1, 2), tenant="rare")
-    ended(tally, seqs=range(2, 1_003))
-
-    async def scene(page: Page, url: str) -> None:
-        await page.open(url + "#exchanges")
-        await page.until(f"{LISTED}.length === 100")
-        await filter_by(page, "rare")
-        await reads(page, "None of the newest 1,000 kept fits.")
         assert page.problems == []
 
     play(scene, tally)
@@ -132,65 +116,6 @@ def test_escape_leads_from_an_exchange_to_its_row_and_place() -> None:
         await page.until(f"{FOCUS}.textContent === 'r-30'")
         assert await page.look("scrollY") == place
         assert await page.look("document.title") == "Exchanges \N{MIDDLE DOT} llmtap"
-        assert page.problems == []
-
-    play(scene, tally)
-
-
-def test_the_list_says_when_each_ended_in_what_zone() -> None:
-    tally = ended(an_empty_tally(), seqs=range(1, 2))
-
-    async def scene(page: Page, url: str) -> None:
-        await own_clock(page)
-        await page.send("Emulation.setTimezoneOverride", timezoneId="Etc/GMT-3")
-        await page.open(url + "#exchanges")
-        await reads(page, "ended, GMT+3")
-        await page.until(f"{LISTED}.length === 1")
-        cell = "document.querySelectorAll('main > div:not([hidden]) tbody td')[0]"
-        # It arrived at 22:13:20 UTC, and took 2 s.
-        assert await page.look(f"{cell}.textContent") == "01:13:22"
-        assert await page.look(f"{cell}.title") == "arrived 2023-11-14T22:13:20.000Z"
-        assert page.problems == []
-
-    play(scene, tally)
-
-
-def test_a_wide_table_keeps_its_names_and_tells_what_is_cut_off() -> None:
-    name = "a-tenant-whose-name-is-longer-than-its-cell-" + "x" * 40
-    tally = ended(an_empty_tally(), seqs=range(1, 20), tenant=name)
-
-    async def scene(page: Page, url: str) -> None:
-        await page.screen(700, 900)
-        await page.open(url)
-        await reads(page, name)
-        await page.look("document.querySelector('main .scroll').scrollLeft = 300")
-        cell = "document.querySelector('main tbody th')"
-        left = f"{cell}.getBoundingClientRect().left - {cell}.closest('.scroll').getBoundingClientRect().left"
-        assert await page.look("document.querySelector('main .scroll').scrollLeft") == 300
-        assert await page.look(left) == 0
-        await move_mouse_to(page, "main tbody th")
-        await page.until(f"{cell}.title === {json.dumps(name)}")
-        assert page.problems == []
-
-    play(scene, tally)
-
-
-def test_a_filter_says_which_figures_it_does_not_touch() -> None:
-    tally = ended(an_empty_tally(), seqs=range(1, 20))
-    words = "The filter is for the table: cards and charts are of all traffic."
-
-    async def scene(page: Page, url: str) -> None:
-        await page.open(url)
-        await reads(page, "n 19")
-        await is_live(page)
-        assert words not in await shown(page)
-        await filter_by(page, "nobody")
-        await reads(page, words)
-        await reads(page, "No tenant fits the filter.")
-        assert "n 19" in await shown(page)
-        await page.look("location.hash = 'chunking'")
-        await reads(page, "How answers are cut")
-        await reads(page, words)
         assert page.problems == []
 
     play(scene, tally)

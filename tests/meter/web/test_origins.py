@@ -8,7 +8,7 @@ from aiohttp.test_utils import TestServer
 
 from llmtap.meter.admin.server import admin_app
 from tests.support.browser import CHROMIUM, browser
-from tests.support.dashboard import a_tally, is_live
+from tests.support.dashboard import a_tally, is_live, served
 from tests.support.peer import wait_until
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
@@ -57,5 +57,31 @@ def test_a_foreign_page_opens_the_dashboard_by_a_link_and_reads_nothing(host: st
             await page.look("document.getElementById('link').click()")
             await is_live(page)
             assert answered["link"] == 200
+
+    asyncio.run(run())
+
+
+READ = """fetch("/metrics").then(async (answer) => [answer.status, await answer.text()])"""
+
+
+def test_a_page_under_a_name_of_its_own_reads_nothing() -> None:
+    """Over plain http the browser sends neither `Origin` nor `Sec-Fetch-Site` with what the page asks for."""
+
+    async def run() -> None:
+        async with (
+            asyncio.timeout(240),
+            served(a_tally()) as url,
+            browser("--host-resolver-rules=MAP evil.example 127.0.0.1") as running,
+        ):
+            page = await running.page()
+            for name, status, words in (
+                ("evil.example", 403, "meter.admin_token"),
+                ("127.0.0.1", 200, "llmtap_exchanges_total"),
+                ("localhost", 200, "llmtap_exchanges_total"),
+            ):
+                await page.open(f"{url.replace('127.0.0.1', name)}healthz")
+                await page.until(f"location.hostname === '{name}' && document.readyState === 'complete'")
+                found, said = await page.look(READ)
+                assert (found, words in said) == (status, True), name
 
     asyncio.run(run())
