@@ -1,17 +1,17 @@
-"""The running experiment as the meter sees it: who was dealt to which arm, what came of it, on or off.
+"""The running experiment: assignments and results of each arm, and the switch.
 
-Relays deal; here the exchanges of each arm are counted, the arms compared with the control, and the switch
-kept. The switch is a word to every relay, given when it says hello and whenever it changes. A meter that was
-killed learns the state from the first relay that was told by its predecessor.
+Relays assign; the meter counts the exchanges of each arm, compares the arms with the control, and keeps the
+switch, a word sent to every relay when it connects and whenever it changes. A meter that was killed learns
+the state from the first relay that was told by its predecessor.
 
-Every exchange counts in the arm it was dealt to, also where the arm's change could not be made to it, and
-also where it failed: what is left out of a comparison is what biases it.
+Every exchange counts in the arm it was assigned to, also where the arm's change could not be made to it, and
+where it failed: exclusions would bias the comparison.
 """
 
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Final
 
@@ -76,36 +76,21 @@ class _Arm:
     refusals: Counter[str] = field(default_factory=Counter)
     chunking: Counter[str] = field(default_factory=Counter)
     uncertainty_ns: int = 0
+    figures: dict[str, Figure] = field(default_factory=dict)
+    """Of a copy only, as `forgotten`: taken from the sample."""
+    forgotten: int = 0
 
-    def copy(self) -> "_Frozen":
-        return _Frozen(
-            {name: figure.copy() for name, figure in self.sample.figures.items()},
-            self.sample.forgotten,
-            self.assigned,
-            self.single,
-            self.units,
-            dict(self.excluded),
-            dict(self.outcomes),
-            dict(self.refusals),
-            dict(self.chunking),
-            self.uncertainty_ns,
+    def copy(self) -> "_Arm":
+        """The arm at this moment, for any thread."""
+        return replace(
+            self,
+            excluded=self.excluded.copy(),
+            outcomes=self.outcomes.copy(),
+            refusals=self.refusals.copy(),
+            chunking=self.chunking.copy(),
+            figures={name: figure.copy() for name, figure in self.sample.figures.items()},
+            forgotten=self.sample.forgotten,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Frozen:
-    """An arm at one moment, for any thread."""
-
-    figures: dict[str, Figure]
-    forgotten: int
-    assigned: int
-    single: int
-    units: int
-    excluded: dict[str, int]
-    outcomes: dict[str, int]
-    refusals: dict[str, int]
-    chunking: dict[str, int]
-    uncertainty_ns: int
 
 
 class Experiments:
@@ -260,7 +245,7 @@ def _values(x: Exchange, m: Measured) -> Iterator[tuple[str, Sequence[int]]]:
     yield "tokens_per_chunk", m.tokens_per_chunk or ()
 
 
-def _results(e: Experiment, arms: dict[str, _Frozen], ratio_p: float, capped: bool) -> dict[str, object]:
+def _results(e: Experiment, arms: dict[str, _Arm], ratio_p: float, capped: bool) -> dict[str, object]:
     control = arms[e.control]
     others = {name: arm for name, arm in arms.items() if name != e.control}
     comparisons = len(others) * (len(METRICS) + len(SHARES))
@@ -291,9 +276,7 @@ def _results(e: Experiment, arms: dict[str, _Frozen], ratio_p: float, capped: bo
     }  # fmt: skip
 
 
-def _arm(
-    e: Experiment, name: str, weight: float, changes: dict[str, object], arm: _Frozen
-) -> dict[str, object]:
+def _arm(e: Experiment, name: str, weight: float, changes: dict[str, object], arm: _Arm) -> dict[str, object]:
     c = arm.chunking
     sized = c.get("sized_chunks", 0)
     metrics: dict[str, object] = {}
@@ -335,7 +318,7 @@ def _arm(
 
 
 def _differences(
-    e: Experiment, name: str, arm: _Frozen, control: _Frozen
+    e: Experiment, name: str, arm: _Arm, control: _Arm
 ) -> dict[str, dict[str, dict[str, object]]]:
     """By metric and statistic: the arm less the control."""
     out: dict[str, dict[str, dict[str, object]]] = {}

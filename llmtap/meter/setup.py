@@ -1,6 +1,7 @@
-"""What a meter process is told, by whoever starts it. It imports no meter, which is 19 MB more."""
+"""Settings of a meter process, and the messages that it understands. Imports no meter: that is 19 MB more."""
 
 import os
+import signal
 import socket
 import stat
 from typing import Final
@@ -16,11 +17,26 @@ from llmtap.log import LogSetup
 from llmtap.meter.options import CostOptions, MeterOptions, TenantOptions
 from llmtap.metrics.slo import SloOptions
 
-__all__ = ["FROM_NOW_ON", "Changeable", "MeterSetup", "check_socket_path", "need_no_meter"]
+__all__ = [
+    "FROM_NOW_ON",
+    "HAND_OVER",
+    "RENEW",
+    "Changeable",
+    "MeterSetup",
+    "check_socket_path",
+    "need_no_meter",
+]
 
 
 FROM_NOW_ON: Final = b"from now on "
 """With a Changeable as JSON, a line on the stdin of a running meter."""
+HAND_OVER: Final = b"another meter takes over at "
+"""With the path of its socket, a line on stdin. Not a signal: one for the supervisor may be sent to the whole
+group."""
+RENEW: Final = signal.SIGUSR1
+"""End now: another meter takes over, and the relays stay."""
+PROBE_S: Final = 1.0
+"""How long a meter may take to accept a connection; the kernel does so for it in microseconds."""
 
 
 class Changeable(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,10 +89,6 @@ def _lasting(setup: MeterSetup) -> dict[str, object]:
     if setup.admin_fd is not None:
         told["options"] = {**msgspec.structs.asdict(setup.options), "admin": None}
     return told
-
-
-PROBE_S: Final = 1.0
-"""How long a meter may take to let a caller in; the kernel does so for it in microseconds."""
 
 
 def check_socket_path(path: str) -> None:

@@ -1,4 +1,4 @@
-"""When the meter ends: once its relays have left, so that what ends while they drain is measured.
+"""The end of the meter: once its relays have left, so that exchanges that end while they drain are measured.
 
 | what happens | what it means | the meter waits for its relays |
 |---|---|---|
@@ -7,10 +7,14 @@
 | SIGTERM again, SIGUSR1 | now; the latter where another meter follows and the relays stay | no |
 | stdin ends | the supervisor died: relays drain, and nobody else would stop us | the same, 24 s at most |
 
-FROM_NOW_ON on stdin ends nothing: it is what a reload changes for a meter that stays.
+FROM_NOW_ON on stdin ends nothing: it carries what a reload changes for a meter that stays.
 
-A meter that was started by hand has no supervisor: its stdin means nothing, Ctrl-C and a hang-up are SIGTERM.
+A meter that was started by hand has no supervisor: its stdin is ignored, Ctrl-C and a hang-up are SIGTERM.
 Apps with the middleware are guests, and never waited for.
+
+After HAND_OVER the exchanges of the draining relays are still measured and captured here, but the other meter
+answers all requests. So each of our relays is reported to it, twice a second and once more at the end, by its
+own name: its hello and status, marked as measured elsewhere (`Successor`).
 """
 
 import asyncio
@@ -19,25 +23,18 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
 from llmtap.channel.frames import ACK, FrameKind, Hello, RelayStatus, pack_batch
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
-from llmtap.meter.setup import FROM_NOW_ON, Changeable
+from llmtap.meter.pipeline.receiver import Receiver
+from llmtap.meter.setup import FROM_NOW_ON, HAND_OVER, RENEW, Changeable
 
-if TYPE_CHECKING:
-    from llmtap.meter.pipeline.receiver import Receiver
-
-__all__ = ["HAND_OVER", "RENEW", "Ending", "Successor"]
+__all__ = ["Ending", "Successor"]
 
 
-RENEW: Final = signal.SIGUSR1
-"""End now: another meter takes over, and the relays stay."""
-HAND_OVER: Final = b"another meter takes over at "
-"""With the path of its socket, a line on stdin. No signal: one for the supervisor may be sent to the whole
-group."""
 LINE_BYTES: Final = 4_096
 GRACE_S: Final = 5.0
 """On top of the relays' own limit: for their last batches."""
@@ -88,7 +85,7 @@ class Ending:
         """Until somebody wants the end, or the supervisor is gone."""
         await self._asked.wait()
 
-    async def relays_left(self, receiver: "Receiver") -> None:
+    async def relays_left(self, receiver: Receiver) -> None:
         """Until no relay is connected, or there is no more time."""
         self._loop.call_later(self._limit_s, self._now.set)
         left = self._loop.create_task(receiver.relays_left())

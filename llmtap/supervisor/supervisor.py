@@ -26,8 +26,7 @@ import msgspec
 from llmtap.config import Settings, fingerprint
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.log import set_up
-from llmtap.meter.setup import FROM_NOW_ON, need_no_meter
-from llmtap.meter.shutdown import HAND_OVER, RENEW
+from llmtap.meter.setup import FROM_NOW_ON, HAND_OVER, RENEW, need_no_meter
 from llmtap.supervisor.checks import check_settings
 from llmtap.supervisor.child import Child
 from llmtap.supervisor.handover import (

@@ -18,8 +18,8 @@ import pytest
 from llmtap.channel.frames import ACK
 from llmtap.log import LogSetup
 from llmtap.meter.options import MeterOptions
-from llmtap.meter.setup import FROM_NOW_ON, Changeable, MeterSetup
-from llmtap.meter.shutdown import GRACE_S, HAND_OVER, RENEW
+from llmtap.meter.setup import FROM_NOW_ON, HAND_OVER, RENEW, Changeable, MeterSetup
+from llmtap.meter.shutdown import GRACE_S
 from llmtap.units import encode_special
 from tests.support.relay_status import relay_status
 from tests.support.tap_frames import Script

@@ -1,7 +1,7 @@
-"""Frames of one relay back into Exchanges: one Observer for each exchange that is open there.
+"""Rebuilds Exchanges from the frames of one relay: one Observer for each open exchange.
 
-An exchange that cannot be understood is given up, counted and told once; the others go on. What was open
-when a relay died ends as `tap_error`, with all that had been seen of it.
+An exchange that cannot be understood is given up and counted; the others go on. Exchanges that were open when
+a relay died end as `tap_error`, with all that had been seen of them.
 """
 
 import os
@@ -31,23 +31,14 @@ from llmtap.net.lag import make_lag_meter
 __all__ = ["Assembler", "CooperativeYield", "Sink"]
 
 # Plain ints: comparing with an IntEnum's member costs ten times as much, and this runs for every frame.
-_OPEN: Final = int(FrameKind.OPEN)
-_REQUEST_DATA: Final = int(FrameKind.REQUEST_DATA)
-_REQUEST_END: Final = int(FrameKind.REQUEST_END)
-_SUBMIT: Final = int(FrameKind.SUBMIT)
-_RESPONSE_HEAD: Final = int(FrameKind.RESPONSE_HEAD)
-_RESPONSE_DATA: Final = int(FrameKind.RESPONSE_DATA)
-_RESPONSE_END: Final = int(FrameKind.RESPONSE_END)
-_UPGRADED: Final = int(FrameKind.UPGRADED)
-_TUNNEL_UP: Final = int(FrameKind.TUNNEL_UP)
-_TUNNEL_DOWN: Final = int(FrameKind.TUNNEL_DOWN)
-_CLOSE: Final = int(FrameKind.CLOSE)
-_DROP: Final = int(FrameKind.DROP)
-_STATUS: Final = int(FrameKind.STATUS)
-_ANSWER: Final = int(FrameKind.ANSWER)
-_SENT: Final = int(FrameKind.SENT)
-_ARM: Final = int(FrameKind.ARM)
-_ANCHOR: Final = int(FrameKind.ANCHOR)
+_K: Final = FrameKind
+_OPEN, _REQUEST_DATA, _REQUEST_END, _SUBMIT, _RESPONSE_HEAD, _RESPONSE_DATA, _RESPONSE_END = map(int, (
+    _K.OPEN, _K.REQUEST_DATA, _K.REQUEST_END, _K.SUBMIT, _K.RESPONSE_HEAD, _K.RESPONSE_DATA, _K.RESPONSE_END
+))  # fmt: skip
+_UPGRADED, _TUNNEL_UP, _TUNNEL_DOWN, _CLOSE, _DROP, _STATUS, _ANSWER, _SENT, _ARM, _ANCHOR = map(int, (
+    _K.UPGRADED, _K.TUNNEL_UP, _K.TUNNEL_DOWN, _K.CLOSE, _K.DROP, _K.STATUS, _K.ANSWER, _K.SENT, _K.ARM,
+    _K.ANCHOR,
+))  # fmt: skip
 _LAST: Final = (_CLOSE, _DROP)
 
 ANCHORS_MAX: Final = 4
@@ -125,11 +116,11 @@ class Assembler:
         return [(observer, arms.get(seq)) for seq, observer in reversed(self._live.items())]
 
     def unrecognised(self, frames: FrameBatch) -> Iterator[Frame]:
-        """The frames of a batch for `digest`, without token events that were recognised by their bytes."""
+        """Return the frames of a batch for `digest`, without token events recognised by their bytes."""
         return frames.unrecognised(self._live)
 
     def digest(self, frames: Iterable[Frame]) -> None:
-        """Takes in the frames of a batch, in order. Never raises for what is in them."""
+        """Take in the frames of a batch, in order. Never raises for their content."""
         live = self._live
         for kind, seq, t_ns, extra_ns, data in frames:
             try:
@@ -172,17 +163,15 @@ class Assembler:
             self._sink.failed("parse_cpu", f"exchange {observer.exchange.id}: {_TOO_COSTLY}")
 
     def discard(self) -> None:
-        """Gives up all that is open: the relay lives, and counts by itself what we did not acknowledge."""
+        """Give up all open exchanges: the relay lives, and counts what was not acknowledged."""
         self._sink.forgot(len(self._live))
         for observer in self._live.values():
             observer.abandon()
-        self._live.clear()
-        self._arms.clear()
-        self._steps.clear()
-        self._cpu_ns.clear()
+        for table in (self._live, self._arms, self._steps, self._cpu_ns):
+            table.clear()
 
     def lose(self) -> None:
-        """The relay died: all that is open ends here, as `tap_error`."""
+        """The relay died: end all open exchanges as `tap_error`."""
         for seq, observer in list(self._live.items()):
             try:
                 exchange = observer.finish(
