@@ -189,3 +189,16 @@ def test_every_value_is_used() -> None:
     text = "".join(file.read_text() for file in (CHART / "templates").iterdir())
     for name in values():
         assert f".Values.{name}" in text, name
+
+
+def test_other_volumes_may_have_several_replicas() -> None:
+    volume = {"emptyDir": {"sizeLimit": "20Gi"}}
+    spec = rendered(captureVolume=volume)["Deployment", "llmtap"]["spec"]
+    assert {"name": "llmtap-capture"} | volume in spec["template"]["spec"]["volumes"]
+    assert spec["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
+
+
+def test_another_release_has_names_of_its_own() -> None:
+    found = rendered("blue")
+    assert ("Deployment", "blue-llmtap") in found
+    assert {d["metadata"]["labels"]["app.kubernetes.io/name"] for d in found.values()} == {"blue-llmtap"}

@@ -20,8 +20,8 @@ def test_counts_are_exact(values: list[int]) -> None:
     for value in values:
         single.record(value)
     merged, rest = Buckets(EDGES), Buckets(EDGES)
-    merged.record_many(values[:100])
-    rest.record_many(values[100:])
+    merged.record_many(values[: len(values) // 2])
+    rest.record_many(values[len(values) // 2 :])
     merged.merge(rest)
     for buckets in (together, single, merged):
         counts, total = buckets.read()

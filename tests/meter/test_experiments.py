@@ -293,3 +293,7 @@ def test_it_is_over_when_its_end_has_come() -> None:
     clock.advance(10 * S)
     assert view.state == "ended"
     assert said(view)["until"] == "2023-11-14T22:13:31Z"
+
+
+def test_in_aa_mode_no_change_is_claimed() -> None:
+    assert said(viewed(an_experiment(A, B, aa=True)))["arms"]["b"]["changes"] == {}

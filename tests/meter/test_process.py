@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -259,3 +260,11 @@ def test_a_line_that_makes_no_sense_ends_it_with_an_error() -> None:
     )  # fmt: skip
     assert done.returncode != 0
     assert b"colour" in done.stderr
+
+
+def test_sigterm_ends_it_and_leaves_no_socket(meter: Meter) -> None:
+    meter.process.send_signal(signal.SIGTERM)
+    status, log = meter.stop()
+    assert status == 0, log
+    assert not os.path.exists(meter.path)
+    assert "event=meter_ready" in log

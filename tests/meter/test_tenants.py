@@ -15,7 +15,7 @@ from llmtap.meter.admin.views import metrics_of
 from llmtap.meter.options import MeterOptions, TenantOptions, TenantRule
 from llmtap.meter.pipeline.assembler import Assembler
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
-from llmtap.meter.tenants import DEFAULT, OTHER, Labels, Tenants
+from llmtap.meter.tenants import DEFAULT, OTHER, UNKNOWN, Labels, Tenants
 from llmtap.protocol.http1 import parse_request_head
 
 KEY = "sk-live-51H8secret"
@@ -228,3 +228,16 @@ def test_a_hundred_thousand_tenants_are_a_thousand_and_the_rest() -> None:
     assert len(tenants) == KNOWN_MAX + 1
     assert b"other" in tenants
     assert max(map(len, tenants)) < 300
+
+
+def test_overflow_is_counted_by_label() -> None:
+    labels = Labels(tenants_max=1, models_max=2, series_max=100)
+    assert [labels.tenant(name) for name in ("a", "b", "a", "c")] == ["a", OTHER, "a", OTHER]
+    assert labels.fold("a", "m1") == ("a", "m1", "")
+    assert labels.fold("a", "m2") == ("a", "m2", "")
+    assert labels.fold("a", "m3") == ("a", OTHER, "")
+    assert labels.overflow == {"tenant": 2, "model": 1, "series": 0}
+
+
+def test_no_model_is_a_name_of_its_own() -> None:
+    assert Labels(5, 5, 5).fold("a", None) == ("a", UNKNOWN, "")

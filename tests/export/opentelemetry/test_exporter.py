@@ -480,3 +480,21 @@ def test_a_file_of_authorities_that_cannot_be_read_is_named() -> None:
     with pytest.raises(ConfigError) as told:
         exporter("https://localhost:1", ca="/none/ca.pem", protocol="http/protobuf")
     assert told.value.place == "otlp.ca"
+
+
+def test_http_that_is_no_operation_is_a_plain_client_span() -> None:
+    with OtlpReceiver() as receiver:
+        export(receiver, chat(endpoint=None, method="GET", path="/v1/models", stream=False))
+        (span,) = receiver.spans
+    assert span.name == "GET"
+    assert not [key for key in plain(span.attributes) if key.startswith("gen_ai.")]
+    assert plain(span.attributes)["url.path"] == "/v1/models"
+
+
+def test_the_resource_may_name_the_service_as_well() -> None:
+    with OtlpReceiver() as receiver:
+        export(receiver, chat(), resource="service.name=edge,service.version=9,team=llm")
+        named = plain(receiver.traces[0].resource_spans[0].resource.attributes)
+    assert {key: named[key] for key in ("service.name", "service.version", "team")} == {
+        "service.name": "edge", "service.version": "9", "team": "llm",
+    }  # fmt: skip

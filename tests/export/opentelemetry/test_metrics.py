@@ -210,3 +210,11 @@ def test_names_of_others_have_a_bound() -> None:
 def test_the_operator_knows_the_provider_best() -> None:
     assert read(chat(), "api.openai.com", "vllm")[1].provider == "vllm"
     assert read(chat(), "api.groq.com")[1].provider == "groq"
+
+
+def test_http_that_is_no_operation_is_only_counted() -> None:
+    recorder = MetricRecorder(VERSIONS["1.41"], 100)
+    put(recorder, chat(endpoint=None, method="GET", path="/v1/models"))
+    ((name, (point,)),) = by_name(list(Totals(recorder, {}).gather())).items()
+    assert name == "llmtap.exchanges"
+    assert dict(point.attributes)["llmtap.outcome"] == "complete"

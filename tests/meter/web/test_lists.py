@@ -4,9 +4,10 @@ import json
 
 import pytest
 
+from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from tests.support.browser import CHROMIUM, Page
-from tests.support.dashboard import an_empty_tally, play, reads
+from tests.support.dashboard import an_empty_tally, own_clock, play, reads
 from tests.support.streams import streamed
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
@@ -116,6 +117,39 @@ def test_escape_leads_from_an_exchange_to_its_row_and_place() -> None:
         await page.until(f"{FOCUS}.textContent === 'r-30'")
         assert await page.look("scrollY") == place
         assert await page.look("document.title") == "Exchanges \N{MIDDLE DOT} llmtap"
+        assert page.problems == []
+
+    play(scene, tally)
+
+
+def test_the_list_says_when_each_ended_in_what_zone() -> None:
+    tally = ended(an_empty_tally(), seqs=range(1, 2))
+
+    async def scene(page: Page, url: str) -> None:
+        await own_clock(page)
+        await page.send("Emulation.setTimezoneOverride", timezoneId="Etc/GMT-3")
+        await page.open(url + "#exchanges")
+        await reads(page, "ended, GMT+3")
+        await page.until(f"{LISTED}.length === 1")
+        cell = "document.querySelectorAll('main > div:not([hidden]) tbody td')[0]"
+        # It arrived at 22:13:20 UTC, and took 2 s.
+        assert await page.look(f"{cell}.textContent") == "01:13:22"
+        assert await page.look(f"{cell}.title") == "arrived 2023-11-14T22:13:20.000Z"
+        assert page.problems == []
+
+    play(scene, tally)
+
+
+def test_of_more_than_can_be_asked_for_only_those_are_denied_that_were_looked_at() -> None:
+    tally = ExchangePipeline(MeterOptions(exchanges_kept=2_000), an_empty_tally().clock)
+    ended(tally, seqs=range(1, 2), tenant="rare")
+    ended(tally, seqs=range(2, 1_003))
+
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url + "#exchanges")
+        await page.until(f"{LISTED}.length === 100")
+        await filter_by(page, "rare")
+        await reads(page, "None of the newest 1,000 kept fits.")
         assert page.problems == []
 
     play(scene, tally)

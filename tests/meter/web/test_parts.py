@@ -2,8 +2,9 @@
 
 import pytest
 
+from llmtap.export.prometheus.self_metrics import CaptureState
 from tests.support.browser import CHROMIUM, Page
-from tests.support.dashboard import an_empty_tally, play
+from tests.support.dashboard import an_empty_tally, play, reads
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
 
@@ -64,3 +65,23 @@ def test_a_feed_that_falls_silent_is_asked_anew() -> None:
         assert errors == [None, "live: nothing within 15 s"]
 
     play(scene, an_empty_tally())
+
+
+class _Troubled:
+    """A recorder whose disk is full."""
+
+    def state(self) -> CaptureState:
+        return CaptureState(problem="disk_full", dropped={"disk_full": 3, "deleted": 5})
+
+
+def test_a_capture_in_trouble_is_not_well() -> None:
+    tally = an_empty_tally()
+    tally.recorder = _Troubled()  # type: ignore[assignment]
+
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url + "#tap")
+        await reads(page, "The capture takes no rows: disk_full.")
+        await reads(page, "The capture lacks exchanges: disk_full 3.")
+        assert page.problems == []
+
+    play(scene, tally)

@@ -9,6 +9,8 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from llmtap import native
+from llmtap.clock import ManualClock
+from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.assembler import Assembler
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from tests.support.browser import CHROMIUM, Page
@@ -270,3 +272,15 @@ def test_a_token_that_is_no_longer_right_is_asked_for_anew() -> None:
         assert [problem for problem in page.problems if "401" not in problem] == []
 
     play(scene, None, "s3cret")
+
+
+def test_without_a_relay_it_says_that_nothing_is_measured() -> None:
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url)
+        await reads(page, "No relay speaks to the meter, so nothing is measured.")
+        await view(page, "tap")
+        await reads(page, "No relay is connected: nothing is measured.")
+        await reads(page, "No relay ever spoke to this meter.")
+        assert page.problems == []
+
+    play(scene, ExchangePipeline(MeterOptions(), ManualClock(now_ns=S)))

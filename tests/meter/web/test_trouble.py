@@ -222,3 +222,15 @@ def test_a_live_feed_without_a_free_place_is_told_and_asked_again() -> None:
         await is_live(page)
 
     play(scene)
+
+
+def test_a_window_that_is_full_says_nothing_of_the_meters_age() -> None:
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url)
+        await reads(page, "1m (55 s)")
+        assert "The meter began" not in await shown(page)
+        await choose(page, "window", "1h")
+        await reads(page, "The meter began at")
+        assert page.problems == []
+
+    play(scene)
