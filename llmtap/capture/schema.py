@@ -128,8 +128,6 @@ class CaptureInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     """`salted`: keyed hashes. `trace`: the ids that the source had, which tell nothing."""
     source: str = ""
     """Format that the rows were converted from; empty for live traffic."""
-    style: dict[str, str] = {}
-    """How the source wrote what has several spellings, so that it can be written the same way."""
     began_ns: int = 0
     """Wall clock when the file was begun."""
     ledger: CaptureLedger = CaptureLedger()

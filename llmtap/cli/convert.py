@@ -35,16 +35,7 @@ Examples:
 
   zcat BurstGPT_1.csv.gz | llmtap convert - - --from burstgpt --to azure > azure.csv"""
 
-_LINES: Final = "line_end, bom, end"
-STYLES: Final[Mapping[str, str]] = {
-    "azure, inference-perf": f"columns, digits, zone, {_LINES}",
-    "burstgpt": f"columns, timestamp, elapsed, {_LINES}",
-    "vidur": f"columns, arrived_at, {_LINES}",
-    "mooncake, guidellm, vllm-timed-trace, bailian": f"timestamp, keys, json, {_LINES}",
-    "aiperf": f"content, {_LINES}",
-    "guidellm-data, vllm-custom": _LINES,
-    "har": "llmtap",
-}
+STYLES: Final[Mapping[str, str]] = {"aiperf": "content", "har": "llmtap"}
 """As the formats have them, written down again because help must not wait for them to be imported."""
 _LIST_CHARS: Final = 80
 """A line of `--list NAME`."""
@@ -197,7 +188,7 @@ def _show_formats(name: str, *, as_json: bool) -> None:
     listed: list[dict[str, Any]] = [
         {
             "name": f.name, "title": f.title, "extensions": list(f.extensions),
-            "does": [word for word, does in (("read", f.read), ("write", f.write)) if does],
+            "does": ["read", "write"],
             "holds": [aspect for aspect in ASPECTS if aspect in f.holds],
             "needs": [aspect for aspect in ASPECTS if aspect in f.needs],
             "why": dict(f.why), "styles": dict(f.styles),
@@ -215,10 +206,6 @@ def _show_formats(name: str, *, as_json: bool) -> None:
         columns = columns[:3]
     _show_table(columns, [[_cell(f[c]) for c in columns] for f in listed], beside=False)
     if sys.stdout.isatty():
-        for does in ("read", "write"):
-            others = [f["name"] for f in listed if does not in f["does"]]
-            if others:
-                print(f"\nOnly {'written' if does == 'read' else 'read'}: {', '.join(others)}.")
         print("\nllmtap convert --list NAME tells what one holds, needs, and the styles it has.")
 
 

@@ -236,7 +236,6 @@ def _of_trace(path: str, options: dict[str, Any]) -> dict[str, object]:
     try:
         with opened(path, SNIFF_BYTES, None) as file:
             found = detect(path.removesuffix(".gz").removesuffix(".zst"), file.head)
-            assert found.read is not None
             source = found.read(file.stream)
             with _progress(None) as progress:
                 told = describe([source.info], source.batches, progress=progress, **options)

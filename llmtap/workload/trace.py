@@ -218,7 +218,6 @@ def opened_trace(
             )
             if given is parquet_capture.FORMAT and not file.seekable:
                 raise FormatError("Parquet is read from its end: give it as a file, not compressed")
-            assert given.read is not None
             yield given.read(file.stream), given.name
     except FormatError as exc:
         raise ConfigError(place, str(exc)) from None

@@ -15,6 +15,7 @@ Source: HAR 1.2 (W3C draft, "HTTP Archive"); shared/traces/formats.md 1.12.
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from http import HTTPStatus
 from typing import Any, BinaryIO, Final
 
@@ -26,10 +27,25 @@ from llmtap import __version__
 from llmtap.capture.schema import SCHEMA, CaptureInfo
 from llmtap.exchange.exchange import EVENT_CLASSES
 from llmtap.exchange.saved import Explained, SavedError, explain, read_saved
-from llmtap.traces.answer_replay import answer_columns, text_said
-from llmtap.traces.bodies import ENDPOINTS, TextRows, asked_columns, read_object
-from llmtap.traces.format import ASPECTS, FormatError, TraceFormat, TraceSource, TraceWritten, WriteOptions
-from llmtap.traces.text.elements import ElementsError, read_elements
+from llmtap.traces.bodies import (
+    ENDPOINTS,
+    TextRows,
+    answer_columns,
+    asked_columns,
+    read_elements,
+    read_object,
+    text_said,
+)
+from llmtap.traces.format import (
+    ASPECTS,
+    FormatError,
+    TraceFormat,
+    TraceSource,
+    TraceWritten,
+    WriteOptions,
+    trace_source,
+)
+from llmtap.traces.writer import with_model
 from llmtap.user_files import decode_json
 
 __all__ = ["FORMAT"]
@@ -66,21 +82,17 @@ class _Answer(msgspec.Struct):
 
 
 def _read(file: BinaryIO) -> TraceSource:
-    source = TraceSource(CaptureInfo(level="full", arrivals="wall", source="har"), iter(()))
-    source.batches = _batches(file, source.notes)
-    return source
+    return trace_source(partial(_batches, file), "har", level="full", arrivals="wall")
 
 
 def _batches(file: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBatch]:
     rows, skipped = TextRows(), Counter[str]()
-    try:
-        for number, element in enumerate(read_elements(file, ("log", "entries"))):
-            entry = read_object(element, f"entry {number}")
-            row = _row_of(entry, skipped)
-            if row is not None:
-                yield from rows.add(**row)
-    except ElementsError as exc:
-        raise FormatError(str(exc)) from None
+    for number, entry in enumerate(read_elements(file, ("log", "entries"), floats=True)):
+        if not isinstance(entry, dict):
+            raise FormatError(f"entry {number}: expected a JSON object")
+        row = _row_of(entry, skipped)
+        if row is not None:
+            yield from rows.add(**row)
     yield from rows.rest()
     notes += [f"{n:,} entries {what}" for what, n in skipped.items()]
 
@@ -226,36 +238,27 @@ def _arrival(ns: int) -> dict[str, Any]:
 def _write(
     file: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch], options: WriteOptions
 ) -> TraceWritten:
-    style = options.style.get("llmtap", "row")
-    if style not in ("row", "none"):
-        raise FormatError(f"style llmtap: expected row or none, got {style!r}")
+    style = options.choice("llmtap", "row", ("row", "none"))
     written = TraceWritten()
     opening = {
         "version": "1.2", "creator": {"name": "llmtap", "version": __version__}, "entries": [],
     }  # fmt: skip
     file.write(b'{"log":' + msgspec.json.encode(opening)[: -len(b"]}")])
     endless = 0
-    for batch in batches:
+    for batch in with_model(batches, options, written):
         dated = batch.filter(pc.is_valid(batch.column("arrival_ns")))
         if dated.num_rows < batch.num_rows:
             written.drop("no arrival", batch.num_rows - dated.num_rows)
         written.count(dated if style == "row" else dated.select(_PLAIN))
         for row in dated.to_pylist():
             endless += row["response_end_us"] is None
-            model = options.model if options.override_model or row["model"] is None else None
-            row["model"] = model or row["model"]
             file.write(b",\n" if written.rows else b"\n")
             file.write(msgspec.json.encode(_entry(row, style)))
             written.rows += 1
     file.write(b"\n]}}\n")
-    if options.override_model and options.model is not None:
-        written.changed["model"] = "--model in every row"
     if info.arrivals == "trace" and written.rows:
         written.notes.append("arrivals count from the trace's own zero: the dates begin in 1970")
-    if endless:
-        written.notes.append(
-            f"{endless:,} rows do not say when they ended: where HAR wants a time, they have 0"
-        )
+    written.note(endless, "rows do not say when they ended: where HAR wants a time, they have 0")
     return written
 
 

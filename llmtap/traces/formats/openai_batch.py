@@ -9,6 +9,7 @@ Source: shared/traces/formats.md 1.11.
 """
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any, BinaryIO, Final
 
 import msgspec
@@ -17,16 +18,24 @@ import pyarrow.compute as pc
 
 from llmtap.capture.schema import CaptureInfo
 from llmtap.exchange.saved import SavedError, explain, read_saved
-from llmtap.traces.answer_replay import answer_columns, text_said
 from llmtap.traces.bodies import (
     ENDPOINTS,
     TextRows,
+    answer_columns,
     asked_columns,
     endpoint_of,
-    read_lines,
     read_object,
+    text_said,
 )
-from llmtap.traces.format import FormatError, TraceFormat, TraceSource, TraceWritten, WriteOptions
+from llmtap.traces.format import (
+    FormatError,
+    TraceFormat,
+    TraceSource,
+    TraceWritten,
+    WriteOptions,
+    trace_source,
+)
+from llmtap.traces.text import read_lines
 from llmtap.traces.writer import FAILED
 
 __all__ = ["FORMATS"]
@@ -67,9 +76,7 @@ class _Answer(msgspec.Struct):
 
 
 def _read_questions(file: BinaryIO) -> TraceSource:
-    source = TraceSource(CaptureInfo(level="full", arrivals="trace", source="openai-batch"), iter(()))
-    source.batches = _questions(file, source.notes)
-    return source
+    return trace_source(partial(_questions, file), "openai-batch", level="full")
 
 
 def _questions(file: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBatch]:
@@ -99,9 +106,7 @@ def _questions(file: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBatch]:
 
 
 def _read_answers(file: BinaryIO) -> TraceSource:
-    source = TraceSource(CaptureInfo(level="full", arrivals="trace", source="openai-batch-output"), iter(()))
-    source.batches = _answers(file, source.notes)
-    return source
+    return trace_source(partial(_answers, file), "openai-batch-output", level="full")
 
 
 def _answers(file: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBatch]:

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from llmtap import __version__
 from llmtap.capture.read.reader import read
-from llmtap.capture.schema import SCHEMA, VERSION, CaptureInfo, CaptureLedger, info_of
+from llmtap.capture.schema import VERSION, CaptureInfo, CaptureLedger, info_of
 from llmtap.capture.store.migrations import CaptureVersionError, migrate
 from llmtap.capture.store.parquet import write_parquet
 from llmtap.traces.format import (
@@ -29,6 +29,7 @@ from llmtap.traces.format import (
     TraceWritten,
     WriteOptions,
 )
+from llmtap.traces.writer import replaced, with_model
 
 __all__ = ["FORMAT", "read_many"]
 
@@ -110,25 +111,20 @@ def _write(
 
     def rows() -> Iterator[pa.RecordBatch]:
         nonlocal numbered
-        for batch in batches:
+        for batch in with_model(batches, options, written):
             if not whole:
                 numbered += pc.and_(
                     pc.is_valid(batch.column("seq")), pc.is_valid(batch.column("relay"))
                 ).true_count
-                batch = _set(batch, "relay", pa.nulls(batch.num_rows, pa.string()))
-            if options.model is not None:
-                batch = _set(batch, "model", _models(batch.column("model"), options))
+                batch = replaced(batch, "relay", pa.nulls(batch.num_rows, pa.string()))
             written.count(batch)
             yield batch
 
-    # The very style, not a copy: a reader completes it when its last row is through.
     info = msgspec.structs.replace(
         info, schema_version=VERSION, tap_version=info.tap_version or __version__,
         ledger=info.ledger if whole else CaptureLedger(),
     )  # fmt: skip
     written.rows = write_parquet(file, info, rows())
-    if options.override_model and options.model is not None:
-        written.changed["model"] = "--model in every row"
     if numbered:
         written.notes.append(
             f"{numbered:,} rows are of several captures, or came without a ledger: `relay` is left out, so "
@@ -137,27 +133,12 @@ def _write(
     return written
 
 
-def _models(models: pa.StringArray, options: WriteOptions) -> pa.StringArray:
-    if options.override_model:
-        return pa.array([options.model] * len(models), pa.string())
-    return models.fill_null(options.model)
-
-
-def _set(batch: pa.RecordBatch, name: str, values: pa.Array) -> pa.RecordBatch:
-    i = batch.schema.get_field_index(name)
-    return batch.set_column(i, SCHEMA.field(name), values)
-
-
-def _sniff(head: bytes, name: str) -> bool:
-    return head.startswith(_MAGIC)
-
-
 FORMAT: Final = TraceFormat(
     name="llmtap",
     title="llmtap capture (Parquet)",
     extensions=(".parquet",),
     holds=frozenset(ASPECTS),
-    sniff=_sniff,
+    sniff=lambda head, name: head.startswith(_MAGIC),
     read=_read,
     write=_write,
 )

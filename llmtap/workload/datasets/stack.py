@@ -16,8 +16,8 @@ from typing import Any, Final
 import msgspec
 
 from llmtap.errors import ConfigError
-from llmtap.traces.bodies import read_lines
 from llmtap.traces.format import FormatError
+from llmtap.traces.text import read_lines
 from llmtap.workload.datasets.recorded import Pair, file_described, reading
 from llmtap.workload.programs import LANGUAGES
 from llmtap.workload.prompts.prose import fitted_text
