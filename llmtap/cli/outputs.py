@@ -35,7 +35,7 @@ def need_outputs(*, json: str | None, html: str | None, markdown: str | None = N
 
 def need_capture(to: str) -> None:
     """Raises ConfigError of `--capture` where no capture can be written there."""
-    from llmtap.capture.store.run_writer import check_place
+    from llmtap.capture.store.parquet import check_place
 
     if not to:
         raise ConfigError("--capture", "names no folder")

@@ -248,6 +248,7 @@ def test_numbers_keep_their_value() -> None:
         (b"[1}", (), "element 1: "),
         (b'[{"a": 1}, {"b', (), "element 1: the file was cut off"),
         (b"[", (), "element 0: the file was cut off"),
+        (b'["secret", !]', (), "element 1: lexical error: invalid char in json text."),
         (b'["secret \xff"]', (), "element 0: lexical error: invalid bytes in UTF8 string"),
         (b'{"a": 1}', ("data",), "there is no JSON array at data"),
         (b'{"log": {"a": [1]}}', ("log", "entries"), "there is no JSON array at log.entries"),

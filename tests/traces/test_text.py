@@ -140,6 +140,8 @@ def test_columns_are_found_by_name_in_blocks_of_any_size(monkeypatch: pytest.Mon
     notes: list[str] = []
     assert table(b'x,text,n\r\n1,a,2\r\n\r\n3,"b,""c",4', notes) == [(2, "a"), (4, 'b,"c')]
     assert notes == ["columns that are not kept: x"]
+    with pytest.raises(FormatError, match="line 5: n: expected a whole number"):
+        table(b"n\n1\n\n333\nx\n")
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from llmtap.capture.schema import CaptureInfo
-from llmtap.capture.store.run_writer import RunWriter, check_place
+from llmtap.capture.store.parquet import RunWriter, check_place
 from llmtap.clock import SystemClock, WallAnchor
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.exchange.exchange import Exchange

@@ -27,9 +27,9 @@ from llmtap.capture.privacy.blocks import BlockHasher
 from llmtap.capture.privacy.redaction import Redactor
 from llmtap.capture.privacy.sessions import Keys, Sessions
 from llmtap.capture.schema import CaptureInfo, CaptureLedger, RelayCount
-from llmtap.capture.store.aside import aside_of, clear
 from llmtap.capture.store.places import redacted
 from llmtap.capture.store.rows import to_batch
+from llmtap.capture.store.spool import aside_of, clear
 from llmtap.capture.store.store import Store, spool_folder
 from llmtap.capture.tokenizer import Encode
 from llmtap.clock import Clock

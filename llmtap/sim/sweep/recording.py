@@ -7,7 +7,7 @@ count from 1970 UTC, and the files say that they are a trace's own (`CaptureInfo
 from pathlib import Path
 
 from llmtap.capture.schema import CaptureInfo
-from llmtap.capture.store.run_writer import RunWriter
+from llmtap.capture.store.parquet import RunWriter
 from llmtap.clock import Clock
 from llmtap.sim.sweep.exchanges import relay_name
 from llmtap.workload.requests import Requests

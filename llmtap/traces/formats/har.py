@@ -1,13 +1,12 @@
-"""HAR 1.2: what browsers and debugging proxies save of HTTP, one entry for each request.
+"""HAR 1.2, as browsers and debugging proxies save HTTP: one entry for each request.
 
-Read: entries that are LLM calls, their answers played through the observer. `startedDateTime` is the
-arrival, the end of `wait` the first byte and that of `receive` the end; an event stream has no times of its
-own, except `_llmtap.chunks: [[ms, tokens, bytes], ...]`. Written: entries that any tool opens, and in
-`_llmtap.row` all that HAR has no field for (style `llmtap=none` leaves that out). The answer's content is
-rebuilt from its text.
+Read: entries that are LLM calls, their answers played through the observer. `startedDateTime` is the arrival,
+the end of `wait` the first byte, that of `receive` the end; events have times only in `_llmtap.chunks: [[ms,
+tokens, bytes], ...]`. Written: entries that any tool opens, and in `_llmtap.row` all that HAR has no field
+for (not with the style `llmtap=none`). The answer's content is rebuilt from its text.
 
-A HAR holds headers, cookies and queries of people's sessions. None is written, and of what is read only the
-answer's X-Request-Id comes into a row.
+A HAR holds headers, cookies and queries of people's sessions. None is written, and only the answer's
+X-Request-Id is read.
 
 Source: HAR 1.2 (W3C draft, "HTTP Archive"); shared/traces/formats.md 1.12.
 """
@@ -51,17 +50,16 @@ from llmtap.user_files import decode_json
 __all__ = ["FORMAT"]
 
 _SILENT: Final = " "
-"""Content of an entry that has none: browsers leave out what an event stream said. One blank says nothing,
-and lets the rest of the entry be read like any other."""
+"""Content of an entry without one, as browsers save event streams: lets the rest of the entry be read."""
 _ORIGIN: Final = "http://llmtap.invalid"
-"""A HAR wants whole URLs; which gateway it was, a capture does not hold (RFC 2606: never a real host)."""
+"""HAR needs whole URLs, and a capture does not hold the gateway's (RFC 2606: never a real host)."""
 _BODIES: Final = frozenset({"request_body", "response_text"})
 _EVENTS: Final = ("event_us", "event_tokens", "event_bytes", "event_class")
 _BESIDE: Final = frozenset({*_BODIES, *_EVENTS, "arrival"})
-"""Columns that are not in `_llmtap.row`, because they stand elsewhere in the entry."""
+"""Columns that stand elsewhere in the entry than in `_llmtap.row`."""
 _ROW_NAMES: Final = tuple(name for name in SCHEMA.names if name not in _BESIDE)
 _PLAIN: Final = ("arrival_ns", "request_body", "response_text", "status", "response_end_us")
-"""Columns that HAR itself has a place for: all that is left with the style `llmtap=none`."""
+"""Columns of HAR itself: all that is written with the style `llmtap=none`."""
 _US_PER_S: Final = 1_000_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -98,7 +96,7 @@ def _batches(file: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBatch]:
 
 
 def _row_of(entry: dict[str, Any], skipped: Counter[str]) -> dict[str, Any] | None:
-    """The row of an entry; None, and counted, for one that is none of ours."""
+    """Return the row of an entry; None, and count it, if it is no LLM call."""
     request, response = entry.get("request"), entry.get("response")
     if not isinstance(request, dict) or not isinstance(response, dict):
         skipped["have no request or no response: left out"] += 1
@@ -138,7 +136,7 @@ def _row_of(entry: dict[str, Any], skipped: Counter[str]) -> dict[str, Any] | No
     row |= _points(saved.totals)
     if silent:
         skipped["have no content: times and request are kept, what the answer said is not known"] += 1
-        # Played without its content it looks like a stream that broke off, which nobody knows.
+        # Without its content it looks like a broken stream, which is not known.
         for name in ("outcome", "error", "no_token_reason", "dialect", "unparsed_events"):
             row.pop(name, None)
         row["stream"] = str(content.get("mimeType")).startswith("text/event-stream")
@@ -149,7 +147,7 @@ def _row_of(entry: dict[str, Any], skipped: Counter[str]) -> dict[str, Any] | No
 
 
 def _arrival_ns(date: Any) -> int | None:
-    """A date as ns, exactly; HAR wants a zone in it, and without one it is taken for UTC."""
+    """Return a date as ns; without a zone it is UTC."""
     try:
         moment = datetime.fromisoformat(date)
     except (TypeError, ValueError):
@@ -160,7 +158,7 @@ def _arrival_ns(date: Any) -> int | None:
 
 
 def _asked(body: bytes) -> dict[str, Any]:
-    """What the request says, where it is JSON: other bodies are nobody's prompt."""
+    """Return the columns of a request with a JSON body."""
     if not body:
         return {}
     try:
@@ -171,7 +169,7 @@ def _asked(body: bytes) -> dict[str, Any]:
 
 
 def _points(totals: dict[str, float]) -> dict[str, Any]:
-    """The timeline by the timings that are not -1; `ssl` is part of `connect` (HAR 1.2, "timings")."""
+    """Return the timeline by the timings that are not -1; `ssl` is part of `connect` (HAR 1.2, "timings")."""
     before = sum(totals.get(name, 0.0) for name in ("blocked", "dns", "connect", "send"))
     row: dict[str, Any] = {}
     if "send" in totals:
@@ -188,7 +186,7 @@ def _us(seconds: float) -> int:
 
 
 def _event_columns(ours: Any, explained: Explained | None) -> dict[str, Any]:
-    """The events that `_llmtap.chunks` times; their classes by the content, where it has as many."""
+    """Return the events of `_llmtap.chunks`, with classes by the content if it has as many."""
     chunks = ours.get("chunks") if isinstance(ours, dict) else None
     if not isinstance(chunks, list) or not chunks:
         return {}
@@ -215,7 +213,7 @@ def _is_ms(value: Any) -> bool:
 
 
 def _row_of_ours(entry: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
-    """What we wrote, taken back as it was."""
+    """Return the row of an entry that llmtap wrote."""
     row = {name: value for name, value in ours["row"].items() if name in _ROW_NAMES}
     row |= _event_columns(ours, None)
     post = entry["request"].get("postData")
@@ -297,7 +295,7 @@ def _entry(row: dict[str, Any], style: str) -> dict[str, Any]:
 
 
 def _ours(row: dict[str, Any]) -> dict[str, Any]:
-    """What HAR has no field for."""
+    """Return what HAR has no field for."""
     ours: dict[str, Any] = {
         "row": {name: row[name] for name in _ROW_NAMES if row[name] is not None},
     }
@@ -310,7 +308,7 @@ def _ours(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _timings(row: dict[str, Any]) -> dict[str, float]:
-    """Milliseconds; -1 where HAR allows that a thing is not known."""
+    """Return the timings in ms; -1: not known."""
     submit, first, end = row["submit_us"], row["first_byte_us"], row["response_end_us"]
     sent = max(submit or 0, 0)
     seen = max(sent, first if first is not None else (end if end is not None else sent))
@@ -322,7 +320,7 @@ def _timings(row: dict[str, Any]) -> dict[str, float]:
 
 
 def _answer(row: dict[str, Any], text: str) -> str:
-    """An answer in one piece that says what the streamed one did."""
+    """Return the content of the answer in one piece, with the text of the streamed one."""
     answer = {
         "object": "chat.completion", "model": row["response_model"] or row["model"] or "",
         "choices": [
@@ -335,7 +333,7 @@ def _answer(row: dict[str, Any], text: str) -> str:
 
 
 def _said(content: str) -> str:
-    """The text in an answer that `_answer` made."""
+    """Return the text of an answer made by `_answer`."""
     try:
         return decode_json(content, _Answer).choices[0].message.content
     except (ValueError, IndexError) as exc:

@@ -11,8 +11,7 @@ import pytest
 
 import llmtap
 from llmtap.capture.read.reader import CaptureError, read
-from llmtap.capture.schema import META_KEY, SCHEMA, VERSION, CaptureInfo, info_of
-from llmtap.capture.store.migrations import CaptureVersionError
+from llmtap.capture.schema import META_KEY, SCHEMA, VERSION, CaptureInfo, CaptureVersionError, info_of
 from tests.support.captures import ledger, write_capture
 from tests.support.exchanges import streamed
 

@@ -4,8 +4,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from llmtap.capture.read.describe import GROUPS_MAX, describe
-from llmtap.capture.read.workload import CapturedWorkload
+from llmtap.capture.read.describe import GROUPS_MAX, CapturedWorkload, describe
 from llmtap.capture.schema import SCHEMA, CaptureInfo
 from llmtap.capture.store.rows import to_batch
 from llmtap.exchange.exchange import Exchange, Tokens

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import llmtap
-from llmtap.capture.store import run_writer as recording
-from llmtap.capture.store.run_writer import check_place
+from llmtap.capture.store import parquet as recording
+from llmtap.capture.store.parquet import check_place
 from llmtap.cli.main import main
 from llmtap.clock import ManualClock
 from llmtap.errors import ConfigError

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from llmtap.capture.store.files import LocalFiles
+from llmtap.capture.store.finisher import LocalFiles
 
 OLD, NEW = (f"llmtap-2023010{day}T000000000Z-c1-0001-00ff.parquet" for day in (1, 2))
 OTHERS = ("llmtap-mine.parquet", f".{OLD}.tmp", "other.parquet", OLD.replace(".parquet", ".json"))
