@@ -258,8 +258,7 @@ def read_elements(file: BinaryIO, path: tuple[str, ...] = (), *, floats: bool = 
     from ijson.common import ObjectBuilder
 
     counted = _CountedReader(file)
-    depth = matched = found = 0
-    """Open containers, those of them that are on the path, and elements."""
+    depth = matched = found = 0  # open containers, those of them on the path, and elements
     inside = done = False
     key = ""
     builder: ObjectBuilder | None = None

@@ -87,14 +87,6 @@ def test_a_target_that_needs_what_the_format_never_holds_is_refused_at_once(tmp_
     assert sorted(os.listdir(tmp_path)) == before
 
 
-def test_where_every_row_falls_away_the_reasons_are_told(tmp_path: Path) -> None:
-    answers = {"custom_id": "a", "response": {"status_code": 200, "body": {"x": 1}}, "error": None}
-    source = put(tmp_path, "a.jsonl", answers)
-    convert(source, str(tmp_path / "c.parquet"))
-    with pytest.raises(ConfigError, match="openai-batch-output needs response text, and no row"):
-        convert(str(tmp_path / "c.parquet"), str(tmp_path / "x.jsonl"), target_format="openai-batch-output")
-
-
 def test_dropped_rows_are_counted_by_reason(tmp_path: Path) -> None:
     failed = {"custom_id": "b", "response": None, "error": {"code": "x"}}
     silent = {"custom_id": "c", "response": {"status_code": 200, "body": {"x": 1}}, "error": None}
@@ -261,22 +253,6 @@ def test_what_fell_away_with_its_rows_is_kept_in_part_only(tmp_path: Path) -> No
         "left out: no count of input tokens (1); in whole milliseconds, from the first one"
     )
     assert report.to_dict()["aspects"][0]["written"] == 2
-
-
-def test_blocks_of_bytes_are_changed_where_a_format_counts_in_tokens(tmp_path: Path) -> None:
-    source = tmp_path / "a.parquet"
-    columns = {
-        "arrival_ns": [1, 2], "input_tokens": [1_200, 400], "output_tokens": [1, 1],
-        "blocks": [[1, 2], [3]], "block_size": [2048, 2048], "block_unit": ["bytes", "bytes"],
-    }  # fmt: skip
-    info = CaptureInfo(capture="c", block_unit="bytes", block_size=2048)
-    write_parquet(source, info, [batch_of(2, columns)])
-    report = convert(str(source), str(tmp_path / "b"), target_format="mooncake")
-    blocks = next(a for a in report.aspects if a.name == "prefix blocks")
-    assert (blocks.fate, blocks.written, blocks.rows) == ("changed", 2, 2)
-    assert blocks.why is not None
-    assert "1 rows have another number of ids than ceil(input_length / 512)" in blocks.why
-    assert "meter.tokenizer" in blocks.why
 
 
 @pytest.mark.parametrize(
