@@ -158,7 +158,7 @@ def test_a_text_may_be_made_longer_where_that_is_asked_for(file: Path) -> None:
         ("[]", "has no conversation with a question and an answer"),
         (json.dumps(TALKS[1:2]), "has no conversation with"),
         ('[{"conversations": 3}]', "conversation 0: Expected"),
-        ("{}", "expected"),
+        ("{}", "no JSON array"),
         ('[{"conversations": []}', "cut off"),
     ],
 )
