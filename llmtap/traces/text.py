@@ -83,8 +83,8 @@ def number_ns(number: Number, places: int, line: int, field: str) -> int:
 
     Raises FormatError for a time that is negative or does not fit 64 bits.
     """
-    if type(number) is int and 0 <= number < 1_000_000_000:  # nearly all of them
-        return number * 10**places
+    if isinstance(number, int) and 0 <= number < 1_000_000_000:  # nearly all of them
+        return number * int(10**places)
     value = Decimal(number)
     # The exponent first: 1e999999999 as a whole number would fill the memory.
     fits = value.is_finite() and (not value or value.adjusted() + places <= 19)
