@@ -33,7 +33,7 @@ from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.sim.server.prompts import prefix_blocks
 from llmtap.sim.serving import ServingSetup, read_serving
 from llmtap.sim.virtual import play
-from llmtap.workload.prompts.words import say
+from llmtap.workload.prompts.text import say
 from llmtap.workload.requests import Requests
 
 BINS = "1,20,50"

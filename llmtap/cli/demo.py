@@ -23,7 +23,7 @@ from llmtap.units import NS_PER_S, Duration, parse_duration_ns
 if TYPE_CHECKING:
     from llmtap.load.replay.perform import Replay
     from llmtap.load.replay.plan import ReplayPlan
-    from llmtap.load.workers.messages import Progress
+    from llmtap.load.workers.worker_handle import Progress
     from llmtap.workload.requests import Requests
 
 __all__ = ["demo"]

@@ -248,12 +248,11 @@ def replay(
         raise ConfigError("--warmup", f"{warmup!r} is neither auto, none nor a number of requests")
     from llmtap.cli.replay_progress import watching
     from llmtap.load.bodies import BodyOptions, parse_body_fields
-    from llmtap.load.error_limit import parse_stop_errors
-    from llmtap.load.replay.options import ReplayOptions, read_headers
+    from llmtap.load.replay.options import ReplayOptions, protocol_of, read_headers, refuse_meaningless
     from llmtap.load.replay.perform import Replay
     from llmtap.load.replay.perform import ReplayStopped as NothingMeasured
     from llmtap.load.replay.plan import ReplayQuestion, make_plan
-    from llmtap.load.replay.protocols import protocol_of, refuse_meaningless
+    from llmtap.load.run import parse_stop_errors
     from llmtap.metrics.objectives import Objectives
 
     if slo is not None:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from llmtap.clock import SystemClock
-from llmtap.load.workers.messages import Progress
+from llmtap.load.workers.worker_handle import Progress
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress

@@ -216,7 +216,7 @@ def tokenizer(
     """Write the tokenizer by which `sim serve` counts, as a tokenizer.json of Hugging Face's `tokenizers`."""
     import json
 
-    from llmtap.workload.prompts.words import tokenizer_json
+    from llmtap.workload.prompts.text import tokenizer_json
 
     text = json.dumps(tokenizer_json(), ensure_ascii=False)
     if str(file) == "-":

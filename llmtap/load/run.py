@@ -1,19 +1,232 @@
 """A run: rows from a schedule to a sender, each at its time, until all have ended or somebody stops it."""
 
 import asyncio
-from collections.abc import Callable
-from typing import Final
+import heapq
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+import msgspec
 
 from llmtap.clock import SystemClock
+from llmtap.errors import ConfigError
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
-from llmtap.load.error_limit import ErrorWatch, StopErrors
-from llmtap.load.schedule import Schedule
 from llmtap.load.sending import Sending, Underway
 from llmtap.net.pacing import Pacer, Waker
 from llmtap.units import NEVER, NS_PER_S
+from llmtap.workload.requests import Requests
 
-__all__ = ["LoadRun"]
+__all__ = [
+    "ClosedSchedule",
+    "ErrorWatch",
+    "LoadRun",
+    "OpenSchedule",
+    "Schedule",
+    "StopErrors",
+    "parse_stop_errors",
+]
+
+
+LATEST = 100
+LATEST_MAX = 1 << 20
+_HINT = "write it like 50%, or 50%/200 for the latest 200 answers"
+
+
+class StopErrors(msgspec.Struct, frozen=True):
+    """Stop when more than `share` of the latest `latest` answers failed; before there are so many, never."""
+
+    share: float
+    """0 to 1, and less than 1: more than all can't fail."""
+    latest: int = LATEST
+
+
+def parse_stop_errors(text: str, place: str = "--stop-errors") -> StopErrors:
+    """`50%`, `0.5`, `50%/200`. Raises ConfigError that names `place`."""
+    whole, slash, latest = text.partition("/")
+    number, percent, rest = whole.strip().partition("%")
+    try:
+        share = float(number) / (100 if percent else 1)
+        n = int(latest) if slash else LATEST
+    except ValueError:
+        raise ConfigError(place, f"{text!r} is no share of errors", _HINT) from None
+    if rest or not 0 <= share < 1:
+        raise ConfigError(place, f"{text!r} is no share of errors: it is at least 0 % and below 100 %", _HINT)
+    if not 1 <= n <= LATEST_MAX:
+        raise ConfigError(place, f"{text!r}: the latest 1 to {LATEST_MAX:,} answers can be looked at", _HINT)
+    return StopErrors(share, n)
+
+
+class ErrorWatch:
+    """Looks at answers as they end."""
+
+    def __init__(self, rule: StopErrors) -> None:
+        self._rule = rule
+        self._latest: deque[bool] = deque()
+        self._failed = 0
+
+    def ended(self, *, failed: bool) -> str | None:
+        """Why to stop now; None: go on."""
+        rule, latest = self._rule, self._latest
+        latest.append(failed)
+        self._failed += failed
+        if len(latest) > rule.latest:
+            self._failed -= latest.popleft()
+        if len(latest) == rule.latest and self._failed > rule.share * rule.latest:
+            return f"{self._failed} of the latest {rule.latest} answers failed"
+        return None
+
+
+class Schedule(Protocol):
+    """What `load/run.py` asks. All times are offsets in ns from the run's start."""
+
+    @property
+    def next_ns(self) -> int:
+        """When something is due next; `NEVER` while nothing is."""
+        ...
+
+    @property
+    def left(self) -> int:
+        """Rows that were neither taken nor dropped."""
+        ...
+
+    @property
+    def dropped(self) -> int:
+        """Rows that will not be asked: turns behind one that failed."""
+        ...
+
+    def take(self, now_ns: int) -> tuple[int, int | None] | None:
+        """A row that is due, and when it was to be sent (None: nobody planned that). None: none is due."""
+        ...
+
+    def followed(self, row: int) -> bool:
+        """What comes of it decides whether others are sent."""
+        ...
+
+    def ended(self, row: int, end_ns: int, *, served: bool) -> None:
+        """The answer to a row was over at `end_ns`; `served`: its conversation goes on."""
+        ...
+
+
+class _Turns:
+    """Later turns of conversations: by the row before, and those that are due at a known time."""
+
+    def __init__(self, requests: Requests, rows: Sequence[int]) -> None:
+        self._think_ns = requests.think_ns
+        self._followers: dict[int, list[int]] = {}
+        self.heap: list[tuple[int, int]] = []
+        self.dropped = 0
+        if requests.after:
+            ours = bytearray(len(requests))
+            for row in rows:
+                ours[row] = 1
+                before = requests.after[row]
+                if before >= 0:
+                    assert ours[before], "a turn is of the same sender as the one before it"
+                    self._followers.setdefault(before, []).append(row)
+
+    def followed(self, row: int) -> bool:
+        return row in self._followers
+
+    def ended(self, row: int, end_ns: int, *, served: bool) -> int:
+        """How many follow."""
+        followers = self._followers.pop(row, [])
+        if served:
+            for follower in followers:
+                heapq.heappush(self.heap, (end_ns + self._think_ns[follower], follower))
+            return len(followers)
+        while followers:
+            self.dropped += 1
+            followers += self._followers.pop(followers.pop(), [])
+        return 0
+
+
+class OpenSchedule:
+    """Rows at their arrivals. `rows` are this sender's, by arrival, conversations whole."""
+
+    def __init__(self, requests: Requests, rows: Sequence[int]) -> None:
+        self._arrival_ns = requests.arrival_ns
+        after = requests.after
+        self._firsts = deque(row for row in rows if not after or after[row] < 0)
+        self._turns = _Turns(requests, rows)
+        self._left = len(rows)
+
+    @property
+    def next_ns(self) -> int:
+        first_ns = self._arrival_ns[self._firsts[0]] if self._firsts else NEVER
+        heap = self._turns.heap
+        return min(first_ns, heap[0][0]) if heap else first_ns
+
+    @property
+    def left(self) -> int:
+        return self._left - self.dropped
+
+    @property
+    def dropped(self) -> int:
+        return self._turns.dropped
+
+    def take(self, now_ns: int) -> tuple[int, int | None] | None:
+        due_ns = self.next_ns
+        if due_ns > now_ns:
+            return None
+        self._left -= 1
+        heap = self._turns.heap
+        if heap and heap[0][0] == due_ns:
+            return heapq.heappop(heap)[1], due_ns
+        return self._firsts.popleft(), due_ns
+
+    def followed(self, row: int) -> bool:
+        return self._turns.followed(row)
+
+    def ended(self, row: int, end_ns: int, *, served: bool) -> None:
+        self._turns.ended(row, end_ns, served=served)
+
+
+class ClosedSchedule:
+    """`slots` at a time, in the order of the rows. A slot has one conversation until that is over, thinking
+    included; a later turn's time to be sent is known, a first one's is not. Where several turns follow one,
+    all are sent, and no conversation begins until there are fewer of them than slots."""
+
+    def __init__(self, requests: Requests, rows: Sequence[int], slots: int) -> None:
+        after = requests.after
+        self._firsts = deque(row for row in rows if not after or after[row] < 0)
+        self._turns = _Turns(requests, rows)
+        self._left = len(rows)
+        self._free = slots  # less than none while more turns follow than there are slots
+
+    @property
+    def next_ns(self) -> int:
+        if self._free > 0 and self._firsts:
+            return 0
+        heap = self._turns.heap
+        return heap[0][0] if heap else NEVER
+
+    @property
+    def left(self) -> int:
+        return self._left - self.dropped
+
+    @property
+    def dropped(self) -> int:
+        return self._turns.dropped
+
+    def take(self, now_ns: int) -> tuple[int, int | None] | None:
+        heap = self._turns.heap
+        if heap and heap[0][0] <= now_ns:
+            self._left -= 1
+            due_ns, row = heapq.heappop(heap)
+            return row, due_ns
+        if self._free > 0 and self._firsts:
+            self._left -= 1
+            self._free -= 1
+            return self._firsts.popleft(), None
+        return None
+
+    def followed(self, row: int) -> bool:
+        return self._turns.followed(row)
+
+    def ended(self, row: int, end_ns: int, *, served: bool) -> None:
+        self._free += 1 - self._turns.ended(row, end_ns, served=served)
+
 
 TURN_NS_MAX: Final = 1_000_000
 """After so long of sending what is due, the loop gets to read its sockets; the rest follows at once."""

@@ -23,7 +23,7 @@ import msgspec
 from llmtap.clock import SystemClock
 from llmtap.errors import LlmtapError
 from llmtap.exchange.exchange import Exchange
-from llmtap.load.workers.messages import WorkerSetup
+from llmtap.load.workers.worker_handle import WorkerSetup
 from llmtap.load.workers.worker_pool import WorkerPool
 from llmtap.metrics.latency import measure
 from llmtap.metrics.summary import ENDED_WELL

@@ -13,8 +13,7 @@ from typing import Final, Literal, Protocol
 
 from llmtap.metrics.statistics import percentile
 from llmtap.workload.lengths import Fixed, Lengths, mean_of
-from llmtap.workload.plan import WorkloadPlan
-from llmtap.workload.sharing import NO_CONTEXT, Sharing, zipf_shares
+from llmtap.workload.plan import NO_CONTEXT, Sharing, WorkloadPlan, zipf_shares
 
 __all__ = ["Checked", "Claim", "ClaimFinding", "check", "notes"]
 

@@ -11,22 +11,29 @@ from random import Random
 from typing import Any, Final
 
 from llmtap.workload.claims import Claim
-from llmtap.workload.conversations import Conversations
 from llmtap.workload.lengths import Lengths, described, drawn
-from llmtap.workload.plan import ConversationScript, PlannedTurn, Speaker, WorkloadPlan, assemble, rows_before
-from llmtap.workload.prompts.prompt import ElasticSource, Fit, Prompt
+from llmtap.workload.plan import (
+    NO_CONTEXT,
+    Conversations,
+    ConversationScript,
+    PlannedTurn,
+    Sharing,
+    Speaker,
+    WorkloadPlan,
+    assemble,
+    rows_before,
+)
+from llmtap.workload.prompts.prompt import CL100K_IDS, ElasticSource, Fit, Prompt, random_ids
 from llmtap.workload.prompts.prose import ProseWords, ProseWriter
-from llmtap.workload.prompts.token_ids import CL100K_IDS, random_ids
-from llmtap.workload.prompts.words import VOCABULARY
+from llmtap.workload.prompts.text import VOCABULARY
 from llmtap.workload.requests import Requests
-from llmtap.workload.sharing import NO_CONTEXT, Sharing
 
 __all__ = ["GENERATION", "REQUEST", "TOKENIZER", "Composed", "RandomIds", "Written", "check_rows"]
 
 REQUEST: Final[Mapping[str, Any]] = {"temperature": 0.0, "max_tokens": "output", "stop": None}
 """What a request's body says, unless told; `max_tokens` is the row's output (seed 000, A.1.2, A.1.3)."""
 TOKENIZER: Final[Mapping[str, Any]] = {
-    "name": "llmtap words", "source": "llmtap/workload/prompts/words.py", "vocabulary": len(VOCABULARY),
+    "name": "llmtap words", "source": "llmtap/workload/prompts/text.py", "vocabulary": len(VOCABULARY),
     "special_tokens": "not counted: lengths are of the texts alone, without BOS, roles and templates",
     "system_prompt": "counted in the input",
 }  # fmt: skip

@@ -16,14 +16,13 @@ import msgspec
 from llmtap.errors import ConfigError
 from llmtap.units import read_special
 from llmtap.user_files import decode_json, read_toml
-from llmtap.workload.arrivals.arrivals import OWN_RATES, parse_arrivals
+from llmtap.workload.arrivals import OWN_RATES, parse_arrivals
 from llmtap.workload.composed import REQUEST, Composed, RandomIds
-from llmtap.workload.conversations import Conversations, ThinkExponential, ThinkFixed, ThinkLogNormal
 from llmtap.workload.lengths import Empirical, Fixed, Lengths, LogNormal, Normal, Percentiles, UniformLengths
+from llmtap.workload.plan import Conversations, Sharing, ThinkExponential, ThinkFixed, ThinkLogNormal
 from llmtap.workload.programs import Code
+from llmtap.workload.prompts.prompt import CL100K_IDS
 from llmtap.workload.prompts.prose import Document, FileText, ProseWords, ProseWriter
-from llmtap.workload.prompts.token_ids import CL100K_IDS
-from llmtap.workload.sharing import Sharing
 
 __all__ = ["WorkloadFile", "load_workload"]
 

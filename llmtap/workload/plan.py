@@ -7,17 +7,117 @@ Turns come in one order always, each column of numbers from a generator of its o
 many are asked for.
 """
 
+import itertools
+import math
 from array import array
-from collections.abc import Callable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Protocol
+from statistics import NormalDist
+from typing import Annotated, Any, Final, Protocol
 
+import msgspec
+
+from llmtap.units import Duration, to_seconds
+from llmtap.workload.lengths import Fixed, Lengths, described, drawn, uniform_draw
 from llmtap.workload.prompts.prompt import Fit, Prompt
 from llmtap.workload.requests import Requests
-from llmtap.workload.sharing import BLOCK_TOKENS, NO_CONTEXT, SharedBlocks, Sharing
 
-__all__ = ["ConversationScript", "PlannedTurn", "Speaker", "WorkloadPlan", "assemble", "rows_before"]
+__all__ = [
+    "BLOCK_TOKENS",
+    "NO_CONTEXT",
+    "ConversationScript",
+    "Conversations",
+    "PlannedTurn",
+    "SharedBlocks",
+    "Sharing",
+    "Speaker",
+    "Think",
+    "ThinkExponential",
+    "ThinkFixed",
+    "ThinkLogNormal",
+    "WorkloadPlan",
+    "assemble",
+    "rows_before",
+    "zipf_shares",
+]
+
+
+BLOCK_TOKENS: Final = 16
+"""As vLLM's; the block of a prefix cache, of which only whole ones are found again."""
+NO_CONTEXT: Final = -1
+_CONTEXTS_MAX: Final = 100_000
+"""Each one's text stays in memory once it was made: of 1,000 tokens, half a GB of them."""
+
+
+class Sharing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who shares what."""
+
+    fraction: Annotated[float, msgspec.Meta(ge=0, le=1)]
+    """Of the requests, or of the conversations where there are any."""
+    tokens: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)] | Lengths
+    """Length of a context."""
+    contexts: Annotated[int, msgspec.Meta(ge=1, le=_CONTEXTS_MAX)] = 1
+    zipf: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """The exponent s; 0 makes all contexts as likely."""
+
+    @property
+    def tokens_drawn(self) -> Lengths:
+        """The distribution of the contexts' lengths."""
+        return Fixed(tokens=self.tokens) if isinstance(self.tokens, int) else self.tokens
+
+    def lengths(self, seed: int) -> tuple[int, ...]:
+        """Tokens of each context, from the most popular."""
+        random = Random(f"{seed}/context lengths")
+        return tuple(drawn(self.tokens_drawn, random) for _ in range(self.contexts))
+
+    def choices(self, random: Random) -> Iterator[int]:
+        """The context of one request after the other, NO_CONTEXT where it shares none; endless.
+
+        Each takes one number of `random`.
+        """
+        ends = [self.fraction * end for end in itertools.accumulate(zipf_shares(self.contexts, self.zipf))]
+        while True:
+            u = random.random()
+            # The last end is the fraction but for rounding.
+            yield min(bisect_right(ends, u), self.contexts - 1) if u < self.fraction else NO_CONTEXT
+
+    def describe(self) -> Mapping[str, Any]:
+        return {
+            "fraction": self.fraction,
+            "contexts": self.contexts,
+            "popularity": {"distribution": "zipf", "s": self.zipf}
+            if self.zipf
+            else {"distribution": "uniform"},
+            "tokens": described(self.tokens_drawn),
+            "block_tokens": BLOCK_TOKENS,
+        }
+
+
+def zipf_shares(count: int, s: float) -> list[float]:
+    """The share of each of `count`, from the most popular: k^-s / sum of all."""
+    weights = [k**-s for k in range(1, count + 1)]
+    whole = sum(weights)
+    return [weight / whole for weight in weights]
+
+
+class SharedBlocks:
+    """Numbers for the whole blocks of prompts: the same where, and as far as, prompts begin alike."""
+
+    def __init__(self, lengths: tuple[int, ...] = ()) -> None:
+        """`lengths`: tokens of each context."""
+        self._next = itertools.count()
+        self._contexts = [self._new(tokens // BLOCK_TOKENS) for tokens in lengths]
+
+    def _new(self, count: int) -> tuple[int, ...]:
+        return tuple(itertools.islice(self._next, max(0, count)))
+
+    def of(self, tokens: int, context: int = NO_CONTEXT, before: tuple[int, ...] = ()) -> tuple[int, ...]:
+        """A prompt's blocks, which begins with those `before`, else with its context's."""
+        begun = before or (() if context == NO_CONTEXT else self._contexts[context])
+        # A block that is partly the context's is the prompt's own: the numbers say what all of it holds.
+        return begun + self._new(tokens // BLOCK_TOKENS - len(begun))
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,3 +265,83 @@ def rows_before(requests: Requests, row: int) -> list[int]:
     while requests.after and (row := requests.after[row]) >= 0:
         rows.append(row)
     return rows[::-1]
+
+
+_P95 = NormalDist().inv_cdf(0.95)
+
+
+class _Think(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="distribution"):
+    """Times that people take."""
+
+
+class ThinkFixed(_Think, frozen=True, kw_only=True, tag="fixed"):
+    """Always the same."""
+
+    time: Duration
+
+    def quantile_ns(self, p: float) -> int:
+        return int(self.time)
+
+    def describe(self) -> Mapping[str, Any]:
+        return {"distribution": "fixed", "time": to_seconds(self.time), "unit": "s"}
+
+
+class ThinkExponential(_Think, frozen=True, kw_only=True, tag="exponential"):
+    """Without memory."""
+
+    mean: Duration
+
+    def quantile_ns(self, p: float) -> int:
+        return round(-self.mean * math.log1p(-p))
+
+    def describe(self) -> Mapping[str, Any]:
+        return {"distribution": "exponential", "mean": to_seconds(self.mean), "unit": "s"}
+
+
+class ThinkLogNormal(_Think, frozen=True, kw_only=True, tag="lognormal"):
+    """Lognormal, by its median and 95th percentile."""
+
+    median: Duration
+    p95: Duration
+
+    def __post_init__(self) -> None:
+        if not 0 < self.median <= self.p95:
+            raise ValueError("a lognormal needs a median above 0 and a p95 that is no less")
+
+    def quantile_ns(self, p: float) -> int:
+        sigma = math.log(self.p95 / self.median) / _P95
+        return round(self.median * math.exp(sigma * NormalDist().inv_cdf(p)))
+
+    def describe(self) -> Mapping[str, Any]:
+        told = {"median": to_seconds(self.median), "p95": to_seconds(self.p95)}
+        return {"distribution": "lognormal", **told, "unit": "s"}
+
+
+Think = ThinkFixed | ThinkExponential | ThinkLogNormal
+
+
+class Conversations(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What makes requests turns."""
+
+    turns: Annotated[int, msgspec.Meta(ge=1, le=10_000)] | Lengths
+    think: Think
+    tokens_max: Annotated[int, msgspec.Meta(ge=1)] = 32_768
+    """A conversation whose next prompt would be longer is over: as a model's context window has it."""
+
+    def turns_drawn(self, random: Random) -> int:
+        return drawn(self._turns, random)
+
+    @property
+    def _turns(self) -> Lengths:
+        return Fixed(tokens=self.turns) if isinstance(self.turns, int) else self.turns
+
+    def think_drawn_ns(self, random: Random) -> int:
+        return self.think.quantile_ns(uniform_draw(random))
+
+    def describe(self) -> Mapping[str, Any]:
+        return {
+            "turns": {**described(self._turns), "unit": "turns"},
+            "think": self.think.describe(),
+            "prompt": "history and new message; answers in the history are text of the planned length",
+            "tokens_max": self.tokens_max,
+        }

@@ -12,7 +12,7 @@ from typing import Any, Final
 from zlib import crc32
 
 from llmtap.workload.prompts.prose import WORDS, fitted_text
-from llmtap.workload.prompts.words import count_tokens
+from llmtap.workload.prompts.text import count_tokens
 
 __all__ = ["LANGUAGES", "Code", "program"]
 

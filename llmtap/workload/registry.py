@@ -13,19 +13,31 @@ from pathlib import Path
 from typing import Any, Final
 
 from llmtap.errors import ConfigError
-from llmtap.workload.arrivals.arrivals import OWN_RATES, parse_arrivals
+from llmtap.workload.arrivals import OWN_RATES, parse_arrivals
 from llmtap.workload.composed import Composed
 from llmtap.workload.custom import load_workload
-from llmtap.workload.datasets import sharegpt, stack
-from llmtap.workload.datasets.recorded import RecordedDataset
-from llmtap.workload.ietf.code_completion import CODE_COMPLETION, code_completion_of
-from llmtap.workload.ietf.conversation import CLAIMS, CONVERSATION, conversation_of
-from llmtap.workload.ietf.long_context import LONG_CONTEXT, LONG_CONTEXT_UNIFORM
-from llmtap.workload.ietf.synthetic import SKEWED, UNIFORM, SyntheticWorkload
+from llmtap.workload.datasets import (
+    SHAREGPT_CONTENT,
+    STACK_CONTENT,
+    RecordedDataset,
+    read_sharegpt,
+    read_stack,
+)
+from llmtap.workload.ietf import (
+    CODE_COMPLETION,
+    CONVERSATION,
+    CONVERSATION_CLAIMS,
+    LONG_CONTEXT,
+    LONG_CONTEXT_UNIFORM,
+    SKEWED,
+    UNIFORM,
+    SyntheticWorkload,
+    code_completion_of,
+    conversation_of,
+)
 from llmtap.workload.prompts.prompt import Workload
 from llmtap.workload.requests import Requests
-from llmtap.workload.simulated import Simulated
-from llmtap.workload.synthetic import WORKLOADS, draw
+from llmtap.workload.synthetic import WORKLOADS, Simulated, draw
 
 __all__ = [
     "DEFAULT_SEED", "REFERENCE", "drawn_requests", "is_workload", "report_of", "workload_named", "workloads",
@@ -41,11 +53,11 @@ REFERENCE: Final[Mapping[str, Composed | SyntheticWorkload]] = {
 
 
 def _sharegpt(path: Path, place: str, *, whole: bool = False) -> RecordedDataset:
-    data = sharegpt.read_sharegpt(path, place, whole=whole)
+    data = read_sharegpt(path, place, whole=whole)
     what = "whole conversations" if whole else "first questions"
-    claims = () if whole else tuple(claim for claim in CLAIMS if claim.source == "A.3.2")
+    claims = () if whole else tuple(claim for claim in CONVERSATION_CLAIMS if claim.source == "A.3.2")
     about = {"about": f"{what} of {path.name}", "source": "a local file"}
-    return RecordedDataset(f"sharegpt{'-turns' * whole}", data, sharegpt.CONTENT, claims=claims, about=about)
+    return RecordedDataset(f"sharegpt{'-turns' * whole}", data, SHAREGPT_CONTENT, claims=claims, about=about)
 
 
 def _sharegpt_turns(path: Path, place: str) -> RecordedDataset:
@@ -54,7 +66,7 @@ def _sharegpt_turns(path: Path, place: str) -> RecordedDataset:
 
 def _stack(path: Path, place: str) -> RecordedDataset:
     about = {"about": f"functions of {path.name} to complete", "source": "a local file"}
-    return RecordedDataset("stack", stack.read_stack(path, place), stack.CONTENT, about=about)
+    return RecordedDataset("stack", read_stack(path, place), STACK_CONTENT, about=about)
 
 
 _OF_FILES: Final[Mapping[str, tuple[Callable[[Path, str], RecordedDataset], str]]] = {

@@ -11,7 +11,7 @@ from rich.progress import TextColumn
 from llmtap.cli import bench_progress
 from llmtap.cli.bench_progress import BenchLines, watching
 from llmtap.cli.replay_progress import Bars
-from llmtap.load.workers.messages import Progress
+from llmtap.load.workers.worker_handle import Progress
 
 
 def progress(under_way: int, ended: int = 5) -> Progress:

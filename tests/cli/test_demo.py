@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from llmtap.cli.demo import NOBODY, _problems, _Sent
-from llmtap.load.workers.messages import Progress
+from llmtap.load.workers.worker_handle import Progress
 from llmtap.units import NS_PER_S, Duration
 from llmtap.workload.requests import Requests
 

@@ -17,7 +17,7 @@ def run(*args: str) -> "subprocess.CompletedProcess[str]":
 
 def test_the_tokenizer_file_counts_as_we_do(tmp_path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers", reason="the extra `tokenizers` is not installed")
-    from llmtap.workload.prompts.words import say
+    from llmtap.workload.prompts.text import say
 
     file = tmp_path / "tokenizer.json"
     assert run("tokenizer", str(file)).returncode == 0

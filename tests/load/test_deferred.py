@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from llmtap.clock import SystemClock
-from llmtap.load import deferred as module
-from llmtap.load.deferred import BEHIND_NS, GATHER_NS, WAITING_MAX, WAKING_NS, Later
+from llmtap.load import sending as module
+from llmtap.load.sending import BEHIND_NS, GATHER_NS, WAITING_MAX, WAKING_NS, Later
 from llmtap.net.pacing import Pacer, Waker
 from llmtap.units import NEVER, NS_PER_S
 from tests.support.peer import scene, wait_until

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.errors import ConfigError
-from llmtap.load.error_limit import ErrorWatch, StopErrors, parse_stop_errors
+from llmtap.load.run import ErrorWatch, StopErrors, parse_stop_errors
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from llmtap.clock import SystemClock
-from llmtap.load.lateness import GRAIN_NS, KERNEL_FLOOR_NS, PROBE_NS, Lateness
+from llmtap.load.sending import GRAIN_NS, KERNEL_FLOOR_NS, PROBE_NS, Lateness
 from tests.support.peer import scene, wait_until
 
 MS = 1_000_000

@@ -14,13 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmtap.errors import ConfigError
-from llmtap.load.bodies import BodyMaker, BodyOptions
-from llmtap.load.prepared import Prepared, prepare
-from llmtap.workload.prompts.counter import TextCounter
-from llmtap.workload.prompts.fitted_prompts import RowPrompts
+from llmtap.load.bodies import BodyMaker, BodyOptions, Prepared, prepare
+from llmtap.workload.prompts.fitting import RowPrompts
 from llmtap.workload.prompts.prompt import Prompt
-from llmtap.workload.prompts.tokenizer import OwnTokenizer
-from llmtap.workload.prompts.words import count_tokens
+from llmtap.workload.prompts.text import count_tokens
+from llmtap.workload.prompts.tokenizer import OwnTokenizer, TextCounter
 from llmtap.workload.requests import Requests
 
 MAKER = BodyMaker(BodyOptions(model="m", usage=False))
@@ -171,7 +169,7 @@ def test_a_disk_that_fills_up_is_named_and_given_back(monkeypatch: pytest.Monkey
         opened.append(fd)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("llmtap.load.prepared.os.write", full)
+    monkeypatch.setattr("llmtap.load.bodies.os.write", full)
     with pytest.raises(ConfigError, match=r"^TMPDIR: .*No space left"):
         prepare(rows_of(5), Said(["a"] * 5), MAKER)
     monkeypatch.undo()
@@ -181,7 +179,7 @@ def test_a_disk_that_fills_up_is_named_and_given_back(monkeypatch: pytest.Monkey
 
 def test_a_short_write_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.write
-    monkeypatch.setattr("llmtap.load.prepared.os.write", lambda fd, data: write(fd, bytes(data[:7])))
+    monkeypatch.setattr("llmtap.load.bodies.os.write", lambda fd, data: write(fd, bytes(data[:7])))
     with prepare(rows_of(9), Said([f"{row}" * 9 for row in range(9)]), MAKER) as prepared:
         bodies = [prepared.body(row) for row in range(9)]
     monkeypatch.undo()

@@ -10,9 +10,7 @@ import pytest
 from llmtap.clock import SystemClock
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
-from llmtap.load.error_limit import StopErrors
-from llmtap.load.run import LoadRun
-from llmtap.load.schedule import ClosedSchedule, OpenSchedule
+from llmtap.load.run import ClosedSchedule, LoadRun, OpenSchedule, StopErrors
 from llmtap.load.tally import LoadTally
 from llmtap.workload.requests import Requests
 from tests.support.loading import Sending, body_of, sender_to, streamed_answer

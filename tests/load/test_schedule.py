@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.load.schedule import ClosedSchedule, OpenSchedule, Schedule
+from llmtap.load.run import ClosedSchedule, OpenSchedule, Schedule
 from llmtap.load.workers.worker_pool import dealt
 from llmtap.units import NEVER
 from llmtap.workload.requests import Requests

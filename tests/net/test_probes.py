@@ -1,7 +1,7 @@
 """What a probe of the loop can overlook, and what an exchange says of that."""
 
 from llmtap.exchange.observer import UNSEEN_NS
-from llmtap.load.lateness import GRAIN_NS, PROBE_NS
+from llmtap.load.sending import GRAIN_NS, PROBE_NS
 from llmtap.vantage.relay.relay import PROBE_GRAIN_NS, PROBE_S
 
 

@@ -9,7 +9,7 @@ import plotly.graph_objects as plotly
 import pytest
 from plotly.offline import get_plotlyjs
 
-from llmtap.load.replay.timeline import timeline_of
+from llmtap.load.replay.result import timeline_of
 from llmtap.report.replay_page import replay_html
 from llmtap.report.replay_terms import RATES
 from llmtap.report.terminal import milliseconds

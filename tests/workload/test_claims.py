@@ -8,9 +8,8 @@ import pytest
 from llmtap.workload.claims import Claim, check, notes
 from llmtap.workload.composed import Composed
 from llmtap.workload.lengths import Fixed, Lengths, LogNormal, UniformLengths
-from llmtap.workload.plan import WorkloadPlan
+from llmtap.workload.plan import Sharing, WorkloadPlan
 from llmtap.workload.requests import Requests
-from llmtap.workload.sharing import Sharing
 
 NINE = Fixed(tokens=9)
 SHARING = Sharing(fraction=0.5, tokens=UniformLengths(min=1, max=99), contexts=2)

@@ -8,14 +8,12 @@ from hypothesis import strategies as st
 
 from llmtap.units import Duration
 from llmtap.workload.composed import Composed, RandomIds
-from llmtap.workload.conversations import Conversations, ThinkFixed
 from llmtap.workload.lengths import LogNormal, UniformLengths
-from llmtap.workload.plan import Speaker
+from llmtap.workload.plan import Conversations, Sharing, Speaker, ThinkFixed
 from llmtap.workload.programs import Code
 from llmtap.workload.prompts.prompt import ElasticSource, Workload
 from llmtap.workload.prompts.prose import Document, ProseWords
-from llmtap.workload.prompts.words import count_tokens
-from llmtap.workload.sharing import Sharing
+from llmtap.workload.prompts.text import count_tokens
 
 TALK = Conversations(turns=UniformLengths(min=1, max=4), think=ThinkFixed(time=Duration(1_000)))
 SHARING = Sharing(fraction=0.6, tokens=UniformLengths(min=20, max=90), contexts=3)

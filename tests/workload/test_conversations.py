@@ -9,10 +9,18 @@ import pytest
 
 from llmtap.units import Duration
 from llmtap.workload.composed import Composed, RandomIds
-from llmtap.workload.conversations import Conversations, Think, ThinkExponential, ThinkFixed, ThinkLogNormal
 from llmtap.workload.lengths import Fixed, LogNormal, UniformLengths
-from llmtap.workload.prompts.words import count_tokens
-from llmtap.workload.sharing import BLOCK_TOKENS, NO_CONTEXT, Sharing
+from llmtap.workload.plan import (
+    BLOCK_TOKENS,
+    NO_CONTEXT,
+    Conversations,
+    Sharing,
+    Think,
+    ThinkExponential,
+    ThinkFixed,
+    ThinkLogNormal,
+)
+from llmtap.workload.prompts.text import count_tokens
 
 S = 1_000_000_000
 TALK = Conversations(

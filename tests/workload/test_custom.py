@@ -7,7 +7,7 @@ import pytest
 from llmtap.errors import ConfigError
 from llmtap.workload.custom import load_workload
 from llmtap.workload.lengths import Empirical, Fixed, LogNormal
-from llmtap.workload.prompts.words import count_tokens
+from llmtap.workload.prompts.text import count_tokens
 
 EXAMPLE = Path(__file__).parents[2] / "config" / "workload.toml"
 LEAST = "input = 100\noutput = 20\n"

@@ -6,7 +6,7 @@ from itertools import islice
 import pytest
 
 from llmtap.workload.programs import LANGUAGES, program
-from llmtap.workload.prompts.words import count_tokens
+from llmtap.workload.prompts.text import count_tokens
 
 
 def said(key: str, language: str, parts: int) -> str:

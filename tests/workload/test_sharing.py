@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.workload.lengths import UniformLengths
-from llmtap.workload.sharing import BLOCK_TOKENS, NO_CONTEXT, SharedBlocks, Sharing, zipf_shares
+from llmtap.workload.plan import BLOCK_TOKENS, NO_CONTEXT, SharedBlocks, Sharing, zipf_shares
 
 
 @pytest.mark.parametrize(

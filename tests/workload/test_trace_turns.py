@@ -10,7 +10,7 @@ from llmtap.capture.schema import CaptureInfo
 from llmtap.capture.store.parquet import write_parquet
 from llmtap.traces.format import batch_of
 from llmtap.workload.trace import Trace, load_trace
-from llmtap.workload.trace_turns import TraceTurns
+from llmtap.workload.trace_rows import TraceTurns
 
 S = 1_000_000_000
 US = 1_000_000

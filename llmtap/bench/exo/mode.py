@@ -31,7 +31,7 @@ from llmtap.bench.run.session import SessionWatcher
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError
 from llmtap.load.bodies import BodyOptions
-from llmtap.load.monitor.processes import is_loopback
+from llmtap.load.monitor.system import is_loopback
 from llmtap.load.monitor.watch import Watch
 from llmtap.load.replay.options import USER_AGENT, ReplayOptions
 from llmtap.load.replay.perform import Replay, ReplayStopped
@@ -39,8 +39,7 @@ from llmtap.load.replay.plan import ReplayPlan
 from llmtap.load.sessions.prompt_sender import protocol_of
 from llmtap.load.target import shown_url
 from llmtap.units import NS_PER_S, Duration
-from llmtap.workload.prompts.counter import TokenCounter, load_counter
-from llmtap.workload.prompts.tokenizer import OWN
+from llmtap.workload.prompts.tokenizer import OWN, TokenCounter, load_counter
 from llmtap.workload.requests import Requests
 
 __all__ = ["ExoBench", "ExoCell", "ExoGrid", "ExoOptions"]

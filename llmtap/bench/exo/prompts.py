@@ -12,10 +12,10 @@ Source: seed 003, "Prompt Construction", "Prefix Cache Mode".
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from llmtap.workload.prompts.counter import TokenCounter
 from llmtap.workload.prompts.fitting import ATOM, Draft, Fitted, fit
 from llmtap.workload.prompts.prompt import Prompt
 from llmtap.workload.prompts.text import NAME_BYTES, Numbers
+from llmtap.workload.prompts.tokenizer import TokenCounter
 
 __all__ = ["Made", "PreparedPrompts", "Prompts"]
 

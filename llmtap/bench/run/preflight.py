@@ -16,7 +16,7 @@ from llmtap.bench.run.session import BASELINE, BenchSession
 from llmtap.bench.run.test import BenchTest
 from llmtap.errors import ConfigError
 from llmtap.load.replay.plan import AT_ONCE
-from llmtap.workload.arrivals.arrivals import OWN_RATES, parse_arrivals
+from llmtap.workload.arrivals import OWN_RATES, parse_arrivals
 from llmtap.workload.registry import is_workload, workload_named
 
 __all__ = ["check_values", "undo", "unreached"]

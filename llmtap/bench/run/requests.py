@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from llmtap.load.prepared import Prepared
+from llmtap.load.bodies import Prepared
 from llmtap.units import to_seconds
 from llmtap.workload.requests import Requests
 

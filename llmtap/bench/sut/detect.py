@@ -40,7 +40,7 @@ from llmtap.metrics.latency import measure
 from llmtap.net.tls import client_context
 from llmtap.units import NS_PER_S, format_ns
 from llmtap.workload.prompts.prompt import Prompt
-from llmtap.workload.prompts.words import VOCABULARY
+from llmtap.workload.prompts.text import VOCABULARY
 
 __all__ = ["Detected", "Fact", "Offset", "detect", "narrowed"]
 

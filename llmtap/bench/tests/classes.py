@@ -30,17 +30,15 @@ from llmtap.bench.run.loads import Load
 from llmtap.errors import ConfigError
 from llmtap.load.replay.plan import ReplayPlan
 from llmtap.units import NS_PER_S
-from llmtap.workload.arrivals.arrivals import parse_arrivals
+from llmtap.workload.arrivals import parse_arrivals
 from llmtap.workload.composed import GENERATION, REQUEST, TOKENIZER, RandomIds, Written, check_rows
 from llmtap.workload.lengths import LogNormal, uniform_draw
 from llmtap.workload.plan import PlannedTurn, Speaker, assemble
 from llmtap.workload.plan import WorkloadPlan as Parts
-from llmtap.workload.prompts.counter import load_counter
-from llmtap.workload.prompts.fitted_prompts import ElasticPrompts
-from llmtap.workload.prompts.prompt import ElasticSource, Fit, Prompt
+from llmtap.workload.prompts.fitting import ElasticPrompts
+from llmtap.workload.prompts.prompt import CL100K_IDS, ElasticSource, Fit, Prompt, random_ids
 from llmtap.workload.prompts.prose import ProseWords
-from llmtap.workload.prompts.token_ids import CL100K_IDS, random_ids
-from llmtap.workload.prompts.tokenizer import OWN
+from llmtap.workload.prompts.tokenizer import OWN, load_counter
 from llmtap.workload.registry import report_of
 from llmtap.workload.requests import Requests
 

@@ -44,7 +44,7 @@ from llmtap.metrics.fairness import STARVED_MEDIANS, UNFAIR_BELOW, jain_readings
 from llmtap.metrics.intervals import share_interval
 from llmtap.metrics.statistics import mean, percentile
 from llmtap.units import NS_PER_S, Duration
-from llmtap.workload.prompts.token_ids import CL100K_IDS
+from llmtap.workload.prompts.prompt import CL100K_IDS
 
 __all__ = ["TEST", "FairnessParams"]
 

@@ -16,7 +16,7 @@ from llmtap.bench.run.load_level import Capacity
 from llmtap.bench.run.measurement import Measurement
 from llmtap.metrics.comparison import cache_hit_rate, increase
 from llmtap.metrics.significance import compare_paired
-from llmtap.workload.sharing import NO_CONTEXT
+from llmtap.workload.plan import NO_CONTEXT
 
 __all__ = ["SHARES", "STATES", "PrefixRun", "Rates", "figures", "hot_firsts", "ttfts"]
 

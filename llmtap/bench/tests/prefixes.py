@@ -18,16 +18,14 @@ from typing import Final
 from llmtap.bench.run.loads import Load
 from llmtap.errors import ConfigError
 from llmtap.load.replay.plan import ReplayPlan
-from llmtap.workload.arrivals.arrivals import parse_arrivals
+from llmtap.workload.arrivals import parse_arrivals
 from llmtap.workload.composed import Composed, RandomIds, Written
 from llmtap.workload.lengths import UniformLengths
-from llmtap.workload.plan import ConversationScript, Speaker
+from llmtap.workload.plan import ConversationScript, Sharing, Speaker
 from llmtap.workload.plan import WorkloadPlan as Parts
-from llmtap.workload.prompts.counter import load_counter
-from llmtap.workload.prompts.fitted_prompts import ElasticPrompts
-from llmtap.workload.prompts.tokenizer import OWN
+from llmtap.workload.prompts.fitting import ElasticPrompts
+from llmtap.workload.prompts.tokenizer import OWN, load_counter
 from llmtap.workload.registry import is_workload, report_of, workload_named
-from llmtap.workload.sharing import Sharing
 
 __all__ = ["Prefixes", "prefixes_of"]
 

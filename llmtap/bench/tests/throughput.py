@@ -37,7 +37,7 @@ from llmtap.bench.run.test import BenchTest, ChartSeries, ChartSpec, Mark, Repor
 from llmtap.errors import ConfigError
 from llmtap.metrics.cost import tokens_per_gpu_second
 from llmtap.units import NS_PER_S, Duration, to_seconds
-from llmtap.workload.arrivals.arrivals import parse_arrivals
+from llmtap.workload.arrivals import parse_arrivals
 
 __all__ = ["TEST", "Sought", "ThroughputParams", "seek"]
 

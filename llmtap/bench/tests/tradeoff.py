@@ -34,7 +34,7 @@ from llmtap.bench.tests.throughput import DURATION_MIN, ThroughputParams, seek
 from llmtap.errors import ConfigError
 from llmtap.metrics.saturation import knee, operating_point, peak, saturation_point
 from llmtap.units import NS_PER_S, Duration, to_seconds
-from llmtap.workload.arrivals.arrivals import parse_arrivals
+from llmtap.workload.arrivals import parse_arrivals
 
 __all__ = ["TEST", "TradeoffParams"]
 

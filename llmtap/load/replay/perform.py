@@ -23,22 +23,25 @@ from llmtap.clock import SystemClock, WallAnchor
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.request_shape import RequestShape, Turn
-from llmtap.load.bodies import BodyOptions, server_of
-from llmtap.load.http.sender import SenderOptions
+from llmtap.load.bodies import BodyOptions, Prepared, prepare, server_of
+from llmtap.load.http import SenderOptions
 from llmtap.load.monitor.watch import Watch
-from llmtap.load.prepared import Prepared, prepare
 from llmtap.load.replay.baseline import Baseline, read_then
-from llmtap.load.replay.observations import ObservedLengths, RunObservations
-from llmtap.load.replay.options import USER_AGENT, ReplayOptions
-from llmtap.load.replay.plan import ReplayPlan
-from llmtap.load.replay.protocols import AnyMaker, http_beside, maker_for, notes_of, reach
-from llmtap.load.replay.result import QUANTILES, result_of
-from llmtap.load.replay.warmup import other_words
+from llmtap.load.replay.options import (
+    USER_AGENT,
+    AnyMaker,
+    ReplayOptions,
+    http_beside,
+    maker_for,
+    notes_of,
+    reach,
+)
+from llmtap.load.replay.plan import ReplayPlan, other_words
+from llmtap.load.replay.result import QUANTILES, ObservedLengths, RunObservations, result_of
 from llmtap.load.sessions.prompt_sender import check_target, protocol_of
 from llmtap.load.target import shown_url
 from llmtap.load.warmup import WarmUpOptions, warm_up
-from llmtap.load.workers.messages import Progress, WorkerSetup
-from llmtap.load.workers.worker_handle import LocalMember, Member
+from llmtap.load.workers.worker_handle import LocalMember, Member, Progress, WorkerSetup
 from llmtap.load.workers.worker_pool import STOPPED, LoadResult, WorkerPool
 from llmtap.metrics.objectives import Objectives
 from llmtap.net.cluster import ray_cluster

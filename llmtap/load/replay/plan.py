@@ -5,12 +5,14 @@ workload has lengths only, so somebody has to say how it arrives: at a rate, in 
 unless it is told), or in a closed loop, where nobody needs to.
 """
 
+import re
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from random import Random
+from typing import Any, Final, TypeVar
 
 from llmtap.errors import ConfigError
 from llmtap.load.bodies import Decode
@@ -18,18 +20,18 @@ from llmtap.load.replay.baseline import RecordedAnswer, recorded_of
 from llmtap.traces.format import FormatError
 from llmtap.traces.registry import by_name
 from llmtap.units import NS_PER_S
-from llmtap.workload.arrivals.arrivals import FORMS, OWN_RATES, parse_arrivals
+from llmtap.workload.arrivals import FORMS, OWN_RATES, parse_arrivals
 from llmtap.workload.lengths import lengths_told
-from llmtap.workload.prompts.counter import TokenCounter, load_counter
-from llmtap.workload.prompts.fitted_prompts import ElasticPrompts, RowPrompts
-from llmtap.workload.prompts.prompt import PromptSource
-from llmtap.workload.prompts.tokenizer import OWN
+from llmtap.workload.prompts.fitting import ElasticPrompts, RowPrompts
+from llmtap.workload.prompts.prompt import Prompt, PromptSource
+from llmtap.workload.prompts.tokenizer import OWN, TokenCounter, load_counter
 from llmtap.workload.registry import is_workload, report_of, workload_named, workloads
 from llmtap.workload.requests import Requests
 from llmtap.workload.trace import load_trace
 from llmtap.workload.trace_rows import NO_TIMES
 
-__all__ = ["REQUESTS", "ReplayPlan", "ReplayQuestion", "make_plan"]
+__all__ = ["REQUESTS", "ReplayPlan", "ReplayQuestion", "make_plan", "other_words"]
+
 
 REQUESTS: Final = 1_000
 """Of a workload, where nobody says how many: p99 needs as many (seed 000, 5.1.4.3)."""
@@ -252,3 +254,57 @@ def _refuse_arrivals(asked: ReplayQuestion) -> None:
             raise ConfigError(
                 option, "in a closed loop nobody plans when requests are sent", "leave out --closed"
             )
+
+
+T = TypeVar("T")
+ROWS_MAX: Final = 128
+"""A warm-up is of 100 requests (4.5.1); one that takes more begins again with the first."""
+LETTERS_MAX: Final = 20
+"""Of a word, on average; what has more is written without spaces, and mixed letter by letter."""
+_WORD: Final = re.compile(r"\s*\S+")
+"""With the space before it, which belongs to its token."""
+
+
+def other_words(plan: ReplayPlan) -> ReplayPlan:
+    """The first requests of a plan with the words of each prompt in another order; nobody waits for a turn
+    before it. The plan itself where its requests are bodies that somebody recorded, and no prompts."""
+    if plan.prompts is None:
+        return plan
+    given = plan.requests
+    count = min(len(given), ROWS_MAX)
+    requests = Requests(
+        array("q", bytes(8 * count)), given.input[:count], given.output[:count],
+        tenants=given.tenants[:count],
+    )  # fmt: skip
+    return ReplayPlan(requests, _Mixed(plan.prompts), {}, [], plan.decode)
+
+
+@dataclass(frozen=True, slots=True)
+class _Mixed:
+    """Each part of a prompt, mixed."""
+
+    source: PromptSource
+
+    def prompt(self, row: int) -> Prompt:
+        random, prompt = Random(f"warm-up/{row}"), self.source.prompt(row)
+        return Prompt(
+            text=_reworded(prompt.text, random),
+            ids=_mixed(prompt.ids, random),
+            system=_reworded(prompt.system, random),
+            history=tuple((role, _reworded(said, random)) for role, said in prompt.history),
+        )
+
+
+def _reworded(text: str, random: Random) -> str:
+    words = _WORD.findall(text)
+    if len(text) > LETTERS_MAX * len(words):
+        return "".join(_mixed(text, random))
+    words[:1] = [" " + first.lstrip() for first in words[:1]]
+    return "".join(_mixed(words, random)).lstrip()
+
+
+def _mixed(parts: Sequence[T], random: Random) -> list[T]:
+    """In any order, but what was the first is the last."""
+    first, others = list(parts[:1]), list(parts[1:])
+    random.shuffle(others)
+    return [*others, *first]

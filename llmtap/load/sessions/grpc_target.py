@@ -22,7 +22,7 @@ from llmtap.exchange.observer import TOKENS_MAX
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
 from llmtap.exchange.plausibility import remove_implausible
 from llmtap.exchange.refusal import Interventions
-from llmtap.load.lateness import Lateness
+from llmtap.load.sending import Lateness
 from llmtap.protocol.delta import Verdict
 from llmtap.protocol.inference import (
     METHOD,
@@ -35,8 +35,8 @@ from llmtap.protocol.inference import (
 )
 from llmtap.protocol.verdicts import INPUT, of_finish_reason
 from llmtap.units import NS_PER_S
-from llmtap.workload.prompts.counter import as_text
 from llmtap.workload.prompts.prompt import Prompt
+from llmtap.workload.prompts.tokenizer import as_text
 
 __all__ = ["GrpcTarget", "metadata_of", "parse_grpc"]
 

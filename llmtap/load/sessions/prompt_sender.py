@@ -17,11 +17,9 @@ import msgspec
 from llmtap.errors import ConfigError
 from llmtap.exchange.exchange import Exchange
 from llmtap.load.bodies import Decode
-from llmtap.load.deferred import Later
-from llmtap.load.lateness import Lateness
-from llmtap.load.sending import Done, OnAnswer
+from llmtap.load.sending import Done, Lateness, Later, OnAnswer
 from llmtap.load.target import check_fields, parse_target
-from llmtap.load.workers.messages import WorkerSetup
+from llmtap.load.workers.worker_handle import WorkerSetup
 from llmtap.units import NS_PER_S
 from llmtap.workload.prompts.prompt import Prompt
 
@@ -245,7 +243,7 @@ def check_target(setup: WorkerSetup) -> bool:
         case "http":
             return parse_target(setup.url, setup.endpoint, headers).origin.tls
         case "realtime":
-            from llmtap.load.sessions.realtime_target import parse_realtime
+            from llmtap.load.sessions.realtime import parse_realtime
 
             check_fields(headers)
             return parse_realtime(setup.url)[0].tls
@@ -268,7 +266,7 @@ def make_asking(loop: asyncio.AbstractEventLoop, setup: WorkerSetup, tls: ssl.SS
     }  # fmt: skip
     target: PromptTarget
     if protocol_of(setup.url) == "realtime":
-        from llmtap.load.sessions.realtime_target import RealtimeTarget
+        from llmtap.load.sessions.realtime import RealtimeTarget
 
         target = RealtimeTarget(
             setup.url, clock=options.clock, tls=tls, connect_timeout_ns=options.connect_timeout, **common

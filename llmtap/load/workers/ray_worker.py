@@ -26,9 +26,17 @@ import msgspec
 import llmtap
 from llmtap.clock import Clock, SystemClock, WallAnchor
 from llmtap.errors import ConfigError, LlmtapError
-from llmtap.load.workers.host_clock import ClockReading, Compared, HostClock, Trip, compared, read_clocks
-from llmtap.load.workers.messages import WorkerScript, WorkerSetup
-from llmtap.load.workers.worker_handle import wired
+from llmtap.load.workers.worker_handle import (
+    ClockReading,
+    Compared,
+    HostClock,
+    Trip,
+    WorkerScript,
+    WorkerSetup,
+    compared,
+    read_clocks,
+    wired,
+)
 from llmtap.units import decode_special, encode_special
 
 __all__ = ["RayMember", "RemoteProcess"]

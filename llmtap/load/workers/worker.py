@@ -22,15 +22,13 @@ import uvloop
 
 from llmtap.clock import SystemClock
 from llmtap.exchange.exchange import Exchange
-from llmtap.load.deferred import Later
-from llmtap.load.http.sender import LoadSender
-from llmtap.load.run import LoadRun
-from llmtap.load.schedule import ClosedSchedule, OpenSchedule, Schedule
-from llmtap.load.sending import Sending
+from llmtap.load.http import LoadSender
+from llmtap.load.run import ClosedSchedule, LoadRun, OpenSchedule, Schedule
+from llmtap.load.sending import Later, Sending
 from llmtap.load.sessions.prompt_sender import Asking, check_target, make_asking, protocol_of
 from llmtap.load.tally import LoadTally
 from llmtap.load.target import parse_target
-from llmtap.load.workers.messages import Done, Progress, WorkerReady, WorkerScript, WorkerSetup, frame
+from llmtap.load.workers.worker_handle import Done, Progress, WorkerReady, WorkerScript, WorkerSetup, frame
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.statistics import percentile
 from llmtap.metrics.summary import ENDED_WELL

@@ -23,9 +23,17 @@ from llmtap.errors import ConfigError, LlmtapError
 from llmtap.exchange.exchange import Exchange
 from llmtap.load.sessions.prompt_sender import check_target
 from llmtap.load.tally import LoadTally
-from llmtap.load.workers.host_clock import HostClock
-from llmtap.load.workers.messages import Done, Frames, Progress, WorkerReady, WorkerScript, WorkerSetup
-from llmtap.load.workers.worker_handle import LocalMember, Member
+from llmtap.load.workers.worker_handle import (
+    Done,
+    Frames,
+    HostClock,
+    LocalMember,
+    Member,
+    Progress,
+    WorkerReady,
+    WorkerScript,
+    WorkerSetup,
+)
 from llmtap.metrics.objectives import Objectives
 from llmtap.net.tls import client_context
 from llmtap.workload.requests import Requests

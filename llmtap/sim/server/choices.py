@@ -3,7 +3,7 @@
 from llmtap.sim.server.faults import REFUSAL, Mishaps
 from llmtap.sim.server.options import TOKENS_MAX, SimOptions
 from llmtap.sim.server.shapes.shape import Choice, SimulatedRequest
-from llmtap.workload.prompts.words import cut_tokens, say
+from llmtap.workload.prompts.text import cut_tokens, say
 
 __all__ = ["block", "choose"]
 

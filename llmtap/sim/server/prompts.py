@@ -1,7 +1,7 @@
 """What the engine is asked: how long prompts are, and how far they are alike. Pure."""
 
 from llmtap.sim.server.shapes.shape import SimulatedRequest
-from llmtap.workload.prompts.words import count_tokens, token_ids
+from llmtap.workload.prompts.text import count_tokens, token_ids
 
 __all__ = ["prefix_blocks", "prompt_lengths"]
 

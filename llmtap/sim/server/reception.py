@@ -25,7 +25,7 @@ from llmtap.sim.server.sender import Gatherer, ResponseSender
 from llmtap.sim.server.shapes.shape import Answer, BadRequest, Shape, SimulatedRequest
 from llmtap.sim.server.truth import Submitted, Truth, TruthLog
 from llmtap.units import NEVER
-from llmtap.workload.prompts.words import say
+from llmtap.workload.prompts.text import say
 
 __all__ = ["BUSY", "FILTERED", "Reception", "ServerJob"]
 

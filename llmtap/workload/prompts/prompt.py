@@ -1,12 +1,25 @@
 """What a request says, before it is anybody's JSON."""
 
+import sys
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from random import Random
+from typing import Final, Protocol
 
 from llmtap.workload.requests import Requests
 
-__all__ = ["ElasticSource", "Fit", "Prompt", "PromptSource", "Workload"]
+__all__ = [
+    "CL100K_IDS",
+    "ElasticSource",
+    "Fit",
+    "Prompt",
+    "PromptSource",
+    "Workload",
+    "count_ids",
+    "random_ids",
+]
+
 
 Fit = Callable[[Callable[[int], str], int], str]
 """`fit(made, n)`: the text of n tokens by the tokenizer in use, where `made(k)` is a text of k tokens by the
@@ -68,3 +81,32 @@ class Workload(Protocol):
     def prompts(self, requests: Requests, seed: int) -> PromptSource:
         """What those requests say."""
         ...
+
+
+CL100K_IDS: Final = 100_256
+"""Ids of cl100k_base without the special ones: seed 000, A.1.4 draws from 0 to 100255."""
+_WORD_BITS: Final = 32
+
+
+def random_ids(random: Random, count: int, below: int = CL100K_IDS) -> list[int]:
+    """What `[random.randint(0, below - 1) for _ in range(count)]` gives; `below` is at most 2^32 - 1."""
+    shift = _WORD_BITS - below.bit_length()
+    ids: list[int] = []
+    while len(ids) < count:
+        ids += [i for word in _words(random, count - len(ids)) if (i := word >> shift) < below]
+    return ids
+
+
+def count_ids(random: Random, count: int, below: int = CL100K_IDS) -> None:
+    """Leaves the generator where `random_ids` would."""
+    limit = below << (_WORD_BITS - below.bit_length())
+    while count:
+        count -= sum(word < limit for word in _words(random, count))
+
+
+def _words(random: Random, count: int) -> "array[int]":
+    # The first word drawn is the lowest of the number.
+    words = array("I", random.getrandbits(_WORD_BITS * count).to_bytes(4 * count, "little"))
+    if sys.byteorder == "big":
+        words.byteswap()
+    return words

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from llmtap.errors import ConfigError
-from llmtap.workload.prompts.words import VOCABULARY, count_tokens, cut, say, token_ids
+from llmtap.workload.prompts.text import VOCABULARY, count_tokens, cut, say, token_ids
 
 __all__ = ["QUESTION", "WORDS", "Document", "FileText", "ProseWords", "ProseWriter", "fitted_text", "prose"]
 

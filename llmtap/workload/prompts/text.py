@@ -10,14 +10,34 @@ lowest first. Two numbers never have the same name, and 256 numbers in a row dif
 Nothing here depends on the process (PYTHONHASHSEED) or on Python's own generators.
 """
 
+import functools
+import itertools
+import random
+import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import shake_128
-from typing import Final
+from typing import Any, Final
+from zlib import crc32
 
 from llmtap.workload.requests import Requests
 
-__all__ = ["COMMON", "NAME_BYTES", "Numbers", "RowText", "Words"]
+__all__ = [
+    "COMMON",
+    "NAME_BYTES",
+    "VOCABULARY",
+    "Numbers",
+    "RowText",
+    "Words",
+    "count_tokens",
+    "cut",
+    "cut_tokens",
+    "say",
+    "token_ids",
+    "tokenizer_json",
+]
+
 
 NAME_BYTES: Final = 9
 """Enough for ids of 64 bits and what kind of number it is."""
@@ -131,3 +151,167 @@ class RowText:
         # The blocks may be more than the prompt: where what the template puts behind it is longer than what
         # follows the last whole block. Then the end of that one gives way, and the length stays exact.
         return b"".join(pieces)[: max(0, tokens)]
+
+
+# Each of one to eight letters, so that the cutting leaves it whole.
+_COMMON_WORDS: Final = """
+a about above across after again against all almost along already also always am among an and another any
+are around as ask at away back be because been before began being below best better between big black blue
+book both bring build but by call came can carry case change city clear close cold come could country course
+cut dark day deep did do does done door down draw each early earth east end enough even ever every example
+eye face fact fall far farm fast father few field fill find fire first fish five fly follow food foot for
+form found four friend from full gave get girl give go gold good got great green ground group grow had half
+hand hard has have he head hear heat help her here high him his hold home horse hour house how hundred i
+idea if in into is island it its just keep kind king know land language large last late later learn leave
+left less let letter life light like line list listen little live long look low made make man many map mark
+may me mean men might mile mind minute moon more morning most mother mountain move much must my name near
+need never new next night no north not note nothing now number of off often old on once one only open or
+order other our out over own page paper part pass people perhaps piece place plain plan plant play please
+point port power press question quick quiet rain ran reach read ready real red rest river road rock room
+round run said same sand saw say school sea second see seem set seven shall she ship short should show side
+simple since sing six sky sleep slow small snow so some song soon sound south space stand star start state
+stay step still stone stop story strong study such summer sun system table take talk tell ten than that the
+their them then there these they thing think this those though thought thousand three through time to token
+together too took top toward town tree true try turn two under until up upon us use very voice wait walk
+want warm was watch water way we week well went were west what wheel when where which while white who whole
+why will wind winter with without woman wonder wood word work world would write year yes yet you young your
+"""
+_WORDS: Final = tuple(_COMMON_WORDS.split())
+_MARKS: Final = (".", ",", "?", "!", ";", ":", "'", '"', "(", ")", "-")
+_SPACES: Final = ("\n\n", "  ", "    ")
+_LETTERS: Final = "abcdefghijklmnopqrstuvwxyz"
+_PUNCTUATION: Final = r"!-/:-@\[-`{-~"
+PATTERN: Final = (
+    rf" ?[A-Za-z]{{1,8}}| ?[0-9]{{1,3}}| ?[{_PUNCTUATION}]|[ \t\n\r]{{1,8}}|[^A-Za-z0-9{_PUNCTUATION} \t\n\r]"
+)
+"""Cuts any text into pieces, none left over; ranges of ASCII only, which all engines read alike."""
+_CUT: Final = re.compile(PATTERN)
+
+SENTENCES: Final = 400
+"""As many as the text has before it begins anew: some 4,000 tokens."""
+
+
+def _byte_letters() -> list[str]:
+    """A printable letter for each byte, as GPT-2's byte-level BPE has it.
+
+    What is printable stands for itself, the others are U+0100 onwards.
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = itertools.count(0x100)
+    return [chr(b) if b in printable else chr(next(others)) for b in range(256)]
+
+
+_BYTES: Final = _byte_letters()
+
+
+def _spelt(text: str) -> str:
+    return "".join(_BYTES[b] for b in text.encode())
+
+
+_PAIRS: Final = [(a, b) for a in (*_LETTERS, _BYTES[0x20]) for b in _LETTERS]
+"""Merges, the first before the later."""
+
+
+def _vocabulary() -> dict[str, int]:
+    whole = [
+        form for word in _WORDS for form in (word, " " + word, word.capitalize(), " " + word.capitalize())
+    ]
+    texts = [*_BYTES, *(a + b for a, b in _PAIRS), *map(_spelt, (*_MARKS, *_SPACES, *whole))]
+    return {text: i for i, text in enumerate(dict.fromkeys(texts))}
+
+
+VOCABULARY: Final = _vocabulary()
+"""Ids by token, each token spelt in the letters of its bytes."""
+_SPELLINGS: Final = list(VOCABULARY)
+_RANKS: Final = {pair: rank for rank, pair in enumerate(_PAIRS)}
+
+
+def cut(text: str) -> list[str]:
+    """The pieces of a text, before pairing."""
+    return _CUT.findall(text)
+
+
+@functools.lru_cache(1 << 16)
+def _ids_of_piece(piece: str) -> tuple[int, ...]:
+    spelt = _spelt(piece)
+    if (known := VOCABULARY.get(spelt)) is not None:
+        return (known,)
+    parts = list(spelt)
+    while True:
+        ranked = [(_RANKS[pair], i) for i, pair in enumerate(itertools.pairwise(parts)) if pair in _RANKS]
+        if not ranked:
+            return tuple(VOCABULARY[part] for part in parts)
+        i = min(ranked)[1]
+        parts[i : i + 2] = [parts[i] + parts[i + 1]]
+
+
+def token_ids(text: str) -> list[int]:
+    """The tokens of a text."""
+    return [i for piece in cut(text) for i in _ids_of_piece(piece)]
+
+
+def count_tokens(text: str) -> int:
+    """How many tokens a text has; a prompt's words repeat, so each is looked at once."""
+    return sum(len(_ids_of_piece(piece)) * n for piece, n in Counter(cut(text)).items())
+
+
+def cut_tokens(text: str) -> list[str]:
+    """The text of each token of an ASCII text, where a byte is a letter."""
+    ends = itertools.accumulate(len(_SPELLINGS[i]) for i in token_ids(text))
+    return [text[begin:end] for begin, end in itertools.pairwise([0, *ends])]
+
+
+@functools.cache
+def _story() -> tuple[list[str], list[int]]:
+    """The text the engine reads from, a token each, and where in it sentences begin."""
+    chance = random.Random("llmtap")
+    tokens: list[str] = []
+    starts: list[int] = []
+    words = [word for word in _WORDS if len(word) > 1]
+    for _ in range(SENTENCES):
+        starts.append(len(tokens))
+        length = chance.randint(4, 14)
+        said = chance.sample(words, length)
+        tokens.append(" " + said[0].capitalize())
+        for i, word in enumerate(said[1:], 1):
+            if i % 6 == 0:
+                tokens.append(",")
+            tokens.append(" " + word)
+        tokens.append(".")
+    return tokens, starts
+
+
+def say(count: int, key: str) -> Sequence[str]:
+    """A text of `count` tokens, a string each; the same key gives the same text, however much of it.
+
+    The first has no space before it. Joined, they are cut again into just these tokens.
+    """
+    tokens, starts = _story()
+    start = starts[crc32(key.encode()) % len(starts)]
+    said = tokens[start : start + count]
+    while len(said) < count:
+        said += tokens[: count - len(said)]
+    if said:
+        said[0] = said[0].removeprefix(" ")
+    return said
+
+
+def tokenizer_json() -> dict[str, Any]:
+    """The tokenizer as the content of a `tokenizer.json`."""
+    return {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [
+                {"type": "Split", "pattern": {"Regex": PATTERN}, "behavior": "Isolated", "invert": False},
+                {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+            ],
+        },
+        "post_processor": None,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+        "model": {
+            "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+            "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": True,
+            "vocab": VOCABULARY, "merges": [list(pair) for pair in _PAIRS],
+        },
+    }  # fmt: skip

@@ -4,16 +4,41 @@
 engine's own. All are local; the packages come with the extra `tokenizers`.
 """
 
+import json
 import re
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from llmtap.capture.tokenizer import load_tokenizer
-from llmtap.workload.prompts import words as own
+from llmtap.clock import SystemClock
+from llmtap.errors import ConfigError, install_hint
+from llmtap.units import NS_PER_S
+from llmtap.user_files import decode_json
+from llmtap.workload.prompts import text as own
+from llmtap.workload.prompts.prompt import Prompt
 from llmtap.workload.prompts.text import COMMON, Words
 
-__all__ = ["OWN", "OwnTokenizer", "Tokenizer", "cut_text", "fitting_words", "open_tokenizer"]
+__all__ = [
+    "CHAT_TEMPLATE",
+    "MODEL",
+    "OWN",
+    "REFERENCE",
+    "ChatCounter",
+    "ChatTemplate",
+    "OwnTokenizer",
+    "TextCounter",
+    "TokenCounter",
+    "Tokenizer",
+    "as_text",
+    "cut_text",
+    "fitting_words",
+    "load_counter",
+    "open_tokenizer",
+]
+
 
 OWN: Final = "sim"
 WORDS_MIN: Final = 16
@@ -188,3 +213,222 @@ def cut_text(tokenizer: Tokenizer, text: str, tokens: int) -> tuple[str, int]:
         if best[1] < count < tokens:
             best = (cut, count)
     return best
+
+
+_INSTALL: Final = install_hint("tokenizers")
+FRAMES_MAX: Final = 256
+"""System prompts whose rendering is remembered, in prompts that have no history."""
+_SAMPLES: Final = ("who will read", "there was a river")
+"""Two texts that a template which passes texts on must pass on both."""
+
+
+class ChatTemplate:
+    """Renders prompts. Texts that the template passes on as they are cost no rendering of their own."""
+
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str], place: str, *, now_ns: int | None = None
+    ) -> None:
+        """`special_tokens` by name, as `bos_token`. `now_ns`: UTC, for templates that tell the date.
+
+        Raises ConfigError that names `place`, for a template that is none.
+        """
+        try:
+            import jinja2
+            from jinja2.ext import loopcontrols
+            from jinja2.sandbox import ImmutableSandboxedEnvironment
+        except ImportError:
+            raise ConfigError(place, "the package jinja2 is not installed", _INSTALL) from None
+        now = datetime.fromtimestamp((SystemClock.wall_ns() if now_ns is None else now_ns) // NS_PER_S, UTC)
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _refuse
+        environment.globals["strftime_now"] = now.strftime
+        self._place = place
+        self._error = jinja2.TemplateError
+        self._special = dict(special_tokens)
+        self._frames: OrderedDict[str, tuple[str, str] | None] = OrderedDict()
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as exc:
+            raise ConfigError(place, f"its chat template is not Jinja: {exc}") from None
+
+    @classmethod
+    def load(cls, folder: Path, place: str) -> "ChatTemplate":
+        """The template in a model's folder. Raises ConfigError that names `place`."""
+        file = folder / "tokenizer_config.json"
+        try:
+            config = decode_json(file.read_bytes()) if file.is_file() else {}
+        except (OSError, ValueError) as exc:
+            raise ConfigError(place, f"{file} cannot be read: {exc}") from None
+        if not isinstance(config, dict):
+            raise ConfigError(place, f"{file} is no JSON object")
+        alone = folder / "chat_template.jinja"
+        source = alone.read_text("utf-8") if alone.is_file() else _default(config.get("chat_template"))
+        if source is None:
+            raise ConfigError(
+                place, f"{folder} has no chat template",
+                "give the tokenizer.json itself to count plain text, or a folder with chat_template.jinja",
+            )  # fmt: skip
+        special = {
+            name: text
+            for name, value in config.items()
+            if name.endswith("_token")
+            and isinstance(text := value.get("content") if isinstance(value, dict) else value, str)
+        }
+        return cls(source, special, place)
+
+    def render(self, prompt: Prompt) -> str:
+        """The text that the server cuts. Raises ConfigError where the template refuses such a prompt."""
+        # A template may strip what it passes on, and then frames tell only of texts without white space
+        # around them. Conversations hardly begin alike, so theirs would be worked out once for each.
+        if prompt.history or prompt.text != prompt.text.strip():
+            return self._rendered(prompt, prompt.text)
+        key = prompt.system
+        if key in self._frames:
+            self._frames.move_to_end(key)
+        else:
+            self._frames[key] = self._frame(prompt)
+            if len(self._frames) > FRAMES_MAX:
+                self._frames.popitem(last=False)
+        frame = self._frames[key]
+        return self._rendered(prompt, prompt.text) if frame is None else frame[0] + prompt.text + frame[1]
+
+    def _frame(self, prompt: Prompt) -> tuple[str, str] | None:
+        """What stands around the text; None where the template does not just pass it on."""
+        one, other = (self._rendered(prompt, sample) for sample in _SAMPLES)
+        head, found, tail = one.rpartition(_SAMPLES[0])
+        return (head, tail) if found and head + _SAMPLES[1] + tail == other else None
+
+    def _rendered(self, prompt: Prompt, text: str) -> str:
+        messages = [{"role": "system", "content": prompt.system}] if prompt.system else []
+        messages += [{"role": role, "content": said} for role, said in prompt.history]
+        messages.append({"role": "user", "content": text})
+        try:
+            return self._template.render(
+                messages=messages, tools=None, documents=None, add_generation_prompt=True, **self._special
+            )
+        except self._error as exc:
+            raise ConfigError(self._place, f"its chat template refuses the prompt: {exc}") from None
+
+
+def _default(template: Any) -> str | None:
+    if isinstance(template, list):
+        named = {one.get("name"): one.get("template") for one in template if isinstance(one, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
+    # Jinja's own makes HTML entities of some characters, which no model was trained on.
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _refuse(message: str) -> None:
+    import jinja2
+
+    raise jinja2.TemplateError(message)
+
+
+CHAT_TEMPLATE: Final = "chat template"
+MODEL: Final = "model tokenizer"
+REFERENCE: Final = "reference tokenizer"
+_SAMPLE: Final = bytes(range(0, 256, 16))
+
+
+class TokenCounter(Protocol):
+    """Counts whole prompts."""
+
+    @property
+    def way(self) -> str:
+        """How it counts, for whoever reads the figures."""
+        ...
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """By which it counts texts."""
+        ...
+
+    @property
+    def words(self) -> Words:
+        """What texts are best made of, for it to count right."""
+        ...
+
+    def count(self, prompts: Sequence[Prompt]) -> list[int]: ...
+
+    def overhead(self, like: Prompt) -> tuple[int, int]:
+        """Tokens before and behind the user's text in prompts with this one's system prompt and history."""
+        ...
+
+
+def as_text(prompt: Prompt) -> str:
+    """A prompt without roles, as a completion gets it and a reference tokenizer counts it."""
+    said = (prompt.system, *(text for _, text in prompt.history), prompt.text)
+    return "\n\n".join(text for text in said if text)
+
+
+def load_counter(text: str, *, chat: bool, place: str) -> TokenCounter:
+    """The counter of `tiktoken:NAME`, `sim`, a tokenizer.json or a model's folder.
+
+    Of a folder the chat template is taken where the prompts are for a chat endpoint, and else the special
+    tokens that completions get; a file or a name is a reference, by which plain text is counted. Raises
+    ConfigError that names `place`.
+    """
+    tokenizer = open_tokenizer(text, place)
+    if not Path(text).is_dir():
+        return TextCounter(tokenizer)
+    if chat:
+        return ChatCounter(tokenizer, ChatTemplate.load(Path(text), place))
+    return TextCounter(tokenizer, way=MODEL, specials=tokenizer.specials)
+
+
+class TextCounter:
+    """Counts plain text, and so many special tokens with it."""
+
+    def __init__(self, tokenizer: Tokenizer, *, way: str = REFERENCE, specials: int = 0) -> None:
+        self.way = way
+        self.tokenizer = tokenizer
+        self._specials = specials
+        self.words = fitting_words(tokenizer)
+
+    def count(self, prompts: Sequence[Prompt]) -> list[int]:
+        counts = self.tokenizer.counts([as_text(prompt) for prompt in prompts])
+        return [len(p.ids) or n + self._specials for p, n in zip(prompts, counts, strict=True)]
+
+    def overhead(self, like: Prompt) -> tuple[int, int]:
+        if not like.system and not like.history:
+            return self._specials, 0
+        sample = self.words.text(_SAMPLE)
+        with_it = Prompt(text=sample, system=like.system, history=like.history)
+        both, alone = self.tokenizer.counts([as_text(with_it), sample])
+        return self._specials + both - alone, 0
+
+
+class ChatCounter:
+    """Counts what a chat template makes of the messages: special tokens, roles, and where the answer begins.
+
+    Source: seed 003, "Prompt Construction": the overhead is measured with a sample message.
+    """
+
+    way = CHAT_TEMPLATE
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+        self.tokenizer = tokenizer
+        self.words = fitting_words(tokenizer)
+        self._template = template
+
+    def count(self, prompts: Sequence[Prompt]) -> list[int]:
+        counts = self.tokenizer.counts([self._template.render(prompt) for prompt in prompts])
+        return [len(p.ids) or n for p, n in zip(prompts, counts, strict=True)]
+
+    def overhead(self, like: Prompt) -> tuple[int, int]:
+        sample = self.words.text(_SAMPLE)
+        rendered = self._template.render(Prompt(text=sample, system=like.system, history=like.history))
+        head, found, _ = rendered.rpartition(sample)
+        if not found:
+            whole, text = self.tokenizer.counts([rendered, sample])
+            return max(0, whole - text), 0
+        # What stands before decides how the text's first word is cut, and never what stands behind it.
+        whole, until, before = self.tokenizer.counts([rendered, head + sample, head])
+        return before, whole - until

@@ -12,7 +12,7 @@ from llmtap.bench.exo.result import ExoResult, rows_of
 from llmtap.errors import ConfigError
 from llmtap.sim.server.options import EngineOptions, SimOptions, load_engine
 from llmtap.units import Duration
-from llmtap.workload.prompts.counter import load_counter
+from llmtap.workload.prompts.tokenizer import load_counter
 from tests.bench.support import Silent
 from tests.support.busy_machine import measures
 from tests.support.exo import LIMIT_S, bench

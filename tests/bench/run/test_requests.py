@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llmtap.bench.run.requests import FILE, write_requests
-from llmtap.load.bodies import BodyMaker, BodyOptions
-from llmtap.load.prepared import prepare
+from llmtap.load.bodies import BodyMaker, BodyOptions, prepare
 from llmtap.workload.registry import workload_named
 from llmtap.workload.requests import Requests
 

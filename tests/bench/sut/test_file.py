@@ -17,7 +17,7 @@ from llmtap.bench.sut.file import BenchFile, load_bench, params_told, without_ke
 from llmtap.bench.sut.target import BenchTarget, TargetArm
 from llmtap.bench.tests.guardrail_figures import ARMS
 from llmtap.errors import ConfigError
-from llmtap.workload.prompts.words import VOCABULARY
+from llmtap.workload.prompts.text import VOCABULARY
 
 HOUSE = Path(__file__).parents[3]
 URL = "http://127.0.0.1:9"

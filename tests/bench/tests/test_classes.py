@@ -20,8 +20,8 @@ from llmtap.bench.tests.classes import (
 )
 from llmtap.errors import ConfigError
 from llmtap.units import NS_PER_S
-from llmtap.workload.ietf.synthetic import SKEWED
-from llmtap.workload.prompts.words import count_tokens
+from llmtap.workload.ietf import SKEWED
+from llmtap.workload.prompts.text import count_tokens
 from llmtap.workload.registry import report_of
 
 MIX = ClassMix((SHORT, LONG))

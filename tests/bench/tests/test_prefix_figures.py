@@ -3,7 +3,7 @@
 import pytest
 
 from llmtap.bench.tests.prefix_figures import PrefixRun, figures, hot_firsts, ttfts
-from llmtap.workload.sharing import NO_CONTEXT
+from llmtap.workload.plan import NO_CONTEXT
 from tests.bench.support import measured
 
 MS = 1_000_000

@@ -8,10 +8,10 @@ import pytest
 from llmtap.bench.run.loads import Load
 from llmtap.bench.tests.prefixes import PRIMER_TOKENS, prefixes_of
 from llmtap.errors import ConfigError
-from llmtap.workload.prompts.counter import as_text
+from llmtap.workload.plan import NO_CONTEXT
 from llmtap.workload.prompts.prompt import Prompt
-from llmtap.workload.prompts.words import count_tokens
-from llmtap.workload.sharing import NO_CONTEXT
+from llmtap.workload.prompts.text import count_tokens
+from llmtap.workload.prompts.tokenizer import as_text
 
 CODE = prefixes_of("code-completion")
 

@@ -14,7 +14,7 @@ from llmtap.bench.run.session import BenchSession, Interrupted
 from llmtap.bench.sut.sut import Hardware, Sut
 from llmtap.bench.tests.throughput import TEST
 from llmtap.errors import ConfigError
-from llmtap.load.workers.messages import Progress
+from llmtap.load.workers.worker_handle import Progress
 from llmtap.sim.latency import SEED_ITERATIONS
 from llmtap.units import Duration
 from tests.bench.support import Planted, Silent, measured, perform, session_to, sim, truths

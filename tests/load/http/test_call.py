@@ -6,7 +6,7 @@ import pytest
 
 from llmtap.clock import SystemClock
 from llmtap.exchange.outcome import Outcome
-from llmtap.load.http.call import HEAD_BYTES_MAX
+from llmtap.load.http import HEAD_BYTES_MAX
 from tests.support.live_proxy import port_free
 from tests.support.loading import BODY, events, sender_to, streamed_answer
 from tests.support.peer import chunked, scene, wait_until

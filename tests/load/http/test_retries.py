@@ -6,7 +6,7 @@ from email.utils import format_datetime
 import pytest
 
 from llmtap.exchange.outcome import Outcome
-from llmtap.load.http.retries import FIRST_NS, retry_after_ns, wait_ns
+from llmtap.load.http import FIRST_NS, retry_after_ns, wait_ns
 from llmtap.load.tally import LoadTally
 from tests.support.loading import sender_to, streamed_answer
 from tests.support.peer import chunked, scene, wait_until

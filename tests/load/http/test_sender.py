@@ -14,7 +14,7 @@ import trustme
 from aiohttp import web
 
 from llmtap.exchange.outcome import Outcome
-from llmtap.load.http.sender import LoadSender, SenderOptions
+from llmtap.load.http import LoadSender, SenderOptions
 from llmtap.load.target import parse_target
 from llmtap.net.tls import client_context
 from llmtap.units import decode_special, encode_special

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llmtap.load.monitor.processes import (
+from llmtap.load.monitor.system import (
     Group,
     ObservedProcess,
     groups_of,

@@ -10,9 +10,9 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-import llmtap.load.monitor.server_metrics as module
+import llmtap.load.monitor.watch as module
 from llmtap.clock import SystemClock
-from llmtap.load.monitor.server_metrics import SERIES, ServerScraper, metrics_url, read_metrics
+from llmtap.load.monitor.watch import SERIES, ServerScraper, metrics_url, read_metrics
 from tests.support.live_proxy import port_free
 from tests.support.peer import scene, wait_until
 

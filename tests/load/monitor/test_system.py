@@ -13,8 +13,7 @@ import pytest
 
 import llmtap.load.monitor.system as module
 from llmtap.clock import SystemClock
-from llmtap.load.monitor.processes import Host, ObservedProcess
-from llmtap.load.monitor.system import SystemSampler
+from llmtap.load.monitor.system import Host, ObservedProcess, SystemSampler
 from tests.support.busy_child import busy_child
 from tests.support.live_proxy import port_free
 from tests.support.nvml import FakeGpu, FakeNvml

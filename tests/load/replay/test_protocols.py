@@ -12,11 +12,10 @@ import llmtap
 from llmtap.cli.main import main
 from llmtap.errors import ConfigError
 from llmtap.load.bodies import BodyOptions
-from llmtap.load.replay.options import ReplayOptions
+from llmtap.load.replay.options import ReplayOptions, http_beside, maker_for, notes_of, refuse_meaningless
 from llmtap.load.replay.perform import Replay
 from llmtap.load.replay.plan import ReplayQuestion, make_plan
-from llmtap.load.replay.protocols import http_beside, maker_for, notes_of, refuse_meaningless
-from llmtap.load.workers.messages import Progress
+from llmtap.load.workers.worker_handle import Progress
 from llmtap.sim.server.options import SimOptions
 from llmtap.units import NS_PER_S, Duration
 from tests.support.live_proxy import port_free

@@ -6,8 +6,7 @@ import pytest
 
 from llmtap.exchange.outcome import Outcome
 from llmtap.load.replay import result as result_module
-from llmtap.load.replay.observations import ObservedLengths, RunObservations
-from llmtap.load.replay.result import QUANTILES
+from llmtap.load.replay.result import QUANTILES, ObservedLengths, RunObservations
 from llmtap.metrics.histogram import RELATIVE_ERROR
 from llmtap.metrics.statistics import percentile
 from llmtap.units import NS_PER_S

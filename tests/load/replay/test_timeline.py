@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.load.replay.timeline import PERIODS_MAX, timeline_of
+from llmtap.load.replay.result import PERIODS_MAX, timeline_of
 from llmtap.units import NS_PER_S
 
 S = NS_PER_S

@@ -9,7 +9,7 @@ from llmtap.load.bodies import BodyOptions
 from llmtap.load.replay.options import ReplayOptions
 from llmtap.load.replay.perform import Replay
 from llmtap.load.replay.plan import ReplayQuestion, make_plan
-from llmtap.load.workers.messages import Progress
+from llmtap.load.workers.worker_handle import Progress
 from llmtap.sim.server.options import SimOptions
 from llmtap.units import NS_PER_S, Duration
 from tests.support.busy_machine import measures

@@ -12,11 +12,10 @@ from llmtap.bench.run.loads import closed_load
 from llmtap.load.bodies import BodyOptions
 from llmtap.load.replay.options import ReplayOptions
 from llmtap.load.replay.perform import Replay
-from llmtap.load.replay.plan import ReplayPlan, ReplayQuestion, make_plan
-from llmtap.load.replay.warmup import ROWS_MAX, other_words
+from llmtap.load.replay.plan import ROWS_MAX, ReplayPlan, ReplayQuestion, make_plan, other_words
 from llmtap.units import NS_PER_S, Duration
 from llmtap.workload.prompts.prompt import Prompt
-from llmtap.workload.prompts.words import count_tokens
+from llmtap.workload.prompts.text import count_tokens
 from llmtap.workload.requests import Requests
 from tests.bench.support import Silent, sim
 from tests.support.peer import play

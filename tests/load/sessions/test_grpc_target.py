@@ -18,7 +18,7 @@ from llmtap.protocol.inference import METHOD, SERVICE, Counts, GrpcChunk, write_
 from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration
 from llmtap.workload.prompts.prompt import Prompt
-from llmtap.workload.prompts.words import count_tokens
+from llmtap.workload.prompts.text import count_tokens
 from tests.support.live_proxy import port_free
 from tests.support.peer import scene
 from tests.support.sim_engine import QUICK

@@ -13,16 +13,16 @@ import pytest
 from llmtap.errors import ConfigError
 from llmtap.exchange.exchange import OUTPUT, Exchange
 from llmtap.exchange.outcome import TokenSource
-from llmtap.load.http.sender import SenderOptions
-from llmtap.load.prepared import prepare
+from llmtap.load.bodies import prepare
+from llmtap.load.http import SenderOptions
 from llmtap.load.sessions.prompt_sender import PromptMaker, protocol_of
 from llmtap.load.workers import worker_pool as crews
-from llmtap.load.workers.messages import Progress, WorkerSetup
+from llmtap.load.workers.worker_handle import Progress, WorkerSetup
 from llmtap.load.workers.worker_pool import LoadResult, WorkerPool
 from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration
 from llmtap.workload.prompts.prompt import Prompt
-from llmtap.workload.prompts.words import count_tokens, say
+from llmtap.workload.prompts.text import count_tokens, say
 from llmtap.workload.requests import Requests
 from tests.support.loading import sockets
 from tests.support.peer import play, scene, wait_until

@@ -12,12 +12,12 @@ from aiohttp import web
 from llmtap.errors import ConfigError
 from llmtap.exchange.exchange import OUTPUT, Exchange
 from llmtap.exchange.outcome import Outcome, TokenSource
-from llmtap.load.sessions.realtime_target import RealtimeTarget
+from llmtap.load.sessions.realtime import RealtimeTarget
 from llmtap.metrics.latency import ttft_ns
 from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration
 from llmtap.workload.prompts.prompt import Prompt
-from llmtap.workload.prompts.words import count_tokens
+from llmtap.workload.prompts.text import count_tokens
 from tests.support.live_proxy import port_free
 from tests.support.peer import scene
 from tests.support.sim_engine import Engine, engine

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from llmtap.clock import ManualClock, SystemClock, WallAnchor
 from llmtap.exchange.exchange import Timeline
-from llmtap.load.workers.host_clock import (
+from llmtap.load.workers.worker_handle import (
     _MOVED,
     ClockReading,
     Compared,

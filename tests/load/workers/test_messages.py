@@ -8,9 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.load.error_limit import StopErrors
-from llmtap.load.http.sender import SenderOptions
-from llmtap.load.workers.messages import Done, Frames, Progress, WorkerReady, WorkerScript, WorkerSetup, frame
+from llmtap.load.http import SenderOptions
+from llmtap.load.run import StopErrors
+from llmtap.load.workers.worker_handle import (
+    Done,
+    Frames,
+    Progress,
+    WorkerReady,
+    WorkerScript,
+    WorkerSetup,
+    frame,
+)
 from llmtap.units import NEVER, Duration, decode_special, encode_special
 
 MESSAGES: list[WorkerReady | Progress | Done] = [

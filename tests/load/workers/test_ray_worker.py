@@ -23,9 +23,15 @@ from llmtap.exchange.exchange import OUTPUT, Exchange
 from llmtap.load.tally import LoadTally
 from llmtap.load.workers import ray_worker as ray_member
 from llmtap.load.workers import worker_pool as crews
-from llmtap.load.workers.host_clock import ClockReading, HostClock, read_clocks
-from llmtap.load.workers.messages import Progress, WorkerScript, WorkerSetup
 from llmtap.load.workers.ray_worker import RayMember
+from llmtap.load.workers.worker_handle import (
+    ClockReading,
+    HostClock,
+    Progress,
+    WorkerScript,
+    WorkerSetup,
+    read_clocks,
+)
 from llmtap.load.workers.worker_pool import LoadResult, WorkerPool
 from llmtap.net.cluster import ray_cluster
 from llmtap.sim.server.options import SimOptions

@@ -15,8 +15,16 @@ import pytest
 from llmtap.clock import SystemClock
 from llmtap.load.tally import LoadTally
 from llmtap.load.workers import worker
-from llmtap.load.workers.messages import Done, Frames, Progress, WorkerReady, WorkerScript, WorkerSetup, frame
 from llmtap.load.workers.worker import work
+from llmtap.load.workers.worker_handle import (
+    Done,
+    Frames,
+    Progress,
+    WorkerReady,
+    WorkerScript,
+    WorkerSetup,
+    frame,
+)
 from tests.support.loading import bodies, streamed_answer
 from tests.support.peer import scene, wait_until
 from tests.support.upstream import Call, says, upstream

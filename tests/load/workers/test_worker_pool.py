@@ -18,10 +18,10 @@ from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.exchange import outcome
 from llmtap.exchange.exchange import Exchange
-from llmtap.load.error_limit import StopErrors
-from llmtap.load.http.sender import SenderOptions
+from llmtap.load.http import SenderOptions
+from llmtap.load.run import StopErrors
 from llmtap.load.workers import worker_pool as crews
-from llmtap.load.workers.messages import Progress
+from llmtap.load.workers.worker_handle import Progress
 from llmtap.load.workers.worker_pool import LoadResult, WorkerPool
 from llmtap.workload.requests import Requests
 from tests.support.loading import bodies, sockets, streamed_answer
@@ -332,8 +332,8 @@ PARENT = """
 import asyncio, json, sys
 from array import array
 from llmtap.load.workers.worker_pool import Crew
-from llmtap.load.workers.messages import Setup
-from llmtap.load.http.sender import SenderOptions
+from llmtap.load.workers.worker import Setup
+from llmtap.load.http import SenderOptions
 from llmtap.workload.requests import Requests
 import tempfile
 

@@ -13,7 +13,7 @@ from llmtap.exchange.outcome import Outcome
 from llmtap.sim.server.faults import REFUSAL, Mishaps, draw
 from llmtap.sim.server.options import FaultOptions, GuardrailOptions, SimOptions
 from llmtap.units import Duration
-from llmtap.workload.prompts.words import count_tokens
+from llmtap.workload.prompts.text import count_tokens
 from tests.support.peer import scene
 from tests.support.sim_engine import QUICK, ask_chat, engine, explained, json_events
 

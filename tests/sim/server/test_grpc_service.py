@@ -16,7 +16,7 @@ from llmtap.sim.server.options import EngineOptions, SimOptions
 from llmtap.sim.server.reception import Reception
 from llmtap.sim.serving import ServingSetup, read_serving
 from llmtap.units import Duration
-from llmtap.workload.prompts.words import count_tokens
+from llmtap.workload.prompts.text import count_tokens
 from tests.support.peer import scene
 from tests.support.sim_grpc import GrpcEngine, grpc_engine
 

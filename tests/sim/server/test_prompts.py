@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from llmtap.sim.server.prompts import prefix_blocks, prompt_lengths
 from llmtap.sim.server.shapes.shape import SimulatedRequest
-from llmtap.workload.prompts.words import count_tokens, say
+from llmtap.workload.prompts.text import count_tokens, say
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from llmtap.sim.server.faults import REFUSAL
 from llmtap.sim.server.options import EngineOptions, SimOptions
 from llmtap.sim.serving import ServingSetup, read_serving
 from llmtap.units import Duration
-from llmtap.workload.prompts.words import count_tokens
+from llmtap.workload.prompts.text import count_tokens
 from tests.support.peer import scene
 from tests.support.sim_engine import QUICK, Engine, engine
 

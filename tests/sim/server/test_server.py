@@ -10,7 +10,7 @@ import pytest
 from llmtap.sim.server.options import SimOptions
 from llmtap.sim.server.plan import PlannedWork, ResponsePlan
 from llmtap.units import Duration
-from llmtap.workload.prompts.words import count_tokens
+from llmtap.workload.prompts.text import count_tokens
 from tests.support.peer import scene
 from tests.support.sim_engine import QUICK, ask_chat, engine, json_events
 

@@ -21,7 +21,7 @@ from llmtap.sim.server.options import EngineOptions, SimOptions, for_request
 from llmtap.sim.serving import ServingSetup, read_serving
 from llmtap.sim.virtual import play
 from llmtap.units import NEVER, Duration
-from llmtap.workload.prompts.words import count_tokens
+from llmtap.workload.prompts.text import count_tokens
 from llmtap.workload.requests import Requests
 from tests.support.peer import scene
 from tests.support.sim_engine import Engine, ask_chat, engine, explained, json_events

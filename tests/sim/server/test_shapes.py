@@ -8,7 +8,7 @@ import pytest
 from llmtap.exchange.outcome import Outcome
 from llmtap.protocol.delta import EventClass
 from llmtap.sim.server.shapes.shape import text_of
-from llmtap.workload.prompts.words import count_tokens, token_ids
+from llmtap.workload.prompts.text import count_tokens, token_ids
 from tests.support.peer import scene
 from tests.support.sim_engine import engine, explained, json_events
 

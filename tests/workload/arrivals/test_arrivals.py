@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from llmtap.errors import ConfigError
 from llmtap.units import NS_PER_S as S
-from llmtap.workload.arrivals.arrivals import FORMS, Arrivals, parse_arrivals
-from llmtap.workload.arrivals.processes import (
+from llmtap.workload.arrival_processes import (
     ArrivalProcess,
     Diurnal,
     Gamma,
@@ -19,6 +18,7 @@ from llmtap.workload.arrivals.processes import (
     Steps,
     UniformArrivals,
 )
+from llmtap.workload.arrivals import FORMS, Arrivals, parse_arrivals
 
 HOUR = 3_600 * S
 

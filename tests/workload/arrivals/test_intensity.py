@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.units import NS_PER_S as S
-from llmtap.workload.arrivals.intensity import Intensity, Slope, Wave, evenly
+from llmtap.workload.arrival_processes import Intensity, Slope, Wave, evenly
 
 LENGTHS = st.integers(1, 100 * 86_400 * S)
 RATES = st.one_of(st.just(0.0), st.floats(1e-12, 1e6))

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from llmtap.metrics.arrivals import figures
 from llmtap.units import NS_PER_S as S
-from llmtap.workload.arrivals.arrivals import Arrivals
-from llmtap.workload.arrivals.processes import (
+from llmtap.workload.arrival_processes import (
     ArrivalProcess,
     Diurnal,
     Gamma,
@@ -25,6 +24,7 @@ from llmtap.workload.arrivals.processes import (
     Steps,
     UniformArrivals,
 )
+from llmtap.workload.arrivals import Arrivals
 from tests.support.arrival_theory import (
     KS_999,
     Z_999,
@@ -271,8 +271,8 @@ def test_an_offset_depends_on_seed_and_row_alone(process: ArrivalProcess) -> Non
 def test_another_process_draws_the_same() -> None:
     code = (
         "from itertools import islice\n"
-        "from llmtap.workload.arrivals.arrivals import Arrivals\n"
-        "from llmtap.workload.arrivals.processes import Gamma\n"
+        "from llmtap.workload.arrivals import Arrivals\n"
+        "from llmtap.workload.arrival_processes import Gamma\n"
         "print(list(islice(Arrivals(Gamma(24, 0.5), 42), 50)))"
     )
     for hash_seed in ("0", "7"):

@@ -8,9 +8,9 @@ import pytest
 
 from llmtap.errors import ConfigError
 from llmtap.workload.claims import check, notes
-from llmtap.workload.datasets.sharegpt import read_sharegpt
-from llmtap.workload.ietf.conversation import conversation_of
-from llmtap.workload.prompts.words import count_tokens
+from llmtap.workload.datasets import read_sharegpt
+from llmtap.workload.ietf import conversation_of
+from llmtap.workload.prompts.text import count_tokens
 from llmtap.workload.registry import workload_named
 
 

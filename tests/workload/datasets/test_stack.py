@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from llmtap.errors import ConfigError
-from llmtap.workload.datasets.stack import PROMPT_TOKENS_MAX, functions, read_stack
-from llmtap.workload.ietf.code_completion import code_completion_of
-from llmtap.workload.prompts.words import count_tokens
+from llmtap.workload.datasets import PROMPT_TOKENS_MAX, functions, read_stack
+from llmtap.workload.ietf import code_completion_of
+from llmtap.workload.prompts.text import count_tokens
 from llmtap.workload.registry import workload_named
 
 PYTHON = '''import os

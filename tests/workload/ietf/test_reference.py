@@ -7,14 +7,20 @@ from collections.abc import Sequence
 import pytest
 
 from llmtap.workload.composed import Composed
-from llmtap.workload.ietf.code_completion import CODE_COMPLETION
-from llmtap.workload.ietf.conversation import CONVERSATION
-from llmtap.workload.ietf.long_context import LONG_CONTEXT, LONG_CONTEXT_UNIFORM, TARGETS
-from llmtap.workload.ietf.synthetic import SKEWED, UNIFORM, SyntheticWorkload
+from llmtap.workload.ietf import (
+    CODE_COMPLETION,
+    CONVERSATION,
+    LONG_CONTEXT,
+    LONG_CONTEXT_UNIFORM,
+    SKEWED,
+    TARGETS,
+    UNIFORM,
+    SyntheticWorkload,
+)
+from llmtap.workload.plan import NO_CONTEXT
 from llmtap.workload.prompts.prose import QUESTION
-from llmtap.workload.prompts.words import count_tokens
+from llmtap.workload.prompts.text import count_tokens
 from llmtap.workload.registry import report_of
-from llmtap.workload.sharing import NO_CONTEXT
 
 N = 10_000
 ALL = [UNIFORM, SKEWED, CONVERSATION, CODE_COMPLETION, LONG_CONTEXT, LONG_CONTEXT_UNIFORM]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmtap.workload.ietf.synthetic import SKEWED, UNIFORM, SyntheticWorkload
+from llmtap.workload.ietf import SKEWED, UNIFORM, SyntheticWorkload
 
 ORACLE = Path(__file__).parents[4] / "shared" / "oracle" / "ietf_cases.json"
 

@@ -15,15 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.errors import ConfigError
-from llmtap.workload.prompts.calibration import (
+from llmtap.workload.prompts.fitting import (
     Calibration,
+    Draft,
+    RowPrompts,
     UsageCounter,
     calibrate,
     fit_by_usage,
     input_tokens,
 )
-from llmtap.workload.prompts.fitted_prompts import RowPrompts
-from llmtap.workload.prompts.fitting import Draft
 from llmtap.workload.prompts.prompt import Prompt
 from llmtap.workload.prompts.text import COMMON, Numbers
 from llmtap.workload.requests import Requests

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from llmtap.errors import ConfigError
-from llmtap.workload.prompts.chat_template import ChatTemplate
 from llmtap.workload.prompts.prompt import Prompt
+from llmtap.workload.prompts.tokenizer import ChatTemplate
 from tests.support.model_folder import CHATML
 
 pytest.importorskip("jinja2", reason="jinja2 is not installed")

@@ -12,14 +12,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmtap.workload.prompts.counter import ChatCounter, TextCounter, TokenCounter, as_text, load_counter
-from llmtap.workload.prompts.fitted_prompts import ElasticPrompts, FittedSource, RowPrompts, text_fit
-from llmtap.workload.prompts.fitting import BATCH_ROWS, BATCH_TOKENS, Draft, fit, in_batches
+from llmtap.workload.prompts.fitting import (
+    BATCH_ROWS,
+    BATCH_TOKENS,
+    Draft,
+    ElasticPrompts,
+    FittedSource,
+    RowPrompts,
+    fit,
+    in_batches,
+    text_fit,
+)
 from llmtap.workload.prompts.prompt import Fit, Prompt
 from llmtap.workload.prompts.prose import prose
-from llmtap.workload.prompts.text import COMMON, Numbers, Words
-from llmtap.workload.prompts.tokenizer import OwnTokenizer, Tokenizer
-from llmtap.workload.prompts.words import count_tokens
+from llmtap.workload.prompts.text import COMMON, Numbers, Words, count_tokens
+from llmtap.workload.prompts.tokenizer import (
+    ChatCounter,
+    OwnTokenizer,
+    TextCounter,
+    TokenCounter,
+    Tokenizer,
+    as_text,
+    load_counter,
+)
 from llmtap.workload.requests import Requests
 from tests.support.model_folder import model_folder, ours_in_tiktoken
 

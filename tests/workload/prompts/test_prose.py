@@ -18,7 +18,7 @@ from llmtap.workload.prompts.prose import (
     fitted_text,
     prose,
 )
-from llmtap.workload.prompts.words import count_tokens, token_ids
+from llmtap.workload.prompts.text import count_tokens, token_ids
 
 WRITERS: list[ProseWriter] = [ProseWords(), Document(), Code()]
 TEXT = st.text(alphabet="the and AZ09 ,.'\n\té漢😀#-", max_size=80)

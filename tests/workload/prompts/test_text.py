@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.workload.prompts.text import COMMON, NAME_BYTES, Numbers, RowText, Words
-from llmtap.workload.prompts.words import count_tokens
+from llmtap.workload.prompts.text import COMMON, NAME_BYTES, Numbers, RowText, Words, count_tokens
 from llmtap.workload.requests import Requests
 from llmtap.workload.trace import load_trace
 from tests.support.trace_files import TRACES

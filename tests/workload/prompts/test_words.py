@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.workload.prompts.words import VOCABULARY, count_tokens, cut, say, token_ids, tokenizer_json
+from llmtap.workload.prompts.text import VOCABULARY, count_tokens, cut, say, token_ids, tokenizer_json
 
 tokenizers = pytest.importorskip("tokenizers", reason="the extra `tokenizers` is not installed")
 

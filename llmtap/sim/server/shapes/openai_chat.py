@@ -19,7 +19,7 @@ from llmtap.sim.server.shapes.shape import (
     lines_of,
     text_of,
 )
-from llmtap.workload.prompts.words import token_ids
+from llmtap.workload.prompts.text import token_ids
 
 __all__ = ["OpenAIChatShape", "StreamOptions", "read", "usage_of"]
 

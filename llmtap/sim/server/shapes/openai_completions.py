@@ -9,7 +9,7 @@ import msgspec
 
 from llmtap.sim.server.shapes.openai_chat import OpenAIChatShape, StreamOptions, usage_of
 from llmtap.sim.server.shapes.shape import CREATED, Answer, BadRequest, SimulatedRequest, decode, lines_of
-from llmtap.workload.prompts.words import token_ids
+from llmtap.workload.prompts.text import token_ids
 
 __all__ = ["OpenAICompletionsShape", "read"]
 

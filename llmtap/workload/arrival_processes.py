@@ -1,24 +1,159 @@
-"""Arrival processes: what a seed is made into offsets by.
+"""Rates that change with time, and moments that follow them by inversion.
 
-Gaps are drawn as floats, and what a gap has beyond whole ns is carried to the next, so that an offset is the
-sum of its gaps, rounded down once. Constant gaps are not summed at all: row k is at k / rate, worked out in
-fractions. Rates that change are followed by inversion: see `intensity.py`.
+With a rate r(t), L(t) is its integral: how many arrivals are expected before t. Where u_0 < u_1 < ... is a
+Poisson stream of rate 1, the moments at which L reaches u_k are one of rate r(t) (time change: Cinlar 1975,
+"Introduction to Stochastic Processes", 4.7). Nothing is drawn and thrown away, as thinning does, so the k-th
+moment rests on the first k draws alone. With u_k = k the moments are as even as the rate allows.
 
-All raise ValueError for values that make no endless stream; it names the field.
+Time is cut into pieces whose L is known in closed form. A position is kept as the beginning of its piece,
+in whole ns, and the share of the piece that is used up: however long a run is, rounding does not add up.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import count
-from math import log, sqrt
+from math import cos, log, pi, sin, sqrt
 from random import Random
 from typing import Final, Protocol
 
 from llmtap.units import NS_PER_S
-from llmtap.workload.arrivals.intensity import Intensity, Slope, Wave, evenly
 
-__all__ = ["ArrivalProcess", "Diurnal", "Gamma", "OnOff", "Poisson", "Ramp", "Steps", "UniformArrivals"]
+__all__ = [
+    "ArrivalProcess",
+    "Diurnal",
+    "Gamma",
+    "Intensity",
+    "OnOff",
+    "Piece",
+    "Poisson",
+    "Ramp",
+    "Slope",
+    "Steps",
+    "UniformArrivals",
+    "Wave",
+]
+
+
+_STEPS_MAX: Final = 100
+"""Of Newton's method: bisection alone, to which it falls back, has all bits of a float after 60."""
+_NEAR: Final = 1e-15
+
+
+class Piece(Protocol):
+    """A stretch of time and the rate in it."""
+
+    @property
+    def length_ns(self) -> int: ...
+
+    @property
+    def mass(self) -> float:
+        """Arrivals that are expected in it."""
+        ...
+
+    def at_ns(self, mass: float) -> float:
+        """When, from its beginning, so many are expected: `mass` is below its own."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Slope:
+    """A rate that goes from one value to another in a straight line, or stays."""
+
+    length_ns: int
+    from_rps: float
+    to_rps: float
+
+    @property
+    def mass(self) -> float:
+        return (self.from_rps + self.to_rps) / 2 * self.length_ns / NS_PER_S
+
+    def at_ns(self, mass: float) -> float:
+        """The root of a x + (b - a) x^2 / 2 = mass, in the form that also holds for b = a.
+
+        Time is in lengths, and rates are shares of the higher one: no rate is too small to be squared.
+        """
+        most = max(self.from_rps, self.to_rps)
+        mass = mass / most * NS_PER_S / self.length_ns if mass else 0.0
+        if not mass:
+            return 0.0
+        a, b = self.from_rps / most, self.to_rps / most
+        # Below 0 by rounding only: at the very end of a ramp that goes down to 0.
+        return 2 * mass / (a + sqrt(max(0.0, a * a + 2 * mass * (b - a)))) * self.length_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Wave:
+    """One period of a sinusoid: mean (1 + amplitude sin(2 pi t / period)); amplitude in 0 to 1."""
+
+    length_ns: int
+    mean_rps: float
+    amplitude: float
+
+    @property
+    def mass(self) -> float:
+        return self.mean_rps * self.length_ns / NS_PER_S
+
+    def at_ns(self, mass: float) -> float:
+        """By Newton's method on x + amplitude (1 - cos x), x the angle; by halves where that leaps."""
+        wanted, a = 2 * pi * mass / self.mass, self.amplitude
+        low, high = max(0.0, wanted - 2 * a), wanted
+        x = min(high, max(low, wanted - a * (1 - cos(wanted))))
+        for _ in range(_STEPS_MAX):
+            over, slope = x + a * (1 - cos(x)) - wanted, 1 + a * sin(x)
+            if over > 0:
+                high = x
+            else:
+                low = x
+            better = x - over / slope if slope > _NEAR else low
+            if not low <= better <= high:
+                better = (low + high) / 2
+            moved, x = abs(better - x), better
+            if moved <= _NEAR * (1 + x):
+                break
+        return x / (2 * pi) * self.length_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Intensity:
+    """Some pieces, and then others over and over; in those something must be expected."""
+
+    lead: tuple[Piece, ...]
+    cycle: tuple[Piece, ...]
+
+    def moments(self, units: Iterator[float]) -> Iterator[int]:
+        """Where L reaches the running sum of `units`, to the nearest ns from 0; never before the one before.
+
+        Where L stays for a while, as between bursts, it is the end of that while.
+        """
+        cycle_mass = sum(piece.mass for piece in self.cycle)
+        cycle_ns = sum(piece.length_ns for piece in self.cycle)
+        assert cycle_mass > 0
+        pieces, n_lead = (*self.lead, *self.cycle), len(self.lead)
+        masses = [piece.mass for piece in pieces]
+        here, begin_ns, used, last_ns = 0, 0, 0.0, 0
+        for unit in units:
+            used += unit
+            while used >= masses[here]:
+                used -= masses[here]
+                begin_ns += pieces[here].length_ns
+                here += 1
+                if here == len(pieces):
+                    here = n_lead
+                if here == n_lead and used >= cycle_mass:
+                    # Of cycles that are passed by whole there may be very many.
+                    rounds = int(used // cycle_mass)
+                    begin_ns += rounds * cycle_ns
+                    used = max(0.0, used - rounds * cycle_mass)
+            # The next draw may be nearer than a float can tell.
+            last_ns = max(last_ns, begin_ns + round(pieces[here].at_ns(used)))
+            yield last_ns
+
+
+def evenly() -> Iterator[float]:
+    """Distances of 0, 1, 2, ...: the first is there at once."""
+    return (1.0 if k else 0.0 for k in count())
+
 
 _RATE_MIN: Final = 1e-6
 """Requests per second: one in eleven days."""

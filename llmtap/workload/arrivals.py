@@ -21,7 +21,7 @@ from typing import Final
 
 from llmtap.errors import ConfigError
 from llmtap.units import parse_duration_ns
-from llmtap.workload.arrivals.processes import (
+from llmtap.workload.arrival_processes import (
     ArrivalProcess,
     Diurnal,
     Gamma,
