@@ -15,7 +15,7 @@ from llmtap.load.tally import LoadTally
 from llmtap.workload.requests import Requests
 from tests.support.loading import Sending, body_of, sender_to, streamed_answer
 from tests.support.peer import scene, wait_until
-from tests.support.upstream import CLOSE, Call, Script, Upstream, answers, says, unanswered_port, upstream
+from tests.support.upstream import CLOSE, Call, Script, Upstream, answers, says, upstream
 
 MS = 1_000_000
 ANSWER = streamed_answer(2)
@@ -142,24 +142,6 @@ async def test_one_closed_slot_waits_and_nothing_was_scheduled() -> None:
 
 
 @scene
-async def test_never_more_than_slots_under_way() -> None:
-    most = 0
-
-    async def script(call: Call) -> str | None:
-        nonlocal most
-        await call.body()
-        most = max(most, len(to.sender.calls))
-        await asyncio.sleep(0.001)
-        await call.say(*ANSWER)
-        return None
-
-    async with upstream() as server, sender_to(server.url + server.on(script)) as to:
-        await Playing(to, requests([0] * 60), slots=7).go()
-        assert len(server.calls) == 60
-        assert most <= 7
-
-
-@scene
 async def test_turns_wait_for_their_own_answer_and_their_reader() -> None:
     # Rows 0 - 2 - 3 and 1 - 4 are conversations.
     r = requests([0, 1, 0, 0, 0], after=[-1, -1, 0, 2, 1], think_ms=[0, 0, 15, 0, 30])
@@ -175,39 +157,6 @@ async def test_turns_wait_for_their_own_answer_and_their_reader() -> None:
             assert x.timeline.arrival_ns >= x.scheduled_ns
 
 
-@scene
-async def test_turns_behind_a_failure_are_not_asked() -> None:
-    r = requests([0, 1, 0, 0, 0], after=[-1, -1, 0, 2, 1], think_ms=[0] * 5)
-
-    async def script(call: Call) -> str | None:
-        if b"row-0" in await call.body():
-            return CLOSE
-        await call.say(*ANSWER)
-        return None
-
-    async with upstream() as server, sender_to(server.url + server.on(script)) as to:
-        playing = await Playing(to, r).go()
-        assert sorted(rows_of(server)) == [0, 1, 4]
-        assert playing.schedule.dropped == 2
-        assert playing.run.stopped is None
-
-
-@scene
-async def test_every_connection_fails() -> None:
-    async with unanswered_port() as port, sender_to(f"http://127.0.0.1:{port}", connect_timeout_s=0.1) as to:
-        playing = await Playing(to, requests([0, 1, 2, 30])).go()
-        assert playing.outcomes() == [Outcome.UPSTREAM_TIMEOUT] * 4
-
-
-@scene
-async def test_nothing_to_send() -> None:
-    async with upstream() as server, sender_to(server.url) as to:
-        for slots in (0, 3):
-            playing = await Playing(to, requests([]), slots=slots).go()
-            assert playing.run.stopped is None
-        assert not server.calls
-
-
 # ---------------------------------------------------------------- an end before the plan's
 
 
@@ -217,13 +166,6 @@ async def test_the_time_is_up() -> None:
         playing = await Playing(to, requests([0, 5, 60_000, 60_001]), duration_ns=300 * MS).go()
         assert (sorted(playing.rows), playing.schedule.left) == ([0, 1], 2)
         assert playing.run.stopped == "the time was up"
-
-
-@scene
-async def test_the_plan_ends_before_the_time() -> None:
-    async with upstream() as server, sender_to(server.url + server.on(says(*ANSWER))) as to:
-        playing = await Playing(to, requests([0, 5]), duration_ns=60_000 * MS).go()
-        assert playing.run.stopped is None
 
 
 @pytest.mark.parametrize("slots", [0, 2])
@@ -276,15 +218,6 @@ async def test_the_time_to_drain_begins_when_the_last_conversation_breaks_off() 
         r = requests([0, 0, 0], after=[-1, 0, -1], think_ms=[0, 0, 0])
         playing = await Playing(to, r, drain_ns=50 * MS).go()
         assert playing.outcomes() == [Outcome.UPSTREAM_RESET, Outcome.CLIENT_CANCELLED]
-
-
-@scene
-async def test_stopped_before_it_began() -> None:
-    async with upstream() as server, sender_to(server.url + server.on(says(*ANSWER))) as to:
-        playing = Playing(to, requests([0, 1]))
-        playing.run.stop("no")
-        await playing.go()
-        assert (playing.rows, playing.run.stopped, server.calls) == ([], "no", [])
 
 
 @scene
@@ -356,18 +289,6 @@ async def test_with_too_many_under_way_rows_are_skipped_and_never_sent_late() ->
         assert playing.exchanges[5].scheduled_ns == playing.start_ns + 1_500 * MS
 
 
-@scene
-async def test_a_full_house_to_the_end() -> None:
-    """The last rows are skipped, too: the run ends with the answers under way."""
-    held = Held()
-    async with upstream() as server, sender_to(server.url + server.on(held)) as to:
-        playing = Playing(to, requests([0, 1, 2]), limit_in_flight=1)
-        going = asyncio.ensure_future(playing.go())
-        await wait_until(lambda: playing.run.skipped == 2)
-        held.go.set()
-        assert (await going).rows == [0]
-
-
 # ---------------------------------------------------------------- sent first, understood later
 
 
@@ -395,13 +316,3 @@ async def test_the_next_request_does_not_wait_until_an_answer_is_understood() ->
         ends = [playing.exchanges[row].timeline.response_end_ns or 0 for row in range(n)]
         begins = [playing.exchanges[row].timeline.arrival_ns for row in range(n)]
         assert all(end <= begin for end, begin in zip(ends, begins[1:], strict=False)), "as they really were"
-
-
-@scene
-async def test_a_turn_waits_for_what_the_one_before_came_to() -> None:
-    async with upstream() as server, sender_to(server.url + server.on(says(*ANSWER))) as to:
-        playing = Playing(to, requests([0, 0, 0], after=[-1, 0, 1], think_ms=[0, 1, 1]))
-        assert [playing.schedule.followed(row) for row in range(3)] == [True, True, False]
-        await playing.go()
-        assert rows_of(server) == [0, 1, 2]
-        assert playing.rows == [0, 1, 2]

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from llmtap.errors import LlmtapError
 from llmtap.load.warmup import IN_A_ROW, WarmUp, WarmUpOptions, _missing, _variation, warm_up
 from llmtap.workload.requests import Requests
 from tests.support.loading import bodies, streamed_answer
@@ -104,22 +103,6 @@ def test_both_requests_and_tokens_and_rows_come_again() -> None:
     assert sorted(sent) == sorted(n % 4 for n in range(34))
 
 
-def test_answers_that_fail_are_no_warm_up() -> None:
-    seen = 0
-
-    async def every_third_fails(call: Call) -> str | None:
-        nonlocal seen
-        await call.body()
-        seen += 1
-        await call.say(*([NO] if seen % 3 == 0 else streamed_answer(3)))
-        return None
-
-    found, _ = warmed(every_third_fails, quick(requests=6, probes_max=0))
-    assert found.enough
-    assert found.requests >= 6
-    assert found.failed >= 2
-
-
 def test_a_server_that_only_fails() -> None:
     found, server = warmed(says(NO), quick(requests=3))
     assert (found.requests, found.failed, found.probes) == (0, 3, [])
@@ -159,17 +142,6 @@ def test_a_cold_start_is_measured_cold() -> None:
     assert (found.skipped, found.requests, found.probes) == ("cold start", 0, [])
     assert found.to_dict()["skipped"] == "cold start"
     assert not server.calls
-
-
-def test_nothing_to_send() -> None:
-    found, _ = warmed(Timed(lambda n: 0), quick(), rows=0)
-    assert found.skipped == "there is nothing to send"
-
-
-def test_a_sending_process_that_is_lost_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.executable", "/bin/false")
-    with pytest.raises(LlmtapError):
-        warmed(Timed(lambda n: 0), quick())
 
 
 # ---------------------------------------------------------------- what is missing, and what varies

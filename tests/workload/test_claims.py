@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from llmtap.workload.claims import Claim, check, notes
+from llmtap.workload.claims import Claim, check
 from llmtap.workload.composed import Composed
 from llmtap.workload.lengths import Fixed, Lengths, LogNormal, UniformLengths
 from llmtap.workload.plan import Sharing, WorkloadPlan
@@ -64,18 +64,3 @@ def test_intervals_hold_the_truth_in_95_of_100() -> None:
             assert x.expected is not None
             held[x.claim.statistic] += x.covers(x.expected)
     assert all(380 - 17 <= n <= 400 for n in held.values()), held
-
-
-def test_what_is_not_as_documented_is_a_note() -> None:
-    claims = (
-        Claim("message", "max", 100, "A"),
-        Claim("message", "min", 20, "B"),
-        Claim("message", "p50", 4_000, "C"),
-        Claim("message", "mean", None, "D"),
-    )
-    known = Known(claims, tuple(range(10, 101, 10)), (-1,) * 10)
-    told = notes(check(known, 10, 0))
-    assert told == [
-        "message min: found 10, documented 20 (B)",
-        "message p50: found 55, documented 4,000 (C)",
-    ]

@@ -91,8 +91,3 @@ def test_fitted_by_another_count_prompts_still_share_what_they_share() -> None:
             earlier = fitted.prompt(before)
             assert prompt.history[:-1] == (*earlier.history, ("user", earlier.text))
     assert source.prompt(0) != fitted.prompt(0), "the source itself stays what it was"
-
-
-def test_prompts_of_other_requests_are_refused() -> None:
-    with pytest.raises(ValueError, match="not the first requests"):
-        MANY["plain"].prompts(MANY["plain"].requests(5, 1), seed=2)

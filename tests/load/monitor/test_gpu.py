@@ -43,19 +43,6 @@ def test_what_a_device_does_not_tell_is_none_and_the_rest_is_there(call: str, fi
     assert [name for name, value in told.items() if value is None] == [field]
 
 
-class OldNvml(FakeNvml):
-    """A package from before the counter of energy."""
-
-    nvmlDeviceGetTotalEnergyConsumption = property()  # type: ignore[assignment]
-
-
-def test_a_call_that_the_package_lacks_is_none() -> None:
-    gpus, _ = open_gpus(OldNvml(FakeGpu()))
-    assert gpus is not None
-    assert gpus.read()[0].energy_j is None
-    assert gpus.read()[0].power_w == 300.0
-
-
 def test_more_gpus_than_the_bound_are_counted() -> None:
     gpus, _ = open_gpus(FakeNvml(*[FakeGpu()] * (GPUS_MAX + 3)))
     assert gpus is not None

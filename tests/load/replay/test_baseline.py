@@ -14,23 +14,20 @@ from hypothesis import strategies as st
 
 from llmtap.capture.read.reader import read
 from llmtap.exchange.exchange import Exchange
-from llmtap.exchange.outcome import Outcome, TokenSource
-from llmtap.load.bodies import BodyOptions
+from llmtap.exchange.outcome import Outcome
 from llmtap.load.replay.baseline import FIGURES, SHARES, Baseline, read_then, recorded_of
-from llmtap.load.replay.options import ReplayOptions
-from llmtap.load.replay.perform import Replay
 from llmtap.load.replay.plan import ReplayPlan, ReplayQuestion, make_plan
 from llmtap.metrics.histogram import RELATIVE_ERROR
 from llmtap.metrics.latency import measure
-from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.statistics import percentile
 from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration
 from llmtap.workload.requests import Requests
 from llmtap.workload.trace import Trace
-from tests.support.baselines import MS, answer, both, captured, recorded
+from tests.load.replay.support import replayed
+from tests.support.baselines import MS, answer, both, captured
 from tests.support.captures import write_capture
-from tests.support.sim_engine import Engine, engine
+from tests.support.sim_engine import engine
 
 ARRIVALS_MS = (500, 100, 900, 300, 300, 700, 0, 1_100, 1_300, 1_200)
 """Rows of a capture are in the order of their ends, not of their arrivals."""
@@ -119,22 +116,6 @@ def test_places_count_over_files_and_over_rows_that_are_left_out(tmp_path: Path)
     assert list(many.baseline.places) == [2, 0, 1, 6, 4, 5, 10, 8, 9]
 
 
-def test_only_what_was_sent_is_read(tmp_path: Path) -> None:
-    place = captured(tmp_path / "c.parquet", ARRIVALS_MS)
-    plan = make_plan(ReplayQuestion(source=place))
-    assert plan.baseline is not None
-    baseline = Baseline(plan.baseline)
-    for row in (2, 5):
-        n = plan.requests.input[row]
-        baseline.add_now(row, answer(n - 10, 60, n - 7))
-    read_then(baseline, plan.requests)
-    result = told(baseline)
-    assert result["requests"] == {"compared": 2, "not_found": 0, "repeated": 0}
-    assert result["then"]["n"] == result["pairs"]["ttft"]["n"] == 2
-    # 300 and 700 ms are the arrivals of these two; rows 3 and 5 have 6 and 8 words.
-    assert result["then"]["window"]["seconds"] == pytest.approx(0.4 + 0.001 + 0.020 + 7 * 0.020 + 0.001)
-
-
 def test_a_row_that_has_other_lengths_is_another_one(tmp_path: Path) -> None:
     path = tmp_path / "c.parquet"
     plan = make_plan(ReplayQuestion(source=captured(path, ARRIVALS_MS)))
@@ -178,19 +159,6 @@ def test_differences_are_those_of_pairs(times: list[tuple[int, int]]) -> None:
     for name in ("tpot", "tbc_max"):
         assert list(result["pairs"][name]["difference"].values()) == [0, 0, 0]
         assert result["pairs"][name]["slower"] == 0
-
-
-def test_forty_ms_are_forty_ms() -> None:
-    result = told(both([(answer(0, 20, 5, gap_ms=10), answer(0, 60, 5, gap_ms=15))] * 3))
-    pairs = result["pairs"]
-    expected = {"ttft": 0.040, "tpot": 0.005, "tbc_max": 0.005, "e2e": 0.060, "e2e_same_length": 0.060}
-    for name, seconds in expected.items():
-        assert list(pairs[name]["difference"].values()) == close_to([seconds] * 3), name
-        assert (pairs[name]["n"], pairs[name]["slower"]) == (3, 1)
-    assert pairs["elapsed"]["n"] == 0
-    # 50 us each, and a microsecond that a capture rounds away.
-    assert result["uncertainty"]["p50"] == pytest.approx(101e-6)
-    assert result["then"]["metrics"]["ttft"]["p50"] == close_to(0.020)
 
 
 def ended(x: Exchange, outcome: Outcome) -> Exchange:
@@ -251,37 +219,6 @@ def test_where_lengths_differ_e2e_cannot_be_compared_and_that_is_said(
     assert (said is None and not notes) or (said is not None and notes[0].startswith(said))
 
 
-@pytest.mark.parametrize("side", [0, 1])
-def test_chunks_are_no_length(side: int) -> None:
-    pair = (answer(0, 20), answer(0, 60))
-    pair[side].tokens.source = TokenSource.CHUNKS
-    result = told(both([pair]))
-    assert (result["output_tokens"]["n"], result["output_tokens"]["comparable"]) == (0, None)
-    assert result["notes"] == [
-        "whether answers are as long as they were is not known: E2E may not be comparable"
-    ]
-
-
-def test_both_sides_are_judged_by_the_same_objectives() -> None:
-    baseline = Baseline(recorded(2), objectives=Objectives.parse("ttft:50ms", "here"))
-    for row, ttft_ms in enumerate((20, 70)):
-        baseline.add_now(row, answer(0, 60))
-        baseline.add_then(row, answer(0, ttft_ms))
-    goodput = told(baseline)["then"]["goodput"]
-    assert (goodput["met"], goodput["counted"]) == (1, 2)
-
-
-def test_rows_without_any_time_are_no_baseline() -> None:
-    baseline = Baseline(recorded(1))
-    baseline.add_now(0, answer(0, 60))
-    untimed = answer(0, 20)
-    untimed.timeline.submit_ns = untimed.timeline.response_end_ns = None
-    untimed.timeline.first_token_ns = untimed.timeline.last_token_ns = None
-    untimed.timeline.events = type(untimed.timeline.events)()
-    baseline.add_then(0, untimed)
-    assert baseline.to_dict() is None
-
-
 # ---------------------------------------------------------------- formats of others
 
 MOONCAKE = '{"timestamp": 0, "input_length": 30, "output_length": 5}\n'
@@ -304,10 +241,6 @@ def test_a_format_without_latencies_has_no_baseline(name: str, text: str, tmp_pa
     plan = make_plan(ReplayQuestion(source=str(path)))
     assert plan.baseline is None
     assert not [note for note in plan.notes if "comparison" in note]
-
-
-def test_a_workload_has_no_baseline() -> None:
-    assert make_plan(ReplayQuestion(source="conversation", closed=True, requests=3)).baseline is None
 
 
 def compared(plan: ReplayPlan, answers: Sequence[Exchange]) -> dict[str, Any]:
@@ -393,24 +326,6 @@ def test_a_pipe_is_not_opened_again(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- end to end
 
 
-class Silent:
-    """Nobody looks."""
-
-    def preparing(self, done: int, of: int) -> None: ...
-    def warming(self, how: str) -> None: ...
-    def sending(self, progress: object, planned: int) -> None: ...
-    def writing(self, done: int, of: int) -> None: ...
-    def comparing(self, done: int, of: int | None) -> None: ...
-
-
-async def replayed(plan: ReplayPlan, server: Engine, capture: Path | None = None) -> dict[str, Any]:
-    options = ReplayOptions(
-        target=server.url, timeout=Duration(60 * S), connect_timeout=Duration(10 * S),
-        retry_wait=Duration(S), capture=None if capture is None else str(capture), scrape="none",
-    )  # fmt: skip
-    return await Replay(plan, options, BodyOptions(), Silent()).run()
-
-
 def rows_by_number(place: Path) -> dict[int, Exchange]:
     """Rows of a replay's capture, by the request's number, which ends its id."""
     return {int((x.request_id or "").rpartition("-")[2]): x for x in read(place).exchanges()}
@@ -432,10 +347,12 @@ def test_a_capture_is_compared_with_its_replay(tmp_path: Path) -> None:
 
     async def run() -> tuple[dict[str, Any], dict[str, Any], dict[str, int]]:
         async with engine(sim(20)) as server:
-            was = await replayed(make_plan(ReplayQuestion(source=str(source))), server, first)
+            was = await replayed(
+                make_plan(ReplayQuestion(source=str(source))), server.url, capture=first, scrape="none"
+            )
         async with engine(sim(60)) as server:
             plan = make_plan(ReplayQuestion(source=str(first), requests=50))
-            now = await replayed(plan, server, again)
+            now = await replayed(plan, server.url, capture=again, scrape="none")
             truths = {
                 truth["id"]: truth["sent_ns"][0][0] - truth["accepted_ns"] for truth in await server.truths()
             }
@@ -497,7 +414,7 @@ def test_what_cannot_be_read_again_costs_the_comparison_and_not_the_result(
 
     async def run() -> dict[str, Any]:
         async with engine() as server:
-            return await replayed(plan, server)
+            return await replayed(plan, server.url, scrape="none")
 
     result = asyncio.run(run())
     assert result["baseline"] is None

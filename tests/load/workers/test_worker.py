@@ -3,7 +3,6 @@
 import asyncio
 import fcntl
 import os
-import pickle
 import tempfile
 from array import array
 from collections.abc import Iterator
@@ -185,27 +184,6 @@ async def test_a_parent_that_does_not_read_holds_nothing_up(monkeypatch: pytest.
             assert tally.summary.n == n
 
 
-@scene
-async def test_the_last_word_waits_for_whoever_reads() -> None:
-    """It is larger than a pipe holds; the parent reads it in a thread."""
-    async with upstream() as server:
-        url = server.url + server.on(ANSWER)
-        n = 600
-        with (
-            bodies(url, n) as (setup, begins, ends),
-            told_what(setup, begins, ends, [0] * n) as told,
-            pipes() as parent,
-        ):
-            fcntl.fcntl(parent.reports, fcntl.F_SETPIPE_SZ, 4096)
-            parent.say(f"go {SystemClock.mono_ns()}")
-            reading = asyncio.get_running_loop().run_in_executor(None, _until_done, parent)
-            await work(told, parent.commands, parent.reports)
-            done = await reading
-            tally = LoadTally()
-            tally.merge_bytes(done.tally)
-            assert len(tally.sent_ns) == n
-
-
 def _until_done(parent: Pipes) -> Done:
     while True:
         for message in parent.of(Done):
@@ -278,27 +256,6 @@ async def test_a_disk_that_is_full_loses_records_and_no_counts() -> None:
             tally = LoadTally()
             tally.merge_bytes(done.tally)
             assert tally.summary.n == 5
-
-
-@scene
-async def test_exchanges_are_put_aside_with_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "SPILL_BYTES", 10_000)
-    async with upstream() as server:
-        n = 20
-        with (
-            bodies(server.url + server.on(ANSWER), n) as (setup, begins, ends),
-            told_what(setup, begins, ends, [0] * n) as told,
-            tempfile.TemporaryFile() as spill,
-            pipes() as parent,
-        ):
-            parent.say(f"go {SystemClock.mono_ns()}")
-            await work(
-                msgspec.structs.replace(told, spill_fd=spill.fileno()), parent.commands, parent.reports
-            )
-            spill.seek(0)
-            rows = [pickle.load(spill)[0] for _ in range(n)]
-            assert sorted(rows) == list(range(n))
-            assert spill.read() == b""
 
 
 @pytest.mark.parametrize(

@@ -97,13 +97,6 @@ def test_what_cannot_be_read_is_refused_by_place_process_and_field(
     assert caught.value.hint
 
 
-def test_a_name_that_is_nearly_one_is_hinted() -> None:
-    with pytest.raises(ConfigError) as caught:
-        parse_arrivals("diurnel", rate_rps=1, seed=1)
-    assert caught.value.hint == f"did you mean {FORMS['diurnal']}?"
-    assert caught.value.place == "--arrivals"
-
-
 NUMBERS = st.floats(1e-3, 1e3).map(repr)
 TIMES = st.integers(1, 10**6).flatmap(lambda n: st.sampled_from([f"{n}ms", f"{n}s", f"{n}us", str(n)]))
 TEXTS = st.one_of(

@@ -2,13 +2,24 @@
 
 import asyncio
 import socket
+import time
 from typing import Any
 
 import pytest
 
 from llmtap.clock import SystemClock
 from llmtap.load import sending as module
-from llmtap.load.sending import BEHIND_NS, GATHER_NS, WAITING_MAX, WAKING_NS, Later
+from llmtap.load.sending import (
+    BEHIND_NS,
+    GATHER_NS,
+    GRAIN_NS,
+    KERNEL_FLOOR_NS,
+    PROBE_NS,
+    WAITING_MAX,
+    WAKING_NS,
+    Lateness,
+    Later,
+)
 from llmtap.net.pacing import Pacer, Waker
 from llmtap.units import NEVER, NS_PER_S
 from tests.support.peer import scene, wait_until
@@ -33,15 +44,6 @@ async def test_urgent_work_goes_first_and_each_in_its_order() -> None:
     assert not done, "whoever adds goes on first"
     await wait_until(lambda: len(done) == 4)
     assert done == ["1", "2", "a", "b"]
-
-
-@scene
-async def test_work_that_makes_work_is_finished_too() -> None:
-    done: list[str] = []
-    later = Later(asyncio.get_running_loop())
-    later.add(lambda: later.add(lambda: done.append("made"), urgent=True))
-    later.finish()
-    assert done == ["made"]
 
 
 @scene
@@ -178,3 +180,31 @@ async def test_no_sleep_makes_a_request_late(
         later.pacer = pacer
     later._sleep()
     assert slept == ([] if slept_ns is None else [pytest.approx(slept_ns / NS_PER_S)])
+
+
+@pytest.mark.parametrize("kernel", [False, True])
+@scene
+async def test_a_stall_is_told_before_its_probe_has_come(kernel: bool) -> None:
+    lateness = Lateness(asyncio.get_running_loop(), kernel=kernel)
+    floor_ns = KERNEL_FLOOR_NS if kernel else GRAIN_NS
+    before_ns = SystemClock.mono_ns()
+    assert lateness.worst_since(before_ns) >= floor_ns
+    time.sleep(0.08)  # noqa: ASYNC251 (which is what is to be seen)
+    held_ns = 80 * MS - PROBE_NS - GRAIN_NS
+    assert lateness.worst_since(before_ns) >= held_ns
+    await asyncio.sleep(0.03)
+    assert lateness.worst_since(before_ns) >= held_ns, "and of all that was under way then, ever after"
+    assert lateness.meter.take_max() >= held_ns
+    lateness.close()
+
+
+@scene
+async def test_whoever_wants_it_is_called_at_each_probe_until_it_is_closed() -> None:
+    seen: list[int] = []
+    lateness = Lateness(asyncio.get_running_loop(), kernel=True, each=seen.append)
+    await wait_until(lambda: len(seen) >= 3)
+    assert seen == sorted(seen)
+    lateness.close()
+    n = len(seen)
+    await asyncio.sleep(0.03)
+    assert len(seen) == n
