@@ -303,14 +303,6 @@ class OnOff:
         if self.idle_rps > self.rate_rps:
             raise ValueError(f"idle: {self.idle_rps:g} is above the mean rate of {self.rate_rps:g}")
 
-    @classmethod
-    def by_rates(
-        cls, on_rps: float, off_rps: float, *, on_ns: int, off_ns: int, even: bool = False
-    ) -> "OnOff":
-        """By the rates of the two halves."""
-        mean_rps = (on_rps * on_ns + off_rps * off_ns) / max(1, on_ns + off_ns)
-        return cls(rate_rps=mean_rps, on_ns=on_ns, off_ns=off_ns, idle_rps=off_rps, even=even)
-
     @property
     def on_rps(self) -> float:
         return (self.rate_rps * (self.on_ns + self.off_ns) - self.idle_rps * self.off_ns) / self.on_ns

@@ -8,9 +8,8 @@ distribution leaves the others as they were.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, Literal
 
-from llmtap.workload.claims import Claim
 from llmtap.workload.lengths import Lengths, described, drawn
 from llmtap.workload.plan import (
     NO_CONTEXT,
@@ -28,7 +27,7 @@ from llmtap.workload.prompts.prose import ProseWords, ProseWriter
 from llmtap.workload.prompts.text import VOCABULARY
 from llmtap.workload.requests import Requests
 
-__all__ = ["GENERATION", "REQUEST", "TOKENIZER", "Composed", "RandomIds", "Written", "check_rows"]
+__all__ = ["GENERATION", "REQUEST", "TOKENIZER", "Claim", "Composed", "RandomIds", "Written", "check_rows"]
 
 REQUEST: Final[Mapping[str, Any]] = {"temperature": 0.0, "max_tokens": "output", "stop": None}
 """What a request's body says, unless told; `max_tokens` is the row's output (seed 000, A.1.2, A.1.3)."""
@@ -43,6 +42,28 @@ GENERATION: Final = (
     " number of each, which the distribution's quantile function turns into a length. Texts are seeded with"
     " SEED/ROW"
 )
+
+
+Column = Literal["message", "output", "sharing", "context"]
+"""`message`: tokens of the prompt without its context; `sharing`: whether it has one; `context`: its
+tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One figure of a document."""
+
+    column: Column
+    statistic: str
+    """mean, min, max, a percentile such as p95; `share` of those that have a context, `share K` of the K-th
+    context among them, `share N` of messages or outputs that have N tokens."""
+    documented: float | None
+    """None where the document implies it, but has no figure."""
+    source: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.column} {self.statistic}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,7 @@ from llmtap.errors import ConfigError
 from llmtap.traces.bodies import messages_of, read_lines, read_object
 from llmtap.traces.format import FormatError
 from llmtap.traces.formats import sharegpt
-from llmtap.workload.claims import Claim
-from llmtap.workload.composed import REQUEST, TOKENIZER, check_rows
+from llmtap.workload.composed import REQUEST, TOKENIZER, Claim, check_rows
 from llmtap.workload.lengths import Lengths, described, drawn, lengths_told
 from llmtap.workload.plan import ConversationScript, PlannedTurn, Sharing, Speaker, WorkloadPlan, assemble
 from llmtap.workload.programs import LANGUAGES

@@ -7,8 +7,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from llmtap.workload.claims import Claim
-from llmtap.workload.composed import REQUEST, TOKENIZER, Composed, RandomIds, check_rows
+from llmtap.workload.composed import REQUEST, TOKENIZER, Claim, Composed, RandomIds, check_rows
 from llmtap.workload.datasets import (
     SHAREGPT_CONTENT,
     STACK_CONTENT,

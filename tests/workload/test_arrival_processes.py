@@ -112,8 +112,8 @@ def test_a_sum_of_random_gaps_is_rounded_once() -> None:
 
 CHANGING: dict[str, tuple[ArrivalProcess, ArrivalProcess, Callable[[float], float], int]] = {
     "on and off": (
-        OnOff.by_rates(50, 2, on_ns=2 * S, off_ns=8 * S),
-        OnOff.by_rates(50, 2, on_ns=2 * S, off_ns=8 * S, even=True),
+        OnOff(rate_rps=11.6, idle_rps=2, on_ns=2 * S, off_ns=8 * S),
+        OnOff(rate_rps=11.6, idle_rps=2, on_ns=2 * S, off_ns=8 * S, even=True),
         cumulated_on_off(50, 2, 2, 8),
         1_000,
     ),

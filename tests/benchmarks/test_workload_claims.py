@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from llmtap.workload.claims import Claim, check
-from llmtap.workload.composed import Composed
+from benchmarks.load.workloads import check
+from llmtap.workload.composed import Claim, Composed
 from llmtap.workload.lengths import Fixed, Lengths, LogNormal, UniformLengths
 from llmtap.workload.plan import Sharing, WorkloadPlan
 from llmtap.workload.requests import Requests
