@@ -25,16 +25,9 @@ from llmtap.workload.prompts.tokenizer import as_text
 from llmtap.workload.requests import Requests
 
 __all__ = [
-    "BodyMaker",
-    "BodyOptions",
-    "Decode",
-    "Maker",
-    "Prepared",
-    "PromptLengths",
-    "parse_body_fields",
-    "prepare",
-    "server_of",
-]
+    "BodyMaker", "BodyOptions", "Decode", "Maker", "Prepared", "PromptLengths", "parse_body_fields",
+    "prepare", "server_of",
+]  # fmt: skip
 
 
 Endpoint = Literal["chat.completions", "completions", "responses"]
@@ -386,11 +379,7 @@ def prepare(
 
 
 def _bodies(
-    requests: Requests,
-    prompts: PromptSource | None,
-    maker: Maker,
-    rows: list[int],
-    lengths: PromptLengths,
+    requests: Requests, prompts: PromptSource | None, maker: Maker, rows: list[int], lengths: PromptLengths
 ) -> Iterable[tuple[int, bytes, int]]:
     """Row, body and counted tokens, in the order of the rows."""
     own = {row: requests.bodies[row] for row in rows if requests.bodies and requests.bodies[row]}

@@ -18,14 +18,9 @@ from llmtap.units import NEVER, NS_PER_S
 from llmtap.workload.requests import Requests
 
 __all__ = [
-    "ClosedSchedule",
-    "ErrorWatch",
-    "LoadRun",
-    "OpenSchedule",
-    "Schedule",
-    "StopErrors",
+    "ClosedSchedule", "ErrorWatch", "LoadRun", "OpenSchedule", "Schedule", "StopErrors",
     "parse_stop_errors",
-]
+]  # fmt: skip
 
 
 LATEST = 100

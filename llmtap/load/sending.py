@@ -138,11 +138,7 @@ class Lateness:
     """Of one loop, from now to `close`."""
 
     def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        *,
-        kernel: bool,
-        each: Callable[[int], None] | None = None,
+        self, loop: asyncio.AbstractEventLoop, *, kernel: bool, each: Callable[[int], None] | None = None
     ) -> None:
         """`kernel`: its connections carry the kernel's stamps. `each` is called with the time at each probe,
         every 10 ms."""

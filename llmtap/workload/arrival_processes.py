@@ -20,19 +20,9 @@ from typing import Final, Protocol
 from llmtap.units import NS_PER_S
 
 __all__ = [
-    "ArrivalProcess",
-    "Diurnal",
-    "Gamma",
-    "Intensity",
-    "OnOff",
-    "Piece",
-    "Poisson",
-    "Ramp",
-    "Slope",
-    "Steps",
-    "UniformArrivals",
-    "Wave",
-]
+    "ArrivalProcess", "Diurnal", "Gamma", "Intensity", "OnOff", "Piece", "Poisson", "Ramp", "Slope",
+    "Steps", "UniformArrivals", "Wave",
+]  # fmt: skip
 
 
 _STEPS_MAX: Final = 100

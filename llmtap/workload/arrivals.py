@@ -62,11 +62,7 @@ class Arrivals:
 
     def describe(self) -> dict[str, object]:
         """What `parse_arrivals` makes the same arrivals of, as JSON."""
-        return {
-            "arrivals": self.process.text(),
-            "rate_rps": self.process.rate_rps,
-            "seed": self.seed,
-        }
+        return {"arrivals": self.process.text(), "rate_rps": self.process.rate_rps, "seed": self.seed}
 
 
 def parse_arrivals(text: str, *, rate_rps: float | None, seed: int, place: str = "--arrivals") -> Arrivals:

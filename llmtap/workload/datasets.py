@@ -32,20 +32,9 @@ from llmtap.workload.prompts.text import count_tokens
 from llmtap.workload.requests import Requests
 
 __all__ = [
-    "PROMPT_TOKENS_MAX",
-    "SHAREGPT_CONTENT",
-    "STACK_CONTENT",
-    "DataSet",
-    "Pair",
-    "RecordedDataset",
-    "ShareGpt",
-    "Stack",
-    "file_described",
-    "functions",
-    "read_sharegpt",
-    "read_stack",
-    "reading",
-]
+    "PROMPT_TOKENS_MAX", "SHAREGPT_CONTENT", "STACK_CONTENT", "DataSet", "Pair", "RecordedDataset",
+    "ShareGpt", "Stack", "file_described", "functions", "read_sharegpt", "read_stack", "reading",
+]  # fmt: skip
 
 
 Pair = tuple[str, str]

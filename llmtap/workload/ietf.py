@@ -23,20 +23,10 @@ from llmtap.workload.prompts.prose import Document
 from llmtap.workload.requests import Requests
 
 __all__ = [
-    "CODE_CLAIMS",
-    "CODE_COMPLETION",
-    "CONVERSATION",
-    "CONVERSATION_CLAIMS",
-    "DOCUMENTED",
-    "LONG_CONTEXT",
-    "LONG_CONTEXT_UNIFORM",
-    "SKEWED",
-    "TARGETS",
-    "UNIFORM",
-    "SyntheticWorkload",
-    "code_completion_of",
+    "CODE_CLAIMS", "CODE_COMPLETION", "CONVERSATION", "CONVERSATION_CLAIMS", "DOCUMENTED", "LONG_CONTEXT",
+    "LONG_CONTEXT_UNIFORM", "SKEWED", "TARGETS", "UNIFORM", "SyntheticWorkload", "code_completion_of",
     "conversation_of",
-]
+]  # fmt: skip
 
 
 _SHARING: Final = Sharing(fraction=0.8, tokens=UniformLengths(min=512, max=1_024), contexts=10, zipf=1.5)
@@ -165,10 +155,7 @@ def conversation_of(path: Path, place: str) -> RecordedDataset:
 
 
 TARGETS: Final = (8_192, 16_384, 32_768, 65_536, 131_072)
-_OUTPUT_CLAIMS: Final = (
-    Claim("output", "min", 256, "A.5.2"),
-    Claim("output", "max", 256, "A.5.2"),
-)
+_OUTPUT_CLAIMS: Final = (Claim("output", "min", 256, "A.5.2"), Claim("output", "max", 256, "A.5.2"))
 _QUESTION: Final = {
     "section": "A.5.1", "says": "document of the target length minus 100 tokens, question of ~100 tokens",
     "here": "the question has 100 tokens with the blank line before it, by the project's tokenizer; by"

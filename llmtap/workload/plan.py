@@ -25,23 +25,10 @@ from llmtap.workload.prompts.prompt import Fit, Prompt
 from llmtap.workload.requests import Requests
 
 __all__ = [
-    "BLOCK_TOKENS",
-    "NO_CONTEXT",
-    "ConversationScript",
-    "Conversations",
-    "PlannedTurn",
-    "SharedBlocks",
-    "Sharing",
-    "Speaker",
-    "Think",
-    "ThinkExponential",
-    "ThinkFixed",
-    "ThinkLogNormal",
-    "WorkloadPlan",
-    "assemble",
-    "rows_before",
-    "zipf_shares",
-]
+    "BLOCK_TOKENS", "NO_CONTEXT", "ConversationScript", "Conversations", "PlannedTurn", "SharedBlocks",
+    "Sharing", "Speaker", "Think", "ThinkExponential", "ThinkFixed", "ThinkLogNormal", "WorkloadPlan",
+    "assemble", "rows_before", "zipf_shares",
+]  # fmt: skip
 
 
 BLOCK_TOKENS: Final = 16

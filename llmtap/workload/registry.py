@@ -40,7 +40,8 @@ from llmtap.workload.requests import Requests
 from llmtap.workload.synthetic import WORKLOADS, Simulated, draw
 
 __all__ = [
-    "DEFAULT_SEED", "REFERENCE", "drawn_requests", "is_workload", "report_of", "workload_named", "workloads",
+    "DEFAULT_SEED", "REFERENCE", "drawn_requests", "is_workload", "report_of", "workload_named",
+    "workloads",
 ]  # fmt: skip
 
 DEFAULT_SEED: Final = 42

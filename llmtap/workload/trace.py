@@ -196,10 +196,7 @@ def load_trace(
 
 @contextmanager
 def opened_trace(
-    place: str,
-    *,
-    source_format: str | None = None,
-    progress: Callable[[int, int | None], None] | None = None,
+    place: str, *, source_format: str | None = None, progress: Callable[[int, int | None], None] | None = None
 ) -> Iterator[tuple[TraceSource, str]]:
     """A trace or capture to be read, and its format's name.
 

@@ -263,9 +263,7 @@ class Baseline:
 
 
 def read_then(
-    baseline: Baseline,
-    requests: Requests,
-    progress: Callable[[int, int | None], None] | None = None,
+    baseline: Baseline, requests: Requests, progress: Callable[[int, int | None], None] | None = None
 ) -> bool:
     """Reads the rows that were sent, up to the last of them; whether the source has dates.
 

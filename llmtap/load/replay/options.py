@@ -25,17 +25,9 @@ from llmtap.net.tls import client_context
 from llmtap.units import Duration
 
 __all__ = [
-    "USER_AGENT",
-    "AnyMaker",
-    "ReplayOptions",
-    "http_beside",
-    "maker_for",
-    "notes_of",
-    "protocol_of",
-    "reach",
-    "read_headers",
-    "refuse_meaningless",
-]
+    "USER_AGENT", "AnyMaker", "ReplayOptions", "http_beside", "maker_for", "notes_of", "protocol_of",
+    "reach", "read_headers", "refuse_meaningless",
+]  # fmt: skip
 
 
 KEY_NAME: Final = "OPENAI_API_KEY"

@@ -23,9 +23,7 @@ from llmtap.load.workers.worker_handle import WorkerSetup
 from llmtap.units import NS_PER_S
 from llmtap.workload.prompts.prompt import Prompt
 
-__all__ = [
-    "Asking", "PromptMaker", "PromptTarget", "Spoken", "check_target", "make_asking", "protocol_of",
-]  # fmt: skip
+__all__ = ["Asking", "PromptMaker", "PromptTarget", "Spoken", "check_target", "make_asking", "protocol_of"]
 
 Spoken = Literal["http", "realtime", "grpc"]
 _SCHEMES: Final[Mapping[str, Spoken]] = {"ws": "realtime", "wss": "realtime", "grpc": "grpc"}

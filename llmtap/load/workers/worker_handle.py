@@ -27,23 +27,9 @@ from llmtap.load.run import StopErrors
 from llmtap.units import NEVER, encode_special, to_seconds
 
 __all__ = [
-    "ClockReading",
-    "Compared",
-    "Done",
-    "Frames",
-    "HostClock",
-    "LocalMember",
-    "Member",
-    "Progress",
-    "Trip",
-    "WorkerReady",
-    "WorkerScript",
-    "WorkerSetup",
-    "compared",
-    "frame",
-    "read_clocks",
-    "wired",
-]
+    "ClockReading", "Compared", "Done", "Frames", "HostClock", "LocalMember", "Member", "Progress",
+    "Trip", "WorkerReady", "WorkerScript", "WorkerSetup", "compared", "frame", "read_clocks", "wired",
+]  # fmt: skip
 
 _LENGTH: Final = struct.Struct("<I")
 

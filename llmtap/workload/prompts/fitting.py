@@ -16,26 +16,13 @@ from typing import Final, Protocol, runtime_checkable
 
 from llmtap.workload.prompts.prompt import ElasticSource, Fit, Prompt
 from llmtap.workload.prompts.text import RowText
-from llmtap.workload.prompts.tokenizer import (
-    OWN,
-    TokenCounter,
-    Tokenizer,
-    cut_text,
-)
+from llmtap.workload.prompts.tokenizer import OWN, TokenCounter, Tokenizer, cut_text
 from llmtap.workload.requests import Requests
 
 __all__ = [
-    "ATOM",
-    "TOKEN_IDS",
-    "Draft",
-    "ElasticPrompts",
-    "Fitted",
-    "FittedSource",
-    "RowPrompts",
-    "fit",
-    "in_batches",
-    "text_fit",
-]
+    "ATOM", "TOKEN_IDS", "Draft", "ElasticPrompts", "Fitted", "FittedSource", "RowPrompts", "fit",
+    "in_batches", "text_fit",
+]  # fmt: skip
 
 
 ROUNDS: Final = 4

@@ -10,15 +10,8 @@ from typing import Final, Protocol
 from llmtap.workload.requests import Requests
 
 __all__ = [
-    "CL100K_IDS",
-    "ElasticSource",
-    "Fit",
-    "Prompt",
-    "PromptSource",
-    "Workload",
-    "count_ids",
-    "random_ids",
-]
+    "CL100K_IDS", "ElasticSource", "Fit", "Prompt", "PromptSource", "Workload", "count_ids", "random_ids",
+]  # fmt: skip
 
 
 Fit = Callable[[Callable[[int], str], int], str]

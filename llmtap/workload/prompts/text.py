@@ -24,19 +24,9 @@ from zlib import crc32
 from llmtap.workload.requests import Requests
 
 __all__ = [
-    "COMMON",
-    "NAME_BYTES",
-    "VOCABULARY",
-    "Numbers",
-    "RowText",
-    "Words",
-    "count_tokens",
-    "cut",
-    "cut_tokens",
-    "say",
-    "token_ids",
-    "tokenizer_json",
-]
+    "COMMON", "NAME_BYTES", "VOCABULARY", "Numbers", "RowText", "Words", "count_tokens", "cut",
+    "cut_tokens", "say", "token_ids", "tokenizer_json",
+]  # fmt: skip
 
 
 NAME_BYTES: Final = 9

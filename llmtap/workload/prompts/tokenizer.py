@@ -22,22 +22,10 @@ from llmtap.workload.prompts.prompt import Prompt
 from llmtap.workload.prompts.text import COMMON, Words
 
 __all__ = [
-    "CHAT_TEMPLATE",
-    "MODEL",
-    "OWN",
-    "REFERENCE",
-    "ChatCounter",
-    "ChatTemplate",
-    "OwnTokenizer",
-    "TextCounter",
-    "TokenCounter",
-    "Tokenizer",
-    "as_text",
-    "cut_text",
-    "fitting_words",
-    "load_counter",
+    "CHAT_TEMPLATE", "MODEL", "OWN", "REFERENCE", "ChatCounter", "ChatTemplate", "OwnTokenizer",
+    "TextCounter", "TokenCounter", "Tokenizer", "as_text", "cut_text", "fitting_words", "load_counter",
     "open_tokenizer",
-]
+]  # fmt: skip
 
 
 OWN: Final = "sim"

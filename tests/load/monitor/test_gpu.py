@@ -17,10 +17,7 @@ def test_each_gpu_in_our_units() -> None:
     gpus, why = open_gpus(nvml)
     assert gpus is not None and why is None
     assert (gpus.names, gpus.unread, nvml.open) == (["NVIDIA A", "NVIDIA B"], 0, 1)
-    assert gpus.read() == [
-        GpuReading(0.25, 61, 123.456, 2_000, 5.5),
-        GpuReading(1.0, 80, 700.0, 1, 0.0),
-    ]
+    assert gpus.read() == [GpuReading(0.25, 61, 123.456, 2_000, 5.5), GpuReading(1.0, 80, 700.0, 1, 0.0)]
     gpus.close()
     assert nvml.open == 0
 

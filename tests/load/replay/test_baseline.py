@@ -398,10 +398,7 @@ def test_a_capture_is_compared_with_its_replay(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("other", "said"),
-    [
-        (False, "cannot be read: No such file or directory"),
-        (True, "no row that was sent was found again"),
-    ],
+    [(False, "cannot be read: No such file or directory"), (True, "no row that was sent was found again")],
 )
 def test_what_cannot_be_read_again_costs_the_comparison_and_not_the_result(
     other: bool, said: str, tmp_path: Path

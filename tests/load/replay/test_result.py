@@ -168,10 +168,7 @@ def test_a_long_run_has_longer_periods() -> None:
     assert sum(told["sent"]) == len(sent)
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=30),
-    st.integers(0, 80),
-)
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=30), st.integers(0, 80))
 def test_as_if_looked_at_every_moment(requests: list[tuple[int, int]], more: int) -> None:
     """A request is in flight from its sending to its end, both included."""
     tenth = S // 10

@@ -23,13 +23,7 @@ from llmtap.exchange.exchange import OUTPUT, Exchange
 from llmtap.load.tally import LoadTally
 from llmtap.load.workers import ray_worker as ray_member
 from llmtap.load.workers.ray_worker import RayMember
-from llmtap.load.workers.worker_handle import (
-    ClockReading,
-    Progress,
-    WorkerScript,
-    WorkerSetup,
-    read_clocks,
-)
+from llmtap.load.workers.worker_handle import ClockReading, Progress, WorkerScript, WorkerSetup, read_clocks
 from llmtap.load.workers.worker_pool import LoadResult, WorkerPool
 from llmtap.net.cluster import ray_cluster
 from llmtap.sim.server.options import SimOptions

@@ -8,14 +8,7 @@ from hypothesis import strategies as st
 
 from llmtap.errors import ConfigError
 from llmtap.workload.programs import Code
-from llmtap.workload.prompts.prose import (
-    Document,
-    FileText,
-    ProseWords,
-    ProseWriter,
-    fitted_text,
-    prose,
-)
+from llmtap.workload.prompts.prose import Document, FileText, ProseWords, ProseWriter, fitted_text, prose
 from llmtap.workload.prompts.text import count_tokens
 
 WRITERS: list[ProseWriter] = [ProseWords(), Document(), Code()]
