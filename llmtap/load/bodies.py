@@ -1,8 +1,12 @@
-"""A prompt as the JSON body of a request.
+"""JSON bodies of requests, and a file of all bodies prepared before a run.
 
-Three endpoints, as exchanges name them: chat.completions, completions, responses. How long the answer is to
-be goes into the field that the endpoint has for it; `ignore_eos` and `min_tokens` are vLLM's and SGLang's,
-and servers that do not know them may refuse a body for them, so they are sent only where they are known.
+Three endpoints, named as in exchanges: chat.completions, completions, responses. `ignore_eos` and
+`min_tokens` are fields of vLLM and SGLang; other servers may reject them, so they are sent only to servers
+that know them.
+
+Prepared bodies are stored one after another in an unnamed file, identical ones once, so that nothing is made
+between two sends. Sending processes inherit the descriptor and read with `os.pread`, which moves no shared
+position.
 
 Source: openai/openai-openapi; vllm/entrypoints/openai (its Responses have no min_tokens); sglang's
 srt/entrypoints/openai/protocol.py.
@@ -33,7 +37,7 @@ __all__ = [
 Endpoint = Literal["chat.completions", "completions", "responses"]
 Server = Literal["auto", "openai", "vllm", "sglang"]
 Decode = Callable[[Sequence[int]], str | None]
-"""The text of token ids; None where the tokenizer cannot say."""
+"""Text of token ids; None if the tokenizer cannot decode."""
 
 _KNOW_EOS: Final = {
     "vllm": {"chat.completions", "completions", "responses"},
@@ -52,35 +56,31 @@ _encode = msgspec.json.Encoder().encode
 
 
 class BodyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What stands in each body beside the prompt."""
+    """Contents of each body besides the prompt."""
 
     endpoint: Endpoint = "chat.completions"
     server: Server = "auto"
-    """Whose fields are known; `auto` that nobody found out is taken for `openai`."""
+    """Server type; decides which vendor-specific fields are sent. An undetected `auto` counts as `openai`."""
     model: str | None = None
-    """None: captured bodies keep theirs, others have none."""
+    """None: captured bodies keep their model, others have none."""
     stream: bool = True
     usage: bool = True
-    """Ask for usage at the end of a stream."""
+    """Request usage at the end of a stream."""
     exact_output: bool = True
-    """Answers are to have as many tokens as the workload says: ignore_eos, where it is known."""
+    """Request exactly as many output tokens as the workload says: ignore_eos, where the server knows it."""
     min_tokens: bool = False
-    """Send min_tokens, too: it also keeps stop strings from ending the answer, and costs the server a look
-    at each token."""
+    """Also send min_tokens, which prevents early stop strings but costs the server a check of each token."""
     max_tokens_field: str | None = None
-    """Where a chat's limit stands: `max_tokens`, or `max_completion_tokens`, which is what is taken for
-    OpenAI, whose newer models know no other."""
+    """Field of a chat's limit: `max_tokens` or `max_completion_tokens` (default for OpenAI)."""
     temperature: float | None = None
     seed: int | None = None
     fields: dict[str, msgspec.Raw] = {}
-    """The user's own, JSON each; they replace ours."""
+    """Additional fields as JSON; they override the others."""
 
 
 class BodyMaker:
-    """Makes bodies for one endpoint."""
-
     def __init__(self, options: BodyOptions, *, decode: Decode | None = None) -> None:
-        """`decode` makes text of prompts that are token ids, where the endpoint wants text."""
+        """`decode` converts prompts of token ids where the endpoint requires text."""
         self.options = options
         self.endpoint = options.endpoint
         self._decode = decode
@@ -109,11 +109,12 @@ class BodyMaker:
 
     @property
     def output_exact(self) -> bool:
-        """Answers will have as many tokens as asked for, unless the server errs."""
+        """Whether answers will have exactly the requested number of tokens."""
         return self._ignore_eos
 
     def describe(self) -> dict[str, object]:
-        """For the result: which fields go along. Values of the user's own stay out: they may be secret."""
+        """Return the fields that are sent, as JSON, without the values of the user's fields: they may be
+        secret."""
         return {
             "endpoint": self.endpoint, "server": self.options.server, "model": self.options.model,
             "output_limit": self._limit, "ignore_eos": self._ignore_eos, "min_tokens": self._min_tokens,
@@ -123,9 +124,9 @@ class BodyMaker:
         }  # fmt: skip
 
     def body(self, prompt: Prompt, output: int) -> bytes:
-        """The body of a request for `output` tokens, at least one.
+        """Return the body of a request for `output` tokens, at least one.
 
-        Raises ConfigError for a prompt of token ids that this endpoint cannot take.
+        Raises ConfigError for a prompt of token ids that this endpoint does not accept.
         """
         output = max(1, output)
         value: dict[str, Any] = {} if self.options.model is None else {"model": self.options.model}
@@ -137,11 +138,10 @@ class BodyMaker:
         return _encode(value)
 
     def captured(self, body: bytes) -> bytes:
-        """A request's own body, with the model and the way of answering that are wanted now, and the user's
-        fields. Lengths stay as they were asked for.
+        """Return a captured body with the current model, streaming mode and user fields; lengths stay.
 
-        All other values keep their bytes; what needs no change is the same bytes altogether, and so is what
-        is no JSON object. White space between fields is lost, of a field that came twice the last one stays.
+        All other values keep their bytes. A body that needs no change, or is not a JSON object, is returned
+        unchanged. White space between fields is lost; of duplicate fields the last is kept.
         """
         try:
             fields = _decode_fields(body)
@@ -191,9 +191,9 @@ class BodyMaker:
 
 
 def parse_body_fields(texts: Sequence[str], place: str = "--body-field") -> dict[str, msgspec.Raw]:
-    """The fields of `NAME=JSON`, as bodies get them.
+    """Parse `NAME=JSON` fields.
 
-    Raises ConfigError that names `place`: for what is no JSON, comes twice, or has an option of its own.
+    Raises ConfigError naming `place` for invalid JSON, a duplicate, or a field that has its own option.
     """
     fields: dict[str, msgspec.Raw] = {}
     for text in texts:
@@ -217,9 +217,9 @@ def parse_body_fields(texts: Sequence[str], place: str = "--body-field") -> dict
 
 
 def server_of(models: bytes) -> Server:
-    """Which server answered `GET /v1/models` so: by who it says owns them; `auto` where that is nobody known.
+    """Return the type of the server that answered `GET /v1/models`, by its `owned_by`; `auto` if unknown.
 
-    vLLM writes `"owned_by": "vllm"`, SGLang `"sglang"`; our simulated engine knows vLLM's fields.
+    The simulated engine knows vLLM's fields.
     """
     try:
         listed = msgspec.json.decode(models, type=_Models)
@@ -242,7 +242,6 @@ class _Models(msgspec.Struct):
 
 
 def _with_usage(raw: msgspec.Raw | None) -> dict[str, Any]:
-    """The stream options that were, with usage."""
     given = None if raw is None else _decoded(raw)
     return (given if isinstance(given, dict) else {}) | {"include_usage": True}
 
@@ -253,32 +252,28 @@ def _decoded(raw: msgspec.Raw) -> Any:
 
 WRITE_BYTES: Final = 1 << 20
 KNOWN_MAX: Final = 1 << 18
-"""Distinct bodies that are remembered, in some 40 MB; beyond them identical ones are written again."""
+"""Distinct bodies remembered, about 40 MB; further identical ones are written again."""
 
 
 class Maker(Protocol):
-    """Makes bodies."""
-
     def body(self, prompt: Prompt, output: int) -> bytes:
-        """Of a request for `output` tokens."""
         ...
 
     def captured(self, body: bytes) -> bytes:
-        """Of a row that has one of its own."""
         ...
 
 
 @dataclass(slots=True)
 class PromptLengths:
-    """How long the prompts are that were fitted, against what they were to be. Tokens."""
+    """Lengths of fitted prompts against the wanted lengths, in tokens."""
 
     n: int = 0
     exact: int = 0
     missed_min: int = 0
-    """The most that one is too short, as a negative number."""
+    """Largest shortfall, as a negative number."""
     missed_max: int = 0
     ways: dict[str, int] = field(default_factory=dict)
-    """Prompts by how they were counted."""
+    """Number of prompts by counting method."""
 
     def add(self, fitted: Fitted) -> None:
         self.n += 1
@@ -295,14 +290,14 @@ class PromptLengths:
 
 
 class Prepared:
-    """Bodies by row. Close it when nobody reads any more."""
+    """Bodies by row. Close it after the last read."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self.begins, self.ends = array("q"), array("q")
-        """Of each row, where its body begins and ends in the file."""
+        """Range of each row's body in the file."""
         self.tokens = array("q")
-        """Of each row, the prompt's tokens as they were counted; -1 where nobody did."""
+        """Counted prompt tokens of each row; -1 if not counted."""
         self.lengths = PromptLengths()
 
     def __len__(self) -> int:
@@ -310,17 +305,17 @@ class Prepared:
 
     @property
     def fd(self) -> int:
-        """The file's descriptor, for who inherits it."""
+        """Descriptor of the file, for processes that inherit it."""
         return self._file.fileno()
 
     @property
     def bytes_total(self) -> int:
-        """Bytes of all rows' bodies: what will be sent."""
+        """Total size of all rows' bodies."""
         return sum(self.ends) - sum(self.begins)
 
     @property
     def bytes_stored(self) -> int:
-        """Bytes in the file."""
+        """Size of the file."""
         return os.fstat(self.fd).st_size
 
     def body(self, row: int) -> bytes:
@@ -343,14 +338,9 @@ def prepare(
     maker: Maker,
     progress: Callable[[int, int], None] | None = None,
 ) -> Prepared:
-    """The bodies of all rows: the row's own where the trace has it, else made of its prompt.
+    """Prepare the bodies of all rows: the row's own if the trace has one, else made from its prompt.
 
-    Args:
-        prompts: None where every row has a body of its own.
-        progress: is told how many of how many are done.
-
-    Raises:
-        ConfigError: where there is no room for them (`TMPDIR`), or the endpoint cannot take a prompt.
+    Raises ConfigError if there is no room (`TMPDIR`) or the endpoint does not accept a prompt.
     """
     try:
         # Without a name from its first moment, so that nothing is left behind however we end.
@@ -381,7 +371,7 @@ def prepare(
 def _bodies(
     requests: Requests, prompts: PromptSource | None, maker: Maker, rows: list[int], lengths: PromptLengths
 ) -> Iterable[tuple[int, bytes, int]]:
-    """Row, body and counted tokens, in the order of the rows."""
+    """Yield row, body and counted tokens in row order."""
     own = {row: requests.bodies[row] for row in rows if requests.bodies and requests.bodies[row]}
     missing = [row for row in rows if row not in own]
     made: dict[int, tuple[Prompt, int]] = {}
@@ -403,13 +393,13 @@ def _bodies(
 
 
 class _Writer:
-    """Puts bodies behind one another, each once."""
+    """Writes each distinct body once."""
 
     def __init__(self, prepared: Prepared) -> None:
         self._prepared = prepared
         self._pending = bytearray()
         self._at = 0
-        """Where in the file the next body will begin."""
+        """File offset of the next body."""
         self._known: dict[bytes, int] = {}
 
     def add(self, body: bytes) -> None:

@@ -1,10 +1,10 @@
-"""Requests onto the wire, each when it is told to: connections, options, and what calls share.
+"""HTTP/1.1 load sender: requests on one loop, each sent when `send` is called.
 
-Stamps are the kernel's where it gives them, so our own queueing stays out of the answer's times; how late we
-were is told as `uncertainty_ns` and as `dispatch_late_ns`. Nothing waits for anything here: who decides when
-to send is `load/run.py`. A single request is `load/call.py`.
+One module of more than 500 lines: `Call` and `LoadSender` share state on the time-critical path. Timestamps
+are the kernel's where available; remaining lateness is reported as `uncertainty_ns` and `dispatch_late_ns`.
+`load/run.py` decides when to send.
 
-Source: IETF seed 000, B.1.1 (T_submit: the last byte of the request is with the kernel).
+Source: IETF seed 000, B.1.1 (T_submit: the kernel has the last byte of the request).
 """
 
 import asyncio
@@ -42,39 +42,36 @@ __all__ = ["HEAD_BYTES_MAX", "STATUSES", "Call", "LoadSender", "SenderOptions", 
 
 
 SWEEP_S: Final = 0.05
-"""How often time-outs are looked for, and streams that fell silent; with thousands under way, less often."""
+"""Interval of checks for time-outs and silent streams; longer with thousands of calls."""
 LOOKS_MAX: Final = 128
-"""Calls looked at in one go: together some 50 us, in which nothing is sent."""
+"""Calls checked at once: about 50 us without sending."""
 OPENED_AT_ONCE: Final = 128
-"""Connections asked for at a time before a run: the queue of a listener has room for so many."""
+"""Connections opened at a time before a run: room in a listener's queue."""
 
 
 class SenderOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How requests are sent."""
-
     name: str = "load"
-    """Of the sender in its exchanges' ids."""
+    """Sender part of exchange ids."""
     clock: str = "kernel"
-    """`kernel` or `mono`: who stamps what is read."""
+    """Source of read timestamps: `kernel` or `mono`."""
     fresh: bool = False
-    """A connection of its own for each request; else they are kept and used again."""
+    """Use a new connection for each request instead of keeping them."""
     connect_timeout: Duration = Duration(10 * NS_PER_S)
     timeout: Duration = Duration(600 * NS_PER_S)
-    """From dispatch to the last byte; of each attempt."""
+    """From dispatch to the last byte of each attempt."""
     retries: int = 0
-    """How often a request is sent again that came to nothing (`load/retries.py`)."""
+    """Maximum retries of a failed request."""
     retry_wait: Duration = Duration(30 * NS_PER_S)
-    """The longest wait before that; a server that asks for a longer one is not asked again."""
+    """Longest wait before a retry; if the server asks for a longer one, the request is not retried."""
     model: str | None = None
-    """The model that every body names, where that is known, with `stream`: bodies are then not read again to
-    find out, which takes 0.5 ms a MB."""
+    """Model in every body, if known. Bodies are then not parsed again, which takes 0.5 ms per MB."""
     stream: bool = True
     texts: bool = False
-    """Keep what the answers say, in `Exchange.said`."""
+    """Keep answer texts in `Exchange.said`."""
 
 
 class LoadSender:
-    """Sends to one target from one loop. `close` when done."""
+    """Sends to one target from one loop. Close it when done."""
 
     def __init__(
         self,
@@ -98,16 +95,15 @@ class LoadSender:
             connect_ns=options.connect_timeout, tls=tls, server_name=None,
         )  # fmt: skip
         self.later = Later(loop, gathers=kernel)
-        """What need not be done between two requests."""
         self.calls: dict[Call, None] = {}
-        """Under way, in the order of their dispatch."""
+        """Calls in progress, in dispatch order."""
         self.sent = 0
-        """Requests begun; a retry is no other request."""
+        """Requests begun, without retries."""
         self.retries: Counter[str] = Counter()
-        """Sent again, by reason: `refused`, `closed`, `429`, `503`."""
+        """Retries by reason: `refused`, `closed`, `429`, `503`."""
         self.retrying = True
         self.told = b""
-        """What stands for each body where the observer would read it; empty: it reads the body."""
+        """Replacement for the body that the observer reads; empty: it reads the body."""
         if options.model is not None:
             self.told = msgspec.json.encode({"model": options.model, "stream": options.stream})
         self._stamped = keep_stamps_on() if kernel else None
@@ -123,7 +119,7 @@ class LoadSender:
         headers: Sequence[tuple[bytes, bytes]] = (),
         on_answer: "Callable[[Call, int], None] | None" = None,
     ) -> "Call":
-        """Begin a request now. See `Sending.send`."""
+        """Send a request now; see `Sending.send`."""
         self.sent += 1
         call = Call(self, self.sent, row, scheduled_ns, done, on_answer)
         self.calls[call] = None
@@ -131,7 +127,7 @@ class LoadSender:
         return call
 
     async def open(self, connections: int) -> int:
-        """Open so many connections beforehand; how many there are now."""
+        """Open connections in advance; return the number of idle ones."""
         left = connections - self.pool.idle
         while left > 0:
             waiting = [_Opening(self) for _ in range(min(left, OPENED_AT_ONCE))]
@@ -144,22 +140,22 @@ class LoadSender:
 
     @property
     def connects(self) -> int:
-        """Connections that were opened."""
+        """Connections opened."""
         return self.pool.connects
 
     @property
     def reuses(self) -> int:
-        """Requests on one that had served another before."""
+        """Requests on a reused connection."""
         return self.pool.reuses
 
     def stop_retrying(self) -> None:
-        """Nothing is sent again from now on; what waits for it ends as its last attempt did."""
+        """Do not retry any more; calls that wait for a retry end with the result of their last attempt."""
         self.retrying = False
         for call in [call for call in self.calls if call.waiting]:
             call.cancel("")
 
     def close(self) -> None:
-        """Cut what is under way, each with its Exchange, and give all connections back."""
+        """Cancel all calls, each with its Exchange, and close all connections."""
         for call in list(self.calls):
             call.cancel("the run was over")
         self.later.finish()
@@ -172,7 +168,7 @@ class LoadSender:
     # ---------------------------------------------------------------- time-outs
 
     def _look(self, now_ns: int) -> None:
-        """Looks for time-outs and silent streams among some of those that the last sweep found."""
+        """Check some of the calls found by the last sweep for time-outs and silent streams."""
         unseen, timeout_ns = self._unseen, self.options.timeout
         for _ in range(min(LOOKS_MAX, len(unseen))):
             call = unseen.pop()
@@ -195,7 +191,7 @@ class LoadSender:
 
 
 class _Opening:
-    """Waits for one connection and leaves it in the pool."""
+    """Waits for one connection and adds it to the pool."""
 
     def __init__(self, sender: LoadSender) -> None:
         self._pool = sender.pool
@@ -209,16 +205,16 @@ class _Opening:
         self._settle()  # each request will find out for itself, and say so
 
     def on_data(self, data: bytes, t_ns: int) -> None:
-        """Not ours any more by then."""
+        ...
 
     def on_eof(self) -> None:
-        """As above."""
+        ...
 
     def on_lost(self, error: OSError | None) -> None:
-        """As above."""
+        ...
 
     def on_drained(self) -> None:
-        """As above."""
+        ...
 
     def _settle(self) -> None:
         if not self.settled.done():
@@ -227,13 +223,13 @@ class _Opening:
 
 STATUSES: Final = frozenset({429, 503})
 FIRST_NS: Final = 100_000_000
-"""Before the first retry, where the server does not say; doubled for each further one."""
+"""Wait before the first retry if the server names none; doubled for each further retry."""
 _DIGITS_MAX: Final = 9
-"""Of a number of seconds: 30 years."""
+"""Digits of a number of seconds: 30 years."""
 
 
 def retry_after_ns(value: bytes | None, now_wall_ns: int) -> int | None:
-    """How long the field asks to wait: seconds, or a date; None where it is absent or says neither."""
+    """Return the wait that a Retry-After field asks for (seconds or date); None if absent or invalid."""
     if value is None:
         return None
     text = value.strip(b" \t").decode("latin-1")
@@ -249,28 +245,25 @@ def retry_after_ns(value: bytes | None, now_wall_ns: int) -> int | None:
 
 
 def wait_ns(retries: int, asked_ns: int | None, wait_max_ns: int) -> int | None:
-    """How long to wait before one more, after so many `retries`; None: don't.
-
-    `asked_ns` is what the server asked for, if it did.
-    """
+    """Return the wait before the next retry, or None for no retry. `asked_ns`: the server's Retry-After."""
     if asked_ns is not None:
         return asked_ns if asked_ns <= wait_max_ns else None
     return min(FIRST_NS << min(retries, 32), wait_max_ns)
 
 
 HEAD_BYTES_MAX: Final = 1 << 18
-"""Of an answer, interim ones included: servers and proxies send 8 to 64 KiB at most."""
+"""Limit of response heads including interim ones; servers and proxies send at most 8 to 64 KiB."""
 QUIET_NS: Final = 200_000_000
-"""After this long without a byte a stream is asked whether the loop has stopped watching it."""
+"""Time without a byte after which a stream is checked: the loop may have stopped watching it."""
 QUIET_NS_MAX: Final = 5_000_000_000
-"""Each further look waits twice as long, up to this: asking thousands of streams takes its time."""
+"""Upper limit of that time, which doubles with each check."""
 
 mono_ns = SystemClock.mono_ns
 
 
 class Call:
-    """One request. `done` is called once, with its Exchange; `on_answer` before, with the time, as soon as
-    all of an answer is there."""
+    """One request. `on_answer` is called when the whole answer has arrived, then `done` once with its
+    Exchange."""
 
     __slots__ = (
         "_accepted", "_again", "_answer_began", "_attempt", "_done", "_early", "_head_bytes", "_head_part",
@@ -294,34 +287,34 @@ class Call:
         self._seq = seq
         self._done = done
         self._request = b""
-        """All of it, where it may be sent again."""
+        """The whole request, if it may be retried."""
         self._held = b""
-        """The same, while there is no connection to write it to."""
+        """The request while there is no connection."""
         self._rest = b""
-        """The last of the answer, until there is time to read it."""
+        """Last part of the answer, until it is parsed."""
         self._lag_ns = 0
-        """The worst that a byte of the answer may have waited."""
+        """Longest time a byte of the answer may have waited unread."""
         self._verdict: tuple[Outcome, str | None] | None = None
-        """What the last attempt came to, while the next one is waited for."""
+        """Result of the last attempt while the next one is pending."""
         self._again: tuple[str, int] | None = None
-        """The answer says that it may be asked again: its status, and the ns to wait."""
+        """Status and wait in ns of an answer that allows a retry."""
         self._timer: asyncio.TimerHandle | None = None
         self.row = row
         self.scheduled_ns = scheduled_ns
         self.first_ns = 0
-        """Dispatch: we began to connect, or to write, for the first time."""
+        """First dispatch: start of connecting or writing."""
         self.retries = 0
         self.over = False
         self._clear()
 
     def _clear(self) -> None:
-        """As before the first attempt."""
+        """Reset to the state before an attempt."""
         self._again = self._verdict = None
         self._observer: Observer | None = None
         self._unobserved = b""
-        """The request, until there is an observer."""
+        """The request, until the observer exists."""
         self._early: list[tuple[bytes, int]] = []
-        """What was read and not yet understood, and when it came."""
+        """Data that was read but not parsed, with its timestamps."""
         self._stream: Stream | None = None
         self._attempt: Attempt | None = None
         self._scanner: BodyScanner | None = None
@@ -334,13 +327,12 @@ class Call:
         self.began_ns = 0
         """Dispatch of this attempt."""
         self.connect_ns: int | None = None
-        """How long a fresh connection took."""
         self.last_ns = 0
         self.request_bytes = 0
         self.response_bytes = 0
 
     def start(self, request: bytes) -> None:
-        """Write the request, or connect first. The write comes before anything else that takes time."""
+        """Write the request or connect; the write comes before everything else that takes time."""
         if self._sender.options.retries:
             self._request = request
         self._begin(request)
@@ -369,7 +361,7 @@ class Call:
         self._observe_soon(request)
 
     def _observe_soon(self, request: bytes) -> None:
-        """Not now: the next request may be due, and this one's answer is not here yet."""
+        """Create the observer later: the next request may be due."""
         self._unobserved = request
         self._sender.later.add(self._observe, urgent=True)
 
@@ -390,10 +382,10 @@ class Call:
         self._catch_up()
 
     def _submitted(self, before_ns: int) -> None:
-        """The kernel took the last byte between `before_ns` and now.
+        """Record that the kernel took the last byte between `before_ns` and now.
 
-        The earlier end counts: a server on this host may answer before we have the CPU back. So a latency may
-        be too long, by no more than the exchange says that it is uncertain.
+        The earlier time counts, because a local server may answer before this process runs again. A latency
+        may be too long by at most the exchange's uncertainty.
         """
         self.last_ns = mono_ns()
         self._submit_ns = before_ns
@@ -445,7 +437,7 @@ class Call:
         later.after_read()
 
     def _catch_up(self) -> None:
-        """Understand what was only read."""
+        """Parse data that was only read."""
         early, self._early = self._early, []
         for data, t_ns in early:
             if not self.over:
@@ -531,7 +523,7 @@ class Call:
         self._complete(data[:at], t_ns)
 
     def _complete(self, data: bytes, t_ns: int) -> None:
-        """The answer ends with `data`; the connection is free before anybody looks at numbers."""
+        """End the answer with `data`; release the connection before anything is computed."""
         stream, self._stream = self._stream, None
         assert stream is not None and self._observer is not None
         if self._keep and not stream.pending:
@@ -550,7 +542,7 @@ class Call:
             self._wait(*self._again, Outcome.COMPLETE, None)
 
     def _answered(self, data: bytes, t_ns: int) -> None:
-        """All of it is there, and the server took the request; what it says is read when there is time."""
+        """End an accepted answer; parse its last part when there is time."""
         self.over = True
         self.last_ns, self._rest = t_ns, data
         sender = self._sender
@@ -599,11 +591,10 @@ class Call:
 
     @property
     def waiting(self) -> bool:
-        """Nothing is under way: its next attempt is to come."""
+        """Whether the call waits for its next attempt."""
         return self._timer is not None
 
     def _wait_ns(self, asked_ns: int | None) -> int | None:
-        """How long until one more attempt; None: there is none."""
         sender = self._sender
         if self.retries >= sender.options.retries or not sender.retrying:
             return None
@@ -630,21 +621,20 @@ class Call:
     # Ends.
 
     def cancel(self, why: str) -> None:
-        """We want no more of it. One that waits for its next attempt ends as the last one did."""
+        """Cancel the call; one that waits for a retry ends with the result of its last attempt."""
         if self._verdict is not None:
             self._end(*self._verdict)
         else:
             self._end(Outcome.CLIENT_CANCELLED, why)
 
     def time_out(self) -> None:
-        """It has taken too long."""
         if self._stream is None:
             self._end(Outcome.UPSTREAM_TIMEOUT, "no connection in time")
         else:
             self._end(Outcome.UPSTREAM_TIMEOUT, "no end of the answer in time")
 
     def look_again(self, now_ns: int) -> None:
-        """The loop may have stopped watching a socket that was reset."""
+        """Check the socket: the loop may have stopped watching it after a reset."""
         if self._stream is not None and now_ns - self.last_ns > self._quiet_ns:
             self.last_ns = now_ns
             self._quiet_ns = min(2 * self._quiet_ns, QUIET_NS_MAX)
@@ -654,11 +644,11 @@ class Call:
         self._end(Outcome.UPSTREAM_ERROR, f"the server broke HTTP: {exc}")
 
     def _later(self, outcome: Outcome, error: str, reason: str | None) -> None:
-        """As `_fail`, but not from within `send`: who sent does not expect the end yet."""
+        """As `_fail`, but not from within `send`."""
         self._sender.loop.call_soon(self._fail, outcome, error, reason)
 
     def _fail(self, outcome: Outcome, error: str, reason: str | None) -> None:
-        """It came to nothing; with a `reason` for which it may be sent again."""
+        """End a failed attempt; retry if there is a `reason` that allows it."""
         if self.over:
             return
         wait_ns = None if reason is None else self._wait_ns(None)
@@ -706,5 +696,5 @@ class Call:
 
 
 def _wants_text(x: Exchange, head: RequestHead, body: bytes) -> bool:
-    """As `record/request.py` `Hear`: of every answer."""
+    """Keep the text of every answer."""
     return True

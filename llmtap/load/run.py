@@ -1,4 +1,9 @@
-"""A run: rows from a schedule to a sender, each at its time, until all have ended or somebody stops it."""
+"""A run: schedules, and the loop that sends each row at its time until all have ended.
+
+Open loop: a row is sent at its arrival, whatever happens to the others. Only later turns of conversations
+wait for the end of the answer before them and the think time; turns after a failed one are dropped. Closed
+loop: a number of slots, each sending its next request when its last one ended.
+"""
 
 import asyncio
 import heapq
@@ -29,15 +34,15 @@ _HINT = "write it like 50%, or 50%/200 for the latest 200 answers"
 
 
 class StopErrors(msgspec.Struct, frozen=True):
-    """Stop when more than `share` of the latest `latest` answers failed; before there are so many, never."""
+    """Stop when more than `share` of the latest `latest` answers failed."""
 
     share: float
-    """0 to 1, and less than 1: more than all can't fail."""
+    """0 to less than 1."""
     latest: int = LATEST
 
 
 def parse_stop_errors(text: str, place: str = "--stop-errors") -> StopErrors:
-    """`50%`, `0.5`, `50%/200`. Raises ConfigError that names `place`."""
+    """Parse `50%`, `0.5` or `50%/200`. Raises ConfigError naming `place`."""
     whole, slash, latest = text.partition("/")
     number, percent, rest = whole.strip().partition("%")
     try:
@@ -53,15 +58,13 @@ def parse_stop_errors(text: str, place: str = "--stop-errors") -> StopErrors:
 
 
 class ErrorWatch:
-    """Looks at answers as they end."""
-
     def __init__(self, rule: StopErrors) -> None:
         self._rule = rule
         self._latest: deque[bool] = deque()
         self._failed = 0
 
     def ended(self, *, failed: bool) -> str | None:
-        """Why to stop now; None: go on."""
+        """Return the reason to stop, or None."""
         rule, latest = self._rule, self._latest
         latest.append(failed)
         self._failed += failed
@@ -73,38 +76,38 @@ class ErrorWatch:
 
 
 class Schedule(Protocol):
-    """What `load/run.py` asks. All times are offsets in ns from the run's start."""
+    """Order and times of a sender's rows. All times are offsets in ns from the start of the run."""
 
     @property
     def next_ns(self) -> int:
-        """When something is due next; `NEVER` while nothing is."""
+        """Time of the next row; `NEVER` if none is due."""
         ...
 
     @property
     def left(self) -> int:
-        """Rows that were neither taken nor dropped."""
+        """Rows neither taken nor dropped."""
         ...
 
     @property
     def dropped(self) -> int:
-        """Rows that will not be asked: turns behind one that failed."""
+        """Turns not sent because an earlier one failed."""
         ...
 
     def take(self, now_ns: int) -> tuple[int, int | None] | None:
-        """A row that is due, and when it was to be sent (None: nobody planned that). None: none is due."""
+        """Return a row that is due and its scheduled time (None: not planned), or None if none is due."""
         ...
 
     def followed(self, row: int) -> bool:
-        """What comes of it decides whether others are sent."""
+        """Whether other rows depend on the result of this one."""
         ...
 
     def ended(self, row: int, end_ns: int, *, served: bool) -> None:
-        """The answer to a row was over at `end_ns`; `served`: its conversation goes on."""
+        """Record the end of an answer; `served`: its conversation continues."""
         ...
 
 
 class _Turns:
-    """Later turns of conversations: by the row before, and those that are due at a known time."""
+    """Later turns of conversations: by preceding row, and a heap of those with a known time."""
 
     def __init__(self, requests: Requests, rows: Sequence[int]) -> None:
         self._think_ns = requests.think_ns
@@ -124,7 +127,7 @@ class _Turns:
         return row in self._followers
 
     def ended(self, row: int, end_ns: int, *, served: bool) -> int:
-        """How many follow."""
+        """Return the number of following turns."""
         followers = self._followers.pop(row, [])
         if served:
             for follower in followers:
@@ -137,7 +140,7 @@ class _Turns:
 
 
 class OpenSchedule:
-    """Rows at their arrivals. `rows` are this sender's, by arrival, conversations whole."""
+    """Rows at their arrivals. `rows`: this sender's, by arrival, with whole conversations."""
 
     def __init__(self, requests: Requests, rows: Sequence[int]) -> None:
         self._arrival_ns = requests.arrival_ns
@@ -178,9 +181,9 @@ class OpenSchedule:
 
 
 class ClosedSchedule:
-    """`slots` at a time, in the order of the rows. A slot has one conversation until that is over, thinking
-    included; a later turn's time to be sent is known, a first one's is not. Where several turns follow one,
-    all are sent, and no conversation begins until there are fewer of them than slots."""
+    """`slots` rows at a time, in row order. A slot serves one conversation until it is over, think times
+    included. Only later turns have a scheduled time. If several turns follow one, all are sent, and no
+    conversation starts until fewer than `slots` are left."""
 
     def __init__(self, requests: Requests, rows: Sequence[int], slots: int) -> None:
         after = requests.after
@@ -224,30 +227,27 @@ class ClosedSchedule:
 
 
 TURN_NS_MAX: Final = 1_000_000
-"""After so long of sending what is due, the loop gets to read its sockets; the rest follows at once."""
+"""Longest time of sending before the loop reads its sockets."""
 SPIN_NS: Final = 150_000
-"""What is due so soon is waited for here: going to sleep and waking up would take about as long, and an
-exponential's shortest gaps would become equal."""
+"""Rows due this soon are awaited by spinning: sleeping takes about as long and would equalise short gaps."""
 _SERVED: Final = frozenset({Outcome.COMPLETE, Outcome.REFUSED})
-"""A conversation goes on after these."""
+"""Outcomes after which a conversation continues."""
 
 mono_ns = SystemClock.mono_ns
 
 
 class LoadRun:
-    """One run from one loop.
+    """One run on one loop.
 
     Args:
-        schedule: rows and when they are due, as offsets from `start_ns`.
-        body: the request body of a row; called as it is sent, so it has to be at hand.
-        headers: fields that a row has besides the target's own.
-        keep: is handed each exchange with its row, at once.
+        body: returns the body of a row when it is sent.
+        headers: returns additional header fields of a row.
+        keep: called with each exchange and its row.
         start_ns: time 0 of the schedule (mono).
-        duration_ns: nothing is sent after so long.
-        drain_ns: how long answers may still come after that, or after the last one was sent.
-        limit_in_flight: with so many under way a row that is due is not sent: it is counted in `skipped`, and
-            never sent later, which would make the open loop a closed one.
-        stop_errors: when to give up.
+        duration_ns: time after which nothing is sent.
+        drain_ns: time to wait for outstanding answers after that, or after the last request.
+        limit_in_flight: with so many in flight a due row is counted in `skipped` and never sent: sending it
+            later would close the loop.
     """
 
     def __init__(
@@ -280,16 +280,16 @@ class LoadRun:
         self._drain: asyncio.TimerHandle | None = None
         self._drain_end_ns = NEVER
         self._free: set[int] = set()
-        """Rows whose answers are there and not yet read: the schedule knows that they have ended."""
+        """Rows whose end was reported to the schedule before their answer was parsed."""
         self.skipped = 0
-        """Rows that were not sent because too many were under way."""
+        """Rows not sent because of `limit_in_flight`."""
         self.gave_up: str | None = None
-        """Which rule of `stop_errors` was broken."""
+        """Broken rule of `stop_errors`."""
         self.stopped: str | None = None
-        """Why it ended before its plan did."""
+        """Reason for an early end."""
 
     async def go(self) -> None:
-        """Returns when nothing is left to send and nothing under way."""
+        """Run until nothing is left to send or in flight."""
         self._waker.sooner(self._due_ns())
         self._sender.later.pacer = self._pacer
         ending: asyncio.TimerHandle | None = None
@@ -308,7 +308,7 @@ class LoadRun:
                     timer.cancel()
 
     def stop(self, why: str, *, drain_ns: int | None = None) -> None:
-        """Send no more; what is under way may end, within `drain_ns`. A second call may shorten that."""
+        """Send no more; requests in flight may end within `drain_ns`. A second call may shorten that."""
         if self.stopped is None and self._schedule.left:
             self.stopped = why
         self._last_ns = min(self._last_ns, mono_ns())
@@ -321,7 +321,7 @@ class LoadRun:
         return NEVER if due_ns == NEVER else self.start_ns + due_ns
 
     def _send_due(self, now_ns: int) -> int:
-        """The pacer's call: sends what is due; when to be called again."""
+        """Send what is due; return the time of the next call (for the pacer)."""
         schedule, sender, start_ns = self._schedule, self._sender, self.start_ns
         end_ns = now_ns + TURN_NS_MAX
         while now_ns <= end_ns:
@@ -349,7 +349,7 @@ class LoadRun:
         return self._due_ns()
 
     def _answered(self, call: Underway, end_ns: int) -> None:
-        """The place of a request that nobody follows is free at once; others wait for what it came to."""
+        """Free the slot of a request that no other row depends on as soon as its answer has arrived."""
         row = call.row
         if not self._schedule.followed(row):
             self._free.add(row)
@@ -395,7 +395,7 @@ class LoadRun:
         self._settle()
 
     def _settle(self) -> None:
-        """Looks whether it is over."""
+        """End the run if it is over."""
         if self._over.done():
             return
         if self._schedule.left and mono_ns() < self._last_ns:

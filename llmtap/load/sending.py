@@ -1,4 +1,12 @@
-"""What a run needs of whoever sends for it: `sender.py` over HTTP, `asking.py` over anything else."""
+"""What senders of one loop share: deferred work, lateness of the loop, and the interface to a run.
+
+Many answers may end at one moment, and the next requests are due then. So requests are sent and sockets read
+first, and other work is done in slices. Kernel timestamps do not age, so with many streams the loop sleeps
+for a moment and reads together what has arrived: fewer wake-ups.
+
+The uncertainty of timestamps is the lateness of the loop: measured by a timer, or with kernel timestamps by
+each read. See `net/lag.py`.
+"""
 
 import asyncio
 import time
@@ -17,28 +25,28 @@ __all__ = ["Done", "Lateness", "Later", "OnAnswer", "Sending", "Underway"]
 
 
 SLICE_NS: Final = 200_000
-"""After so long the loop looks at its sockets again; a piece of work takes some 100 us."""
+"""Longest slice of work before the loop reads its sockets; a piece takes about 100 us."""
 WAITING_MAX: Final = 8_192
-"""Pieces kept waiting, some 10 KB each where an exchange hangs on it; what is more is done at once."""
+"""Pending pieces, about 10 KB each; further ones are done at once."""
 GATHER_NS: Final = 1_000_000
-"""The longest sleep."""
+"""Longest sleep."""
 WAKING_NS: Final = 100_000
-"""A sleep may end so late; an alarm does not."""
+"""Possible lateness of the end of a sleep."""
 BEHIND_NS: Final = 2 * GATHER_NS
-"""What is read so late has not only slept."""
+"""Lateness of a read that a sleep does not explain."""
 READS_MIN: Final = 2_000
-"""A second: with fewer, a sleep is one more wake-up and gathers nothing."""
+"""Reads per second below which a sleep gathers nothing."""
 READS_OF_STREAM_MAX: Final = 100
-"""A second: pieces of one stream that come closer than ten sleeps would be read, and stamped, together."""
+"""Reads per second and stream above which several pieces of a stream would be read together."""
 
 mono_ns = SystemClock.mono_ns
 
 
 class Later:
-    """Of one loop. Pieces of work are done in the order in which they came, urgent ones before others."""
+    """Deferred work of one loop, urgent pieces first, each kind in order."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, gathers: bool = False) -> None:
-        """`gathers`: who reads late reads right, because the kernel stamps."""
+        """`gathers`: late reads have correct timestamps (kernel)."""
         self._loop = loop
         self._may_gather = gathers
         self._gathers = False
@@ -48,12 +56,12 @@ class Later:
         self._waiting: deque[Callable[[], None]] = deque()
         self._called = False
         self._behind = False
-        """What was read had come a while before: there is more to read."""
+        """The last read was late: there is more to read."""
         self.pacer: Pacer | None = None
-        """Of the run: whoever is due to be sent to waits neither for a slice's end nor for a sleep's."""
+        """Pacer of the run; due requests wait for neither work nor sleep."""
 
     def add(self, work: Callable[[], None], *, urgent: bool = False) -> None:
-        """Do it soon, or at once where too much waits already."""
+        """Do `work` soon, or at once if too much is pending."""
         if urgent:
             self._urgent.append(work)
         else:
@@ -63,28 +71,28 @@ class Later:
         self._call()
 
     def is_behind(self, t_ns: int) -> bool:
-        """Whether what is read now, and came at `t_ns`, is to be understood later: there is more to read."""
+        """Whether data that arrived at `t_ns` should be parsed later because there is more to read."""
         self._reads += 1
         if mono_ns() - t_ns > BEHIND_NS:
             self._behind = True
         return self._behind
 
     def after_read(self) -> None:
-        """A socket was read: others may have something, too, and somebody may be due."""
+        """Called after each read: gather more, and send what is due."""
         if self._gathers and not self._called:
             self._call()
         if self.pacer is not None:
             self.pacer.catch_up()
 
     def judge(self, streams: int) -> None:
-        """Decide whether it pays to gather, from what was read since this was asked last."""
+        """Decide from the recent read rate whether gathering pays."""
         now_ns = mono_ns()
         rate = self._reads * NS_PER_S / max(1, now_ns - self._judged_ns)
         self._reads, self._judged_ns = 0, now_ns
         self._gathers = self._may_gather and READS_MIN <= rate <= READS_OF_STREAM_MAX * streams
 
     def finish(self) -> None:
-        """Do all that waits now."""
+        """Do all pending work now."""
         urgent, waiting = self._urgent, self._waiting
         while urgent or waiting:
             (urgent or waiting).popleft()()
@@ -127,21 +135,20 @@ class Later:
 
 PROBE_NS: Final = 10_000_000
 GRAIN_NS: Final = 1_100_000
-"""The loop's timers have a grain of 1 ms: only what exceeds it is known to be lateness."""
+"""Grain of the loop's timers: only what exceeds it counts as lateness."""
 KERNEL_FLOOR_NS: Final = 50_000
-"""How well the kernel's clock is mapped to ours, and to spare."""
+"""Accuracy of the mapping from the kernel's clock to ours."""
 CHECKS: Final = 5
-"""Probes between two looks at the wall clock: each 50 ms."""
+"""Probes between two readings of the wall clock: 50 ms."""
 
 
 class Lateness:
-    """Of one loop, from now to `close`."""
+    """Lateness of one loop, measured until `close`."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, *, kernel: bool, each: Callable[[int], None] | None = None
     ) -> None:
-        """`kernel`: its connections carry the kernel's stamps. `each` is called with the time at each probe,
-        every 10 ms."""
+        """`kernel`: connections have kernel timestamps. `each` is called with the time every 10 ms."""
         self._loop = loop
         self._kernel = kernel
         self._each = each
@@ -156,7 +163,7 @@ class Lateness:
         self._start()
 
     def worst_since(self, t_ns: int) -> int:
-        """The longest that a byte may have waited unread since then."""
+        """Return the longest time that a byte may have waited unread since `t_ns`."""
         now_ns = mono_ns()
         # The loop reads its sockets before it looks at its timers: after a stall the probe is still to come.
         late_ns = now_ns - self._due_ns - GRAIN_NS
@@ -185,12 +192,12 @@ class Lateness:
 
 
 class Underway(Protocol):
-    """A request on its way."""
+    """A request in flight."""
 
     row: int
 
     def cancel(self, why: str) -> None:
-        """We want no more of it; its Exchange comes, now or in a moment."""
+        """Cancel it; its Exchange follows now or shortly."""
         ...
 
 
@@ -213,11 +220,10 @@ class Sending(Protocol):
     retries: Counter[str]
     lateness: Lateness
     later: Later
-    """Where work is put that can wait, and who sees to it that no request does."""
 
     @property
     def calls(self) -> _Calls:
-        """Those under way."""
+        """Requests in flight."""
         ...
 
     @property
@@ -236,15 +242,15 @@ class Sending(Protocol):
         headers: Sequence[tuple[bytes, bytes]] = (),
         on_answer: OnAnswer | None = None,
     ) -> Underway:
-        """Begin a request now.
+        """Send a request now.
 
-        `done` is called with its Exchange, once, and never before this returns. `on_answer` may be called
-        before, with the time (mono), when all of an answer is there and nobody has read what it says.
+        `done` is called once with its Exchange, never before this returns. `on_answer` may be called earlier
+        with the time (mono) at which the whole answer had arrived, before it is parsed.
         """
         ...
 
     async def open(self, connections: int) -> int:
-        """Open so many connections beforehand; how many there are now."""
+        """Open connections in advance; return the number of idle ones."""
         ...
 
     def stop_retrying(self) -> None: ...

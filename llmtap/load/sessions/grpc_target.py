@@ -1,9 +1,9 @@
-"""A server of llmtap's own service over gRPC (`llmtap/protocol/inference.proto`), asked call by call.
+"""Client of llmtap's service over gRPC (`llmtap/protocol/inference.proto`).
 
-gRPC gives neither sockets nor their stamps, so a message has the stamp of when it reached us: behind gRPC's
-own threads, whose delay nobody measures. `uncertainty_ns` is the loop's alone. T_submit is when gRPC took the
-request message off our hands, on a connection that stands; T_first the first response message with a token
-(IETF seed 000, B.1.2).
+gRPC exposes neither sockets nor their timestamps: a message is stamped when it reaches this process, after
+gRPC's own threads, whose delay is not measured. `uncertainty_ns` covers the loop only. T_submit is when gRPC
+accepted the request message on an open connection; T_first is the first message with a token (IETF seed 000,
+B.1.2).
 """
 
 import asyncio
@@ -41,14 +41,13 @@ from llmtap.workload.prompts.tokenizer import as_text
 __all__ = ["GrpcTarget", "metadata_of", "parse_grpc"]
 
 TIMEOUT_NS: Final = 600 * NS_PER_S
-"""From dispatch to the end of the answer, as for HTTP."""
 MESSAGE_BYTES_MAX: Final = 64 << 20
 
 mono_ns = SystemClock.mono_ns
 
 
 class GrpcTarget:
-    """Asks it; to be made and used within one running loop, and closed."""
+    """Sends calls to one server. Create, use and close it within one running loop."""
 
     def __init__(
         self,
@@ -62,10 +61,10 @@ class GrpcTarget:
         name: str = "load",
         place: str = "--target",
     ) -> None:
-        """The target of `grpc://host:port`. `headers` are sent as metadata and may be secret. `exact_output`:
-        answers are to have as many tokens as asked for, whatever the model would like.
+        """Target of `grpc://host:port`. `headers` are sent as metadata and may be secret. `exact_output`:
+        request exactly the given number of tokens.
 
-        Raises ConfigError that names `place`, or `--header`.
+        Raises ConfigError naming `place` or `--header`.
         """
         address = parse_grpc(url, place)
         self._metadata = metadata_of(headers)
@@ -88,7 +87,7 @@ class GrpcTarget:
         self._call = self._channel.stream_stream(METHOD)
         self._calls: dict[str, tuple[Any, _Answer]] = {}
         self.connects = 0
-        """One, once it was asked for; how often gRPC had to connect again nobody hears."""
+        """At most 1; reconnects of gRPC are not visible."""
         self.reuses = 0
 
     async def ask(
@@ -100,7 +99,7 @@ class GrpcTarget:
         tenant: str | None,
         request_id: str | None = None,
     ) -> Exchange:
-        """One request now, and its Exchange when it is over."""
+        """Send one request and return its Exchange."""
         self._seq += 1
         self.reuses += self._seq > 1
         self.connects = 1
@@ -141,21 +140,20 @@ class GrpcTarget:
         return x
 
     async def open(self, connections: int = 1) -> int:
-        """Connect beforehand: once, for all calls. Returns when it stands; a server that is not there is
-        waited for."""
+        """Connect in advance; waits for a server that is not there."""
         await self._channel.channel_ready()
         self.connects = 1
         return 1
 
     def cancel(self, request_id: str) -> None:
-        """It ends in a moment, as cancelled; nothing where it has ended."""
+        """End the call as cancelled; no effect after its end."""
         if request_id in self._calls:
             call, answer = self._calls[request_id]
             call.cancel()
             answer.call_off()
 
     async def close(self) -> None:
-        """Close the connection; what is under way ends as cancelled."""
+        """Close the connection; calls in progress end as cancelled."""
         for request_id in list(self._calls):
             self.cancel(request_id)
         await self._channel.close(None)
@@ -163,7 +161,7 @@ class GrpcTarget:
 
 
 def parse_grpc(url: str, place: str = "--target") -> str:
-    """The address in `grpc://host:port`. Raises ConfigError that names `place`."""
+    """Return the address of `grpc://host:port`. Raises ConfigError naming `place`."""
     parts = urlsplit(url)
     try:
         port = parts.port
@@ -175,7 +173,7 @@ def parse_grpc(url: str, place: str = "--target") -> str:
 
 
 def metadata_of(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
-    """Fields as metadata. Raises ConfigError that names `--header`."""
+    """Convert fields to metadata. Raises ConfigError naming `--header`."""
     try:
         # RFC 9113 8.2: names are in lower case.
         return [(key.decode("ascii").lower(), value.decode("ascii")) for key, value in headers]
@@ -184,7 +182,7 @@ def metadata_of(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[str, str]]
 
 
 class _Answer:
-    """One call: its messages onto the timeline, and what they come to."""
+    """Timeline and result of one call."""
 
     def __init__(self, x: Exchange) -> None:
         self._x = x
@@ -195,17 +193,17 @@ class _Answer:
         self._writing: asyncio.Task[Any] | None = None
         self._called_off = False
         self._submit_width_ns = 0
-        """How much earlier than `submit` gRPC may have taken it."""
+        """Interval before `submit` in which gRPC may have taken the message."""
         self._interventions = Interventions()
 
     def call_off(self) -> None:
-        """Its call is cancelled. A write that waits for a connection would not hear of it."""
+        """Note that the call is cancelled; a write that waits for a connection would not notice."""
         if self._writing is not None:
             self._writing.cancel()
             self._called_off = True
 
     async def hear(self, call: Any, request: bytes) -> None:
-        """The whole call. Nothing that the world does to it is raised."""
+        """Run the whole call; network errors become its outcome."""
         t = self._x.timeline
         try:
             self._writing = asyncio.current_task()
@@ -238,7 +236,7 @@ class _Answer:
         self._judge(code, details or "")
 
     def _add(self, chunk: GrpcChunk, size: int, t_ns: int) -> None:
-        """A message that came at `t_ns`."""
+        """Record a message received at `t_ns`."""
         x = self._x
         t, text = x.timeline, chunk.text
         # What is counted from the tokens of each message takes memory.
@@ -300,7 +298,7 @@ class _Answer:
         self.error = f"upstream sent the status {code.name} {where}"
 
     def finished(self, lag_ns: int) -> Exchange:
-        """The Exchange, as an observer of HTTP would have it."""
+        """Return the Exchange as an HTTP observer would."""
         x = self._x
         x.uncertainty_ns = max(lag_ns, self._submit_width_ns)
         counts = self._counts

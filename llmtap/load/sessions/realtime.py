@@ -1,7 +1,10 @@
-"""One connection to a server of Realtime: opened, upgraded, asked, and asked again.
+"""Client of OpenAI's Realtime over WebSocket: sessions, and a target that sends responses over them.
 
-The handler of its stream. Bytes go to the Observer of the answer under way before anything else; then they
-are read here, too, to know where the answer ends, and to answer pings.
+One module of more than 500 lines: target and session are one subject. A request is one message,
+`response.create` with its own input and outside any conversation, so that sessions can be reused. Its last
+byte is T_submit (IETF seed 000, B.1.1); connecting and upgrading come before and count only as dispatch
+lateness. Received data goes to the tap's Observer first, then it is parsed here for the end of the answer and
+for pings. Sessions are kept by tenant, because a header of the upgrade names the tenant.
 """
 
 import asyncio
@@ -33,17 +36,16 @@ __all__ = ["OpeningFailed", "RealtimeAnswer", "RealtimeSession", "RealtimeTarget
 
 
 HEAD_BYTES_MAX: Final = 1 << 18
-"""As for HTTP."""
 QUIET_NS: Final = 200_000_000
-"""After this long without a byte a session is asked whether the loop has stopped watching it."""
+"""Time without a byte after which a session is checked: the loop may have stopped watching it."""
 NORMAL: Final = (1000).to_bytes(2, "big")
-"""RFC 6455 7.4.1: it has served its purpose."""
+"""RFC 6455 7.4.1: normal closure."""
 
 mono_ns = SystemClock.mono_ns
 
 
 class OpeningFailed(Exception):
-    """There is no session. `status` is what the server answered in place of one."""
+    """Opening failed. `status`: of the HTTP answer, if any."""
 
     def __init__(self, outcome: Outcome, problem: str, status: int | None = None) -> None:
         super().__init__(problem)
@@ -58,7 +60,7 @@ class _Error(msgspec.Struct):
 
 
 class _Event(msgspec.Struct):
-    """As much of a server's event as says where an answer ends."""
+    """The fields of a server event that tell the end of an answer."""
 
     type: str = ""
     error: _Error | None = None
@@ -68,7 +70,7 @@ _read = msgspec.json.Decoder(_Event).decode
 
 
 class RealtimeAnswer:
-    """One request on its way; `done` is set at its end."""
+    """One request in flight; `done` is set at its end."""
 
     def __init__(self, observer: Observer, request_id: str) -> None:
         self.observer = observer
@@ -77,40 +79,37 @@ class RealtimeAnswer:
         self.outcome = Outcome.COMPLETE
         self.error: str | None = None
         self.refused: str | None = None
-        """The kind of the error that came in place of a response."""
+        """Kind of an error sent instead of a response."""
         self.status: int | None = 101
         self.submit_ns: int | None = None
         self.submit_width_ns = 0
-        """How much later than that it may have been."""
+        """Interval after `submit_ns` in which it may have been submitted."""
         self.created = False
-        """The server has begun a response."""
         self.response_bytes = 0
 
     def submitted(self, t_ns: int, began_ns: int, width_ns: int = 0) -> None:
-        """The kernel took the last of the request then, or up to `width_ns` later."""
+        """Record that the kernel took the last byte at `t_ns`, or up to `width_ns` later."""
         self.submit_ns, self.submit_width_ns = t_ns, width_ns
         self.observer.submitted(t_ns, t_ns - began_ns)
 
     def end(self, t_ns: int) -> None:
-        """It is whole, with what was read at `t_ns`."""
         if not self.done.done():
             self.observer.response_end(t_ns)
             self.done.set_result(None)
 
     def fail(self, outcome: Outcome, error: str) -> None:
-        """It will not be."""
         if not self.done.done():
             self.outcome, self.error = outcome, error
             self.done.set_result(None)
 
 
 class RealtimeSession:
-    """`open` it, then `send` and `listen`, one answer at a time."""
+    """One WebSocket: `open`, then `send` and `listen`, one answer at a time."""
 
     def __init__(
         self, pool: Pool, upgrade: bytes, key: bytes, tenant: str | None, all_of_them: "set[RealtimeSession]"
     ) -> None:
-        """`upgrade`: the head of the request that opens it, with that key in it."""
+        """`upgrade`: head of the opening request, with `key`."""
         self.upgrade = upgrade
         self.tenant = tenant
         self._pool = pool
@@ -120,22 +119,22 @@ class RealtimeSession:
         self._stream: Stream | None = None
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._head: bytearray | None = bytearray()
-        """Of the server's answer, until it is whole."""
+        """Response head until it is complete."""
         self._parser = MessageParser("the server", masked=False)
         self._fed = 0
-        """Bytes that the parser got, and those of whole messages: equal between two."""
+        """Bytes given to the parser and bytes of whole messages: equal between two messages."""
         self._whole = 0
         self._answer: RealtimeAnswer | None = None
         self._began_ns = 0
-        """When the request was begun to be written."""
+        """Start of writing the request."""
         self._submit_ns: int | None = None
         self._broken: str | None = None
-        """Why it could not be written."""
+        """Why the request could not be written."""
         self._last_ns = 0
 
     @property
     def reusable(self) -> bool:
-        """It is open, idle, and between two messages."""
+        """Whether it is open, idle and between two messages."""
         answer = self._answer
         return (
             self._stream is not None
@@ -146,23 +145,21 @@ class RealtimeSession:
 
     @property
     def used(self) -> bool:
-        """It has served a request."""
         return self._began_ns > 0
 
     def is_alive(self) -> bool:
-        """The server has not closed it since. What it said after an answer is still there to be read."""
+        """Whether the server has not closed it; data after an answer may still be unread."""
         return self._stream is not None and not self._stream.closed and not self._stream.peer_left()
 
     async def open(self) -> None:
-        """Connect, upgrade, and hear the server's greeting. Raises OpeningFailed."""
+        """Connect, upgrade and wait for the server's greeting. Raises OpeningFailed."""
         self._attempt = self._pool.connect(self)
         if self._stream is not None or self._opened.done():
             self._attempt = None
         await self._opened
 
     def send(self, data: bytes) -> None:
-        """Write a request, before anything else is done about it; `listen` comes next, before anything is
-        read."""
+        """Write a request before anything else; `listen` follows before anything is read."""
         assert self._stream is not None
         self._answer = self._submit_ns = self._broken = None
         self._began_ns = self._last_ns = mono_ns()
@@ -173,7 +170,7 @@ class RealtimeSession:
             self._broken = f"the session broke as we wrote ({failure_said(exc)})"
 
     def listen(self, answer: RealtimeAnswer) -> None:
-        """What comes from now on is the answer."""
+        """Assign all data from now on to `answer`."""
         self._answer = answer
         answer.observer.upgraded(self._began_ns)
         if self._submit_ns is not None:
@@ -183,17 +180,17 @@ class RealtimeSession:
             self._end(Outcome.UPSTREAM_RESET, self._broken)
 
     def call_off(self) -> None:
-        """Whoever waits for it to be open has gone."""
+        """Stop opening: the request was cancelled."""
         self._fail_opening(Outcome.CLIENT_CANCELLED, "the run was over")
 
     def look_again(self, now_ns: int) -> None:
-        """The loop may have stopped watching a socket that was reset: see `net/stream.py`."""
+        """Check the socket: see `net/stream.py`."""
         if self._stream is not None and now_ns - self._last_ns > QUIET_NS:
             self._last_ns = now_ns
             self._stream.look_again()
 
     def leave(self) -> None:
-        """Close it as a WebSocket is closed; what is under way is cancelled."""
+        """Close the WebSocket properly; cancel the request in flight."""
         if self._answer is not None:
             self._answer.fail(Outcome.CLIENT_CANCELLED, "the run was over")
         self._say(Opcode.CLOSE, NORMAL)
@@ -203,7 +200,6 @@ class RealtimeSession:
         self.drop()
 
     def drop(self) -> None:
-        """Nobody wants it any more."""
         self._all.discard(self)
         if self._attempt is not None:
             self._attempt.cancel()
@@ -260,7 +256,7 @@ class RealtimeSession:
             self._answer.submitted(mono_ns(), self._began_ns)
 
     def _read_head(self, data: bytes) -> bytes:
-        """What is behind the head; empty while that is incomplete."""
+        """Return the data after the response head; empty until the head is complete."""
         assert self._head is not None
         searched = max(0, len(self._head) - 3)
         self._head += data
@@ -322,7 +318,7 @@ class RealtimeSession:
                     answer.end(t_ns)
 
     def _gone(self, error: OSError | None) -> None:
-        """The connection is, or will be in a moment."""
+        """Handle a connection that is closed or about to be."""
         how = "closed" if error is None else "reset"
         answer = self._answer
         if answer is not None and answer.response_bytes:
@@ -340,7 +336,6 @@ class RealtimeSession:
 
 PATH: Final = "/v1/realtime"
 TIMEOUT_NS: Final = 600 * NS_PER_S
-"""From dispatch to the end of the answer, as for HTTP."""
 CONNECT_TIMEOUT_NS: Final = 10 * NS_PER_S
 SWEEP_S: Final = 0.1
 
@@ -348,7 +343,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class RealtimeTarget:
-    """Asks it; to be made and used within one running loop, and closed."""
+    """Sends requests to one server. Create, use and close it within one running loop."""
 
     def __init__(
         self,
@@ -365,10 +360,10 @@ class RealtimeTarget:
         name: str = "load",
         place: str = "--target",
     ) -> None:
-        """The target of `ws://host:port[/path][?model=NAME]`; the path is OpenAI's where there is none.
+        """Target of `ws://host:port[/path][?model=NAME]`; the default path is OpenAI's.
 
-        `headers` go with the upgrade and nowhere else: they may be secret. `exact_output` also sends
-        `ignore_eos` and `min_tokens`, which only some servers know. Raises ConfigError that names `place`.
+        `headers` go only with the upgrade: they may be secret. `exact_output` also sends `ignore_eos` and
+        `min_tokens`, which only some servers know. Raises ConfigError naming `place`.
         """
         origin, path, named = parse_realtime(url, place)
         self.model = model or named
@@ -396,13 +391,13 @@ class RealtimeTarget:
         self._sessions: set[RealtimeSession] = set()
         self._under_way: dict[str, tuple[RealtimeSession, RealtimeAnswer]] = {}
         self.connects = 0
-        """Sessions that were begun."""
+        """Sessions begun."""
         self.reuses = 0
-        """Requests on one that had served another before."""
+        """Requests on a reused session."""
         self._timer = loop.call_later(SWEEP_S, self._sweep)
 
     async def open(self, sessions: int, tenant: str | None = None) -> int:
-        """Open so many sessions beforehand; how many of this tenant are idle then."""
+        """Open sessions in advance; return the number of idle ones of this tenant."""
         idle = self._idle.setdefault(tenant, [])
         fresh = [self._new(tenant) for _ in range(sessions - len(idle))]
         done = await asyncio.gather(*(one.open() for one in fresh), return_exceptions=True)
@@ -422,10 +417,7 @@ class RealtimeTarget:
         tenant: str | None,
         request_id: str | None = None,
     ) -> Exchange:
-        """One request now, and its Exchange when it is over.
-
-        Raises ConfigError for a prompt that is no text.
-        """
+        """Send one request and return its Exchange. Raises ConfigError for a prompt of token ids."""
         self._seq += 1
         seq, request_id = self._seq, request_id or f"{self._name}-{self._seq}"
         message = self._message(prompt, output_tokens, request_id)
@@ -470,14 +462,14 @@ class RealtimeTarget:
         return x
 
     def cancel(self, request_id: str) -> None:
-        """It ends in a moment, as cancelled; nothing where it has ended."""
+        """End the request as cancelled; no effect after its end."""
         if request_id in self._under_way:
             session, answer = self._under_way[request_id]
             answer.fail(Outcome.CLIENT_CANCELLED, "the run was over")
             session.call_off()
 
     async def close(self) -> None:
-        """Leave every session; what is under way ends as cancelled."""
+        """Close every session; requests in flight end as cancelled."""
         for session in list(self._sessions):
             session.leave()
         self._timer.cancel()
@@ -557,10 +549,8 @@ class RealtimeTarget:
 
 
 def parse_realtime(url: str, place: str = "--target") -> tuple[Origin, str, str | None]:
-    """Where a server of `ws://host:port[/path][?model=NAME]` is, the path, and the model that is named.
-
-    Raises ConfigError that names `place`.
-    """
+    """Return origin, path and model of `ws://host:port[/path][?model=NAME]`. Raises ConfigError naming
+    `place`."""
     parts = urlsplit(url)
     if parts.scheme not in ("ws", "wss") or not parts.hostname:
         raise ConfigError(place, f"{url!r} is no URL of a WebSocket", "write it like ws://127.0.0.1:8000")

@@ -1,7 +1,4 @@
-"""One sending process of a crew, wherever it runs: started, told, heard, and its end.
-
-Here the one that runs beside us; `ray_member.py` has the one on a node of a cluster.
-"""
+"""Handle of a sending process, the messages between it and the parent, and the clock of its host."""
 
 import asyncio
 import contextlib
@@ -35,8 +32,7 @@ _LENGTH: Final = struct.Struct("<I")
 
 
 class WorkerSetup(msgspec.Struct, kw_only=True):
-    """What a sending process needs to know. Headers may hold keys: they travel by pipe, by Ray to the nodes
-    of its cluster, and nowhere else."""
+    """Configuration of a sending process. Headers may hold keys: sent by pipe, and by Ray to its nodes."""
 
     sender: SenderOptions
     url: str
@@ -44,30 +40,29 @@ class WorkerSetup(msgspec.Struct, kw_only=True):
     headers: list[tuple[str, str]] = []
     tenant_header: str | None = None
     exact_output: bool = False
-    """Realtime, gRPC: answers are to have as many tokens as asked for. Bodies of HTTP say so themselves."""
+    """Realtime, gRPC: request exactly the given number of tokens. HTTP bodies state it themselves."""
     request_ids: str = ""
-    """What each X-Request-Id begins with, before a hyphen and the row; empty: none is sent."""
+    """Prefix of each X-Request-Id, before a hyphen and the row; empty: none is sent."""
     ca: str | None = None
     verify: bool = True
     script_fd: int
     bodies_fd: int
     spill_fd: int | None
     slots: int | None = None
-    """Closed loop with so many; None: open loop."""
+    """Slots of a closed loop; None: open loop."""
     open: int = 0
-    """Connections to open before the start."""
     duration_ns: int = NEVER
     drain_ns: int = NEVER
     limit_in_flight: int | None = None
-    """Open loop: a request that is due while so many are under way is skipped, and counted."""
+    """Open loop: skip and count a due request with so many in flight."""
     stop_errors: StopErrors | None = None
     slo: str | None = None
     priority: bool = False
-    """Ask for real-time priority."""
+    """Request real-time priority."""
 
 
 class WorkerScript(msgspec.Struct, array_like=True):
-    """The rows of one sender; columns are those of all rows, as bytes of int64."""
+    """Rows of one sender; columns are those of all rows, as bytes of int64."""
 
     rows: bytes
     arrival_ns: bytes
@@ -75,18 +70,18 @@ class WorkerScript(msgspec.Struct, array_like=True):
     think_ns: bytes
     tenants: list[str]
     body_begins: bytes
-    """Of each row, where its body begins and ends in the file of bodies."""
+    """Range of each row's body in the file of bodies."""
     body_ends: bytes
 
 
 class WorkerReady(msgspec.Struct, tag=True):
-    """Connections are open, bodies at hand: `go` may come."""
+    """Connections are open and bodies available: `go` may follow."""
 
     connections: int
 
 
 class Progress(msgspec.Struct, tag=True):
-    """Now. Counts are since the start; times are ns, of the latest exchanges and of the latest gaps alone."""
+    """Counts since the start; times in ns of the latest exchanges and gaps."""
 
     sent: int
     under_way: int
@@ -102,11 +97,11 @@ class Progress(msgspec.Struct, tag=True):
     skipped: int = 0
     retries: int = 0
     gave_up: str | None = None
-    """Why it sends no more, and nobody else should: too many errors."""
+    """Why all processes should stop: too many errors."""
 
 
 class Done(msgspec.Struct, tag=True):
-    """The last word."""
+    """Last message."""
 
     tally: bytes
     stopped: str | None
@@ -114,16 +109,16 @@ class Done(msgspec.Struct, tag=True):
     reuses: int
     cpu_ns: int
     rss_bytes: int
-    """Largest."""
+    """Maximum."""
     lag_max_ns: int
     began_ns: int
     ended_ns: int
     realtime: bool
     """It had real-time priority."""
     spill_error: str | None = None
-    """Why exchanges could not be put aside any more (a full disk); they are counted all the same."""
+    """Why exchanges could not be stored (full disk); they are counted all the same."""
     opened_before: int = 0
-    """Of `connects`: those that stood when it was ready. Its parent fills this in."""
+    """Connections open before the start. Set by the parent."""
 
 
 _encode = msgspec.msgpack.Encoder(enc_hook=encode_special).encode
@@ -131,19 +126,18 @@ _decode = msgspec.msgpack.Decoder(WorkerReady | Progress | Done).decode
 
 
 def frame(message: WorkerReady | Progress | Done) -> bytes:
-    """A message as it travels."""
+    """Encode a message with its length."""
     packed = _encode(message)
     return _LENGTH.pack(len(packed)) + packed
 
 
 class Frames:
-    """Puts messages together from whatever pieces come."""
+    """Decodes messages from pieces of any size."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> Iterator[WorkerReady | Progress | Done]:
-        """The messages that are complete with `data`."""
         rest = self._rest
         rest += data
         while len(rest) >= 4:
@@ -160,7 +154,7 @@ _MOVED: Final = (
     "first_reasoning_ns", "first_tool_call_ns", "first_refusal_ns", "first_content_ns", "last_token_ns",
     "response_end_ns", "delivered_ns",
 )  # fmt: skip
-"""Of a Timeline."""
+"""Fields of a Timeline to move."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,16 +162,15 @@ class ClockReading:
     """Both clocks of a host at one moment."""
 
     host: str
-    """Its name."""
     boot: str
-    """The same of two processes: they read the same monotonic clock. Empty: nobody knows."""
+    """Equal for two processes that share a monotonic clock; empty: unknown."""
     mono_ns: int
     wall_ns: int
 
 
 @dataclass(frozen=True, slots=True)
 class Trip:
-    """A reading, and when we asked for it and heard it, by our monotonic clock."""
+    """A reading with the times of its request and answer on our monotonic clock."""
 
     asked_ns: int
     heard_ns: int
@@ -186,24 +179,23 @@ class Trip:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """How far the clocks of another host are ahead of ours."""
+    """Offset of another host's clocks from ours."""
 
     at_ns: int
-    """When, by our monotonic clock."""
+    """Time on our monotonic clock."""
     mono_ahead_ns: int
     wall_ahead_ns: int
     rtt_ns: int
-    """Both are right within half of it."""
+    """Both offsets are accurate to half of it."""
 
 
 def read_clocks(clock: Clock | None = None) -> ClockReading:
-    """This host's."""
     anchor = WallAnchor.sample(SystemClock() if clock is None else clock)
     return ClockReading(socket.gethostname(), _boot(), anchor.mono_ns, anchor.wall_ns)
 
 
 def compared(trips: Sequence[Trip], anchor: WallAnchor) -> Compared:
-    """By the quickest of them; `anchor` is of our clocks."""
+    """Compare clocks by the quickest trip; `anchor`: of our clocks."""
     best = min(trips, key=lambda trip: trip.heard_ns - trip.asked_ns)
     at_ns = (best.asked_ns + best.heard_ns) // 2
     return Compared(
@@ -213,15 +205,15 @@ def compared(trips: Sequence[Trip], anchor: WallAnchor) -> Compared:
 
 
 class HostClock:
-    """The monotonic clock of a host, and its times on our axis."""
+    """Converts times of a host's monotonic clock to ours."""
 
     def __init__(self, host: str, before: Compared, *, shared: bool) -> None:
-        """`shared`: its monotonic clock is ours."""
+        """`shared`: it is the same clock."""
         self.host = host
         self.shared = shared
         self.before = before
         self.after: Compared | None = None
-        """After the run."""
+        """Comparison after the run."""
 
     @classmethod
     def of_this_host(cls) -> "HostClock":
@@ -229,17 +221,17 @@ class HostClock:
 
     @classmethod
     def met(cls, ours: ClockReading, theirs: ClockReading, before: Compared) -> "HostClock":
-        """That of a host whose clocks were compared. Where both say they had the same boot and are further
-        apart than the round trip allows, they are two all the same."""
+        """Return the clock of a compared host. Two hosts with the same boot id are different if their clocks
+        differ by more than the round trip."""
         same = bool(ours.boot) and ours.boot == theirs.boot and abs(before.mono_ahead_ns) <= before.rtt_ns
         return cls(theirs.host, before, shared=same)
 
     def theirs(self, ours_ns: int) -> int:
-        """Our time by their clock, as far as is known before the run."""
+        """Convert our time, with the offset known before the run."""
         return ours_ns if self.shared else ours_ns + self.before.mono_ahead_ns
 
     def ahead_ns(self, theirs_ns: int) -> int:
-        """How far their clock was ahead of ours at a time of theirs."""
+        """Return the offset at a time of theirs."""
         before, after = self.before, self.after
         if self.shared:
             return 0
@@ -250,11 +242,11 @@ class HostClock:
         return before.mono_ahead_ns + drift_ns * passed_ns // (after.at_ns - before.at_ns)
 
     def ours(self, theirs_ns: int) -> int:
-        """Their time by our clock."""
+        """Convert their time to ours."""
         return theirs_ns - self.ahead_ns(theirs_ns)
 
     def place(self, x: Exchange) -> Exchange:
-        """The exchange with its times on our axis; each by the same amount."""
+        """Move all times of an exchange to our clock."""
         if self.shared:
             return x
         t = x.timeline
@@ -270,10 +262,9 @@ class HostClock:
         return x
 
     def to_dict(self) -> dict[str, Any]:
-        """As public JSON, in seconds. `rtt`: the round trip by which it was compared, of the worse of both
-        comparisons; they may be off by half of it. `offset`: how far its wall clock was ahead, which is what
-        NTP is to keep below 10 ms; it is allowed for. `drift`: how much further its monotonic clock was ahead
-        at the end; None where nobody looked."""
+        """Return public JSON in seconds. `rtt`: round trip of the worse comparison (accuracy: half of it);
+        `offset`: of the wall clock, corrected in all times; `drift`: of the monotonic clock during the run,
+        None if unknown."""
         after = self.after
         drift_ns = None if after is None else after.mono_ahead_ns - self.before.mono_ahead_ns
         return {
@@ -286,7 +277,7 @@ class HostClock:
 
 
 def _boot() -> str:
-    """What kernel this is, since when it runs, and whose view of its clock we have: on Linux."""
+    """Return kernel boot id and time namespace (Linux)."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
         # A container may have a monotonic clock of its own (time_namespaces(7)).
@@ -296,51 +287,51 @@ def _boot() -> str:
 
 
 LEAD_NS: Final = 100_000_000
-"""From the word to the start: time for all to hear it."""
+"""Time from the command to the start."""
 _READ_BYTES: Final = 1 << 18
 
 
 class Member(Protocol):
-    """A sending process. Only `start` raises: LlmtapError, where there is none."""
+    """A sending process. Only `start` raises LlmtapError."""
 
     lead_ns: int
-    """How long before the start it has to be told."""
+    """Time before the start at which it must be told."""
     spill_error: str | None
-    """Why what it had put aside is not all there."""
+    """Why stored exchanges are incomplete."""
 
     @property
     def pid(self) -> int | None:
-        """Of the process, on its own host; None before it was started."""
+        """Pid on its own host; None before the start."""
         ...
 
     @property
     def clock(self) -> HostClock:
-        """Its host's; from the start on."""
+        """Clock of its host."""
         ...
 
     async def start(self, setup: WorkerSetup, script: WorkerScript, spill: BinaryIO | None) -> None:
-        """Start it. What it puts aside is in `spill` when it has ended."""
+        """Start it. Its stored exchanges are in `spill` after its end."""
         ...
 
     def tell(self, words: str) -> None:
-        """Say a line to it; nothing where it has ended."""
+        """Send a command line; no effect after its end."""
         ...
 
     async def read(self) -> bytes:
-        """What it says next; b"" when it says no more."""
+        """Return its next output; b"" at the end."""
         ...
 
     async def ended(self) -> int | None:
-        """Its exit status, a signal's number below 0; None where its host was lost with it."""
+        """Return its exit status, negative for a signal; None if its host was lost."""
         ...
 
     async def kill(self) -> None:
-        """Nothing of it is left afterwards."""
+        """Kill it and release its resources."""
         ...
 
 
 def wired(setup: WorkerSetup, script_fd: int, bodies_fd: int, spill_fd: int | None) -> bytes:
-    """The first line that a process is told, with its own descriptors."""
+    """Encode the setup with a process's own descriptors."""
     own = msgspec.structs.replace(setup, script_fd=script_fd, bodies_fd=bodies_fd, spill_fd=spill_fd)
     return msgspec.json.encode(own, enc_hook=encode_special)
 
