@@ -256,11 +256,9 @@ KNOWN_MAX: Final = 1 << 18
 
 
 class Maker(Protocol):
-    def body(self, prompt: Prompt, output: int) -> bytes:
-        ...
+    def body(self, prompt: Prompt, output: int) -> bytes: ...
 
-    def captured(self, body: bytes) -> bytes:
-        ...
+    def captured(self, body: bytes) -> bytes: ...
 
 
 @dataclass(slots=True)

@@ -1,12 +1,16 @@
-"""Rates that change with time, and moments that follow them by inversion.
+"""Arrival processes: from a seed to offsets in whole ns.
 
-With a rate r(t), L(t) is its integral: how many arrivals are expected before t. Where u_0 < u_1 < ... is a
-Poisson stream of rate 1, the moments at which L reaches u_k are one of rate r(t) (time change: Cinlar 1975,
-"Introduction to Stochastic Processes", 4.7). Nothing is drawn and thrown away, as thinning does, so the k-th
-moment rests on the first k draws alone. With u_k = k the moments are as even as the rate allows.
+Gaps are drawn as floats; the fraction of a ns is carried to the next gap, so an offset is the sum of its gaps
+rounded down once. Constant gaps are computed as fractions: row k is at k / rate.
 
-Time is cut into pieces whose L is known in closed form. A position is kept as the beginning of its piece,
-in whole ns, and the share of the piece that is used up: however long a run is, rounding does not add up.
+Changing rates are followed by inversion. L(t) is the integral of the rate r(t). If u_0 < u_1 < ... is a
+Poisson stream of rate 1, the times at which L reaches u_k are one of rate r(t) (time change: Cinlar 1975,
+"Introduction to Stochastic Processes", 4.7). Unlike thinning this discards no draws, so time k depends on the
+first k draws alone. With u_k = k the times are as even as the rate allows. Time is divided into pieces with L
+in closed form; a position is the start of its piece in whole ns plus the part of the piece, so rounding does
+not add up.
+
+All processes raise ValueError naming the field for values that make no endless stream.
 """
 
 from collections.abc import Iterator
@@ -26,29 +30,29 @@ __all__ = [
 
 
 _STEPS_MAX: Final = 100
-"""Of Newton's method: bisection alone, to which it falls back, has all bits of a float after 60."""
+"""Of Newton's method; bisection, its fallback, has all bits of a float after 60."""
 _NEAR: Final = 1e-15
 
 
 class Piece(Protocol):
-    """A stretch of time and the rate in it."""
+    """A stretch of time and its rate."""
 
     @property
     def length_ns(self) -> int: ...
 
     @property
     def mass(self) -> float:
-        """Arrivals that are expected in it."""
+        """Expected number of arrivals."""
         ...
 
     def at_ns(self, mass: float) -> float:
-        """When, from its beginning, so many are expected: `mass` is below its own."""
+        """Return the time from its start until `mass` arrivals are expected; below its own mass."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Slope:
-    """A rate that goes from one value to another in a straight line, or stays."""
+    """A rate that changes linearly or stays."""
 
     length_ns: int
     from_rps: float
@@ -59,9 +63,10 @@ class Slope:
         return (self.from_rps + self.to_rps) / 2 * self.length_ns / NS_PER_S
 
     def at_ns(self, mass: float) -> float:
-        """The root of a x + (b - a) x^2 / 2 = mass, in the form that also holds for b = a.
+        """Solve a x + (b - a) x^2 / 2 = mass, in the form that also holds for b = a.
 
-        Time is in lengths, and rates are shares of the higher one: no rate is too small to be squared.
+        Times are in lengths and rates in shares of the higher one, so that no rate is too small to be
+        squared.
         """
         most = max(self.from_rps, self.to_rps)
         mass = mass / most * NS_PER_S / self.length_ns if mass else 0.0
@@ -85,7 +90,7 @@ class Wave:
         return self.mean_rps * self.length_ns / NS_PER_S
 
     def at_ns(self, mass: float) -> float:
-        """By Newton's method on x + amplitude (1 - cos x), x the angle; by halves where that leaps."""
+        """Newton's method on x + amplitude (1 - cos x), x the angle, with bisection as fallback."""
         wanted, a = 2 * pi * mass / self.mass, self.amplitude
         low, high = max(0.0, wanted - 2 * a), wanted
         x = min(high, max(low, wanted - a * (1 - cos(wanted))))
@@ -106,15 +111,15 @@ class Wave:
 
 @dataclass(frozen=True, slots=True)
 class Intensity:
-    """Some pieces, and then others over and over; in those something must be expected."""
+    """Lead pieces, then cycle pieces over and over; the cycle's mass is above 0."""
 
     lead: tuple[Piece, ...]
     cycle: tuple[Piece, ...]
 
     def moments(self, units: Iterator[float]) -> Iterator[int]:
-        """Where L reaches the running sum of `units`, to the nearest ns from 0; never before the one before.
+        """Yield the times at which L reaches the running sums of `units`, in whole ns, never decreasing.
 
-        Where L stays for a while, as between bursts, it is the end of that while.
+        Where L is constant, as between bursts, it is the end of that time.
         """
         cycle_mass = sum(piece.mass for piece in self.cycle)
         cycle_ns = sum(piece.length_ns for piece in self.cycle)
@@ -141,18 +146,18 @@ class Intensity:
 
 
 def evenly() -> Iterator[float]:
-    """Distances of 0, 1, 2, ...: the first is there at once."""
+    """Distances of 0, 1, 2, ...: the first arrival is at 0."""
     return (1.0 if k else 0.0 for k in count())
 
 
 _RATE_MIN: Final = 1e-6
 """Requests per second: one in eleven days."""
 _RATE_MAX: Final = 1e9
-"""One a ns is as fine as offsets are."""
+"""One per ns, the resolution of offsets."""
 _STAY_NS: Final = 3_600 * NS_PER_S
-"""A rate that stays is repeated in pieces of an hour, so that positions in them keep their digits."""
+"""A constant rate is repeated in pieces of an hour, so that positions keep their precision."""
 _LENGTH_NS_MAX: Final = 1_000 * 86_400 * NS_PER_S
-"""Of a phase: longer than any run."""
+"""Limit of a phase: longer than any run."""
 _UNITS: Final = {
     "h": 3_600 * NS_PER_S, "m": 60 * NS_PER_S, "s": NS_PER_S, "ms": 1_000_000, "us": 1_000, "ns": 1,
 }  # fmt: skip
@@ -163,15 +168,15 @@ class ArrivalProcess(Protocol):
 
     @property
     def rate_rps(self) -> float | None:
-        """The mean of the whole; None where the process names its rates itself."""
+        """Overall mean; None if the process names its rates itself."""
         ...
 
     def text(self) -> str:
-        """As `parse_arrivals` takes it."""
+        """Return it as `parse_arrivals` reads it."""
         ...
 
     def offsets(self, random: Random) -> Iterator[int]:
-        """Offsets in ns, never decreasing; endless."""
+        """Yield offsets in ns, never decreasing; endless."""
         ...
 
 
@@ -196,11 +201,9 @@ class Poisson:
 
 @dataclass(frozen=True, slots=True)
 class Gamma:
-    """Gamma gaps of shape `burstiness`.
+    """Gamma gaps of shape `burstiness`. With a low burstiness many gaps are below one ns and become ties.
 
-    Where burstiness is low, many gaps are shorter than a ns, and come as ties.
-
-    Source: seed 002; `vllm bench serve` draws from shape burstiness and scale 1 / (rate burstiness).
+    Source: seed 002; `vllm bench serve` uses shape burstiness and scale 1 / (rate burstiness).
     """
 
     rate_rps: float
@@ -212,7 +215,7 @@ class Gamma:
 
     @classmethod
     def by_cv(cls, rate_rps: float, cv: float) -> "Gamma":
-        """By the gaps' coefficient of variation, their deviation / mean: shape = 1 / cv^2."""
+        """Create it from the gaps' coefficient of variation: shape = 1 / cv^2."""
         _check("cv", cv, 1e-3, 1e3)
         return cls(rate_rps, cv**-2)
 
@@ -247,7 +250,7 @@ class UniformArrivals:
 
 
 def _exponential(random: Random) -> Iterator[float]:
-    """Of mean 1."""
+    """Exponential draws of mean 1."""
     draw = random.random
     while True:
         yield -log(1.0 - draw())
@@ -268,13 +271,13 @@ def _summed(gaps: Iterator[float], mean_ns: float) -> Iterator[int]:
 
 
 def _following(intensity: Intensity, even: bool, random: Random) -> Iterator[int]:
-    """At random (an inhomogeneous Poisson stream), or as evenly as the rate allows."""
+    """Random (inhomogeneous Poisson), or as even as the rate allows."""
     return intensity.moments(evenly() if even else _exponential(random))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnOff:
-    """Bursts: for `on_ns` a high rate, for `off_ns` a low one, and again.
+    """Bursts: alternating high and low rate.
 
     `rate_rps` is the mean of a cycle, `idle_rps` the rate while off; the rate while on follows from them.
     """
@@ -313,7 +316,7 @@ class OnOff:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ramp:
-    """A rate that goes in a straight line from one to the other, and stays there."""
+    """A rate that changes linearly and then stays."""
 
     from_rps: float
     to_rps: float
@@ -351,7 +354,7 @@ class Steps:
     """One rate after the other, each for its time; the last one stays."""
 
     steps: tuple[tuple[float, int], ...]
-    """Rate, and for how many ns."""
+    """Rate, and duration in ns."""
     even: bool = False
 
     def __post_init__(self) -> None:
@@ -382,7 +385,7 @@ class Steps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diurnal:
-    """A sinusoid around `rate_rps`, rising at first, by `amplitude` (a share of the mean) at most."""
+    """A sinusoid around `rate_rps`, rising at first; `amplitude` as a share of the mean."""
 
     rate_rps: float
     amplitude: float
@@ -414,12 +417,12 @@ def _text(name: str, even: bool, *fields: str) -> str:
 
 
 def _plain(value: float) -> str:
-    """All its digits, and no more."""
+    """Format with all digits."""
     return repr(value).removesuffix(".0")
 
 
 def _duration(ns: int) -> str:
-    """Exactly, in the largest unit of which it is a whole number."""
+    """Format exactly, in the largest unit without a fraction."""
     unit, per = next((unit, per) for unit, per in _UNITS.items() if ns % per == 0)
     return f"{ns // per}{unit}"
 

@@ -1,16 +1,14 @@
-"""When requests are sent: seeded arrival processes, as endless iterators of offsets in whole ns.
+"""Parse arrival processes, and iterate over their seeded offsets.
 
-- The offset of a row depends on the seed and the row alone. Whoever sends a part of the rows, in however many
-  processes, iterates over all and takes its own: nobody has a generator of its own, and no delay comes twice.
-- Offsets count from one start and do not drift: see `processes.py`, and `intensity.py` for rates that change.
+- The offset of a row depends on seed and row alone. Each sending process iterates over all rows and takes its
+  own.
 - Random processes begin with a gap, so that the number of arrivals before t is Poisson (rate t). Even ones
   (`uniform`, `spacing=even`) begin at 0.
-- A burstiness is the shape of gamma gaps, as in `vllm bench serve` (seed 002): 1 is Poisson, less is
-  burstier; their coefficient of variation is 1 / sqrt(burstiness).
+- Burstiness is the shape of gamma gaps, as in `vllm bench serve` (seed 002): 1 is Poisson, less is burstier;
+  the gaps' coefficient of variation is 1 / sqrt(burstiness).
 
-A rate is told apart from the process, and is the mean of the whole, so that processes are compared at one
-load: `onoff` has it over a cycle and `diurnal` over a period. `ramp` and `steps` name their rates themselves,
-and take none.
+The rate is given separately, so that processes are compared at one load: it is the mean of a cycle (`onoff`)
+or period (`diurnal`). `ramp` and `steps` name their rates themselves.
 """
 
 from collections.abc import Callable, Iterator
@@ -43,37 +41,33 @@ FORMS: Final = {
     "steps": "steps:10x30s,20x30s[,spacing=even]",
     "diurnal": "diurnal:amplitude=0.8,period=24h[,spacing=even]",
 }
-"""How each is written, for help and hints."""
+"""Syntax of each process, for help and hints."""
 OWN_RATES: Final = frozenset({"ramp", "steps"})
-"""Processes that name their rates themselves; all others need a mean rate beside them."""
+"""Processes that name their rates themselves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """A process and its seed. Each iteration begins anew and gives the same."""
+    """A process and its seed. Each iteration yields the same offsets."""
 
     process: ArrivalProcess
     seed: int
 
     def __iter__(self) -> Iterator[int]:
-        """Offsets from the start in ns, never decreasing; endless."""
+        """Yield offsets from the start in ns, never decreasing; endless."""
         # One stream of numbers for all processes: a burstiness of 1 is the very Poisson stream of this seed.
         return self.process.offsets(Random(f"{self.seed}/arrivals"))
 
     def describe(self) -> dict[str, object]:
-        """What `parse_arrivals` makes the same arrivals of, as JSON."""
+        """Return JSON from which `parse_arrivals` makes the same arrivals."""
         return {"arrivals": self.process.text(), "rate_rps": self.process.rate_rps, "seed": self.seed}
 
 
 def parse_arrivals(text: str, *, rate_rps: float | None, seed: int, place: str = "--arrivals") -> Arrivals:
-    """Arrivals as people write them: one of FORMS.
+    """Parse one of FORMS.
 
-    Args:
-        rate_rps: mean rate of the whole; None for `ramp` and `steps`, which name their own.
-        place: the option or key that `text` comes from, for errors.
-
-    Raises:
-        ConfigError: of that place; the problem names the process and its field.
+    `rate_rps`: overall mean; None for OWN_RATES. Raises ConfigError of `place` naming the process and its
+    field.
     """
     name, _, rest = text.partition(":")
     name = name.strip()
@@ -92,7 +86,7 @@ def parse_arrivals(text: str, *, rate_rps: float | None, seed: int, place: str =
 
 
 class _Fields:
-    """`name=value` pairs and bare words between commas."""
+    """Comma-separated `name=value` pairs and bare words."""
 
     def __init__(self, text: str) -> None:
         self._known: list[str] = []
@@ -125,7 +119,7 @@ class _Fields:
         return value == "even"
 
     def check_all_read(self) -> None:
-        """Raises ValueError where there is something else."""
+        """Raise ValueError if there is anything else."""
         for name in self.named:
             if name not in self._known:
                 near = get_close_matches(name, self._known, 1)

@@ -1,8 +1,9 @@
-"""A data set as a workload: a subset by seed, in an order by seed, with the texts as they are.
+"""Data sets as workloads: ShareGPT-shaped conversations, and Stack-shaped source files.
 
-The items of a data set are shuffled by the seed, and the first of them are taken, so that more requests begin
-with those that fewer have. Where more are wanted than there are, the same order begins again, which
-`describe()` says: a prefix cache then finds whole prompts.
+Items are shuffled by the seed and the first are taken, so that more requests begin with those that fewer
+have. If more are wanted than there are, the order repeats: a prefix cache then finds whole prompts. Texts are
+the data's own. A function of a source file is a prompt up to its signature and docstring; its body is the
+completion.
 """
 
 import hashlib
@@ -38,50 +39,49 @@ __all__ = [
 
 
 Pair = tuple[str, str]
-"""What was asked and what was answered."""
+"""Question and answer."""
 SUBSET: Final = (
     "the items shuffled by random.Random('SEED/subset'), the first of them; from the first again where"
     " more are asked for than there are"
 )
 _SAMPLED: Final = 500
-"""Pairs, at most, of which lengths are told: as many of whole files of code are counted in a second."""
+"""Pairs whose lengths are described at most: a second of counting whole source files."""
 _TOKENS_MAX: Final = 32_768
-"""A conversation ends where its next prompt would be longer."""
+"""A conversation ends before a longer prompt."""
 
 
 class DataSet(Protocol):
-    """Items of one pair or, where they are conversations, of several."""
+    """Items of one pair, or of several for conversations."""
 
     @property
     def items(self) -> Sequence[range]:
-        """The numbers of each one's pairs."""
+        """Pair numbers of each item."""
         ...
 
     def pair(self, number: int) -> Pair: ...
 
     def context(self, number: int, tokens: int, seed: int) -> str:
-        """The text of a context that requests share, of exactly so many tokens."""
+        """Return a shared context of exactly `tokens`."""
         ...
 
     def describe(self) -> Mapping[str, Any]:
-        """File, sha256, version, preprocessing and what became of it, content (seed 000, 4.3.3)."""
+        """File, sha256, version, preprocessing with its effects, content (seed 000, 4.3.3)."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedDataset:
-    """A workload of a data set's texts; `output` and `sharing` are the workload's own, if it has any."""
+    """A workload of a data set's texts."""
 
     name: str
     data: DataSet
     content: Mapping[str, Any]
     output: Lengths | None = None
-    """None: the answers' own lengths."""
+    """None: the answers' lengths."""
     sharing: Sharing | None = None
     claims: tuple[Claim, ...] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
     input: None = None
-    """The data's."""
 
     @property
     def converses(self) -> bool:
@@ -111,7 +111,7 @@ class RecordedDataset:
         }  # fmt: skip
 
     def _lengths(self) -> tuple[str, dict[str, Any], dict[str, Any]]:
-        """Of which pairs lengths are told; those of messages, and of answers."""
+        """Return which pairs are described, and the lengths of messages and answers."""
         numbers = [number for item in self.data.items for number in item]
         step = math.ceil(len(numbers) / _SAMPLED)
         pairs = [self.data.pair(number) for number in numbers[::step]]
@@ -130,7 +130,7 @@ class RecordedDataset:
         return self.plan(count, seed).requests
 
     def prompts(self, requests: Requests, seed: int) -> ElasticSource:
-        """`requests` are the first of `requests(count, seed)`. Raises ValueError where they are not."""
+        """`requests`: the first of `requests(count, seed)`. Raises ValueError for others."""
         plan = self.plan(len(requests), seed)
         check_rows(plan.requests, requests)
         return Speaker(plan, _AsRecorded(self.data, plan, seed))
@@ -170,7 +170,7 @@ class _AsRecorded(ConversationScript):
 
 @contextmanager
 def reading(path: Path, place: str) -> Iterator[BinaryIO]:
-    """The file, decompressed. Raises ConfigError of the place for what is wrong with it."""
+    """Open the file, decompressed. Raises ConfigError of the place."""
     try:
         with opened(str(path), 1, None) as file:
             yield file.stream
@@ -181,7 +181,7 @@ def reading(path: Path, place: str) -> Iterator[BinaryIO]:
 
 
 def file_described(path: Path) -> dict[str, Any]:
-    """Name and sha256 of a file as it lies there."""
+    """Return name and sha256 of a file."""
     with path.open("rb") as file:
         return {"file": path.name, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
@@ -202,7 +202,7 @@ class ShareGpt:
         return self.pairs[number]
 
     def context(self, number: int, tokens: int, seed: int) -> str:
-        """A system prompt: the data has none that all share."""
+        """Return a generated system prompt: the data has none that all share."""
         return prose(tokens, f"{seed}/context/{number}")
 
     def describe(self) -> Mapping[str, Any]:
@@ -210,7 +210,7 @@ class ShareGpt:
 
 
 def read_sharegpt(path: Path, place: str, *, whole: bool = False) -> ShareGpt:
-    """First questions, or `whole` conversations. Raises ConfigError of the place."""
+    """Read first questions, or `whole` conversations. Raises ConfigError of the place."""
     pairs: list[Pair] = []
     items: list[range] = []
     with reading(path, place) as file:
@@ -252,7 +252,7 @@ def read_sharegpt(path: Path, place: str, *, whole: bool = False) -> ShareGpt:
 
 
 def _rows(batches: Iterator[Any]) -> Iterator[tuple[int, str, str]]:
-    """Turn, what was asked anew, and the answer."""
+    """Yield turn, new question, and answer."""
     said = 0
     for batch in batches:
         columns = (batch.column(name).to_pylist() for name in ("turn", "request_body", "response_text"))
@@ -265,7 +265,7 @@ def _rows(batches: Iterator[Any]) -> Iterator[tuple[int, str, str]]:
 
 STACK_CONTENT: Final = {"kind": "data", "domain": "code", "language": list(LANGUAGES)}
 PROMPT_TOKENS_MAX: Final = 1_024
-"""Of what stands before a function's body; a longer signature is kept whole."""
+"""Limit of the text before a function's body; a longer signature is kept whole."""
 _SHORT: Final = {
     "py": "python",
     "js": "javascript",
@@ -279,7 +279,7 @@ _PYTHON: Final = re.compile(
     r'(?:[ \t]+(?:"""(?:(?!""")[\s\S])*"""|\'\'\'(?:(?!\'\'\')[\s\S])*\'\'\')[ \t]*\n)?',
     re.MULTILINE,
 )
-"""A signature, and the docstring if there is one."""
+"""Signature and docstring."""
 _SCRIPT: Final = re.compile(
     r"^([ \t]*)(?:export[ \t]+)?(?:default[ \t]+)?(?:async[ \t]+)?"
     r"(?:function\b[^{;\n]*|"
@@ -303,7 +303,7 @@ class Stack:
 
     files: list[str]
     places: list[tuple[int, int, int]]
-    """File, and where in it a function's body begins and ends."""
+    """File, start and end of each function's body."""
     items: Sequence[range]
     about: Mapping[str, Any] = field(default_factory=dict)
 
@@ -313,7 +313,7 @@ class Stack:
         return _last_lines(text[:begin]), text[begin:end]
 
     def context(self, number: int, tokens: int, seed: int) -> str:
-        """The beginning of a file of the seed's choice, and of those after it until it is long enough."""
+        """Return the start of a file chosen by the seed, and of following files until it is long enough."""
         order = Random(f"{seed}/context files").sample(range(len(self.files)), len(self.files))
         text, k = "", number
         while count_tokens(text) <= tokens and k < number + len(order):
@@ -328,7 +328,7 @@ class Stack:
 
 
 def read_stack(path: Path, place: str) -> Stack:
-    """All functions of a file's Python, JavaScript and TypeScript. Raises ConfigError of the place."""
+    """Read all Python, JavaScript and TypeScript functions of a file. Raises ConfigError of the place."""
     files: list[str] = []
     places: list[tuple[int, int, int]] = []
     seen = other = bare = 0
@@ -369,7 +369,7 @@ def read_stack(path: Path, place: str) -> Stack:
 
 
 def functions(text: str, language: str) -> Iterator[tuple[int, int]]:
-    """Where the bodies of a text's functions begin and end; `language` is "" where nobody knows."""
+    """Yield start and end of function bodies; `language` "": unknown."""
     if language in ("python", ""):
         for found in _PYTHON.finditer(text):
             if end := _end_of_block(text, found.end(), len(found[1].expandtabs())):
@@ -382,7 +382,7 @@ def functions(text: str, language: str) -> Iterator[tuple[int, int]]:
 
 
 def _end_of_block(text: str, begin: int, indent: int) -> int | None:
-    """The end of the last line that is indented more; None where there is none."""
+    """Return the end of the last line with deeper indentation; None if there is none."""
     end, at = None, begin
     while at < len(text):
         stop = text.find("\n", at) + 1 or len(text)
@@ -396,7 +396,7 @@ def _end_of_block(text: str, begin: int, indent: int) -> int | None:
 
 
 def _last_lines(text: str) -> str:
-    """As many whole lines from the end as have PROMPT_TOKENS_MAX tokens; one at least."""
+    """Return as many whole lines from the end as fit into PROMPT_TOKENS_MAX; at least one."""
     lines = text.splitlines(keepends=True)
     kept, tokens = len(lines), 0
     while kept:

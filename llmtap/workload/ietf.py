@@ -1,4 +1,13 @@
-"""Code-Completion: most requests share one of ten repository contexts (seed 000, 4.3.2.4 and A.4)."""
+"""The reference workloads of the IETF benchmarking draft: seed 000, 4.3.2 and appendix A.
+
+Where section and appendix differ, the appendix is followed, which calls itself complete;
+`describe()["deviations"]` states the section. The draft's data sets are not part of this project: without a
+file, lengths follow the documented percentiles and texts are generated.
+
+The synthetic workloads use the generator of A.1.4: one `random.Random(seed)` for each request's input length,
+output length and ids, all by `randint`. A.2 names no generator; only its lengths are drawn differently. A row
+needs all rows before it, so the state is kept at every 64th row.
+"""
 
 from array import array
 from collections.abc import Callable, Mapping
@@ -34,7 +43,7 @@ _INPUT: Final = Percentiles(
     points=((5, 76), (25, 577.75), (50, 1_452.5), (75, 2_692), (90, 5_025), (95, 7_375.35), (99, 7_436)),
     min=3, max=7_437,
 )  # fmt: skip
-"""What production code completion is said to be like: Azure's LLM inference trace 2023, code."""
+"""Azure's LLM inference trace 2023, code."""
 _OUTPUT: Final = LogNormal(mu=4.0, sigma=1.5, max=2_048)
 DOCUMENTED: Final = (
     Claim("output", "p50", None, "4.3.2.4: exp(mu)"),
@@ -85,7 +94,8 @@ CODE_COMPLETION: Final = Composed(
 
 
 def code_completion_of(path: Path, place: str) -> RecordedDataset:
-    """The same with functions and contexts of a Stack-shaped file. Raises ConfigError of the place."""
+    """Return the workload with functions and contexts of a Stack-shaped file. Raises ConfigError of the
+    place."""
     return RecordedDataset(
         "code-completion", read_stack(path, place), STACK_CONTENT, _OUTPUT, _SHARING, DOCUMENTED,
         about=_ABOUT | {
@@ -143,7 +153,7 @@ CONVERSATION: Final = Composed(
 
 
 def conversation_of(path: Path, place: str) -> RecordedDataset:
-    """The same with messages and answers of a ShareGPT-shaped file. Raises ConfigError of the place."""
+    """Return the workload with texts of a ShareGPT-shaped file. Raises ConfigError of the place."""
     return RecordedDataset(
         "conversation", read_sharegpt(path, place), SHAREGPT_CONTENT, sharing=_CHAT_SHARING,
         claims=CONVERSATION_CLAIMS,
@@ -208,21 +218,21 @@ LONG_CONTEXT_UNIFORM: Final = _long_context(
 
 
 _EVERY: Final = 64
-"""Rows between two states that are kept: 2.5 KB each, 40 MB for a million rows."""
+"""Rows between two kept states: 2.5 KB each, 40 MB for a million rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class SyntheticWorkload:
-    """A workload of random ids by one generator."""
+    """Random ids by one generator."""
 
     name: str
     input: UniformLengths | LogNormal
     output: UniformLengths | LogNormal
     lengths: Callable[[Random], tuple[int, int]]
-    """Draws input and output of a request."""
+    """Draws input and output length."""
     about: Mapping[str, Any]
     claims: tuple[Claim, ...]
-    """What the draft says of its lengths."""
+    """Documented figures."""
     sharing: None = None
 
     def describe(self) -> Mapping[str, object]:
@@ -261,7 +271,7 @@ class SyntheticWorkload:
         return WorkloadPlan(requests, requests.input[:], array("q", [NO_CONTEXT]) * count)
 
     def prompts(self, requests: Requests, seed: int) -> ElasticSource:
-        """`requests` are the first of `requests(count, seed)`. Raises ValueError where they are not."""
+        """`requests`: the first of `requests(count, seed)`. Raises ValueError for others."""
         # The first rows are enough to tell another seed or workload; all would cost as much as the ids.
         first = range(min(len(requests), _EVERY))
         check_rows(self.requests(len(first), seed), requests.taken(first))
@@ -270,15 +280,15 @@ class SyntheticWorkload:
 
 @dataclass(slots=True)
 class _Sequence:
-    """The sequence of the generator, at any row."""
+    """The generator's sequence, at any row."""
 
     lengths: Callable[[Random], tuple[int, int]]
     seed: int
     _random: Random = field(init=False)
     _next: int = 0
-    """The row that `_random` makes next."""
+    """Row that `_random` makes next."""
     _states: list[tuple[int, "array[int]", float | None]] = field(default_factory=list)
-    """Before each row that is a multiple of `_EVERY`, as far as we came."""
+    """State before each row that is a multiple of `_EVERY`, so far."""
 
     def __post_init__(self) -> None:
         self._random = Random(self.seed)
@@ -290,7 +300,7 @@ class _Sequence:
         return Prompt(ids=random_ids(self._random, given))
 
     def sized(self, row: int, tokens: int) -> Prompt:
-        """Ids are prescribed: they stay what they are."""
+        """Ids are prescribed and stay."""
         return self.prompt(row)
 
     def fitted(self, fit: Fit) -> "_Sequence":

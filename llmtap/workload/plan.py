@@ -1,10 +1,11 @@
-"""From turns to requests, and from requests to what they say.
+"""From turns to requests, and from requests to prompts; sharing and conversations.
 
-Who describes a workload tells one turn after the other (`PlannedTurn`), and can write its texts
-(`ConversationScript`). Here
-turns become columns with contexts, histories and blocks, and a row becomes a prompt, in any order of rows.
-Turns come in one order always, each column of numbers from a generator of its own: a row is the same however
-many are asked for.
+A workload yields turns (`PlannedTurn`) and writes texts (`ConversationScript`). Turns become columns with
+contexts, histories and blocks, and a row becomes a prompt, in any order of rows. Each column has its own
+random generator, so a row is the same however many are requested.
+
+A turn's prompt is its history and a new message. Answers in the history are text of the planned length, not
+what a server answered, so that prompts are the same in each run.
 """
 
 import itertools
@@ -32,38 +33,34 @@ __all__ = [
 
 
 BLOCK_TOKENS: Final = 16
-"""As vLLM's; the block of a prefix cache, of which only whole ones are found again."""
+"""vLLM's block size; a prefix cache finds only whole blocks."""
 NO_CONTEXT: Final = -1
 _CONTEXTS_MAX: Final = 100_000
-"""Each one's text stays in memory once it was made: of 1,000 tokens, half a GB of them."""
+"""Contexts are kept in memory: 1,000 tokens each make half a GB."""
 
 
 class Sharing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who shares what."""
+    """Contexts (shared prompt prefixes) and who has them."""
 
     fraction: Annotated[float, msgspec.Meta(ge=0, le=1)]
-    """Of the requests, or of the conversations where there are any."""
+    """Of requests, or of conversations if there are any."""
     tokens: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)] | Lengths
     """Length of a context."""
     contexts: Annotated[int, msgspec.Meta(ge=1, le=_CONTEXTS_MAX)] = 1
     zipf: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    """The exponent s; 0 makes all contexts as likely."""
+    """Zipf exponent s; 0: all contexts are equally popular."""
 
     @property
     def tokens_drawn(self) -> Lengths:
-        """The distribution of the contexts' lengths."""
         return Fixed(tokens=self.tokens) if isinstance(self.tokens, int) else self.tokens
 
     def lengths(self, seed: int) -> tuple[int, ...]:
-        """Tokens of each context, from the most popular."""
+        """Return the tokens of each context, the most popular first."""
         random = Random(f"{seed}/context lengths")
         return tuple(drawn(self.tokens_drawn, random) for _ in range(self.contexts))
 
     def choices(self, random: Random) -> Iterator[int]:
-        """The context of one request after the other, NO_CONTEXT where it shares none; endless.
-
-        Each takes one number of `random`.
-        """
+        """Yield each request's context, NO_CONTEXT if none; endless, one number of `random` each."""
         ends = [self.fraction * end for end in itertools.accumulate(zipf_shares(self.contexts, self.zipf))]
         while True:
             u = random.random()
@@ -83,14 +80,14 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def zipf_shares(count: int, s: float) -> list[float]:
-    """The share of each of `count`, from the most popular: k^-s / sum of all."""
+    """Return the share of each of `count`, the most popular first: k^-s / sum of all."""
     weights = [k**-s for k in range(1, count + 1)]
     whole = sum(weights)
     return [weight / whole for weight in weights]
 
 
 class SharedBlocks:
-    """Numbers for the whole blocks of prompts: the same where, and as far as, prompts begin alike."""
+    """Numbers the whole blocks of prompts: equal numbers for equal beginnings."""
 
     def __init__(self, lengths: tuple[int, ...] = ()) -> None:
         """`lengths`: tokens of each context."""
@@ -101,7 +98,7 @@ class SharedBlocks:
         return tuple(itertools.islice(self._next, max(0, count)))
 
     def of(self, tokens: int, context: int = NO_CONTEXT, before: tuple[int, ...] = ()) -> tuple[int, ...]:
-        """A prompt's blocks, which begins with those `before`, else with its context's."""
+        """Return the blocks of a prompt that begins with those `before`, else with its context's."""
         begun = before or (() if context == NO_CONTEXT else self._contexts[context])
         # A block that is partly the context's is the prompt's own: the numbers say what all of it holds.
         return begun + self._new(tokens // BLOCK_TOKENS - len(begun))
@@ -109,24 +106,24 @@ class SharedBlocks:
 
 @dataclass(frozen=True, slots=True)
 class PlannedTurn:
-    """A message, and how long its answer will be, in tokens."""
+    """A message and the length of its answer, in tokens."""
 
     message: int
     output: int
     opens: bool = True
-    """The first of its conversation."""
+    """First of its conversation."""
     think_ns: int = 0
     place: int = 0
-    """Where its texts stand in the data, if there is any."""
+    """Place of its texts in the data, if any."""
 
 
 class ConversationScript(Protocol):
-    """The texts of a workload: of exactly so many tokens, the same for the same arguments always."""
+    """Texts of a workload, of exactly the given length, always the same for the same arguments."""
 
     def message(self, row: int, tokens: int) -> str: ...
 
     def answer(self, row: int, tokens: int) -> str:
-        """What the model is taken to have answered to the row."""
+        """Assumed answer of the model to the row."""
         ...
 
     def context(self, number: int, tokens: int) -> str: ...
@@ -134,17 +131,17 @@ class ConversationScript(Protocol):
 
 @dataclass(slots=True)
 class WorkloadPlan:
-    """Requests, and what they are made of."""
+    """Requests and their parts."""
 
     requests: Requests = field(default_factory=Requests)
     messages: "array[int]" = field(default_factory=lambda: array("q"))
     """Tokens of each new message."""
     contexts: "array[int]" = field(default_factory=lambda: array("q"))
-    """Number of each one's context; NO_CONTEXT where it has none."""
+    """Context number of each; NO_CONTEXT if none."""
     lengths: tuple[int, ...] = ()
     """Tokens of each context."""
     places: "array[int]" = field(default_factory=lambda: array("q"))
-    """Of each turn, `Turn.place`."""
+    """`PlannedTurn.place` of each."""
 
 
 def assemble(
@@ -156,8 +153,8 @@ def assemble(
     converses: bool = False,
     tokens_max: int | None = None,
 ) -> WorkloadPlan:
-    """The first `count` turns, or all, as requests; turns whose prompt would be longer than `tokens_max` are
-    left out, with all that follow them in their conversation."""
+    """Return the first `count` turns, or all, as requests. A turn whose prompt would be longer than
+    `tokens_max` is left out, with all that follow it in its conversation."""
     plan = WorkloadPlan(lengths=sharing.lengths(seed) if sharing else ())
     requests = plan.requests
     choices = sharing.choices(Random(f"{seed}/context")) if sharing else None
@@ -194,13 +191,12 @@ def assemble(
 
 
 def _as_wanted(made: Callable[[int], str], tokens: int) -> str:
-    """What the project's own tokenizer counts."""
     return made(tokens)
 
 
 @dataclass(slots=True)
 class Speaker:
-    """A `PromptSource` that reads from a script. Contexts are written once, and kept."""
+    """PromptSource of a script. Contexts are written once and kept."""
 
     plan: WorkloadPlan
     script: ConversationScript
@@ -211,9 +207,9 @@ class Speaker:
         return self.sized(row, self.plan.requests.input[row])
 
     def sized(self, row: int, tokens: int) -> Prompt:
-        """The row's prompt with a message so much longer or shorter that it has `tokens` in all.
+        """Return the row's prompt with the message's length changed so that it has `tokens` in all.
 
-        Its context and history stay what they are; the message has one token at least.
+        Context and history stay; the message has at least one token.
         """
         plan = self.plan
         message = max(1, plan.messages[row] + tokens - plan.requests.input[row])
@@ -223,7 +219,7 @@ class Speaker:
         )  # fmt: skip
 
     def fitted(self, fit: Fit) -> "Speaker":
-        """The same, but each part has its tokens by the count that `fit` knows."""
+        """Return the same source with parts fitted by `fit`."""
         return replace(self, fit=fit, _contexts={})
 
     def _message(self, row: int, tokens: int) -> str:
@@ -247,7 +243,7 @@ class Speaker:
 
 
 def rows_before(requests: Requests, row: int) -> list[int]:
-    """Earlier turns of the row's conversation, from the first."""
+    """Return earlier turns of the row's conversation, from the first."""
     rows: list[int] = []
     while requests.after and (row := requests.after[row]) >= 0:
         rows.append(row)
@@ -258,12 +254,10 @@ _P95 = NormalDist().inv_cdf(0.95)
 
 
 class _Think(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="distribution"):
-    """Times that people take."""
+    """Think times."""
 
 
 class ThinkFixed(_Think, frozen=True, kw_only=True, tag="fixed"):
-    """Always the same."""
-
     time: Duration
 
     def quantile_ns(self, p: float) -> int:
@@ -274,8 +268,6 @@ class ThinkFixed(_Think, frozen=True, kw_only=True, tag="fixed"):
 
 
 class ThinkExponential(_Think, frozen=True, kw_only=True, tag="exponential"):
-    """Without memory."""
-
     mean: Duration
 
     def quantile_ns(self, p: float) -> int:
@@ -286,8 +278,6 @@ class ThinkExponential(_Think, frozen=True, kw_only=True, tag="exponential"):
 
 
 class ThinkLogNormal(_Think, frozen=True, kw_only=True, tag="lognormal"):
-    """Lognormal, by its median and 95th percentile."""
-
     median: Duration
     p95: Duration
 
@@ -308,12 +298,12 @@ Think = ThinkFixed | ThinkExponential | ThinkLogNormal
 
 
 class Conversations(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What makes requests turns."""
+    """Number of turns and think times of conversations."""
 
     turns: Annotated[int, msgspec.Meta(ge=1, le=10_000)] | Lengths
     think: Think
     tokens_max: Annotated[int, msgspec.Meta(ge=1)] = 32_768
-    """A conversation whose next prompt would be longer is over: as a model's context window has it."""
+    """Longest prompt, as of a context window; the conversation ends before a longer one."""
 
     def turns_drawn(self, random: Random) -> int:
         return drawn(self._turns, random)

@@ -1,7 +1,7 @@
-"""Workloads by the name that people give on the command line.
+"""Workloads by their names on the command line.
 
-A name is one of the reference workloads of seed 000, one of those that `sim run` draws, the path of a TOML
-file, or KIND:FILE for data that lies here.
+A name is a reference workload of seed 000, a workload of `sim run`, the path of a TOML file, or KIND:FILE for
+local data.
 """
 
 import difflib
@@ -50,7 +50,7 @@ REFERENCE: Final[Mapping[str, Composed | SyntheticWorkload]] = {
     workload.name: workload
     for workload in (UNIFORM, SKEWED, CONVERSATION, CODE_COMPLETION, LONG_CONTEXT, LONG_CONTEXT_UNIFORM)
 }
-"""Those of seed 000 that need no file."""
+"""Workloads of seed 000 that need no file."""
 
 
 def _sharegpt(path: Path, place: str, *, whole: bool = False) -> RecordedDataset:
@@ -80,7 +80,7 @@ _OF_FILES: Final[Mapping[str, tuple[Callable[[Path, str], RecordedDataset], str]
 
 
 def workloads() -> dict[str, str]:
-    """Every form of a name, and a line on each."""
+    """Return every form of a name with a description."""
     named = {name: str(workload.describe()["about"]) for name, workload in REFERENCE.items()}
     drawn = {name: workload.about for name, workload in WORKLOADS.items()}
     files = {f"{kind}:FILE": about for kind, (_, about) in _OF_FILES.items()}
@@ -88,7 +88,7 @@ def workloads() -> dict[str, str]:
 
 
 def workload_named(text: str, place: str) -> Workload:
-    """The workload of that name. Raises ConfigError: of the place, or of a key in a workload's file."""
+    """Return the workload of a name. Raises ConfigError of the place, or of a key in a workload's file."""
     if text in REFERENCE:
         return REFERENCE[text]
     if text in WORKLOADS:
@@ -111,17 +111,16 @@ def workload_named(text: str, place: str) -> Workload:
 
 
 def is_workload(text: str) -> bool:
-    """Whether that is a name of a workload, and not the place of a trace."""
+    """Whether it is a workload's name, not the place of a trace."""
     kind, colon, _ = text.partition(":")
     named = text in REFERENCE or text in WORKLOADS
     return named or text.endswith(".toml") or (bool(colon) and kind in _OF_FILES)
 
 
 def drawn_requests(text: str, count: int, seed: int, place: str) -> Requests:
-    """So many requests of a workload as they arrive where nobody says how: by the process that it names, else
-    Poisson; one a second, unless it names a rate.
+    """Return requests with their default arrivals: the workload's process and rate, else Poisson at 1/s.
 
-    Raises ConfigError: as `workload_named`, and for conversations, whose later turns wait for answers.
+    Raises ConfigError as `workload_named`, and for conversations, whose later turns wait for answers.
     """
     if text in WORKLOADS:
         return draw(WORKLOADS[text], count, seed)
@@ -141,8 +140,8 @@ def drawn_requests(text: str, count: int, seed: int, place: str) -> Requests:
 
 
 def report_of(workload: Workload, requests: Requests, seed: int) -> dict[str, Any]:
-    """What a report has to say of a workload (seed 000, 4.3.3): its description, the seed, and a digest of
-    the sequence, by which somebody else knows that it is the same."""
+    """Return what a report states about a workload (seed 000, 4.3.3): description, seed, and a digest of the
+    requests, so that others can check that theirs are the same."""
     columns = hashlib.sha256()
     for column in (requests.input, requests.output, requests.after, requests.think_ns):
         columns.update(b"%d:" % len(column) + ",".join(map(str, column)).encode() + b";")

@@ -1,4 +1,16 @@
-"""A run watched while it lasts: samples of this host and the server's own metrics, as one result."""
+"""Monitor a run: samples of this host, and the server's own `/metrics` once per second.
+
+The metric names of vLLM, SGLang and TGI are mapped to ours; other lines are not parsed, so a scrape is cheap.
+A sample is stamped with the middle of its request. A failed scrape is counted and never ends a run. Without
+an explicit URL (`optional`), a target that answers without metrics is asked once: it may be a relay, and
+further requests would be traffic in somebody's capture.
+
+Meanings differ: vLLM counts generated tokens as it makes them, SGLang and `llmtap sim` at the end of an
+answer, so that their rates come in steps.
+
+Sources: vLLM, vllm/v1/metrics/loggers.py; SGLang, python/sglang/srt/metrics/collector.py and its "Production
+Metrics"; TGI, "Metrics" of its reference.
+"""
 
 import asyncio
 import os
@@ -25,15 +37,15 @@ __all__ = ["SERIES", "ServerScraper", "Watch", "metrics_url", "read_metrics"]
 
 
 BODY_BYTES_MAX: Final = 16 << 20
-"""A vLLM server with 8 engines says some 2 MB."""
+"""A vLLM server with 8 engines sends about 2 MB."""
 REASONS_MAX: Final = 8
-"""Kinds of failures told one by one."""
+"""Kinds of failures reported one by one."""
 TIMEOUT_NS: Final = 5 * NS_PER_S
 
 
 @dataclass(frozen=True, slots=True)
 class _Mapped:
-    """One of our series and the samples it is read from: the first name that is there counts."""
+    """A series of ours and the names it is read from: the first one present counts."""
 
     series: MonitorSeries
     names: tuple[str, ...]
@@ -89,17 +101,17 @@ _MAP: Final = {
 SERIES: Final = {name: mapped.series for name, mapped in _MAP.items()}
 _WANTED: Final = tuple({name.encode() for mapped in _MAP.values() for name in mapped.names})
 _COPIES: Final = ("tp_rank", "pp_rank", "moe_ep_rank")
-"""Labels of SGLang's ranks of one engine, which say the same thing each."""
+"""Labels of SGLang's ranks of one engine, which report the same value."""
 
 
 def metrics_url(target: str) -> str:
-    """Where the server at `target` (`http://host:port/v1`) has its metrics: at the root, as all three do."""
+    """Return the URL of the metrics of the server at `target`: at the root, as all three have it."""
     url = urlsplit(target)
     return urlunsplit((url.scheme, url.netloc, "/metrics", "", ""))
 
 
 def read_metrics(body: bytes) -> dict[str, float]:
-    """Our series of an exposition, by the names of `SERIES`. Raises ValueError when it cannot be read."""
+    """Read our series from an exposition, by the names of `SERIES`. Raises ValueError if it cannot be parsed."""
     lines = [line for line in body.splitlines() if line.startswith(_WANTED)]
     text = b"\n".join([*lines, b""]).decode()
     found: dict[str, list[Sample]] = {}
@@ -133,8 +145,8 @@ class ServerScraper:
         tls: ssl.SSLContext | None = None,
         optional: bool = False,
     ) -> None:
-        """`headers` may hold a key: they are sent and told nowhere. `tls` verifies an https server in place
-        of the system's trust. `optional`: after an answer without metrics that are known, no more."""
+        """`headers` may hold a key: never reported. `tls` replaces the system's trust. `optional`: stop after
+        an answer without known metrics."""
         assert period_ns > 0
         self._url = url
         self._clock = clock
@@ -144,7 +156,7 @@ class ServerScraper:
         self._tls: ssl.SSLContext | bool = True if tls is None else tls
         self._optional = optional
         self._answered = False
-        """The latest scrape was, with metrics or without."""
+        """The latest scrape was answered."""
         self._gave_up = False
         self._skipped = 0
         self._failures: Counter[str] = Counter()
@@ -153,7 +165,7 @@ class ServerScraper:
         self.columns = Columns(SERIES)
 
     def start(self) -> None:
-        """Scrape now, and then each period."""
+        """Scrape now, then each period."""
         assert self._task is None, "started once"
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=1), timeout=aiohttp.ClientTimeout(total=None)
@@ -161,7 +173,7 @@ class ServerScraper:
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Scrape once more, so that counters end with the run, and end."""
+        """Scrape once more, so that counters end with the run, and stop."""
         if self._task is None or self._session is None:
             return
         task, self._task = self._task, None
@@ -176,7 +188,7 @@ class ServerScraper:
         self.columns.close()
 
     def about(self) -> dict[str, Any]:
-        """How the scraping went; for the JSON of a run. `gave_up`: an `optional` one found no metrics."""
+        """Return statistics of the scrapes as JSON."""
         return {
             "url": None if self._session is None else shown_url(self._url),
             "gave_up": self._gave_up,
@@ -236,7 +248,7 @@ class ServerScraper:
 
 
 def _over_engines(samples: Iterable[Sample], how: Literal["sum", "mean"]) -> float:
-    """One value of those of several engines (vLLM's label `engine`, SGLang's `dp_rank`) and models."""
+    """Combine the values of several engines (label `engine` or `dp_rank`) and models."""
     samples = list(samples)
     # With priorities, SGLang says the total under an empty one beside each priority's own.
     totals = [sample for sample in samples if sample.labels.get("priority") == ""]
@@ -249,7 +261,7 @@ def _over_engines(samples: Iterable[Sample], how: Literal["sum", "mean"]) -> flo
 
 
 def _reason(exc: Exception) -> str:
-    """What went wrong, in words that come again when it does."""
+    """Return the reason in words that repeat with the failure."""
     if isinstance(exc, TimeoutError):
         return "no answer in time"
     if isinstance(exc, aiohttp.InvalidURL):
@@ -263,7 +275,7 @@ def _reason(exc: Exception) -> str:
 
 
 class Watch:
-    """Watches from `start()` to `close()`. Nothing that goes wrong in it ends a run."""
+    """Monitors from `start()` to `close()`. No failure in it ends a run."""
 
     def __init__(
         self,
@@ -279,13 +291,14 @@ class Watch:
         tls: ssl.SSLContext | None = None,
         nvml: Any = None,
     ) -> None:
-        """Of a load on the URL `target`. Opens NVML, which may take a second.
+        """Monitor a load on the URL `target`. Opens NVML, which may take a second.
 
-        `sender` are its processes, by default this one, and `server` those of the server; descendants count
-        with both. Without `server` it is who listens at the target, where that is on loopback. `metrics` is
-        the URL of the server's metrics, by default `/metrics` of the target's host and port, which is asked
-        only once where it has none; `headers` go there, and `tls` verifies https; without `scrape`
-        nobody is asked.
+        Args:
+            sender, server: pids, including descendants; by default this process, and who listens at a
+                loopback target.
+            metrics: URL of the server's metrics; by default `/metrics` of the target, `optional`.
+            scrape: False: no metrics.
+            headers, tls: for the metrics' URL.
         """
         url = urlsplit(target)
         port = url.port or (443 if url.scheme == "https" else 80)
@@ -300,17 +313,17 @@ class Watch:
         )  # fmt: skip
 
     def start(self) -> None:
-        """On the running loop; the first samples are taken at once."""
+        """Start on the running loop; the first samples are taken at once."""
         self._system.start()
         if self._scrape:
             self._scraper.start()
 
     def latest(self) -> dict[str, float]:
-        """The last sample of each kind, for a display; a series that is not known is left out."""
+        """Return the last known samples, for a display."""
         return {**self._system.columns.latest(), **self._scraper.columns.latest()}
 
     async def close(self, start_ns: int) -> TimeSeries:
-        """Take the last samples and end. `start_ns` is when the run began, on the monotonic clock."""
+        """Take the last samples and stop. `start_ns`: start of the run (mono)."""
         await self._scraper.close()
         await asyncio.to_thread(self._system.close)  # it may wait for a GPU's driver
         about = {**self._system.about(), "scrape": self._scraper.about()}

@@ -1,7 +1,7 @@
-"""A plan carried out: bodies made, the server warmed up, the load sent and watched, and all of it told.
+"""Perform a plan: prepare bodies, warm the server up, send and monitor the load, report.
 
-The order is that of seed 000, 4.5 and 5: nothing is made or read while requests are due, and what was sent to
-warm up is in no figure.
+In the order of seed 000, 4.5 and 5: nothing is prepared or read while requests are due, and no figure
+includes the warm-up.
 """
 
 import asyncio
@@ -52,13 +52,13 @@ from llmtap.workload.requests import Requests
 __all__ = ["ProgressListener", "Replay", "ReplayStage", "ReplayStopped"]
 
 CONNECTIONS_MAX: Final = 1_000
-"""Opened beforehand; more are opened when they are needed."""
+"""Connections opened in advance at most; more are opened on demand."""
 HOLD_NS: Final = 2_000_000_000
-"""How long an answer is taken to last where nobody knows, for guessing how many connections there will be."""
+"""Assumed duration of an answer, for estimating the number of connections."""
 
 
 class ProgressListener(Protocol):
-    """Who is shown how far it is."""
+    """Receives progress."""
 
     def preparing(self, done: int, of: int) -> None: ...
 
@@ -72,18 +72,18 @@ class ProgressListener(Protocol):
 
 
 class ReplayStopped(LlmtapError):
-    """Somebody stopped it before there was anything to tell."""
+    """Stopped before there was anything to report."""
 
 
 class ReplayStage(Enum):
-    """How far a replay is, and so what becomes of it when somebody wants it to end."""
+    """Stage of a replay; decides what a stop does."""
 
     PREPARING = "preparing"
-    """Nothing was sent: it may be broken off."""
+    """Nothing was sent: it may be aborted."""
     SENDING = "sending"
-    """`stop` ends it, the warm-up too."""
+    """`stop` ends it, also in the warm-up."""
     TELLING = "telling"
-    """The load is over, and what came of it is read and written."""
+    """The load is over; results are read and written."""
 
 
 @dataclass(slots=True)
@@ -96,16 +96,16 @@ class Replay:
     audience: ProgressListener
     notes: list[str] = field(default_factory=list)
     asking: Callable[[Prepared], None] | None = None
-    """Handed all bodies, row by row as they will be sent, before anything is."""
+    """Called with all bodies, in the order of the rows, before anything is sent."""
     keeping: Callable[[LoadResult], Callable[[int, Exchange], None]] | None = None
-    """Asked once the load is over; what it answers is handed each exchange with its row."""
+    """Called after the load; the function it returns is called with each row and exchange."""
     stage: ReplayStage = ReplayStage.PREPARING
     _crew: WorkerPool | None = None
     _warming: asyncio.Task[dict[str, object]] | None = None
     _stopped: bool = False
 
     def stop(self) -> None:
-        """Send no more and let answers end; the second time, don't wait for them."""
+        """Send no more and let answers end; at the second call, cut them."""
         self._stopped = True
         if self._warming is not None:
             self._warming.cancel()  # which does nothing once it is over
@@ -113,7 +113,7 @@ class Replay:
             self._crew.stop()
 
     async def run(self) -> dict[str, Any]:
-        """The result, as public JSON. Raises ConfigError before anything is sent."""
+        """Run the replay and return public JSON. Raises ConfigError before anything is sent."""
         options = self.options
         writer_place = options.capture
         check_target(self._setup(-1, self.body))
@@ -191,19 +191,19 @@ class Replay:
         )  # fmt: skip
 
     async def reach(self) -> None:
-        """Whether there is a server that can be asked. Raises as `run`."""
+        """Check that there is a usable server. Raises as `run`."""
         check_target(self._setup(-1, self.body))
         await self._served(self.body)
 
     async def warm(self) -> dict[str, object]:
-        """The warm-up alone: what it came to. Raises as `run`."""
+        """Run the warm-up alone and return its result. Raises as `run`."""
         check_target(self._setup(-1, self.body))
         body = await self._served(self.body)
         return await self._warmed(None, maker_for(self.options.target, body, self.plan.decode), body)
 
     @contextmanager
     def _hiring(self) -> Iterator[Callable[[], Member]]:
-        """Where sending processes run."""
+        """Yield the function that creates sending processes."""
         address = self.options.ray
         if address is None:
             yield LocalMember
@@ -214,7 +214,7 @@ class Replay:
             yield partial(RayMember, ray)
 
     async def _served(self, body: BodyOptions) -> BodyOptions:
-        """The model, and whose fields the server knows, as it says itself."""
+        """Complete model and server type from the server's own list of models."""
         if body.model is not None and body.server != "auto":
             return body
         spoken = protocol_of(self.options.target)
@@ -298,7 +298,7 @@ class Replay:
     async def _warmed(
         self, prepared: Prepared | None, maker: AnyMaker, body: BodyOptions
     ) -> dict[str, object]:
-        """What it came to. `prepared` is the plan, for one that has no words to be mixed."""
+        """Run the warm-up. `prepared`: bodies of the plan, used if it has no words to mix."""
         self.stage = ReplayStage.SENDING
         if self._stopped:
             raise ReplayStopped("stopped before anything was sent")
@@ -331,14 +331,13 @@ class Replay:
         return found.to_dict()
 
     def _baseline(self) -> Baseline | None:
-        """Where the rows tell what they were."""
         if self.plan.baseline is None:
             return None
         slo = self.options.slo
         return Baseline(self.plan.baseline, QUANTILES, Objectives.parse(slo) if slo else None)
 
     def _compared(self, baseline: Baseline) -> dict[str, object] | None:
-        """With what was captured; what can't be read any more costs the comparison, and not the result."""
+        """Compare with the capture; a source that cannot be read any more costs only the comparison."""
         try:
             dated = read_then(baseline, self.plan.requests, self.audience.comparing)
         except (LlmtapError, ValueError) as exc:
@@ -353,7 +352,7 @@ class Replay:
         return told
 
     def _write(self, crew: WorkerPool, seen: RunObservations, place: str) -> int:
-        """The capture; how many rows it has."""
+        """Write the capture; return its number of rows."""
         requests = self.plan.requests
         info = CaptureInfo(
             level="shape", block_unit="tokens" if requests.blocks else "",
@@ -372,7 +371,7 @@ class Replay:
 
 
 def describe(x: Exchange, row: int, requests: Requests) -> None:
-    """What the plan knows of an exchange: the shape of its prompt, and whose turn it was."""
+    """Add to an exchange what the plan knows: shape of the prompt, turn of the conversation."""
     blocks = requests.blocks[row] if requests.blocks else ()
     asked = RequestShape(max_tokens=requests.output[row] or None, tokens=requests.input[row] or None)
     if blocks:
@@ -388,7 +387,7 @@ def describe(x: Exchange, row: int, requests: Requests) -> None:
 
 
 def model_ids(raw: bytes) -> list[str]:
-    """The ids that `GET /v1/models` lists."""
+    """Return the ids of `GET /v1/models`."""
     import msgspec
 
     class Model(msgspec.Struct):

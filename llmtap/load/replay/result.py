@@ -49,27 +49,27 @@ __all__ = ["PERIODS_MAX", "QUANTILES", "ObservedLengths", "RunObservations", "re
 
 @dataclass(slots=True)
 class ObservedLengths:
-    """How long prompts and answers were by the server's own usage, beside what was asked for."""
+    """Prompt and answer lengths by the server's usage, against the wanted ones."""
 
     input_told: int = 0
     input_exact: int = 0
     input_off_max: int = 0
-    """Tokens between the two, of the worst."""
+    """Largest difference in tokens."""
     input_as_counted: int = 0
-    """As long as we had counted them beforehand: a row may ask for less than a chat template takes."""
+    """Equal to our own count: a row may ask for less than a chat template takes."""
     input_counted: int = 0
-    """Tokens of those prompts as we had counted them; of a row that nobody counted, as its trace says."""
+    """Tokens of those prompts by our count, or by the trace if not counted."""
     input_usage: int = 0
     """The same by the server's usage."""
     input_apart: int = 0
-    """Sum of the differences of the two, prompt by prompt, without their signs."""
+    """Sum of the absolute differences of the two."""
     output_told: int = 0
     output_exact: int = 0
     output_wanted: bool = False
-    """The server was told to make answers of exactly this length."""
+    """The server was told to generate exactly this length."""
 
     def add(self, x: Exchange, given: int, counted: int, made: int) -> None:
-        """An exchange whose row has so many tokens; `counted` is -1 where nobody did."""
+        """Add an exchange of a row with these tokens; `counted`: -1 if not counted."""
         told = x.tokens
         if told.input is not None and given:
             self.input_told += 1
@@ -90,21 +90,21 @@ class ObservedLengths:
 
 @dataclass(slots=True)
 class RunObservations:
-    """All exchanges of a run, `add`ed with their rows in any order. Times are of the monotonic clock."""
+    """All exchanges of a run, in any order. Times are monotonic."""
 
     requests: Requests
     counted: Sequence[int]
     lengths: ObservedLengths = field(default_factory=ObservedLengths)
     opened: "Counter[str]" = field(default_factory=Counter)
-    """By sender."""
+    """Requests by sender."""
     sent_ns: "array[int]" = field(default_factory=lambda: array("q"))
     ended_ns: "array[int]" = field(default_factory=lambda: array("q"))
-    """Of the same exchanges: their last byte, or the last thing that was seen of them."""
+    """Last byte of each, or its last known time."""
     uncertainty: Histogram = field(default_factory=Histogram)
     errors: "Counter[str]" = field(default_factory=Counter)
-    """By the sentence that says what went wrong."""
+    """Errors by message."""
     error_statuses: "Counter[int]" = field(default_factory=Counter)
-    """Of answers that are upstream errors, where HTTP said so: 4xx is about the request (RFC 9110 15.5)."""
+    """Upstream errors by HTTP status: 4xx concerns the request (RFC 9110 15.5)."""
     _first_sent_ns: dict[int, int] = field(default_factory=dict)
 
     def add(self, row: int, x: Exchange) -> None:
@@ -128,13 +128,12 @@ class RunObservations:
             self._first_sent_ns[row] = sent_ns
 
     def planned_ns(self) -> "array[int]":
-        """When requests were to be sent that wait for no answer, from the run's start."""
+        """Return the scheduled offsets of requests that wait for no answer."""
         requests = self.requests
         return array("q", (requests.arrival_ns[row] for row in self._firsts()))
 
     def arrivals(self, began_ns: int) -> dict[str, object]:
-        """What was sent, row by row, beside what was planned; of those that wait for no answer. `rate_ratio`:
-        that of what was sent / that of the plan."""
+        """Compare sent with planned times of requests that wait for no answer. `rate_ratio`: sent / planned."""
         planned = self.planned_ns()
         sent = [
             None if (t := self._first_sent_ns.get(row)) is None else t - began_ns for row in self._firsts()
@@ -148,15 +147,15 @@ class RunObservations:
         }  # fmt: skip
 
     def in_time(self, began_ns: int, until_ns: int) -> int:
-        """How many of those had been sent by then."""
+        """Return how many of those had been sent by `until_ns`."""
         return sum(t - began_ns <= until_ns for t in self._first_sent_ns.values())
 
     def last_sent_ns(self, began_ns: int) -> int:
-        """When the last of those was sent, from the run's start."""
+        """Return when the last of those was sent, from the start of the run."""
         return max(self._first_sent_ns.values(), default=began_ns) - began_ns
 
     def uncertainties(self) -> dict[str, object]:
-        """Of the exchanges: how long a byte of each may have waited before it was read."""
+        """Return how long a byte of each exchange may have waited unread."""
         return summarise_ns(self.uncertainty)
 
     def _firsts(self) -> Sequence[int]:
@@ -165,7 +164,7 @@ class RunObservations:
 
 
 PERIODS_MAX: Final = 10_000
-"""Nearly three hours of seconds, some 200 KB of JSON. Of a longer run a period is several seconds."""
+"""Nearly three hours of seconds, about 200 KB of JSON. Longer runs have longer periods."""
 
 
 def timeline_of(
@@ -176,15 +175,14 @@ def timeline_of(
     until_ns: int,
     planned_ns: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """The run from `began_ns` to `until_ns` as public JSON: `period` in seconds, and a value for each.
+    """Return the run in periods as public JSON: `period` in seconds, and a value for each.
 
     Args:
-        sent_ns: when each request was sent, in any order, on the clock of `began_ns`.
-        ended_ns: when each of these ended; None where that is not known, and then `ended` and `in_flight`
-            are null.
-        planned_ns: offsets, ascending, at which requests were to be sent; none: `asked` is null.
+        sent_ns: send times in any order, on the clock of `began_ns`.
+        ended_ns: end times; None: `ended` and `in_flight` are null.
+        planned_ns: ascending scheduled offsets; empty: `asked` is null.
 
-    `in_flight` is the most that were under way at one moment of the period.
+    `in_flight` is the maximum of the period.
     """
     span_ns = max(0, until_ns - began_ns)
     period_ns = NS_PER_S * max(1, -(-span_ns // (PERIODS_MAX * NS_PER_S)))
@@ -218,7 +216,7 @@ def timeline_of(
 def _most(
     sent_ns: Sequence[int], ended_ns: Sequence[int], began_ns: int, period_ns: int, periods: int
 ) -> list[int]:
-    """The most under way in each period. Both columns ascend; one that ends as another begins overlaps it."""
+    """Return the maximum in flight of each period. Both columns ascend; an end at a send time overlaps it."""
     most, level, begun, over = [], 0, 0, 0
     for period in range(periods):
         until_ns = began_ns + (period + 1) * period_ns
@@ -239,7 +237,7 @@ QUANTILES: Final = (
     *(percent / 100 for percent in range(100)), *(permille / 1_000 for permille in range(991, 1_000)),
     0.9995, 0.9999, 1.0,
 )  # fmt: skip
-"""Shares at which a distribution is told: even, and finer where the tail is."""
+"""Shares of a distribution: even, and finer in the tail."""
 _DRAWN: Final = ("ttft", "tbc", "itl", "e2e", "user_idle")
 _CORRECTED: Final = ("ttft", "e2e")
 _KEPT: Final = ("planned", "sent", "skipped", "dropped", "unsent", "retries")
@@ -255,16 +253,14 @@ def result_of(
     anchor: WallAnchor,
     beside: Mapping[str, object],
 ) -> dict[str, Any]:
-    """The result.
+    """Return the result as public JSON.
 
     Args:
-        outcome: of the run.
-        seen: its exchanges.
-        plan: what was to be sent, as JSON.
-        closed: nobody planned when requests were to be sent.
-        clock: who stamped: `kernel` or `mono`.
-        anchor: makes dates of the run's times.
-        beside: further parts, by name.
+        plan: the plan as JSON.
+        closed: closed loop: no request was scheduled.
+        clock: source of timestamps: `kernel` or `mono`.
+        anchor: converts times to dates.
+        beside: further parts by name.
     """
     tally = outcome.tally
     seconds = (outcome.ended_ns - outcome.began_ns) / NS_PER_S
@@ -305,9 +301,9 @@ def result_of(
 
 
 def _load(outcome: LoadResult, seen: RunObservations, planned_ns: Sequence[int]) -> dict[str, object]:
-    """What was planned, and how much of it was sent in its time.
+    """Return what was planned and how much of it was sent in time.
 
-    Rates and the share are of requests that wait for no answer: how the others come depends on the server.
+    Rates and the share are of requests that wait for no answer: the times of the others depend on the server.
     """
     told: dict[str, object] = {
         "stopped": outcome.stopped,
@@ -332,11 +328,11 @@ def _load(outcome: LoadResult, seen: RunObservations, planned_ns: Sequence[int])
 
 ERRORS_MAX: Final = 20
 GRACE_NS: Final = 10_000_000
-"""The last one may be late as any."""
+"""Allowed lateness of the last request."""
 
 
 def _quantiles(tally: LoadTally) -> dict[str, object]:
-    """In seconds, a value for each of `shares`, interpolated as everywhere; null where there was nothing."""
+    """Return quantiles in seconds, one for each of `shares`; null without values."""
 
     def told(histogram: Histogram) -> list[float] | None:
         return [to_seconds(v) for v in histogram.percentiles(QUANTILES) if v is not None] or None

@@ -91,8 +91,7 @@ class PromptMaker:
         }  # fmt: skip
 
     def body(self, prompt: Prompt, output: int) -> bytes:
-        """Encode a request for `output` tokens, at least one. Raises ConfigError for ids that cannot be sent.
-        """
+        """Encode a request for `output` tokens, at least one. Raises ConfigError for ids that cannot be sent."""
         text, ids = prompt.text, tuple(prompt.ids)
         if ids and self._protocol == "realtime":
             said = None if self._decode is None else self._decode(ids)
@@ -189,8 +188,7 @@ class Asking:
         except TimeoutError:
             return 0  # each request will find out for itself, and say so
 
-    def stop_retrying(self) -> None:
-        ...
+    def stop_retrying(self) -> None: ...
 
     async def aclose(self) -> None:
         """Cancel all requests, each with its Exchange, and close the target."""

@@ -1,13 +1,14 @@
-"""Text by number: the same words always, for a block of a trace, for a row, for a probe.
+"""Texts by number, and the simulated engine's words and tokenizer.
 
-A text is a string of bytes first, a byte for each word, and a table of 256 words makes text of it. Tables are
-chosen so that a word is one token, whatever stands before it (`vocabulary.py`), so n bytes are n tokens, two
-texts share as many leading tokens as their bytes do, and cutting a text to a length is cutting bytes.
+A text is a string of bytes, each a word of a table of 256. Tables are chosen so that a word is one token at
+any position: n bytes are n tokens, and texts share as many leading tokens as bytes. The bytes of number x
+begin with its name: NAME_BYTES of x times an odd constant modulo 2^72, lowest first. Names are unique; 256
+consecutive numbers differ in the first word, 65,536 in the first two, so no prefix is shared by accident.
+Then SHAKE128 continues. Nothing depends on PYTHONHASHSEED or Python's generators.
 
-The bytes of number x begin with its name: NAME_BYTES of it, multiplied by an odd constant modulo 2^72, the
-lowest first. Two numbers never have the same name, and 256 numbers in a row differ in the first word already,
-65,536 in the first two: no prefix is shared that was not to be. Then SHAKE128 goes on for as long as wanted.
-Nothing here depends on the process (PYTHONHASHSEED) or on Python's own generators.
+The engine's tokenizer is a byte-level BPE: one regular expression cuts a text into pieces of at most nine
+characters; a piece in the vocabulary is one token, any other its bytes with neighbouring letters paired.
+`tokenizer_json` is the same as a file for Hugging Face's `tokenizers`.
 """
 
 import functools
@@ -30,10 +31,10 @@ __all__ = [
 
 
 NAME_BYTES: Final = 9
-"""Enough for ids of 64 bits and what kind of number it is."""
+"""Enough for 64-bit ids and the kind of number."""
 _SPACE: Final = 1 << 8 * NAME_BYTES
 _ODD: Final = 0x9E3779B97F4A7C15F5 | 1
-"""2^72 by the golden ratio: names of neighbours lie far apart."""
+"""2^72 by the golden ratio: names of neighbours are far apart."""
 
 _COMMON: Final = """
 about after all also am an and any are as ask at away back be before best big black blue book build but by
@@ -54,22 +55,21 @@ write year yes you
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """A word for each byte, and what stands between two of them."""
+    """A word for each byte, and the separator."""
 
     table: tuple[str, ...]
     separator: str = " "
     exact: bool = True
-    """Each is one token by the tokenizer that they were chosen for, so that words are tokens."""
+    """Each word is one token by the tokenizer they were chosen for."""
 
     def __post_init__(self) -> None:
         assert len(self.table) == 256
 
     @classmethod
     def made_of(cls, words: Sequence[str], separator: str = " ", *, exact: bool = True) -> "Words":
-        """Of at least one word: as many as the largest power of two in their number, at most 256.
+        """Use as many words as the largest power of two in their number, at most 256, at least one.
 
-        Fewer than 256 come again and again in the table: names then differ by fewer bits of each byte, from
-        the lowest, so that what was said of neighbours holds for as many of them as there are words.
+        Fewer than 256 repeat in the table; names then differ in fewer bits of each byte, from the lowest.
         """
         size = min(256, 1 << (len(words).bit_length() - 1))
         return cls(tuple(words[:size]) * (256 // size), separator, exact)
@@ -79,28 +79,27 @@ class Words:
         return len(set(self.table))
 
     def text(self, key: bytes) -> str:
-        """The words of those bytes."""
         return self.separator.join(map(self.table.__getitem__, key))
 
 
 COMMON: Final = Words.made_of(_COMMON.split())
-"""Words that are one token each, after a space and without one, by cl100k, o200k, by Anthropic's published
-tokenizer and by our own; so most probably by others, too."""
+"""One token each, after a space and without one, by cl100k, o200k, Anthropic's published tokenizer and our
+own."""
 
 
 class Numbers:
-    """The bytes of numbers, under a seed: another one gives all of them another text."""
+    """Bytes of numbers under a seed."""
 
     def __init__(self, seed: int | str = 0) -> None:
         self._seed = f"{seed}/".encode()
         self._offset = int.from_bytes(shake_128(b"llmtap text " + self._seed).digest(NAME_BYTES))
 
     def block(self, number: int, tokens: int) -> bytes:
-        """The block of this id (of a signed or an unsigned 64-bit number)."""
+        """Return the bytes of a block id (signed or unsigned 64-bit)."""
         return self._bytes((number & 0xFFFF_FFFF_FFFF_FFFF) << 1, tokens)
 
     def row(self, number: int, tokens: int) -> bytes:
-        """What is this row's alone. Never begins with the word that a block begins with."""
+        """Return the bytes of a row. Never begins with the word that a block begins with."""
         return self._bytes(number << 1 | 1, tokens)
 
     def _bytes(self, x: int, tokens: int) -> bytes:
@@ -111,9 +110,9 @@ class Numbers:
 
 
 class RowText:
-    """The bytes of each row of a workload: those of its blocks, then its own.
+    """Bytes of each row of a workload: its blocks, then its own.
 
-    Rows share as many leading bytes as they share leading blocks, and differ from then on.
+    Rows share as many leading bytes as leading blocks.
     """
 
     def __init__(self, requests: Requests, seed: int = 0) -> None:
@@ -121,12 +120,10 @@ class RowText:
         self._numbers = Numbers(seed)
 
     def key(self, row: int, tokens: int, before: int = 0) -> bytes:
-        """So many words of a row.
+        """Return `tokens` words of a row.
 
-        Args:
-            before: tokens that the server puts before the text (the chat template's). They count for the
-                first block, whose end is left out for them, so that the blocks end for the server where
-                they end in the trace.
+        `before`: tokens that the chat template puts before the text. The first block is shortened by them, so
+        that blocks end for the server where they end in the trace.
         """
         requests, numbers = self._requests, self._numbers
         pieces: list[bytes] = []
@@ -174,18 +171,15 @@ _PUNCTUATION: Final = r"!-/:-@\[-`{-~"
 PATTERN: Final = (
     rf" ?[A-Za-z]{{1,8}}| ?[0-9]{{1,3}}| ?[{_PUNCTUATION}]|[ \t\n\r]{{1,8}}|[^A-Za-z0-9{_PUNCTUATION} \t\n\r]"
 )
-"""Cuts any text into pieces, none left over; ranges of ASCII only, which all engines read alike."""
+"""Cuts any text completely into pieces; ASCII ranges only, which all engines read alike."""
 _CUT: Final = re.compile(PATTERN)
 
 SENTENCES: Final = 400
-"""As many as the text has before it begins anew: some 4,000 tokens."""
+"""Length of the text before it repeats: about 4,000 tokens."""
 
 
 def _byte_letters() -> list[str]:
-    """A printable letter for each byte, as GPT-2's byte-level BPE has it.
-
-    What is printable stands for itself, the others are U+0100 onwards.
-    """
+    """Return a printable letter for each byte, as GPT-2's byte-level BPE."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = itertools.count(0x100)
     return [chr(b) if b in printable else chr(next(others)) for b in range(256)]
@@ -199,7 +193,7 @@ def _spelt(text: str) -> str:
 
 
 _PAIRS: Final = [(a, b) for a in (*_LETTERS, _BYTES[0x20]) for b in _LETTERS]
-"""Merges, the first before the later."""
+"""Merges in order."""
 
 
 def _vocabulary() -> dict[str, int]:
@@ -211,13 +205,13 @@ def _vocabulary() -> dict[str, int]:
 
 
 VOCABULARY: Final = _vocabulary()
-"""Ids by token, each token spelt in the letters of its bytes."""
+"""Ids by token, each token in the letters of its bytes."""
 _SPELLINGS: Final = list(VOCABULARY)
 _RANKS: Final = {pair: rank for rank, pair in enumerate(_PAIRS)}
 
 
 def cut(text: str) -> list[str]:
-    """The pieces of a text, before pairing."""
+    """Cut a text into pieces, before pairing."""
     return _CUT.findall(text)
 
 
@@ -236,24 +230,22 @@ def _ids_of_piece(piece: str) -> tuple[int, ...]:
 
 
 def token_ids(text: str) -> list[int]:
-    """The tokens of a text."""
     return [i for piece in cut(text) for i in _ids_of_piece(piece)]
 
 
 def count_tokens(text: str) -> int:
-    """How many tokens a text has; a prompt's words repeat, so each is looked at once."""
     return sum(len(_ids_of_piece(piece)) * n for piece, n in Counter(cut(text)).items())
 
 
 def cut_tokens(text: str) -> list[str]:
-    """The text of each token of an ASCII text, where a byte is a letter."""
+    """Return the text of each token of an ASCII text."""
     ends = itertools.accumulate(len(_SPELLINGS[i]) for i in token_ids(text))
     return [text[begin:end] for begin, end in itertools.pairwise([0, *ends])]
 
 
 @functools.cache
 def _story() -> tuple[list[str], list[int]]:
-    """The text the engine reads from, a token each, and where in it sentences begin."""
+    """Return the engine's text by tokens, and the starts of its sentences."""
     chance = random.Random("llmtap")
     tokens: list[str] = []
     starts: list[int] = []
@@ -272,9 +264,9 @@ def _story() -> tuple[list[str], list[int]]:
 
 
 def say(count: int, key: str) -> Sequence[str]:
-    """A text of `count` tokens, a string each; the same key gives the same text, however much of it.
+    """Return a text of `count` tokens, one string each; a shorter one of the same key is its prefix.
 
-    The first has no space before it. Joined, they are cut again into just these tokens.
+    The first has no leading space. Joined, they are cut again into the same tokens.
     """
     tokens, starts = _story()
     start = starts[crc32(key.encode()) % len(starts)]
@@ -287,7 +279,7 @@ def say(count: int, key: str) -> Sequence[str]:
 
 
 def tokenizer_json() -> dict[str, Any]:
-    """The tokenizer as the content of a `tokenizer.json`."""
+    """Return the tokenizer as the content of a `tokenizer.json`."""
     return {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
         "pre_tokenizer": {

@@ -1,7 +1,7 @@
-"""Tokenizers as prompts need them: many texts counted at once, ids back to text, and words of one token each.
+"""Tokenizers, chat templates and counters of whole prompts.
 
-`tiktoken:NAME`, the path of a `tokenizer.json`, a model's folder that has one, or `sim` for the simulated
-engine's own. All are local; the packages come with the extra `tokenizers`.
+`tiktoken:NAME`, a `tokenizer.json`, a model's folder, or `sim` for the simulated engine's own. All are local;
+the packages come with the extra `tokenizers`.
 """
 
 import json
@@ -30,39 +30,39 @@ __all__ = [
 
 OWN: Final = "sim"
 WORDS_MIN: Final = 16
-"""With fewer of one token each, texts would be all alike: then words count as they may."""
+"""Minimum number of one-token words: with fewer, texts would be too similar."""
 _CANDIDATES_MAX: Final = 4_000
 _plain_word = re.compile(r"[a-z]{2,9}").fullmatch
 
 
 class Tokenizer(Protocol):
-    """Cuts texts into tokens, without the special ones of a model."""
+    """Cuts texts into tokens, without a model's special ones."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def specials(self) -> int:
-        """Tokens that a completion's text gets before or behind it, as a beginning of sequence."""
+        """Special tokens added to a completion's text."""
         ...
 
     def counts(self, texts: Sequence[str]) -> list[int]:
-        """How many tokens each text has."""
+        """Return the number of tokens of each text."""
         ...
 
     def encode(self, text: str) -> Sequence[int]: ...
 
     def decode(self, ids: Sequence[int]) -> str | None:
-        """The text of those tokens; None where this tokenizer cannot say."""
+        """Return the text of tokens; None if unsupported."""
         ...
 
     def vocabulary(self) -> Sequence[str]:
-        """Plain lower-case words of its own, the first ones best; empty where it does not tell."""
+        """Plain lower-case words, the best first; empty if unknown."""
         ...
 
 
 def open_tokenizer(text: str, place: str) -> Tokenizer:
-    """The tokenizer of that name or path. Raises ConfigError that names `place`."""
+    """Open a tokenizer by name or path. Raises ConfigError naming `place`."""
     if text == OWN:
         return OwnTokenizer()
     path = Path(text)
@@ -73,7 +73,7 @@ def open_tokenizer(text: str, place: str) -> Tokenizer:
 
 
 class OwnTokenizer:
-    """The simulated engine's."""
+    """The simulated engine's tokenizer."""
 
     name = OWN
     specials = 0
@@ -142,15 +142,15 @@ class _HuggingFace:
 
 
 def _plain_words(tokens: Any) -> list[str]:
-    """Words among tokens as vocabularies spell them: with a space before, or the sign that stands for one."""
+    """Return the words of a vocabulary, without the sign of a leading space."""
     bare = (token.lstrip(" \u0120\u2581") for token in tokens)
     return list(dict.fromkeys(word for word in bare if _plain_word(word)))[:_CANDIDATES_MAX]
 
 
 def fitting_words(tokenizer: Tokenizer) -> Words:
-    """Words of one token each by this tokenizer, wherever they stand: the common ones, or some of its own.
+    """Return words of one token each at any position: the common ones, or the tokenizer's own.
 
-    `Words.exact` is False where there are too few: texts then have to be fitted by counting.
+    `Words.exact` is False if there are too few: texts must then be fitted by counting.
     """
     common = list(dict.fromkeys(COMMON.table))
     if _all_single(tokenizer, common):
@@ -170,7 +170,7 @@ def _all_single(tokenizer: Tokenizer, words: Sequence[str]) -> bool:
 
 
 def _single(tokenizer: Tokenizer, words: Sequence[str], separator: str) -> list[str]:
-    """Those that are one token alone and in a row of their kind."""
+    """Return those that are one token alone and in a row."""
     words = list(dict.fromkeys(words))
     alone = tokenizer.counts(words)
     in_a_row = tokenizer.counts([separator.join([word] * 8) for word in words])
@@ -178,11 +178,10 @@ def _single(tokenizer: Tokenizer, words: Sequence[str], separator: str) -> list[
 
 
 def cut_text(tokenizer: Tokenizer, text: str, tokens: int) -> tuple[str, int]:
-    """The beginning of any text, of so many tokens if it has them, and how many it really has.
+    """Return the beginning of a text of at most `tokens`, and its length.
 
-    The ids are cut and made text again. Where a word that was cut in two has other tokens than it had whole,
-    or a token ends within a character, some more or some less are tried until the count holds; if it never
-    does, what came nearest from below is returned.
+    Ids are cut and decoded. If the cut text has another count (a word or character was split), neighbouring
+    sizes are tried; else the nearest from below is returned.
     """
     ids = tokenizer.encode(text)
     if len(ids) <= tokens:
@@ -205,20 +204,20 @@ def cut_text(tokenizer: Tokenizer, text: str, tokens: int) -> tuple[str, int]:
 
 _INSTALL: Final = install_hint("tokenizers")
 FRAMES_MAX: Final = 256
-"""System prompts whose rendering is remembered, in prompts that have no history."""
+"""System prompts whose rendering is cached, for prompts without history."""
 _SAMPLES: Final = ("who will read", "there was a river")
-"""Two texts that a template which passes texts on must pass on both."""
+"""Two texts that a transparent template must pass on both."""
 
 
 class ChatTemplate:
-    """Renders prompts. Texts that the template passes on as they are cost no rendering of their own."""
+    """Renders prompts. Texts that the template passes on unchanged are not rendered again."""
 
     def __init__(
         self, source: str, special_tokens: Mapping[str, str], place: str, *, now_ns: int | None = None
     ) -> None:
-        """`special_tokens` by name, as `bos_token`. `now_ns`: UTC, for templates that tell the date.
+        """`special_tokens`: by name, as `bos_token`. `now_ns`: UTC, for templates that use the date.
 
-        Raises ConfigError that names `place`, for a template that is none.
+        Raises ConfigError naming `place` for an invalid template.
         """
         try:
             import jinja2
@@ -244,7 +243,7 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, folder: Path, place: str) -> "ChatTemplate":
-        """The template in a model's folder. Raises ConfigError that names `place`."""
+        """Load the template of a model's folder. Raises ConfigError naming `place`."""
         file = folder / "tokenizer_config.json"
         try:
             config = decode_json(file.read_bytes()) if file.is_file() else {}
@@ -268,7 +267,7 @@ class ChatTemplate:
         return cls(source, special, place)
 
     def render(self, prompt: Prompt) -> str:
-        """The text that the server cuts. Raises ConfigError where the template refuses such a prompt."""
+        """Return the text that the server tokenizes. Raises ConfigError if the template refuses the prompt."""
         # A template may strip what it passes on, and then frames tell only of texts without white space
         # around them. Conversations hardly begin alike, so theirs would be worked out once for each.
         if prompt.history or prompt.text != prompt.text.strip():
@@ -284,7 +283,7 @@ class ChatTemplate:
         return self._rendered(prompt, prompt.text) if frame is None else frame[0] + prompt.text + frame[1]
 
     def _frame(self, prompt: Prompt) -> tuple[str, str] | None:
-        """What stands around the text; None where the template does not just pass it on."""
+        """Return what surrounds the text; None if the template changes the text."""
         one, other = (self._rendered(prompt, sample) for sample in _SAMPLES)
         head, found, tail = one.rpartition(_SAMPLES[0])
         return (head, tail) if found and head + _SAMPLES[1] + tail == other else None
@@ -330,38 +329,37 @@ class TokenCounter(Protocol):
 
     @property
     def way(self) -> str:
-        """How it counts, for whoever reads the figures."""
+        """Counting method, for reports."""
         ...
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """By which it counts texts."""
+        """Tokenizer of texts."""
         ...
 
     @property
     def words(self) -> Words:
-        """What texts are best made of, for it to count right."""
+        """Words that it counts exactly."""
         ...
 
     def count(self, prompts: Sequence[Prompt]) -> list[int]: ...
 
     def overhead(self, like: Prompt) -> tuple[int, int]:
-        """Tokens before and behind the user's text in prompts with this one's system prompt and history."""
+        """Return the tokens before and after the user's text for this system prompt and history."""
         ...
 
 
 def as_text(prompt: Prompt) -> str:
-    """A prompt without roles, as a completion gets it and a reference tokenizer counts it."""
+    """Join a prompt's parts without roles, as completions and reference tokenizers take it."""
     said = (prompt.system, *(text for _, text in prompt.history), prompt.text)
     return "\n\n".join(text for text in said if text)
 
 
 def load_counter(text: str, *, chat: bool, place: str) -> TokenCounter:
-    """The counter of `tiktoken:NAME`, `sim`, a tokenizer.json or a model's folder.
+    """Load the counter of `tiktoken:NAME`, `sim`, a tokenizer.json or a model's folder.
 
-    Of a folder the chat template is taken where the prompts are for a chat endpoint, and else the special
-    tokens that completions get; a file or a name is a reference, by which plain text is counted. Raises
-    ConfigError that names `place`.
+    A folder gives its chat template for chat endpoints, else the special tokens of completions; a file or
+    name is a reference for plain text. Raises ConfigError naming `place`.
     """
     tokenizer = open_tokenizer(text, place)
     if not Path(text).is_dir():
@@ -372,7 +370,7 @@ def load_counter(text: str, *, chat: bool, place: str) -> TokenCounter:
 
 
 class TextCounter:
-    """Counts plain text, and so many special tokens with it."""
+    """Counts plain text plus special tokens."""
 
     def __init__(self, tokenizer: Tokenizer, *, way: str = REFERENCE, specials: int = 0) -> None:
         self.way = way
@@ -394,7 +392,7 @@ class TextCounter:
 
 
 class ChatCounter:
-    """Counts what a chat template makes of the messages: special tokens, roles, and where the answer begins.
+    """Counts the rendered chat template: special tokens, roles, and the start of the answer.
 
     Source: seed 003, "Prompt Construction": the overhead is measured with a sample message.
     """
