@@ -38,7 +38,7 @@ def serve(
     listen: Annotated[str, typer.Option(help="HOST:PORT to listen on.")] = "127.0.0.1:8000",
     grpc: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="Serve llmtap.inference.v1 over gRPC there, too."),
+        typer.Option(metavar="HOST:PORT", help="Also serve vLLM's engine service over gRPC there."),
     ] = None,
     ttft: Annotated[
         str | None, typer.Option(help="From a request to its first token; default 150ms.")

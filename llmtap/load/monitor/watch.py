@@ -111,7 +111,7 @@ def metrics_url(target: str) -> str:
 
 
 def read_metrics(body: bytes) -> dict[str, float]:
-    """Read our series from an exposition, by the names of `SERIES`. Raises ValueError if it cannot be parsed."""
+    """Read our series (names of `SERIES`) from an exposition. Raises ValueError if it cannot be parsed."""
     lines = [line for line in body.splitlines() if line.startswith(_WANTED)]
     text = b"\n".join([*lines, b""]).decode()
     found: dict[str, list[Sample]] = {}

@@ -184,7 +184,7 @@ _MEANINGLESS: Final[Mapping[Spoken, Mapping[str, str]]] = {
         "--fresh": "one connection carries all calls",
         "--retries": "nothing is sent again",
         "--retry-wait": "nothing is sent again",
-        "--server": "it is llmtap's own service",
+        "--server": "it is vLLM's engine service",
         "--ca": "it is spoken without TLS",
         "--insecure": "it is spoken without TLS",
     },
@@ -208,7 +208,7 @@ def maker_for(target: str, body: BodyOptions, decode: Decode | None) -> AnyMaker
     spoken = protocol_of(target)
     if spoken == "http":
         return BodyMaker(body, decode=decode)
-    # Our own service knows both fields; Realtime has them where the server is one of those that do.
+    # vLLM's gRPC service has both fields; Realtime has them if the server is one of these.
     exact = body.exact_output and (spoken == "grpc" or body.server in ("vllm", "sglang"))
     return PromptMaker(spoken, model=body.model, exact_output=exact, decode=decode)
 

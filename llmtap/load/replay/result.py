@@ -133,7 +133,7 @@ class RunObservations:
         return array("q", (requests.arrival_ns[row] for row in self._firsts()))
 
     def arrivals(self, began_ns: int) -> dict[str, object]:
-        """Compare sent with planned times of requests that wait for no answer. `rate_ratio`: sent / planned."""
+        """Compare sent and planned times of requests that wait for no answer; `rate_ratio`: sent / planned"""
         planned = self.planned_ns()
         sent = [
             None if (t := self._first_sent_ns.get(row)) is None else t - began_ns for row in self._firsts()

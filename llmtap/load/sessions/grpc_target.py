@@ -1,4 +1,4 @@
-"""Client of llmtap's service over gRPC (`llmtap/protocol/inference.proto`).
+"""Client of vLLM's engine service over gRPC (`protocol/vllm_grpc.py`).
 
 gRPC exposes neither sockets nor their timestamps: a message is stamped when it reaches this process, after
 gRPC's own threads, whose delay is not measured. `uncertainty_ns` covers the loop only. T_submit is when gRPC
@@ -17,23 +17,15 @@ import grpc.aio
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError
 from llmtap.exchange.bounds import bound
-from llmtap.exchange.exchange import BLANK, OUTPUT, Exchange, Timeline, Tokens
+from llmtap.exchange.exchange import OUTPUT, Exchange, Timeline, Tokens
 from llmtap.exchange.observer import TOKENS_MAX
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
 from llmtap.exchange.plausibility import remove_implausible
 from llmtap.exchange.refusal import Interventions
 from llmtap.load.sending import Lateness
 from llmtap.protocol.delta import Verdict
-from llmtap.protocol.inference import (
-    METHOD,
-    REQUEST_ID,
-    Counts,
-    GrpcChunk,
-    Request,
-    read_chunk,
-    write_request,
-)
 from llmtap.protocol.verdicts import INPUT, of_finish_reason
+from llmtap.protocol.vllm_grpc import METHOD, GrpcChunk, GrpcRequest, GrpcUsage, read_chunk, write_request
 from llmtap.units import NS_PER_S
 from llmtap.workload.prompts.prompt import Prompt
 from llmtap.workload.prompts.tokenizer import as_text
@@ -106,12 +98,12 @@ class GrpcTarget:
         request_id = request_id or f"{self._name}-{self._seq}"
         output = max(1, output_tokens)
         request = write_request(
-            Request(
-                model=self.model or "", text="" if prompt.ids else as_text(prompt), ids=prompt.ids,
+            GrpcRequest(
+                request_id, text="" if prompt.ids else as_text(prompt), ids=prompt.ids,
                 max_tokens=output, min_tokens=output if self._exact else 0, ignore_eos=self._exact,
             )
         )  # fmt: skip
-        metadata = [*self._metadata, (REQUEST_ID, request_id)]
+        metadata = list(self._metadata)
         if self._tenant_header is not None and tenant is not None:
             metadata.append((self._tenant_header, tenant))
         began_ns = mono_ns()
@@ -188,7 +180,7 @@ class _Answer:
         self._x = x
         self.outcome = Outcome.COMPLETE
         self.error: str | None = None
-        self._counts: Counts | None = None
+        self._usage: GrpcUsage | None = None
         self._declared = 0
         self._writing: asyncio.Task[Any] | None = None
         self._called_off = False
@@ -237,30 +229,24 @@ class _Answer:
 
     def _add(self, chunk: GrpcChunk, size: int, t_ns: int) -> None:
         """Record a message received at `t_ns`."""
-        x = self._x
-        t, text = x.timeline, chunk.text
+        x, t = self._x, self._x.timeline
+        # vLLM's last message repeats ids of the last chunk.
+        count = 0 if chunk.usage is not None and self._declared else len(chunk.ids)
         # What is counted from the tokens of each message takes memory.
-        tokens = chunk.tokens if self._declared + chunk.tokens <= TOKENS_MAX else 0
+        tokens = count if self._declared + count <= TOKENS_MAX else 0
         x.reads += 1
         x.response_bytes += size
         if t.first_byte_ns is None:
             t.first_byte_ns = t.first_any_ns = t_ns
-        flags = 0
-        if text or chunk.tokens:
-            flags = OUTPUT | BLANK if text.isspace() or not text else OUTPUT
+        event_class, flags = EventClass.METADATA, 0
+        if count:
+            event_class, flags = EventClass.CONTENT, OUTPUT
             t.last_token_ns = t_ns
             if t.first_token_ns is None:
-                t.first_token_ns = t_ns
-            if t.first_content_ns is None and flags == OUTPUT:
-                t.first_content_ns = t_ns
+                t.first_token_ns = t.first_content_ns = t_ns
             self._declared += tokens
-            event_class = EventClass.CONTENT
-            if text and self._interventions.reading:
-                self._interventions.read(text)
-        elif chunk.counts is not None:
+        elif chunk.usage is not None:
             event_class = EventClass.USAGE
-        else:
-            event_class = EventClass.METADATA
         before = len(t.events)
         t.events.add(t_ns, event_class, size, tokens or -1, flags)
         if chunk.finish:
@@ -268,8 +254,7 @@ class _Answer:
             verdict = of_finish_reason(chunk.finish)
             if verdict is not None:
                 self._interventions.add(verdict, before, self._declared)
-        if chunk.counts is not None:
-            self._counts = chunk.counts
+        self._usage = chunk.usage or self._usage
 
     def _judge(self, code: grpc.StatusCode, details: str) -> None:
         x = self._x
@@ -280,6 +265,9 @@ class _Answer:
                 if x.finish_reason is None:
                     self.outcome = Outcome.TRUNCATED
                     self.error = "upstream ended the stream without a finish reason"
+                elif x.finish_reason in ("abort", "error"):
+                    self.outcome = Outcome.UPSTREAM_ERROR
+                    self.error = f"upstream ended the answer with the finish reason {x.finish_reason}"
                 return
             case grpc.StatusCode.CANCELLED:
                 self.outcome, self.error = Outcome.CLIENT_CANCELLED, "the run was over"
@@ -301,14 +289,14 @@ class _Answer:
         """Return the Exchange as an HTTP observer would."""
         x = self._x
         x.uncertainty_ns = max(lag_ns, self._submit_width_ns)
-        counts = self._counts
-        if counts is not None:
-            x.tokens = Tokens(
-                counts.prompt_tokens, counts.output_tokens, None, counts.cached_tokens, TokenSource.USAGE
-            )
-            x.usage = {"prompt_tokens": counts.prompt_tokens, "output_tokens": counts.output_tokens}
-            if counts.cached_tokens is not None:
-                x.usage["cached_tokens"] = counts.cached_tokens
+        usage = self._usage
+        if usage is not None:
+            output = max(self._declared, usage.output_tokens)
+            x.tokens = Tokens(usage.prompt_tokens, output, None, usage.cached_tokens, TokenSource.USAGE)
+            x.usage = {
+                "prompt_tokens": usage.prompt_tokens, "output_tokens": output,
+                "cached_tokens": usage.cached_tokens,
+            }  # fmt: skip
         elif self._declared:
             x.tokens = Tokens(output=self._declared, source=TokenSource.RUNNING_USAGE)
         remove_implausible(x)

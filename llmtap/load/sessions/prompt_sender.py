@@ -91,7 +91,7 @@ class PromptMaker:
         }  # fmt: skip
 
     def body(self, prompt: Prompt, output: int) -> bytes:
-        """Encode a request for `output` tokens, at least one. Raises ConfigError for ids that cannot be sent."""
+        """Encode a request for `output` tokens, at least one. Raises ConfigError for unsupported ids."""
         text, ids = prompt.text, tuple(prompt.ids)
         if ids and self._protocol == "realtime":
             said = None if self._decode is None else self._decode(ids)

@@ -72,7 +72,7 @@ class SimServer:
         self.app.on_cleanup.append(self._close)
 
     def serve_grpc(self, host: str, port: int) -> None:
-        """Also serve llmtap's own service over gRPC, from when `app` starts to when it ends; `grpc_port` is
+        """Also serve vLLM's engine service over gRPC, from when `app` starts to when it ends; `grpc_port` is
         its port then."""
         from llmtap.sim.server.grpc_service import GrpcService  # gRPC takes 18 MB and 40 ms
 

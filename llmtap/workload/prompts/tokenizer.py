@@ -267,7 +267,7 @@ class ChatTemplate:
         return cls(source, special, place)
 
     def render(self, prompt: Prompt) -> str:
-        """Return the text that the server tokenizes. Raises ConfigError if the template refuses the prompt."""
+        """Return the text that the server tokenizes. Raises ConfigError if the template refuses it."""
         # A template may strip what it passes on, and then frames tell only of texts without white space
         # around them. Conversations hardly begin alike, so theirs would be worked out once for each.
         if prompt.history or prompt.text != prompt.text.strip():
