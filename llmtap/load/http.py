@@ -1,7 +1,7 @@
 """HTTP/1.1 load sender: requests on one loop, each sent when `send` is called.
 
-One module of more than 500 lines: `Call` and `LoadSender` share state on the time-critical path. Timestamps
-are the kernel's where available; remaining lateness is reported as `uncertainty_ns` and `dispatch_late_ns`.
+Long because `Call` and `LoadSender` share state on the time-critical path. Timestamps are the
+kernel's where available; remaining lateness is reported as `uncertainty_ns` and `dispatch_late_ns`.
 `load/run.py` decides when to send.
 
 Source: IETF seed 000, B.1.1 (T_submit: the kernel has the last byte of the request).

@@ -10,12 +10,12 @@ import pytest
 from llmtap.clock import SystemClock
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
-from llmtap.load.run import ClosedSchedule, LoadRun, OpenSchedule, StopErrors
+from llmtap.load.run import ClosedSchedule, LoadRun, OpenSchedule
 from llmtap.load.tally import LoadTally
 from llmtap.workload.requests import Requests
 from tests.support.loading import Sending, body_of, sender_to, streamed_answer
 from tests.support.peer import scene, wait_until
-from tests.support.upstream import CLOSE, Call, Script, Upstream, answers, says, upstream
+from tests.support.upstream import CLOSE, Call, Upstream, answers, says, upstream
 
 MS = 1_000_000
 ANSWER = streamed_answer(2)
@@ -235,41 +235,6 @@ async def test_a_stop_ends_retries_too() -> None:
 
 
 # ---------------------------------------------------------------- too many errors, too many under way
-
-
-def alternating(bad_of_ten: int) -> Script:
-    seen = 0
-
-    async def script(call: Call) -> str | None:
-        nonlocal seen
-        await call.body()
-        seen += 1
-        await call.say(
-            *(ANSWER if seen % 10 >= bad_of_ten else [b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n"])
-        )
-        return None
-
-    return script
-
-
-@pytest.mark.parametrize(("bad_of_ten", "gives_up"), [(10, True), (6, True), (5, False), (0, False)])
-def test_too_many_errors(bad_of_ten: int, gives_up: bool) -> None:
-    @scene
-    async def play() -> None:
-        async with upstream() as server, sender_to(server.url + server.on(alternating(bad_of_ten))) as to:
-            playing = await Playing(to, requests([0] * 100), slots=1, stop_errors=StopErrors(0.5, 20)).go()
-            if gives_up:
-                assert len(playing.rows) == 20, "as soon as enough were looked at"
-                assert (
-                    playing.run.stopped
-                    == playing.run.gave_up
-                    == f"{2 * bad_of_ten} of the latest 20 answers failed"
-                )
-            else:
-                assert len(playing.rows) == 100
-                assert playing.run.stopped is None
-
-    play()
 
 
 @scene

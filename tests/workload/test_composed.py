@@ -46,13 +46,6 @@ def test_rows_are_the_same_whatever_count_and_order(
     assert {row: source.prompt(row) for row in rows} == dict(enumerate(straight))
 
 
-def test_a_column_does_not_change_with_another_ones_distribution() -> None:
-    one = Composed("one", SHORT, SHORT).requests(50, 1)
-    other = Composed("other", UniformLengths(min=1, max=9), SHORT, sharing=SHARING).requests(50, 1)
-    assert one.output == other.output
-    assert one.input != other.input
-
-
 @pytest.mark.parametrize("name", ["plain", "shared", "code", "document", "turns"])
 def test_a_prompt_can_be_asked_for_in_another_size(name: str) -> None:
     requests = MANY[name].requests(30, 3)

@@ -4,13 +4,12 @@ import itertools
 import math
 from random import Random
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.units import Duration
-from llmtap.workload.composed import Composed, RandomIds
+from llmtap.workload.composed import Composed
 from llmtap.workload.lengths import Fixed, LogNormal, UniformLengths
 from llmtap.workload.plan import (
     BLOCK_TOKENS,
@@ -108,15 +107,6 @@ def test_think_times_have_their_median(think: Think, median_s: float) -> None:
     assert min(times) >= 0
 
 
-def test_a_lognormal_thinker_has_its_95th_percentile() -> None:
-    think = ThinkLogNormal(median=Duration(6 * S), p95=Duration(40 * S))
-    assert think.quantile_ns(0.95) == pytest.approx(40 * S)
-    with pytest.raises(msgspec.ValidationError, match="median above 0"):
-        msgspec.convert(
-            {"distribution": "lognormal", "median": 0, "p95": 1}, ThinkLogNormal, dec_hook=lambda k, v: k(v)
-        )
-
-
 def test_prompts_grow_by_what_was_said() -> None:
     plan = CHATS.plan(2_000, 11)
     requests = plan.requests
@@ -161,15 +151,3 @@ def test_the_history_is_what_the_earlier_rows_said() -> None:
             assert prompt.system == earlier.system
             deep = max(deep, len(prompt.history))
     assert deep >= 4
-
-
-def test_ids_grow_the_same_way() -> None:
-    numbers = Composed("ids", CHATS.input, CHATS.output, RandomIds(1_000), CHATS.sharing, TALK)
-    requests = numbers.requests(40, 5)
-    prompts = numbers.prompts(requests, 5)
-    for row, before in enumerate(requests.after):
-        ids = list(prompts.prompt(row).ids)
-        assert len(ids) == requests.input[row]
-        assert 0 <= min(ids) <= max(ids) < 1_000
-        if before >= 0:
-            assert ids[: requests.input[before]] == list(prompts.prompt(before).ids)

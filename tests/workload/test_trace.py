@@ -100,12 +100,6 @@ def test_a_trace_that_is_too_short_begins_again_a_mean_gap_after_its_end() -> No
     assert trace.rate_rps == 1 / 3
 
 
-def test_a_period_that_is_not_whole_is_rounded_once() -> None:
-    trace = Trace(Requests(array("q", [0, 5, 7, 10]), *(array("q", [1] * 4) for _ in range(3))))
-    # 10 + 10 / 3 ns.
-    assert list(trace.requests_at(count=16).arrival_ns)[::4] == [0, 13, 26, 40]
-
-
 def test_who_all_come_at_once_cannot_come_again() -> None:
     trace = trace_of((3, 1, 1), (3, 1, 1))
     assert trace.rate_rps is None

@@ -268,21 +268,3 @@ def test_each_row_knows_its_place_in_the_source(tmp_path: Path) -> None:
     )
     alone = load_trace(place)
     assert (list(alone.places), list(alone.window(S).places), alone.answered) == ([], [], False)
-
-
-@pytest.mark.parametrize(
-    ("told", "answered"),
-    [
-        ({}, False),
-        ({"first_byte_us": 3, "submit_us": 1}, False),
-        ({"response_end_us": 3}, True),
-        ({"first_content_us": 3}, True),
-        ({"event_us": [3]}, True),
-    ],
-)
-def test_whether_a_source_tells_when_answers_came_is_known(
-    told: dict[str, object], answered: bool, tmp_path: Path
-) -> None:
-    rows = (row(1, input_tokens=1), row(2, input_tokens=1, **told), row(3, input_tokens=None))
-    place = capture(tmp_path / "c.parquet", *rows)
-    assert load_trace(place, places=True).answered is answered

@@ -398,23 +398,3 @@ async def test_who_guesses_asks_once_where_there_are_no_metrics(answer: Answer) 
     about = scraper.about()
     assert asked == ["me/1"], "and not once more at the end"
     assert (about["scrapes"], about["failed"], about["url"]) == (1, 1, url)
-
-
-@scene
-async def test_who_guesses_goes_on_where_there_were_metrics_or_nobody() -> None:
-    n = 0
-
-    async def answer(request: web.Request) -> web.StreamResponse:
-        nonlocal n
-        n += 1
-        if n == 1:
-            return await leaves(request)
-        return web.Response(text="tgi_queue_size 1\n", status=200 if n == 2 else 503)
-
-    async with serving(answer) as url:
-        scraper = ServerScraper(url, SystemClock(), period_ns=QUICK_NS, optional=True)
-        scraper.start()
-        await wait_until(lambda: scraper.about()["failed"] > 3)
-        await scraper.close()
-    assert not scraper.about()["gave_up"]
-    assert len(scraper.columns) == 1

@@ -31,7 +31,6 @@ from tests.support.sim_engine import engine
 
 ARRIVALS_MS = (500, 100, 900, 300, 300, 700, 0, 1_100, 1_300, 1_200)
 """Rows of a capture are in the order of their ends, not of their arrivals."""
-S = 1_000_000_000
 
 
 def told(baseline: Baseline) -> dict[str, Any]:
@@ -93,27 +92,6 @@ def test_a_request_is_compared_with_the_row_it_was_made_of(
         "compared": len(places), "not_found": 0, "repeated": len(plan.requests) - len(places),
     }  # fmt: skip
     assert result["output_tokens"]["equal"] == result["output_tokens"]["n"] == len(places)
-
-
-def test_places_count_over_files_and_over_rows_that_are_left_out(tmp_path: Path) -> None:
-    header = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
-    rows = 23_000
-    path = tmp_path / "b.csv"
-    # Three batches, the latest arrivals first.
-    path.write_text(
-        header + "".join(f"{rows - i},,{i % 9 + 1},m,{i + 1},5,{i + 6},API log\n" for i in range(rows))
-    )
-    plan = make_plan(ReplayQuestion(source=str(path), window_from_ns=5_000 * S, window_for_ns=15_000 * S))
-    assert plan.baseline is not None
-    assert list(plan.baseline.places) == list(range(17_999, 2_999, -1))
-    folder = tmp_path / "many"
-    for number in range(3):
-        x = [answer(10 * number + i, 20, at_ms=10 * number + i) for i in range(4)]
-        x[1].tokens.input = None
-        write_capture(folder / f"llmtap-{number}.parquet", [*x[2:], *x[:2]])
-    many = make_plan(ReplayQuestion(source=str(folder)))
-    assert many.baseline is not None
-    assert list(many.baseline.places) == [2, 0, 1, 6, 4, 5, 10, 8, 9]
 
 
 def test_a_row_that_has_other_lengths_is_another_one(tmp_path: Path) -> None:
@@ -271,47 +249,6 @@ def test_who_tells_how_long_an_answer_took_but_not_when_it_was_submitted_has_ela
     assert result["notes"] == [
         "the source does not say when requests were submitted: elapsed counts from arrival"
     ]
-
-
-def har_entry(second: int, **timings: float) -> dict[str, Any]:
-    """As a browser saves it."""
-    ask = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
-    said = {
-        "object": "chat.completion", "model": "m",
-        "choices": [
-            {"index": 0, "message": {"role": "assistant", "content": "yes"}, "finish_reason": "stop"}
-        ],
-        "usage": {"prompt_tokens": 3, "completion_tokens": 4},
-    }  # fmt: skip
-    kind = [{"name": "content-type", "value": "application/json"}]
-    return {
-        "startedDateTime": f"2026-01-02T03:04:{second:02d}.000Z", "time": sum(timings.values()),
-        "request": {
-            "method": "POST", "url": "https://gw.example/v1/chat/completions", "httpVersion": "h2",
-            "headers": kind, "postData": {"mimeType": "application/json", "text": json.dumps(ask)},
-        },
-        "response": {
-            "status": 200, "statusText": "", "httpVersion": "h2", "headers": kind,
-            "content": {"size": 9, "mimeType": "application/json", "text": json.dumps(said)},
-        },
-        "timings": timings,
-    }  # fmt: skip
-
-
-def test_a_har_has_what_a_browser_saw(tmp_path: Path) -> None:
-    entries = [har_entry(9, send=1, wait=40, receive=10), har_entry(5, send=2, wait=20, receive=10)]
-    path = tmp_path / "page.har"
-    path.write_text(json.dumps({"log": {"version": "1.2", "creator": {}, "entries": entries}}))
-    plan = make_plan(ReplayQuestion(source=str(path)))
-    assert plan.baseline is not None
-    assert list(plan.baseline.places) == [1, 0]
-    result = compared(plan, [whole(answer(0, ttft_ms, 4)) for ttft_ms in (50, 100)])
-    e2e = result["pairs"]["e2e"]
-    # Now it is the first token, three gaps and 1 ms.
-    assert list(e2e["difference"].values()) == close_to(shares_of([0.111 - 0.030, 0.161 - 0.050]))
-    assert e2e["n"] == result["pairs"]["e2e_same_length"]["n"] == 2
-    assert result["then"]["window"]["start"] == "2026-01-02T03:04:05.000Z"
-    assert result["uncertainty"] is None
 
 
 def test_a_pipe_is_not_opened_again(tmp_path: Path) -> None:

@@ -115,14 +115,3 @@ async def test_models_and_metrics_trust_whom_the_load_trusts(tmp_path: Path) -> 
             # The last scrape waits no longer than a second.
             assert result["system"]["summary"]["scrape"]["failures"] in ({}, {"no answer in time": 1})
             assert beside(asked).keys() == {"/v1/models", "/metrics"}
-
-
-@scene
-async def test_answers_that_blame_the_request_are_upstream_errors_with_their_status() -> None:
-    async with gateway(answers=401) as (url, _):
-        result = await replayed(url)
-    assert result["outcomes"] == {"upstream_error": N}
-    assert result["error_statuses"] == {"401": N}
-    assert result["errors"] == {"upstream answered 401 (invalid_api_key)": N}
-    says = next(one["says"] for one in result["verdict"]["findings"] if one["what"] == "failed")
-    assert f"{N} of them by answers that blame the request: status 401 ({N})" in says

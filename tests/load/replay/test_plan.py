@@ -129,20 +129,6 @@ def test_a_trace_without_times_is_told_how_to_give_it_some(tmp_path: Path) -> No
     assert len(plan_of(str(file), closed=True).requests) == 2
 
 
-def test_a_trace_tells_its_lengths_as_a_workload_does(trace: str) -> None:
-    told: Any = plan_of(trace).describe()["lengths"]
-    assert {name: told["input"][name] for name in ("distribution", "unit", "n", "mean", "min", "max")} == {
-        "distribution": "empirical", "unit": "tokens", "n": 4, "mean": 45.0, "min": 30, "max": 60,
-    }  # fmt: skip
-    assert (told["output"]["mean"], told["output"]["control"]) == (6.5, "max_tokens")
-    assert "lengths" not in plan_of("conversation", closed=True).describe()
-
-
-def test_a_format_that_nobody_knows_is_the_option_s_fault(trace: str) -> None:
-    with pytest.raises(ConfigError, match="--from: no format to read is called 'junk'"):
-        plan_of(trace, source_format="junk")
-
-
 @dataclass
 class Said:
     """Prompts that are known."""

@@ -256,24 +256,3 @@ async def test_a_disk_that_is_full_loses_records_and_no_counts() -> None:
             tally = LoadTally()
             tally.merge_bytes(done.tally)
             assert tally.summary.n == 5
-
-
-@pytest.mark.parametrize(
-    ("pieces", "line", "rest"),
-    [
-        ([b"{}\n"], b"{}", b""),
-        ([b"{", b"}\nstop x\n"], b"{}", b"stop x\n"),
-        ([b"{}\nst"], b"{}", b"st"),
-        ([b"{}"], b"", b""),
-        ([], b"", b""),
-    ],
-)
-def test_the_first_line_leaves_what_is_behind_it(pieces: list[bytes], line: bytes, rest: bytes) -> None:
-    reader, writer = os.pipe()
-    try:
-        for piece in pieces:
-            os.write(writer, piece)
-        os.close(writer)
-        assert worker._first_line(reader) == (line, rest)
-    finally:
-        os.close(reader)

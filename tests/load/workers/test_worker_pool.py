@@ -220,23 +220,6 @@ def test_a_process_that_is_killed_is_lost_and_nobody_waits_for_it() -> None:
     assert (plan(out)["planned"], plan(out)["sent"]) == (6, 2)
 
 
-def test_what_a_lost_process_had_put_aside_is_there() -> None:
-    """Much more than it keeps back for one write."""
-
-    async def meanwhile(load: Load) -> None:
-        await wait_until(lambda: len(load.server.calls) == 40)
-        await wait_until(lambda: any(p.ended == 40 for p in load.told))
-        os.kill(load.crew.pids[0], signal.SIGKILL)
-
-    big = streamed_answer(1_500)
-    load = Load(says(big[0] + b"".join(big[1:])), requests([*range(40), HOUR_MS]))
-    out = play(load.run(meanwhile))
-    assert (out.lost, out.lost_rows) == ([-signal.SIGKILL], 41)
-    rows = [row for row, _ in load.exchanges]
-    assert 0 < len(rows) <= 40
-    assert len(set(rows)) == len(rows)
-
-
 @pytest.mark.parametrize("torn", range(1, 60, 7))
 def test_a_torn_record_ends_what_a_lost_process_had_put_aside(torn: int) -> None:
     x = streamed(100, 120)

@@ -226,24 +226,6 @@ def test_a_workloads_own_texts_get_their_lengths_and_keep_their_context(
     assert counter.tokenizer.counts([made[0][0].system]) == [40]
 
 
-def test_prompts_of_token_ids_stay_what_they_are(counters: Counters) -> None:
-    class Ids(_Elastic):
-        def sized(self, row: int, tokens: int) -> Prompt:
-            return Prompt(ids=[1, 2, 3])
-
-        def fitted(self, fit: Fit) -> "Ids":
-            return self
-
-    counter, _ = counters["chat"]
-    requests = rows_of([3, 4])
-    made = ElasticPrompts(Ids(requests), requests, counter).prompts([0, 1])
-    assert [(prompt.ids, fitted.missed, fitted.way) for prompt, fitted in made] == [
-        ([1, 2, 3], 0, "token ids"),
-        ([1, 2, 3], -1, "token ids"),
-    ]
-    assert counter.count([Prompt(ids=[5] * 7)]) == [7]
-
-
 def test_a_completion_by_the_models_tokenizer_has_its_special_tokens(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "bos")
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))

@@ -17,7 +17,6 @@ from llmtap.workload.prompts.text import (
     NAME_BYTES,
     Numbers,
     RowText,
-    Words,
     count_tokens,
     cut,
     say,
@@ -59,15 +58,6 @@ def test_the_common_words_are_256_and_a_token_each_by_our_own_tokenizer() -> Non
 @given(st.binary(max_size=300))
 def test_n_bytes_are_n_tokens(key: bytes) -> None:
     assert count_tokens(COMMON.text(key)) == len(key)
-
-
-@pytest.mark.parametrize(
-    ("number", "kept"), [(1, 1), (2, 2), (3, 2), (16, 16), (31, 16), (255, 128), (300, 256)]
-)
-def test_fewer_words_come_again_and_again(number: int, kept: int) -> None:
-    words = Words.made_of([f"w{i}" for i in range(number)])
-    assert words.distinct == kept
-    assert words.text(bytes([0, kept - 1, kept % 256])) == f"w0 w{kept - 1} w0"
 
 
 def test_a_text_is_the_same_for_ever() -> None:

@@ -71,24 +71,11 @@ def test_a_tokenizer_of_other_words_gets_some_of_its_own(folder: Path) -> None:
         assert tokenizer.counts([words.text(key)]) == [len(key)]
 
 
-class _Letters(OwnTokenizer):
-    """A token a letter, spaces too."""
-
-    def counts(self, texts: list[str]) -> list[int]:  # type: ignore[override]
-        return [len(text) for text in texts]
-
-
 class _Pairs(OwnTokenizer):
     """Nothing is one token."""
 
     def counts(self, texts: list[str]) -> list[int]:  # type: ignore[override]
         return [2 * len(text) for text in texts]
-
-
-def test_where_letters_are_tokens_texts_are_letters() -> None:
-    words = fitting_words(_Letters())
-    assert (words.exact, words.separator, words.distinct) == (True, "", 32)
-    assert len(words.text(bytes(256))) == 256
 
 
 def test_where_nothing_is_one_token_it_is_said() -> None:
