@@ -29,8 +29,8 @@ from llmtap.workload.prompts.tokenizer import as_text
 from llmtap.workload.requests import Requests
 
 __all__ = [
-    "BodyMaker", "BodyOptions", "Decode", "Maker", "Prepared", "PromptLengths", "parse_body_fields",
-    "prepare", "server_of",
+    "BodyMaker", "BodyOptions", "Decode", "Maker", "Prepared", "PromptLengths", "model_ids",
+    "parse_body_fields", "prepare", "server_of",
 ]  # fmt: skip
 
 
@@ -221,24 +221,33 @@ def server_of(models: bytes) -> Server:
 
     The simulated engine knows vLLM's fields.
     """
-    try:
-        listed = msgspec.json.decode(models, type=_Models)
-    except (ValueError, RecursionError):
-        return "auto"
     known: Mapping[str, Server] = {
         "vllm": "vllm", "sglang": "sglang", "llmtap": "vllm", "openai": "openai", "system": "openai",
         "openai-internal": "openai",
     }  # fmt: skip
-    owners = {known.get(model.owned_by.lower(), "auto") for model in listed.data}
+    owners = {known.get(str(model.owned_by).lower(), "auto") for model in _models(models)}
     return owners.pop() if len(owners) == 1 else "auto"
 
 
+def model_ids(models: bytes) -> list[str]:
+    """Return the ids of `GET /v1/models`."""
+    return [model.id for model in _models(models) if model.id]
+
+
 class _Model(msgspec.Struct):
-    owned_by: str = ""
+    id: str = ""
+    owned_by: Any = ""
 
 
 class _Models(msgspec.Struct):
     data: list[_Model] = []
+
+
+def _models(raw: bytes) -> list[_Model]:
+    try:
+        return msgspec.json.decode(raw, type=_Models).data
+    except (ValueError, RecursionError):
+        return []
 
 
 def _with_usage(raw: msgspec.Raw | None) -> dict[str, Any]:

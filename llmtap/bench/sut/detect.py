@@ -31,10 +31,9 @@ from llmtap.bench.sut.target import BenchTarget
 from llmtap.clock import Clock, SystemClock
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.exchange.saved import explain, read_saved
-from llmtap.load.bodies import BodyMaker, BodyOptions, server_of
+from llmtap.load.bodies import BodyMaker, BodyOptions, model_ids, server_of
 from llmtap.load.monitor.gpu import open_gpus
 from llmtap.load.replay.options import read_headers
-from llmtap.load.replay.perform import model_ids
 from llmtap.load.target import PATHS
 from llmtap.metrics.latency import measure
 from llmtap.net.tls import client_context

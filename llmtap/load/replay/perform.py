@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
 import aiohttp
+import msgspec
 
 from llmtap.capture.schema import CaptureInfo
 from llmtap.capture.store.run_writer import RunWriter, check_place
@@ -23,7 +24,7 @@ from llmtap.clock import SystemClock, WallAnchor
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.request_shape import RequestShape, Turn
-from llmtap.load.bodies import BodyOptions, Prepared, prepare, server_of
+from llmtap.load.bodies import BodyOptions, Prepared, model_ids, prepare, server_of
 from llmtap.load.http import SenderOptions
 from llmtap.load.monitor.watch import Watch
 from llmtap.load.replay.baseline import Baseline, read_then
@@ -245,8 +246,6 @@ class Replay:
             raise ConfigError("--target", f"{place} cannot be reached: {said}", hint) from None
         found = server_of(raw)
         models = model_ids(raw)
-        import msgspec
-
         if body.server == "auto" and found != "auto":
             body = msgspec.structs.replace(body, server=found)
         if body.model is None and self.plan.needs_model:
@@ -384,22 +383,6 @@ def describe(x: Exchange, row: int, requests: Requests) -> None:
             first, number = requests.after[first], number + 1
         think_ns = requests.think_ns[row] if number else None
         x.turn = Turn(f"row-{first}", "explicit", number, think_ns=think_ns)
-
-
-def model_ids(raw: bytes) -> list[str]:
-    """Return the ids of `GET /v1/models`."""
-    import msgspec
-
-    class Model(msgspec.Struct):
-        id: str = ""
-
-    class Models(msgspec.Struct):
-        data: list[Model] = []
-
-    try:
-        return [model.id for model in msgspec.json.decode(raw, type=Models).data if model.id]
-    except (ValueError, RecursionError):
-        return []
 
 
 def _tokens(outcome: LoadResult) -> int | None:

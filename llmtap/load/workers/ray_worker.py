@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import os
 import subprocess
-import sys
 import tempfile
 import threading
 from array import array
@@ -34,7 +33,7 @@ from llmtap.load.workers.worker_handle import (
     WorkerSetup,
     compared,
     read_clocks,
-    wired,
+    spawned,
 )
 from llmtap.units import decode_special, encode_special
 
@@ -76,19 +75,10 @@ class RemoteProcess:
     def start(self, setup: bytes, script: bytes, ca: bytes | None, keep: bool) -> int:
         """Start the process; return its pid."""
         own = msgspec.json.decode(setup, type=WorkerSetup, dec_hook=decode_special)
-        with contextlib.ExitStack() as files:
-            if ca is not None:
-                own.ca = self._certificates(ca)
-            file = files.enter_context(tempfile.TemporaryFile())
-            file.write(script)
-            file.flush()
-            spill_fd = self._spill.fileno() if keep else None
-            line = wired(own, file.fileno(), self._bodies.fileno(), spill_fd)
-            fds = [file.fileno(), self._bodies.fileno(), *([] if spill_fd is None else [spill_fd])]
-            self._proc = subprocess.Popen(
-                [sys.executable, "-m", "llmtap.load"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                pass_fds=fds, bufsize=0,
-            )  # fmt: skip
+        if ca is not None:
+            own.ca = self._certificates(ca)
+        spill_fd = self._spill.fileno() if keep else None
+        self._proc, line = spawned(own, script, self._bodies.fileno(), spill_fd)
         self._say(line)
         return self._proc.pid
 

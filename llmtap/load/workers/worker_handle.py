@@ -25,7 +25,7 @@ from llmtap.units import NEVER, encode_special, to_seconds
 
 __all__ = [
     "ClockReading", "Compared", "Done", "Frames", "HostClock", "LocalMember", "Member", "Progress",
-    "Trip", "WorkerReady", "WorkerScript", "WorkerSetup", "compared", "frame", "read_clocks", "wired",
+    "Trip", "WorkerReady", "WorkerScript", "WorkerSetup", "compared", "frame", "read_clocks", "spawned",
 ]  # fmt: skip
 
 _LENGTH: Final = struct.Struct("<I")
@@ -330,10 +330,24 @@ class Member(Protocol):
         ...
 
 
-def wired(setup: WorkerSetup, script_fd: int, bodies_fd: int, spill_fd: int | None) -> bytes:
-    """Encode the setup with a process's own descriptors."""
-    own = msgspec.structs.replace(setup, script_fd=script_fd, bodies_fd=bodies_fd, spill_fd=spill_fd)
-    return msgspec.json.encode(own, enc_hook=encode_special)
+def spawned(
+    setup: WorkerSetup, script: bytes, bodies_fd: int, spill_fd: int | None
+) -> tuple[subprocess.Popen[bytes], bytes]:
+    """Start a sending process; return it and its first line, the setup with its own descriptors.
+
+    Not by the loop: uvloop runs Python between fork and exec, which hangs where other threads were at work
+    (gRPC's, NumPy's).
+    """
+    with tempfile.TemporaryFile() as file:
+        file.write(script)
+        file.flush()
+        own = msgspec.structs.replace(setup, script_fd=file.fileno(), bodies_fd=bodies_fd, spill_fd=spill_fd)
+        fds = [file.fileno(), bodies_fd, *([] if spill_fd is None else [spill_fd])]
+        proc = subprocess.Popen(
+            [sys.executable, "-m", "llmtap.load"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            pass_fds=fds, bufsize=0,
+        )  # fmt: skip
+    return proc, msgspec.json.encode(own, enc_hook=encode_special)
 
 
 class LocalMember:
@@ -354,20 +368,12 @@ class LocalMember:
 
     async def start(self, setup: WorkerSetup, script: WorkerScript, spill: BinaryIO | None) -> None:
         spill_fd = None if spill is None else spill.fileno()
-        with tempfile.TemporaryFile() as file:
-            file.write(msgspec.msgpack.encode(script))
-            file.flush()
-            line = wired(setup, file.fileno(), setup.bodies_fd, spill_fd)
-            fds = [file.fileno(), setup.bodies_fd, *([] if spill_fd is None else [spill_fd])]
-            try:
-                # Not by the loop: uvloop runs Python between fork and exec, which hangs where other threads
-                # were at work (gRPC's, NumPy's).
-                self._proc = subprocess.Popen(  # noqa: ASYNC220 (a few ms, before anything is due)
-                    [sys.executable, "-m", "llmtap.load"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                    pass_fds=fds, bufsize=0,
-                )  # fmt: skip
-            except OSError as exc:
-                raise LlmtapError(f"no sending process can be started: {exc.strerror}") from None
+        packed = msgspec.msgpack.encode(script)
+        try:
+            # A few ms, before anything is due.
+            self._proc, line = spawned(setup, packed, setup.bodies_fd, spill_fd)
+        except OSError as exc:
+            raise LlmtapError(f"no sending process can be started: {exc.strerror}") from None
         loop = asyncio.get_running_loop()
         said = self._said = asyncio.StreamReader(limit=_READ_BYTES)
         self._pipe, _ = await loop.connect_read_pipe(

@@ -23,7 +23,14 @@ from llmtap.exchange.exchange import OUTPUT, Exchange
 from llmtap.load.tally import LoadTally
 from llmtap.load.workers import ray_worker as ray_member
 from llmtap.load.workers.ray_worker import RayMember
-from llmtap.load.workers.worker_handle import ClockReading, Progress, WorkerScript, WorkerSetup, read_clocks
+from llmtap.load.workers.worker_handle import (
+    ClockReading,
+    Progress,
+    WorkerScript,
+    WorkerSetup,
+    read_clocks,
+    spawned,
+)
 from llmtap.load.workers.worker_pool import LoadResult, WorkerPool
 from llmtap.net.cluster import ray_cluster
 from llmtap.sim.server.options import SimOptions
@@ -331,12 +338,12 @@ def test_the_certificates_of_whoever_asks_are_trusted_on_the_node(
 ) -> None:
     seen: list[tuple[str | None, bytes]] = []
 
-    def wired(own: WorkerSetup, *fds: int | None) -> bytes:
+    def noted(own: WorkerSetup, script: bytes, bodies_fd: int, spill_fd: int | None) -> Any:
         assert own.ca is not None
         seen.append((own.ca, Path(own.ca).read_bytes()))
-        return b"{}"
+        return spawned(own, script, bodies_fd, spill_fd)
 
-    monkeypatch.setattr(ray_member, "wired", wired)
+    monkeypatch.setattr(ray_member, "spawned", noted)
     with bodies("https://h", 1, ca="/of/another/host.pem") as (setup, _, _):
         remote.start(msgspec.json.encode(setup, enc_hook=encode_special), b"", b"PEM", keep=False)
     [(file, pem)] = seen

@@ -85,6 +85,11 @@ class Pipes:
     def of(self, kind: type) -> list[WorkerReady | Progress | Done]:
         return [message for message in self.hear() if isinstance(message, kind)]
 
+    def done(self) -> Done:
+        (done,) = self.of(Done)
+        assert isinstance(done, Done)
+        return done
+
     def fill(self) -> int:
         """Fill the pipe to us with messages; how many it took."""
         fcntl.fcntl(self.reports, fcntl.F_SETPIPE_SZ, 4096)
@@ -104,23 +109,22 @@ class Pipes:
 
 
 @contextmanager
-def pipes() -> Iterator[Pipes]:
+def worker_for(url: str, arrivals_ns: list[int], *, open: int = 0) -> Iterator[tuple[WorkerSetup, Pipes]]:
+    """The setup of a lone process that sends at these times, and its pipes."""
     both = Pipes()
-    try:
-        yield both
-    finally:
-        both.close()
+    with bodies(url, len(arrivals_ns), open=open) as (setup, begins, ends):
+        try:
+            with told_what(setup, begins, ends, arrivals_ns) as told:
+                yield told, both
+        finally:
+            both.close()
 
 
 @scene
 async def test_from_ready_to_done() -> None:
     async with upstream() as server:
         url = server.url + server.on(ANSWER)
-        with (
-            bodies(url, 3, open=2) as (setup, begins, ends),
-            told_what(setup, begins, ends, [0, 0, 5]) as told,
-            pipes() as parent,
-        ):
+        with worker_for(url, [0, 0, 5], open=2) as (told, parent):
             working = asyncio.ensure_future(work(told, parent.commands, parent.reports))
             await wait_until(lambda: parent.hear())
             assert parent.heard == [WorkerReady(2)]
@@ -128,8 +132,7 @@ async def test_from_ready_to_done() -> None:
             start_ns = SystemClock.mono_ns() + 1_000_000
             parent.say(f"go {start_ns}")
             await working
-            (done,) = parent.of(Done)
-            assert isinstance(done, Done)
+            done = parent.done()
             assert isinstance(parent.heard[-2], Progress)
             last = parent.heard[-2]
             assert (last.sent, last.ended, last.tokens) == (3, 3, 6)
@@ -162,10 +165,9 @@ async def test_a_parent_that_does_not_read_holds_nothing_up(monkeypatch: pytest.
         return None
 
     async with upstream() as server:
-        with (
-            bodies(server.url + server.on(last_is_held), n) as (setup, begins, ends),
-            told_what(setup, begins, ends, [4_000_000 * row for row in range(n)]) as told,
-            pipes() as parent,
+        with worker_for(server.url + server.on(last_is_held), [4_000_000 * row for row in range(n)]) as (
+            told,
+            parent,
         ):
             parent.say(f"go {SystemClock.mono_ns()}")
             working = asyncio.ensure_future(work(told, parent.commands, parent.reports))
@@ -196,17 +198,12 @@ def test_called_off_before_the_start(words: list[str]) -> None:
     @scene
     async def play() -> None:
         async with upstream() as server:
-            with (
-                bodies(server.url, 2) as (setup, begins, ends),
-                told_what(setup, begins, ends, [0, 0]) as told,
-                pipes() as parent,
-            ):
+            with worker_for(server.url, [0, 0]) as (told, parent):
                 said = "".join(f"{word}\n" for word in words[:1]).encode()
                 for word in words[1:]:
                     parent.say(word)
                 await work(told, parent.commands, parent.reports, said)
-                (done,) = parent.of(Done)
-                assert isinstance(done, Done)
+                done = parent.done()
                 assert done.stopped == "enough"
                 assert not server.calls
 
@@ -221,37 +218,27 @@ async def test_the_end_of_its_parent_is_a_cut() -> None:
             await call.body()
             await call.left()
 
-        with (
-            bodies(server.url + server.on(held), 2) as (setup, begins, ends),
-            told_what(setup, begins, ends, [0, 3_600_000_000_000]) as told,
-            pipes() as parent,
-        ):
+        with worker_for(server.url + server.on(held), [0, 3_600_000_000_000]) as (told, parent):
             parent.say(f"go {SystemClock.mono_ns()}")
             working = asyncio.ensure_future(work(told, parent.commands, parent.reports))
             await wait_until(lambda: server.calls)
             parent.end()
             await working
-            (done,) = parent.of(Done)
-            assert isinstance(done, Done)
+            done = parent.done()
             assert done.stopped == "its parent is gone"
 
 
 @scene
 async def test_a_disk_that_is_full_loses_records_and_no_counts() -> None:
     async with upstream() as server:
-        with (
-            bodies(server.url + server.on(ANSWER), 5) as (setup, begins, ends),
-            told_what(setup, begins, ends, [0] * 5) as told,
-            pipes() as parent,
-        ):
+        with worker_for(server.url + server.on(ANSWER), [0] * 5) as (told, parent):
             parent.say(f"go {SystemClock.mono_ns()}")
             full = os.open("/dev/full", os.O_WRONLY)
             try:
                 await work(msgspec.structs.replace(told, spill_fd=full), parent.commands, parent.reports)
             finally:
                 os.close(full)
-            (done,) = parent.of(Done)
-            assert isinstance(done, Done)
+            done = parent.done()
             assert done.spill_error == "No space left on device"
             tally = LoadTally()
             tally.merge_bytes(done.tally)
