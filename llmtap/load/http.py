@@ -583,7 +583,7 @@ class Call:
     def on_drained(self) -> None:
         self._submitted(mono_ns())
 
-    # Retries: see load/retries.py.
+    # Retries.
 
     @property
     def waiting(self) -> bool:
