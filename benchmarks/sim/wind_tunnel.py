@@ -23,8 +23,8 @@ from typing import Any, Final
 from tables import table
 
 from llmtap.sim.latency import SEED_MODEL
-from llmtap.sim.model_options import ModelOptions, read_settings
-from llmtap.sim.sweep.simulate import SimulationResult, fly
+from llmtap.sim.model_options import ModelOptions, read_model_options
+from llmtap.sim.sweep.simulate import SimulationResult, simulate
 from llmtap.workload.requests import Requests
 from llmtap.workload.trace import Trace, load_trace
 
@@ -60,7 +60,7 @@ CROSSED: Final = {
 
 def flights(work: Requests, readings: ModelOptions) -> dict[str, dict[str, Any]]:
     """All schedulers on one workload."""
-    return {name: fly(name, work, readings).to_dict() for name in SHORT}
+    return {name: simulate(name, work, readings).to_dict() for name in SHORT}
 
 
 def ranking(told: dict[str, dict[str, Any]], key: str, *, most: bool) -> str:
@@ -101,7 +101,7 @@ def methods(trace: Trace, sizes: Iterable[int], loads: dict[str, float] | None =
         for load, scale in by_load.items():
             work = part.requests_at(count=size, scale=scale)
             for eps in ("5ms", "1ms"):
-                for name, told in flights(work, read_settings({"eps": eps})).items():
+                for name, told in flights(work, read_model_options({"eps": eps})).items():
                     if name == "static_fifo" and eps != "5ms":
                         continue  # it has no controller
                     rows.append([load, f"{size:,}", "" if name == "static_fifo" else eps, SHORT[name],
@@ -115,7 +115,7 @@ def readings_one_by_one(trace: Trace, count: int) -> None:
         work = trace.first(count).requests_at(count=count, scale=scale)
         rows = []
         for settings in ALTERNATIVES:
-            told = flights(work, read_settings(settings))
+            told = flights(work, read_model_options(settings))
             name = ", ".join(f"{k}={v}" for k, v in settings.items()) or "the defaults"
             rates = [f"{one['throughput_rps']:.4f}" for one in told.values()]
             late = [f"{one['request_sla_violation']:.2%}" for one in told.values()]
@@ -136,7 +136,7 @@ def readings_crossed(trace: Trace, count: int) -> None:
         work = trace.first(count).requests_at(count=count, scale=scale)
         seen: dict[str, Counter[str]] = {"throughput": Counter(), "mean latency": Counter()}
         for settings in combinations:
-            told = flights(work, read_settings(settings))
+            told = flights(work, read_model_options(settings))
             seen["throughput"][ranking(told, "throughput_rps", most=True)] += 1
             seen["mean latency"][ranking(told, "mean", most=False)] += 1
         rows += [
@@ -153,7 +153,7 @@ def band(trace: Trace, count: int) -> None:
     for load, eps in product(LOADS, ("5ms", "1ms")):
         work = trace.first(count).requests_at(count=count, scale=LOADS[load])
         rows += [
-            [load, eps, SHORT[name], *tenths(fly(name, work, read_settings({"eps": eps})))]
+            [load, eps, SHORT[name], *tenths(simulate(name, work, read_model_options({"eps": eps})))]
             for name in ("dynamic_no_bins", "multi_bin_dynamic")
         ]
     table(("load", "eps", "scheduler", *(f"{i}0 %" for i in range(1, 11))), rows)
@@ -200,7 +200,7 @@ def cost(place: str, what: str) -> None:
     name, size, load = what.split(",")
     work = load_trace(place, count=int(size)).requests_at(count=int(size), scale=LOADS[load])
     began_s = time.process_time()
-    flight = fly(name, work, ModelOptions())
+    flight = simulate(name, work, ModelOptions())
     run_s = time.process_time() - began_s
     told = flight.to_dict()
     print(json.dumps({

@@ -199,8 +199,8 @@ def _list_keys() -> None:
 
 
 def _list_servings() -> None:
+    from llmtap.sim.model_options import explain_serving
     from llmtap.sim.schedulers.registry import SCHEDULERS
-    from llmtap.sim.serving import explain_serving
 
     for name, default, text in explain_serving():
         print(f"{name:14} {default:10} {text}")

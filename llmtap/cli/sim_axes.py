@@ -192,7 +192,7 @@ class AxesRead:
 
 def preset_named(name: str | None) -> Any:
     """The preset; None for None."""
-    from llmtap.sim.sweep.presets import PRESETS
+    from llmtap.sim.sweep.grid import PRESETS
 
     if name is None:
         return None
@@ -234,9 +234,8 @@ def option_defaults() -> dict[str, dict[str, dict[str, Any]]]:
     """By scheduler: readings and options of serving as summaries have them when nobody sets any."""
     import msgspec
 
-    from llmtap.sim.model_options import ModelOptions
+    from llmtap.sim.model_options import ModelOptions, Serving, settled
     from llmtap.sim.schedulers.registry import SCHEDULERS
-    from llmtap.sim.serving import Serving, settled
     from llmtap.units import encode_seconds
 
     return {
@@ -289,10 +288,9 @@ def _parts(text: str, mark: str = ",") -> list[str]:
 
 
 def _check(name: str, text: str, *, serving: bool = False) -> None:
-    from llmtap.sim.model_options import read_settings
-    from llmtap.sim.serving import read_serving
+    from llmtap.sim.model_options import read_model_options, read_serving
 
     if serving:
         read_serving({name: text})
     else:
-        read_settings({name: text})
+        read_model_options({name: text})

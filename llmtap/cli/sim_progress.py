@@ -12,9 +12,8 @@ from typing import Any, Final
 import msgspec
 
 from llmtap.report.sweep import number, setting_text
-from llmtap.sim.model_options import ModelOptions
+from llmtap.sim.model_options import ModelOptions, Serving, settled
 from llmtap.sim.schedulers.registry import options_read
-from llmtap.sim.serving import Serving, settled
 from llmtap.sim.sweep.sweep import SweepAttempt, SweepJob
 from llmtap.units import encode_seconds
 

@@ -22,7 +22,7 @@ from llmtap.cli.sim_axes import (
 from llmtap.errors import ConfigError
 
 if TYPE_CHECKING:
-    from llmtap.sim.sweep.sweeper import Sweeper
+    from llmtap.sim.sweep.runner import SweepRunner
 
 __all__ = ["run"]
 
@@ -189,7 +189,7 @@ def run(
             )  # fmt: skip
     swept = any(len(values) > 1 for name, values in axes.items() if name != "scheduler")
     loud = swept or named is not None or results is not None
-    sweepers: list[Sweeper] = []
+    sweepers: list[SweepRunner] = []
     try:
         with stoppable():
             told, notes, failed = _swept(
@@ -208,15 +208,14 @@ def run(
 
 def _swept(
     trace: str, source_format: str | None, axes: Any, preset: Any, common: dict[str, Any], *,
-    results: Path | None, workers: int | None, ray: str | None, loud: bool, sweepers: "list[Sweeper]",
+    results: Path | None, workers: int | None, ray: str | None, loud: bool, sweepers: "list[SweepRunner]",
 ) -> tuple[list[dict[str, Any]], list[str], bool]:  # fmt: skip
     """Runs it all; summaries in the order of the grid, notes, and whether some failed. `sweepers` gets who
     does, so that it is known how far that is."""
     from llmtap.cli.sim_progress import SweepLabels, watching
     from llmtap.sim.sweep.grid import GridSource, SweepGrid
-    from llmtap.sim.sweep.results import Results
+    from llmtap.sim.sweep.runner import Results, SweepRunner
     from llmtap.sim.sweep.sweep import SweepJob
-    from llmtap.sim.sweep.sweeper import Sweeper
 
     def rate_of(job: SweepJob) -> float | None:
         own_rps = source.traces[job.rows].rate_rps
@@ -229,7 +228,7 @@ def _swept(
             kept = Results(results)
             stack.callback(kept.close)
         source = GridSource(trace, source_format=source_format, progress=audience.reading)
-        sweeper = Sweeper(source.traces, audience, results=kept, workers=workers, ray=ray)
+        sweeper = SweepRunner(source.traces, audience, results=kept, workers=workers, ray=ray)
         sweepers.append(sweeper)
         planned = SweepGrid(source, common).jobs(axes, preset, sweeper.run)
         if "seed" in axes and all(job.seed is None for job in planned):
@@ -286,16 +285,15 @@ def _show(told: list[dict[str, Any]], notes: list[str], *, stdout: str) -> None:
 
 
 def _show_readings() -> None:
-    from llmtap.sim.model_options import explain
-    from llmtap.sim.serving import explain_serving
+    from llmtap.sim.model_options import explain_model_options, explain_serving
 
-    _table(["reading", "default", "meaning"], [list(row) for row in explain()], left=3)
+    _table(["reading", "default", "meaning"], [list(row) for row in explain_model_options()], left=3)
     print()
     _table(["serving", "default", "meaning"], [list(row) for row in explain_serving()], left=3)
 
 
 def _show_presets() -> None:
-    from llmtap.sim.sweep.presets import PRESETS
+    from llmtap.sim.sweep.grid import PRESETS
     from llmtap.workload.registry import workloads
 
     rows = []

@@ -5,17 +5,36 @@ scheduler looks best. The defaults are those of the project's list of readings (
 fields); every other one can be run, so that a ranking is told with the readings it holds under.
 """
 
-from collections.abc import Mapping
+from array import array
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from itertools import pairwise
+from random import Random
 from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
 from llmtap.settings import explained, read_options
-from llmtap.units import Duration
+from llmtap.sim.latency import SEED_ITERATIONS, SEED_MODEL, IterationModel, LatencyModel
+from llmtap.units import Duration, format_ns
+from llmtap.workload.requests import Requests
 
-__all__ = ["ModelOptions", "explain", "read_settings"]
+__all__ = [
+    "OUTPUT_DELAYS",
+    "PREDICTORS",
+    "SEEDED",
+    "ModelOptions",
+    "Serving",
+    "ServingSetup",
+    "explain_model_options",
+    "explain_serving",
+    "predict",
+    "read_model_options",
+    "read_serving",
+    "settled",
+]
+
 
 _MS: Final = 1_000_000
 _S: Final = 1_000_000_000
@@ -136,7 +155,7 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return self.free_gb - self.margin_gb
 
 
-def read_settings(settings: Mapping[str, str]) -> ModelOptions:
+def read_model_options(settings: Mapping[str, str]) -> ModelOptions:
     """Readings with some of them set, by name, from text. Raises ValueError, which names the nearest."""
     readings = read_options(ModelOptions, settings, "reading")
     if readings.safe_gb <= 0:
@@ -147,6 +166,141 @@ def read_settings(settings: Mapping[str, str]) -> ModelOptions:
     return readings
 
 
-def explain() -> list[tuple[str, str, str]]:
+def explain_model_options() -> list[tuple[str, str, str]]:
     """Each reading's name, default and meaning, with the values it may have."""
     return list(explained(ModelOptions))
+
+
+_MS_SERVING: Final = 1_000_000
+
+OUTPUT_DELAYS: Final[Mapping[str, Duration]] = {"output_delay": Duration(50 * _MS_SERVING)}
+"""By scheduler, where nobody sets it; 0 for all others. 50 ms: of who reads 20 tokens a second (001, 5.1)."""
+
+
+class Serving(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of the iteration-level schedulers."""
+
+    seqs_max: Annotated[int, Meta(ge=1, description="requests that run at a time (vLLM's max_num_seqs)")] = (
+        256
+    )
+    tokens_max: Annotated[
+        int,
+        Meta(ge=1, description="tokens of prompts taken in by one iteration (vLLM's max_num_batched_tokens)"),
+    ] = 2_048
+    chunk: Annotated[
+        int,
+        Meta(ge=1, description="tokens of one iteration, decodes included, with chunked prefill (Sarathi)"),
+    ] = 512
+    kv_tokens: Annotated[int, Meta(ge=1, description="tokens that the KV memory holds")] = 37_333
+    block: Annotated[int, Meta(ge=1, description="tokens of a block of KV memory")] = 16
+    preemption: Annotated[
+        Literal["recompute", "swap"],
+        Meta(description="when the memory is full, the newest is thrown out and taken in again, or swapped"),
+    ] = "recompute"
+    swap_token: Annotated[Duration, Meta(description="swapping, per token and direction")] = Duration(7_500)
+    prefix_cache: Annotated[
+        bool, Meta(description="blocks that prompts share are kept and not taken in again")
+    ] = False
+    attention: Annotated[
+        Duration,
+        Meta(
+            description="what a prompt of 1,000 tokens takes more, and others as the square of their length"
+        ),
+    ] = Duration(0)
+    prepone: Annotated[
+        int, Meta(ge=1, description="tokens that decode_prepone makes ahead of a prefill (seed 001, 3.3)")
+    ] = 2
+    output_delay: Annotated[
+        Duration | None,
+        Meta(description="each token leaves so long after the one before at the earliest (seed 001, 3.4)"),
+    ] = None
+    """None: as `OUTPUT_DELAYS` has it."""
+    queue_max: Annotated[
+        int, Meta(ge=0, description="requests that may wait; others are turned away; 0: no limit")
+    ] = 0
+    give_up: Annotated[
+        Literal["never", "late"],
+        Meta(description="late: a request that has missed ttft or tbt is served no further (seed 001, 4.1)"),
+    ] = "never"
+    ttft: Annotated[Duration, Meta(description="what give_up takes for late: the first token")] = Duration(
+        1_000 * _MS_SERVING
+    )
+    tbt: Annotated[Duration, Meta(description="what give_up takes for late: a gap between tokens")] = (
+        Duration(200 * _MS_SERVING)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ServingSetup:
+    """All that a scheduler is made from, besides the requests."""
+
+    model: LatencyModel = SEED_MODEL
+    readings: ModelOptions = field(default_factory=ModelOptions)
+    iterations: IterationModel = SEED_ITERATIONS
+    serving: Serving = field(default_factory=Serving)
+
+
+def read_serving(settings: Mapping[str, str]) -> Serving:
+    """Options with some of them set, by name, from text. Raises ValueError, which names the nearest."""
+    return read_options(Serving, settings, "option of serving")
+
+
+def settled(serving: Serving, scheduler: str) -> Serving:
+    """The same, with what a scheduler takes where nobody says otherwise."""
+    if serving.output_delay is not None:
+        return serving
+    delay = OUTPUT_DELAYS.get(scheduler, Duration(0))
+    return msgspec.structs.replace(serving, output_delay=delay)
+
+
+def explain_serving() -> list[tuple[str, str, str]]:
+    """Each option's name, default and meaning, with the values it may have."""
+    own = "".join(f"; {format_ns(delay)} with {name}" for name, delay in OUTPUT_DELAYS.items())
+    return [
+        (name, f"{format_ns(0)}{own}" if default is None else default, meaning)
+        for name, default, meaning in explained(Serving)
+    ]
+
+
+SEEDED: Final = frozenset(("noisy", "shuffled"))
+"""Those that draw."""
+
+_LENGTH_MAX: Final = 4_096
+_SIGMA: Final = 0.1
+
+
+def predict(requests: Requests, predictor: str, seed: int | None) -> "array[int]":
+    """A column of predicted output tokens. Those of SEEDED want a seed."""
+    assert seed is not None or predictor not in SEEDED
+    return PREDICTORS[predictor](requests, Random(seed or 0))
+
+
+def _perfect(requests: Requests, random: Random) -> "array[int]":
+    return array("q", requests.output)
+
+
+def _prompt(requests: Requests, random: Random) -> "array[int]":
+    return array("q", [_clamped(1.5 * n**0.7) for n in requests.input])
+
+
+def _noisy(requests: Requests, random: Random) -> "array[int]":
+    noise = random.lognormvariate
+    return array("q", [_clamped(1.5 * n**0.7 * noise(0, _SIGMA)) for n in requests.input])
+
+
+def _shuffled(requests: Requests, random: Random) -> "array[int]":
+    told = list(requests.output)
+    random.shuffle(told)
+    return array("q", told)
+
+
+def _clamped(length: float) -> int:
+    return max(1, min(int(length), _LENGTH_MAX))
+
+
+PREDICTORS: Final[dict[str, Callable[[Requests, Random], "array[int]"]]] = {
+    "perfect": _perfect,
+    "prompt": _prompt,
+    "noisy": _noisy,
+    "shuffled": _shuffled,
+}

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.sim.bins import Bins, batch_limits, equal_mass
-from llmtap.sim.model_options import ModelOptions, read_settings
+from llmtap.sim.model_options import ModelOptions, read_model_options
+from llmtap.sim.schedulers.batching import Bins, batch_limits, equal_mass
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_edges_are_floored_linear_quantiles(lengths: list[int], count: int, edge
 
 def test_who_cannot_see_the_future_knows_the_first_thousand() -> None:
     lengths = [*range(1_000), *[10**6] * 1_000]
-    readings = read_settings({"edges": "first-1000"})
+    readings = read_model_options({"edges": "first-1000"})
     assert equal_mass(lengths, 2, readings).edges == [0, 499]
     assert equal_mass(lengths, 2, ModelOptions()).edges == [0, 500_499]
 
@@ -78,7 +78,7 @@ def test_a_bin_is_the_first_whose_span_has_the_length_as_the_seed_searches_it(
 )
 def test_long_bins_have_smaller_batches(setting: str, limits: list[int]) -> None:
     bins = Bins([1, 30, 42, 56, 80, 117, 167, 281])
-    assert batch_limits(bins, read_settings({"bin_limit": setting})) == limits
+    assert batch_limits(bins, read_model_options({"bin_limit": setting})) == limits
 
 
 def test_a_bin_of_nothing_has_no_limit_of_its_own() -> None:

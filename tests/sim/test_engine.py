@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from llmtap.sim.engine import NOTHING, Engine, EngineRun, GivenUp, Made
+from llmtap.sim.engine import Engine, EngineOutput, EngineRun, GivenUp, Step
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ class Continuous:
             self.running.append(begun[-1])
         return Iteration(begun, 10) if self.running else None
 
-    def done(self, now_ns: int, work: Iteration) -> Made:
+    def done(self, now_ns: int, work: Iteration) -> EngineOutput:
         for request in self.running:
             self.left[request] -= 1
         finished = [r for r in self.running if not self.left[r]]
         self.running = [r for r in self.running if self.left[r]]
-        return Made(finished=finished)
+        return EngineOutput(finished=finished)
 
     def left(self, now_ns: int, request: int) -> None:
         self.waiting.remove(request)
@@ -75,8 +75,8 @@ class Pairs:
         taken, self.waiting = self.waiting[:2], self.waiting[2:]
         return Iteration(taken, 100)
 
-    def done(self, now_ns: int, work: Iteration) -> Made:
-        return Made(finished=work.begun)
+    def done(self, now_ns: int, work: Iteration) -> EngineOutput:
+        return EngineOutput(finished=work.begun)
 
     def left(self, now_ns: int, request: int) -> None:
         self.waiting.remove(request)
@@ -90,7 +90,7 @@ def test_a_request_joins_at_the_next_iteration_and_leaves_when_its_last_token_is
     engine = Engine(Continuous({7: 3, 8: 1, 9: 1}))
     [run] = engine.arrive(100, 7).started
     assert (run.work.begun, run.start_ns, run.end_ns) == ([7], 100, 110)
-    assert engine.arrive(104, 8) == engine.arrive(105, 9) == NOTHING  # the server is busy
+    assert engine.arrive(104, 8) == engine.arrive(105, 9) == Step()  # the server is busy
     step = engine.done(110, run)
     assert (step.made.finished, step.started[0].work.begun) == ([], [8])
     step = engine.done(120, step.started[0])
@@ -108,7 +108,7 @@ def test_a_driver_with_a_real_clock_may_be_late_and_the_next_run_begins_when_it_
 
 def test_arrivals_of_one_moment_can_wait_for_each_other() -> None:
     engine = Engine(Continuous({1: 1, 2: 1}))
-    assert engine.arrive(5, 1, more=True) == NOTHING
+    assert engine.arrive(5, 1, more=True) == Step()
     [run] = engine.arrive(5, 2).started
     assert run.work.begun == [1, 2]
 
@@ -125,7 +125,7 @@ def test_the_free_server_with_the_lowest_number_is_next_and_none_does_two_things
 
 def test_who_waits_for_more_is_told_that_none_will_come() -> None:
     engine = Engine(Pairs())
-    assert engine.arrive(0, 4) == NOTHING
+    assert engine.arrive(0, 4) == Step()
     [run] = engine.close(3).started
     assert (run.work.begun, run.start_ns) == ([4], 3)
 
@@ -135,10 +135,10 @@ def test_who_left_is_not_served_and_who_is_given_up_is_told_even_while_all_serve
     engine.arrive(0, 0)
     [run] = engine.arrive(0, 1).started
     for request in (2, 3, 4):
-        assert engine.arrive(1, request) == NOTHING
+        assert engine.arrive(1, request) == Step()
     step = engine.arrive(2, 5)
     assert (list(step.started), step.given_up) == ([], {5: GivenUp.QUEUE_FULL})
-    assert engine.leave(3, 2) == NOTHING
+    assert engine.leave(3, 2) == Step()
     assert engine.done(100, run).started[0].work.begun == [3, 4]
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.sim.kv import Memory
+from llmtap.sim.schedulers.memory import Memory
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 import msgspec
 import pytest
 
-from llmtap.sim.model_options import ModelOptions, explain, read_settings
+from llmtap.sim.model_options import ModelOptions, explain_model_options, read_model_options
 from llmtap.units import Duration
 
 
@@ -10,7 +10,10 @@ def test_the_defaults_are_the_bold_ones() -> None:
     assert (r.eps, r.token_sla, r.request_sla) == (5_000_000, 10_000_000, 20_000_000_000)
     assert (r.bins, r.candidates, r.static_batch, r.b_max) == (8, 128, 8, 128)
     assert (r.free_gb, r.safe_gb) == (8.0, 7.0)
-    firsts = {name: meaning.rpartition("(")[2].split(" | ")[0].rstrip(")") for name, _, meaning in explain()}
+    firsts = {
+        name: meaning.rpartition("(")[2].split(" | ")[0].rstrip(")")
+        for name, _, meaning in explain_model_options()
+    }
     choices = {
         name: value for name, value in msgspec.to_builtins(r, enc_hook=int).items() if "|" in _told(name)
     }
@@ -18,11 +21,11 @@ def test_the_defaults_are_the_bold_ones() -> None:
 
 
 def _told(name: str) -> str:
-    return next(meaning for known, _, meaning in explain() if known == name)
+    return next(meaning for known, _, meaning in explain_model_options() if known == name)
 
 
 def test_settings_are_read_from_text() -> None:
-    r = read_settings({"eps": "1ms", "bins": "4", "bin-choice": "oldest-head", "bin_edges": "1, 30,117"})
+    r = read_model_options({"eps": "1ms", "bins": "4", "bin-choice": "oldest-head", "bin_edges": "1, 30,117"})
     assert (r.eps, r.bins, r.bin_choice, r.bin_edges) == (Duration(1_000_000), 4, "oldest-head", (1, 30, 117))
 
 
@@ -42,10 +45,10 @@ def test_settings_are_read_from_text() -> None:
 )
 def test_what_cannot_be_read_is_named(name: str, value: str, problem: str) -> None:
     with pytest.raises(ValueError, match=problem.replace("?", r"\?")):
-        read_settings({name: value})
+        read_model_options({name: value})
 
 
 def test_every_reading_is_explained() -> None:
-    told = explain()
+    told = explain_model_options()
     assert [name for name, _, _ in told] == list(ModelOptions.__struct_fields__)
     assert all(default and meaning for _, default, meaning in told)

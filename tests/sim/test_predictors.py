@@ -3,7 +3,7 @@ from statistics import mean, stdev
 
 import pytest
 
-from llmtap.sim.predictors import PREDICTORS, predict
+from llmtap.sim.model_options import PREDICTORS, predict
 from tests.support.flights import workload
 
 REQUESTS = workload([(0, n, n % 97) for n in range(1, 3_000)])

@@ -8,11 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.sim.engine import Engine, EngineRun, Step
-from llmtap.sim.model_options import read_settings
+from llmtap.sim.engine import Engine, EngineRun, Step, run_virtual
+from llmtap.sim.model_options import ServingSetup, read_model_options
 from llmtap.sim.schedulers.registry import SCHEDULERS
-from llmtap.sim.serving import ServingSetup
-from llmtap.sim.virtual import play
 from tests.support.flights import MODEL, Row, flown, served, workload
 
 
@@ -68,9 +66,9 @@ def test_requests_are_conserved(
     rows: list[Row], scheduler: str, settings: dict[str, str], servers: int
 ) -> None:
     requests = workload(sorted(rows))
-    readings = read_settings(settings)
+    readings = read_model_options(settings)
     engine = Watched(SCHEDULERS[scheduler].build(requests, ServingSetup(MODEL, readings)), servers)
-    played = play(
+    played = run_virtual(
         requests, engine, servers=servers, all_first=readings.same_instant == "all-first",
         gpu_first=readings.tie == "gpu-first",
     )  # fmt: skip
@@ -129,11 +127,13 @@ def test_the_same_run_twice_is_the_same(scheduler: str) -> None:
 def test_progress_is_told_of_arrivals() -> None:
     requests = workload([(i, 0, 1) for i in range(40_000)])
     told: list[int] = []
-    play(requests, Engine(SCHEDULERS["static_fifo"].build(requests, ServingSetup())), progress=told.append)
+    run_virtual(
+        requests, Engine(SCHEDULERS["static_fifo"].build(requests, ServingSetup())), progress=told.append
+    )
     assert told == [16_384, 32_768]
 
 
 def test_no_requests_are_served_in_no_time() -> None:
     requests = workload([])
-    played = play(requests, Engine(SCHEDULERS["static_fifo"].build(requests, ServingSetup())))
+    played = run_virtual(requests, Engine(SCHEDULERS["static_fifo"].build(requests, ServingSetup())))
     assert (played.finished, played.busy_ns) == (0, [0])

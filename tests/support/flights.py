@@ -7,8 +7,8 @@ from array import array
 from collections.abc import Sequence
 
 from llmtap.sim.latency import LatencyModel
-from llmtap.sim.model_options import ModelOptions, read_settings
-from llmtap.sim.sweep.simulate import SimulationResult, fly
+from llmtap.sim.model_options import ModelOptions, read_model_options
+from llmtap.sim.sweep.simulate import SimulationResult, simulate
 from llmtap.workload.requests import Requests
 
 __all__ = ["MODEL", "Row", "S", "flown", "served", "workload"]
@@ -27,8 +27,8 @@ def workload(rows: Sequence[Row]) -> Requests:
 
 def flown(scheduler: str, rows: Sequence[Row], *, servers: int = 1, **settings: str) -> SimulationResult:
     """A run with the model above; `settings` as on the command line."""
-    readings: ModelOptions = read_settings(settings)
-    return fly(scheduler, workload(rows), readings, model=MODEL, servers=servers)
+    readings: ModelOptions = read_model_options(settings)
+    return simulate(scheduler, workload(rows), readings, model=MODEL, servers=servers)
 
 
 def served(flight: SimulationResult) -> list[tuple[float, float, int]]:

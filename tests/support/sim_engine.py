@@ -11,8 +11,8 @@ from aiohttp import web
 
 from llmtap.clock import Clock
 from llmtap.exchange.saved import Explained, explain, read_saved
+from llmtap.sim.server.delivery import Planner
 from llmtap.sim.server.options import EngineOptions, SimOptions
-from llmtap.sim.server.plan import Planner
 from llmtap.sim.server.server import SimServer
 from llmtap.units import Duration
 

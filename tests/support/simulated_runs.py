@@ -4,8 +4,8 @@ from array import array
 from typing import Any
 
 from llmtap.metrics.objectives import Objectives
-from llmtap.sim.model_options import read_settings
-from llmtap.sim.sweep.simulate import fly
+from llmtap.sim.model_options import read_model_options
+from llmtap.sim.sweep.simulate import simulate
 from llmtap.workload.requests import Requests
 
 __all__ = ["flights", "run"]
@@ -43,8 +43,8 @@ def flights(schedulers: tuple[str, ...], rates: tuple[float, ...], **settings: s
         arrivals = array("q", (round(i / rate * 1e9) for i in range(60)))
         lengths = array("q", (20 + 7 * i % 31 for i in range(60)))
         for name in schedulers:
-            flight = fly(
-                name, Requests(arrivals, lengths, lengths, array("q")), read_settings(settings),
+            flight = simulate(
+                name, Requests(arrivals, lengths, lengths, array("q")), read_model_options(settings),
                 objectives=Objectives.parse("ttft:200ms tpot:50ms", "here"), measure=True,
             )  # fmt: skip
             results.append(flight.to_dict() | {"trace": "made up", "scale": rate, "fit": None})

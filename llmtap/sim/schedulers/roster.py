@@ -16,18 +16,88 @@ known from the step at which it began, and a step is a matter of looking up who 
 block: it costs nothing per request.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
-from llmtap.sim.engine import NOBODY, GivenUp, Made
-from llmtap.sim.kv import Memory
-from llmtap.sim.schedulers.deadlines import Deadlines
-from llmtap.sim.schedulers.iterations import Iteration, IterationState
-from llmtap.sim.schedulers.waiting import Waiting
-from llmtap.sim.serving import ServingSetup
+from llmtap.sim.engine import NOBODY, EngineOutput, GivenUp, Iteration, IterationState
+from llmtap.sim.model_options import ServingSetup
+from llmtap.sim.schedulers.memory import Memory
 from llmtap.workload.requests import Requests
 
-__all__ = ["Roster"]
+__all__ = ["Deadlines", "Roster", "Waiting"]
+
+
+class Deadlines:
+    """By the bounds of an SLO with a TTFT and a TBT: what the goodput of seed 001's eq. 5 counts."""
+
+    def __init__(self, ttft_ns: int, tbt_ns: int) -> None:
+        self._ttft_ns = ttft_ns
+        self._tbt_ns = tbt_ns
+        self._next_ns: dict[int, int] = {}
+        self._missed: set[int] = set()
+
+    def arrived(self, now_ns: int, request: int) -> None:
+        """Its first token is waited for."""
+        self._next_ns[request] = now_ns + self._ttft_ns
+
+    def made(self, now_ns: int, requests: Iterable[int]) -> None:
+        """Each has a token now, and the next one is waited for."""
+        deadlines, next_ns = self._next_ns, now_ns + self._tbt_ns
+        for request in requests:
+            if deadlines[request] < now_ns:
+                self._missed.add(request)
+            deadlines[request] = next_ns
+
+    def delayed(self, due_ns: Mapping[int, int]) -> None:
+        """The newest token of each leaves then: the next one is waited for from then on."""
+        for request, leaves_ns in due_ns.items():
+            if request in self._next_ns:
+                self._next_ns[request] = leaves_ns + self._tbt_ns
+
+    def over(self, request: int) -> None:
+        """Nothing of it is waited for."""
+        del self._next_ns[request]
+        self._missed.discard(request)
+
+    def missed(self, now_ns: int) -> list[int]:
+        """Requests of which some token was or is late, in the order in which they arrived."""
+        missed = self._missed
+        return [r for r, next_ns in self._next_ns.items() if next_ns < now_ns or r in missed]
+
+
+class Waiting:
+    """A queue in the order of a rank, and of arrival among equals. Requests are numbered as they arrive."""
+
+    def __init__(self, ranks: Sequence[int] | None = None) -> None:
+        """`ranks`: of each request, 0 or more; None: all are equal."""
+        self._ranks = ranks
+        self._heap: list[tuple[int, int]] = []
+        self._here: set[int] = set()
+        """Who leaves stays in the heap until it would be next."""
+
+    def __len__(self) -> int:
+        return len(self._here)
+
+    def __contains__(self, request: int) -> bool:
+        return request in self._here
+
+    def add(self, request: int, *, again: bool = False) -> None:
+        """It waits, or waits `again`: before all that never did anything else."""
+        rank = -1 if again else self._ranks[request] if self._ranks is not None else 0
+        heappush(self._heap, (rank, request))
+        self._here.add(request)
+
+    def remove(self, request: int) -> None:
+        """It waits no longer."""
+        self._here.remove(request)
+        heap, here = self._heap, self._here
+        while heap and heap[0][1] not in here:
+            heappop(heap)
+
+    def head(self) -> int | None:
+        """Who is next; None where nobody waits."""
+        return self._heap[0][1] if self._heap else None
 
 
 @dataclass(slots=True)
@@ -234,7 +304,7 @@ class Roster:
         if self._deadlines is not None:
             self._deadlines.delayed(due_ns)
 
-    def done(self, now_ns: int, work: Iteration) -> Made:
+    def done(self, now_ns: int, work: Iteration) -> EngineOutput:
         """What an iteration made, for those that have not left since."""
         tokens: Sequence[int] = ()
         finished: list[int] = []
@@ -258,7 +328,7 @@ class Roster:
         for request in finished:
             self.state.recovered += request in self._preempted
             self._over(request)
-        return Made(finished, tokens, cached=cached)
+        return EngineOutput(finished, tokens, cached=cached)
 
     def _taken_in(
         self, prefill: Sequence[tuple[int, int]]

@@ -15,10 +15,10 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from llmtap.sim.schedulers.iterations import IterationState
+from llmtap.sim.engine import IterationState
 from llmtap.units import NS_PER_S
 
-__all__ = ["Gauges"]
+__all__ = ["EngineMetrics"]
 
 _TTFT: Final = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
@@ -36,7 +36,7 @@ _REASONS: Final = ("stop", "length", "abort", "error")
 """Those of vLLM that come to pass here. `abort`: the client left, or the answer was broken off."""
 
 
-class Gauges:
+class EngineMetrics:
     """The metrics of one server."""
 
     def __init__(self, model: str, state: Callable[[], IterationState] | None = None) -> None:

@@ -21,16 +21,14 @@ from itertools import count
 from random import Random
 from typing import Final, Protocol, cast
 
-from llmtap.sim.engine import Engine, EngineRun, Scheduler, Step
-from llmtap.sim.predictors import PREDICTORS
-from llmtap.sim.schedulers.batches import Batch
-from llmtap.sim.schedulers.iterations import IterationState
+from llmtap.sim.engine import Batch, Engine, EngineRun, IterationState, Scheduler, Step
+from llmtap.sim.model_options import PREDICTORS
 from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.sim.server.options import EngineOptions
 from llmtap.units import NEVER
 from llmtap.workload.requests import Requests
 
-__all__ = ["Live", "Served", "Ticket", "TokenListener", "live_of"]
+__all__ = ["LiveEngine", "Served", "Ticket", "TokenListener", "live_of"]
 
 _AT_END: Final = 1
 """A run that is over at t is done when t is past: who arrives at t arrives before."""
@@ -119,7 +117,7 @@ class Served:
                 column.pop(number, None)
 
 
-class Live:
+class LiveEngine:
     """An engine that serves whoever comes."""
 
     def __init__(
@@ -315,10 +313,10 @@ class Live:
             self._gone.setdefault(max(self._runs)[1], []).append(number)
 
 
-def live_of(options: EngineOptions, seed: int, alarm: Callable[[int], None]) -> Live:
+def live_of(options: EngineOptions, seed: int, alarm: Callable[[int], None]) -> LiveEngine:
     """The engine that is asked for."""
     build, setup = SCHEDULERS[options.scheduler].build, options.setup
-    return Live(
+    return LiveEngine(
         lambda requests: build(requests, setup), alarm, servers=options.servers,
         all_first=setup.readings.same_instant == "all-first", gpu_first=setup.readings.tie == "gpu-first",
         predictor=setup.readings.predictor, seed=seed, block_tokens=options.block_tokens,

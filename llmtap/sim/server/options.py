@@ -15,17 +15,65 @@ import msgspec
 from msgspec import Meta, Struct
 
 from llmtap.errors import ConfigError
-from llmtap.sim.model_options import read_settings
-from llmtap.sim.predictors import PREDICTORS
-from llmtap.sim.schedulers.registry import SCHEDULERS
-from llmtap.sim.server.effects import check_effects
-from llmtap.sim.serving import ServingSetup, read_serving
+from llmtap.sim.model_options import (
+    PREDICTORS,
+    ModelOptions,
+    Serving,
+    ServingSetup,
+    read_model_options,
+    read_serving,
+)
+from llmtap.sim.schedulers.registry import CONDITIONS, SCHEDULERS, options_read
 from llmtap.units import Duration, format_ns, read_special
 
 __all__ = [
-    "CHOICES_MAX", "TOKENS_MAX", "EngineOptions", "FaultKind", "FaultOptions", "GuardrailOptions", "Key",
-    "PacingOptions", "RefusalKind", "SimOptions", "for_request", "keys", "load_engine", "load_options",
-]  # fmt: skip
+    "CHOICES_MAX",
+    "TOKENS_MAX",
+    "EngineOptions",
+    "FaultKind",
+    "FaultOptions",
+    "GuardrailOptions",
+    "Key",
+    "PacingOptions",
+    "RefusalKind",
+    "SimOptions",
+    "check_effects",
+    "for_request",
+    "keys",
+    "load_engine",
+    "load_options",
+    "options_looked_at",
+]
+
+
+_OF_WHOLE_RUNS: Final = frozenset(
+    {"request_sla", "window", "tokens", "failed", "percentile", "bins", "edges"}
+)
+"""How a run is summed up, and what needs to know all of its requests beforehand."""
+
+
+def options_looked_at(scheduler: str, readings: ModelOptions, serving: Serving) -> frozenset[str]:
+    """Those that change what a server does, while the others are as they are."""
+    found = options_read(scheduler, readings, serving) - _OF_WHOLE_RUNS
+    # It is the controller's of a dynamic batch, and else only of the summary.
+    return found if "eps" in found else found - {"token_sla"}
+
+
+def check_effects(
+    scheduler: str, places: Mapping[str, str], readings: ModelOptions, serving: Serving
+) -> None:
+    """Raises ConfigError where an option that was given, at its place, has no effect."""
+    known = options_looked_at(scheduler, readings, serving)
+    for name, place in places.items():
+        if name in known:
+            continue
+        ever = SCHEDULERS[scheduler].reads - _OF_WHOLE_RUNS
+        if name in ever and name in CONDITIONS:
+            raise ConfigError(place, "has no effect", f"not while {CONDITIONS[name][0]} is what it is")
+        raise ConfigError(
+            place, f"has no effect on {scheduler}", f"these have: {', '.join(sorted(known)) or 'none'}"
+        )
+
 
 MS: Final = 1_000_000
 HEADER: Final = "x-sim-"
@@ -246,7 +294,7 @@ def load_engine(
             raise ConfigError("--predictor", "is given by --reading predictor, too")
         own["predictor"] = predictor
     try:
-        read = read_settings({**readings, **own})
+        read = read_model_options({**readings, **own})
     except ValueError as exc:
         raise ConfigError("--reading", str(exc), "llmtap sim run --readings lists them") from None
     if read.predictor == "shuffled":

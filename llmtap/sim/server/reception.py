@@ -13,14 +13,20 @@ from typing import Final
 
 from llmtap.clock import Clock, SystemClock
 from llmtap.net.pacing import Pacer, Waker
-from llmtap.sim.server.choices import block, choose
-from llmtap.sim.server.delivery import DeliveredText, Delivery
-from llmtap.sim.server.faults import Mishaps, draw
-from llmtap.sim.server.gauges import Gauges
-from llmtap.sim.server.live import Live, Ticket, live_of
+from llmtap.sim.server.answers import RequestFaults, block, choose, draw_faults, prefix_blocks, prompt_lengths
+from llmtap.sim.server.delivery import (
+    DeliveredText,
+    Delivery,
+    EngineSource,
+    FixedSchedule,
+    PlannedSource,
+    PlannedWork,
+    Planner,
+    PlanSource,
+)
+from llmtap.sim.server.gauges import EngineMetrics
+from llmtap.sim.server.live import LiveEngine, Ticket, live_of
 from llmtap.sim.server.options import EngineOptions, SimOptions, for_request
-from llmtap.sim.server.plan import Fed, FixedSchedule, Planned, PlannedWork, Planner, PlanSource
-from llmtap.sim.server.prompts import prefix_blocks, prompt_lengths
 from llmtap.sim.server.sender import Gatherer, ResponseSender
 from llmtap.sim.server.shapes.shape import Answer, BadRequest, Shape, SimulatedRequest
 from llmtap.sim.server.truth import Submitted, Truth, TruthLog
@@ -48,7 +54,7 @@ class ServerJob:
     options: SimOptions
     answer: Answer
     shape: Shape
-    mishaps: Mishaps
+    mishaps: RequestFaults
     delivery: Delivery
     source: PlanSource
     outcome: str
@@ -60,9 +66,9 @@ class ServerJob:
     def door(self) -> int | None:
         """The status by which it is turned away at once."""
         match self.mishaps:
-            case Mishaps(fault="429" | "503" as status):
+            case RequestFaults(fault="429" | "503" as status):
                 return int(status)
-            case Mishaps(refusal="error"):
+            case RequestFaults(refusal="error"):
                 return 400
         return None
 
@@ -75,7 +81,9 @@ class ServerJob:
         elif not source.given_up:
             truth.outcome = str(status)
         else:
-            truth.outcome = "turned_away" if isinstance(source, Fed) and source.turned_away else "given_up"
+            truth.outcome = (
+                "turned_away" if isinstance(source, EngineSource) and source.turned_away else "given_up"
+            )
 
     @property
     def retry_after_s(self) -> int:
@@ -101,12 +109,12 @@ class Reception:
         self.pacer = Pacer(self.clock)
         self._planner = planner or FixedSchedule()
         self._engine = engine
-        self._live: Live | None = None
+        self._live: LiveEngine | None = None
         if engine is not None:
             self._live = live_of(engine, options.seed, Waker(self.pacer, self._advance).sooner)
         self.truths = TruthLog(self.clock, truth_file)
         self._count = 0
-        self.gauges = Gauges(options.model, None if self._live is None else self._live.state)
+        self.gauges = EngineMetrics(options.model, None if self._live is None else self._live.state)
         say(1, "")  # writes the text, which is not to be the first request's burden
 
     def close(self) -> None:
@@ -141,7 +149,7 @@ class Reception:
         # With a seed of its own a request meets the same fate each time; else the order decides.
         key = f"{options.seed}/" + (f"seed {asked.seed}" if asked.seed is not None else f"{self._count}")
         chance = random.Random(key)
-        mishaps = draw(options, chance)
+        mishaps = draw_faults(options, chance)
         exact = "x-sim-tokens" in headers
         choices = [
             choose(asked, options, mishaps, f"{options.seed}/{asked.seed}/{i}/{prompt}", exact)
@@ -159,7 +167,7 @@ class Reception:
         lengths = prompt_lengths(asked)
         source: PlanSource
         if self._live is not None:
-            source = Fed(self._live, delivery, made_ns)
+            source = EngineSource(self._live, delivery, made_ns)
             source.tickets = self._tickets(asked, said, lengths, source)
         else:
             plans = [
@@ -169,7 +177,7 @@ class Reception:
                 )
                 for one in said
             ]
-            source = Planned(delivery, plans, made_ns, accepted_ns, options.guardrails.wait_ns)
+            source = PlannedSource(delivery, plans, made_ns, accepted_ns, options.guardrails.wait_ns)
         for choice, one in zip(choices, said, strict=True):
             if one.block_after is not None:
                 block(choice, one.block_after, options)
@@ -190,7 +198,7 @@ class Reception:
         return ServerJob(options, answer, shape, mishaps, delivery, source, outcome, truth, stamps)
 
     def _tickets(
-        self, asked: SimulatedRequest, said: list[DeliveredText], lengths: list[int], listener: Fed
+        self, asked: SimulatedRequest, said: list[DeliveredText], lengths: list[int], listener: EngineSource
     ) -> list[Ticket]:
         """What the engine is asked for: a request of its own for each choice. Raises BadRequest."""
         assert self._engine is not None
@@ -214,7 +222,7 @@ class Reception:
     def ask(self, job: ServerJob) -> None:
         """The engine gets it, at once or when the input filter lets it pass. To be called in the turn of the
         loop in which it was accepted: the engine is not told of what is past."""
-        if isinstance(job.source, Fed):
+        if isinstance(job.source, EngineSource):
             accepted_ns = job.truth.accepted_ns
             job.source.ask(accepted_ns, accepted_ns + job.options.guardrails.wait_ns)
 
@@ -234,7 +242,7 @@ class Reception:
         source = job.source
         if job.mishaps.fault == "slow":
             await self.pacer.wait_until(job.truth.accepted_ns + job.options.faults.slow)
-        if isinstance(source, Fed):
+        if isinstance(source, EngineSource):
             source.on_news = sender.wake
             sender.wake()
             await sender.begins
@@ -247,7 +255,7 @@ class Reception:
         """Returns when all of an answer is made and due, and when that was; None when it was given up."""
         source = job.source
         gatherer = Gatherer(job.delivery, source, self.pacer)
-        if isinstance(source, Fed):
+        if isinstance(source, EngineSource):
             source.on_news = gatherer.wake
             gatherer.wake()
             try:
@@ -267,7 +275,7 @@ class Reception:
         job.source.close(self.clock.mono_ns())
         truth = job.truth
         truth.ended_ns = self.clock.mono_ns()
-        if isinstance(job.source, Fed):
+        if isinstance(job.source, EngineSource):
             truth.submitted = [_submitted(one) for one in job.source.tickets if one.arrival_ns]
         sent = [stamp for stamps in truth.sent_ns for stamp in stamps]
         made = [stamp for stamps in truth.made_ns for stamp in stamps]

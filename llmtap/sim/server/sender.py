@@ -12,9 +12,8 @@ from typing import Any, Final
 
 from llmtap.clock import Clock
 from llmtap.net.pacing import Pacer, Waker
-from llmtap.sim.server.delivery import Chunk, Delivery, Write
-from llmtap.sim.server.gauges import Gauges
-from llmtap.sim.server.plan import PlanSource
+from llmtap.sim.server.delivery import Chunk, Delivery, PlanSource, Write
+from llmtap.sim.server.gauges import EngineMetrics
 from llmtap.sim.server.shapes.shape import Answer, Shape
 from llmtap.sim.server.truth import Truth
 from llmtap.units import NEVER
@@ -42,7 +41,7 @@ class ResponseSender:
         source: PlanSource,
         truth: Truth,
         stamps: list[int],
-        gauges: Gauges,
+        gauges: EngineMetrics,
         pacer: Pacer,
         clock: Clock,
         outcome: str,

@@ -20,10 +20,9 @@ import msgspec
 from aiohttp import HttpVersion11, web
 
 from llmtap.clock import Clock
-from llmtap.sim.server.delivery import BREAKS
+from llmtap.sim.server.delivery import BREAKS, Planner
 from llmtap.sim.server.endpoints import ENDPOINTS, Endpoint, openai_error
 from llmtap.sim.server.options import EngineOptions, SimOptions
-from llmtap.sim.server.plan import Planner
 from llmtap.sim.server.realtime import PATH, SimulatedRealtimeSession
 from llmtap.sim.server.reception import BUSY, FILTERED, Reception, ServerJob
 from llmtap.sim.server.sender import reset

@@ -28,8 +28,7 @@ from typing import Final
 from llmtap.exchange.exchange import OUTPUT, EventLog, Exchange, Timeline, Tokens
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
 from llmtap.exchange.request_shape import RequestShape
-from llmtap.sim.engine import GivenUp
-from llmtap.sim.virtual import Played
+from llmtap.sim.engine import GivenUp, RunRecord
 from llmtap.workload.requests import Requests
 
 __all__ = ["CLOCK", "MODEL", "ExchangeMaker", "relay_name"]
@@ -59,13 +58,13 @@ def relay_name(scheduler: str) -> str:
 class ExchangeMaker:
     """Makes Exchanges of the requests of one run."""
 
-    def __init__(self, scheduler: str, requests: Requests, played: Played | None = None) -> None:
+    def __init__(self, scheduler: str, requests: Requests, played: RunRecord | None = None) -> None:
         """`played` tells, when a request is over, why it was given up and what of it was cached; None: nobody
         does."""
         self._arm = scheduler
         self._relay = relay_name(scheduler)
         self._requests = requests
-        self._played = Played.begun(0, 0) if played is None else played
+        self._played = RunRecord.begun(0, 0) if played is None else played
 
     def exchange(self, request: int, token_ns: Sequence[int], end_ns: int, *, served: bool) -> Exchange:
         """A request that is over: when its tokens left, and when it ended; not `served`: it was given up."""

@@ -19,10 +19,9 @@ from llmtap import __version__
 from llmtap.errors import LlmtapError
 from llmtap.metrics.objectives import Objectives
 from llmtap.sim.latency import SEED_ITERATIONS, SEED_MODEL, IterationModel, LatencyModel
-from llmtap.sim.model_options import ModelOptions
+from llmtap.sim.model_options import ModelOptions, Serving
 from llmtap.sim.schedulers.registry import SCHEDULERS
-from llmtap.sim.serving import Serving
-from llmtap.sim.sweep.simulate import SimulationResult, capacity_rps, fly
+from llmtap.sim.sweep.simulate import SimulationResult, capacity_rps, simulate
 from llmtap.units import encode_special, to_seconds
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ class SweepJob:
     """What the models were fitted to, and how well."""
     objectives: str = ""
     measure: bool | None = None
-    """As `fly` takes it."""
+    """As `simulate` takes it."""
     capacity: float | None = None
     """Also search the rate at which this share of requests is outside the SLA."""
     capture: str | None = None
@@ -122,7 +121,7 @@ def run_job(job: SweepJob, trace: "Trace", progress: Callable[[int], None] | Non
     folder = _Folder.of(job)
 
     def fly_at(scale: float, **options: Any) -> SimulationResult:
-        return fly(
+        return simulate(
             job.scheduler, trace.requests_at(count=job.count, scale=scale), job.readings,
             model=job.model, iterations=job.iterations, serving=job.serving, servers=job.servers,
             seed=job.seed, **options,

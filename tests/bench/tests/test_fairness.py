@@ -11,10 +11,9 @@ from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.tests.classes import ClassMix, RequestClass
 from llmtap.bench.tests.fairness import TEST, FairnessParams
 from llmtap.errors import ConfigError
-from llmtap.sim.engine import Engine
+from llmtap.sim.engine import Engine, run_virtual
+from llmtap.sim.model_options import ServingSetup
 from llmtap.sim.schedulers.registry import SCHEDULERS
-from llmtap.sim.serving import ServingSetup
-from llmtap.sim.virtual import play
 from llmtap.units import NS_PER_S, Duration
 from tests.bench.support import Planted, measured, perform, session_to, sim
 
@@ -190,7 +189,7 @@ def engine(scheduler: str) -> Callable[[str, Load], Measurement]:
     def answer(name: str, load: Load) -> Measurement:
         requests, times = load.plan.requests, Times()
         requests.predicted = requests.output
-        play(requests, Engine(SCHEDULERS[scheduler].build(requests, ServingSetup())), watch=times)
+        run_virtual(requests, Engine(SCHEDULERS[scheduler].build(requests, ServingSetup())), watch=times)
         rows = []
         for row, at_ns in enumerate(requests.arrival_ns):
             rows.append({

@@ -5,15 +5,15 @@ from collections import deque
 import pytest
 
 from llmtap.sim.latency import SEED_MODEL
-from llmtap.sim.model_options import read_settings
-from llmtap.sim.schedulers.batches import BatchSize, Former
+from llmtap.sim.model_options import read_model_options
+from llmtap.sim.schedulers.batching import BatchFormer, BatchSize
 from tests.support.flights import MODEL, workload
 
 MS = 1_000_000
 
 
 def size(*, limit: int = 128, **settings: str) -> BatchSize:
-    return BatchSize(SEED_MODEL, read_settings(settings), limit)
+    return BatchSize(SEED_MODEL, read_model_options(settings), limit)
 
 
 @pytest.mark.parametrize(
@@ -161,11 +161,13 @@ def test_a_formed_batch_can_be_cut_to_fit(
 ) -> None:
     requests = workload([(0, 10_000, 5_000), (0, 20_000, 1_000), (0, 2_000, 0), (0, 1, 1)])
     queue = deque(range(4))
-    batch = Former(requests, MODEL, read_settings(settings)).take(queue, 3, 5)
+    batch = BatchFormer(requests, MODEL, read_model_options(settings)).take(queue, 3, 5)
     assert (batch.members, list(queue), batch.queue) == (taken, left, 5)
 
 
 def test_a_batch_larger_than_any_that_a_controller_makes_still_has_its_time() -> None:
     requests = workload([(0, 10, 0)] * 200)
-    batch = Former(requests, MODEL, read_settings({"static_batch": "200"})).take(deque(range(200)), 200)
+    batch = BatchFormer(requests, MODEL, read_model_options({"static_batch": "200"})).take(
+        deque(range(200)), 200
+    )
     assert batch.duration_ns == MODEL.batch_ns(200, 10)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmtap.sim.schedulers.iterations import IterationState
+from llmtap.sim.engine import IterationState
 from tests.support.iterating import Row, serve
 
 

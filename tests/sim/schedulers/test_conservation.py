@@ -9,11 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from llmtap.sim.engine import Engine, EngineRun, Step
+from llmtap.sim.engine import Engine, EngineRun, Iteration, IterationState, Step, run_virtual
 from llmtap.sim.latency import IterationModel
-from llmtap.sim.schedulers.iterations import Iteration, IterationState
 from llmtap.sim.schedulers.registry import SCHEDULERS
-from llmtap.sim.virtual import play
 from llmtap.workload.requests import Requests
 from tests.support.iterating import (
     MODEL,
@@ -88,7 +86,7 @@ def flown(scheduler: str, rows: Sequence[Row], model: IterationModel, options: d
     requests = requests_of(rows)
     built = build(scheduler, requests, model, **options)
     served = Served(requests, Checked(built), built.state)
-    served.played = play(requests, Engine(served.spy), watch=served)
+    served.played = run_virtual(requests, Engine(served.spy), watch=served)
     check_nobody(built)
     return served
 

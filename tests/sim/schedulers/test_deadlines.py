@@ -1,6 +1,6 @@
 """The first token is to be there in time, and each of the others in time after the one before."""
 
-from llmtap.sim.schedulers.deadlines import Deadlines
+from llmtap.sim.schedulers.roster import Deadlines
 
 
 def test_a_token_is_late_after_its_bound_and_not_at_it() -> None:

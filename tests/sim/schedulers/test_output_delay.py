@@ -8,9 +8,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from llmtap.sim.engine import GivenUp, Made
-from llmtap.sim.schedulers.iterations import IterationState
-from llmtap.sim.schedulers.output_delay import OutputDelay
+from llmtap.sim.engine import EngineOutput, GivenUp, IterationState
+from llmtap.sim.schedulers.iterating import OutputDelay
 from tests.support.iterating import MS, Row, serve
 
 
@@ -31,7 +30,7 @@ class Told:
     def form(self, now_ns: int) -> Any | None:
         return f"work at {now_ns}"
 
-    def done(self, now_ns: int, work: Made) -> Made:
+    def done(self, now_ns: int, work: EngineOutput) -> EngineOutput:
         return work
 
     def left(self, now_ns: int, request: int) -> None:
@@ -46,7 +45,7 @@ def delayed(token_times: Sequence[int], gap: int) -> list[int]:
     buffer = OutputDelay(Told(), gap)
     leaving: list[int] = []
     for t in token_times:
-        leaving += buffer.done(t, Made(tokens=[0])).due_ns or ()
+        leaving += buffer.done(t, EngineOutput(tokens=[0])).due_ns or ()
     return leaving
 
 
@@ -125,23 +124,25 @@ def test_by_name_it_is_continuous_batching_for_a_reader(options: dict[str, str],
 
 def test_tokens_are_told_in_the_order_in_which_they_leave() -> None:
     buffer = OutputDelay(Told(), 50)
-    buffer.done(0, Made(tokens=[0, 1]))
-    buffer.done(60, Made(tokens=[1]))
-    assert buffer.done(70, Made(tokens=[1, 2, 0])) == Made((), [0, 2, 1], [70, 70, 110])
-    assert buffer.done(80, Made(tokens=[0, 2], due_ns=[200, 90])) == Made((), [2, 0], [120, 200])
+    buffer.done(0, EngineOutput(tokens=[0, 1]))
+    buffer.done(60, EngineOutput(tokens=[1]))
+    assert buffer.done(70, EngineOutput(tokens=[1, 2, 0])) == EngineOutput((), [0, 2, 1], [70, 70, 110])
+    assert buffer.done(80, EngineOutput(tokens=[0, 2], due_ns=[200, 90])) == EngineOutput(
+        (), [2, 0], [120, 200]
+    )
 
 
 def test_it_remembers_those_under_way_only() -> None:
     told = Told()
     buffer = OutputDelay(told, 50)
-    buffer.done(0, Made(tokens=[0, 1, 2, 3]))
-    assert buffer.done(10, Made(finished=[0], tokens=[0])).finished == [0]
+    buffer.done(0, EngineOutput(tokens=[0, 1, 2, 3]))
+    assert buffer.done(10, EngineOutput(finished=[0], tokens=[0])).finished == [0]
     buffer.left(11, 1)
     told.gone = {2: GivenUp.LATE}
     assert buffer.given_up() == {2: GivenUp.LATE}
     told.gone = {}
     # As if they had never been, but for the last.
-    assert buffer.done(20, Made(tokens=[0, 1, 2, 3])).due_ns == [20, 20, 20, 50]
+    assert buffer.done(20, EngineOutput(tokens=[0, 1, 2, 3])).due_ns == [20, 20, 20, 50]
 
 
 def test_all_else_passes_through() -> None:

@@ -2,9 +2,8 @@
 
 import pytest
 
-from llmtap.sim.engine import Engine, GivenUp
+from llmtap.sim.engine import Engine, GivenUp, IterationState
 from llmtap.sim.latency import IterationModel
-from llmtap.sim.schedulers.iterations import IterationState
 from tests.support.iterating import MS, Row, build, check_nobody, serve, workload
 
 # Four blocks of four tokens. Both begin with one block, have two each when they have made five tokens, and

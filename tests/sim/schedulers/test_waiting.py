@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.sim.schedulers.waiting import Waiting
+from llmtap.sim.schedulers.roster import Waiting
 
 
 def drained(waiting: Waiting) -> list[int]:

@@ -3,10 +3,9 @@
 import pytest
 
 from llmtap.errors import ConfigError
-from llmtap.sim.model_options import ModelOptions
+from llmtap.sim.model_options import ModelOptions, Serving
 from llmtap.sim.schedulers.registry import ALL_OPTIONS, SCHEDULERS
-from llmtap.sim.server.effects import check_effects, options_looked_at
-from llmtap.sim.serving import Serving
+from llmtap.sim.server.options import check_effects, options_looked_at
 
 BINNED = ModelOptions(bin_edges=(1, 30))
 

@@ -10,7 +10,7 @@ import pytest
 
 from llmtap.clock import SystemClock
 from llmtap.exchange.outcome import Outcome
-from llmtap.sim.server.faults import REFUSAL, Mishaps, draw
+from llmtap.sim.server.answers import REFUSAL, RequestFaults, draw_faults
 from llmtap.sim.server.options import FaultOptions, GuardrailOptions, SimOptions
 from llmtap.units import Duration
 from llmtap.workload.prompts.words import count_tokens
@@ -223,8 +223,8 @@ def test_rates_are_kept_and_a_seed_repeats_them() -> None:
         faults=FaultOptions(stall_rate=0.1, busy_rate=0.2, slow_rate=0.3),
         guardrails=GuardrailOptions(refusal_rate=0.25, block_rate=0.5, block_after=3),
     )
-    drawn = [draw(options, random.Random(f"{i}")) for i in range(4_000)]
-    assert drawn == [draw(options, random.Random(f"{i}")) for i in range(4_000)]
+    drawn = [draw_faults(options, random.Random(f"{i}")) for i in range(4_000)]
+    assert drawn == [draw_faults(options, random.Random(f"{i}")) for i in range(4_000)]
     for share, found in (
         (0.1, sum(m.fault == "stall" for m in drawn)),
         (0.2, sum(m.fault == "429" for m in drawn)),
@@ -234,7 +234,7 @@ def test_rates_are_kept_and_a_seed_repeats_them() -> None:
         (0.5, sum(m.block_after == 3 for m in drawn)),
     ):
         assert abs(found / 4_000 - share) < 0.03
-    assert draw(SimOptions(), random.Random(0)) == Mishaps()
+    assert draw_faults(SimOptions(), random.Random(0)) == RequestFaults()
 
 
 @scene

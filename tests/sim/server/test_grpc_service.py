@@ -10,11 +10,11 @@ import grpc.aio
 import pytest
 
 from llmtap.protocol.inference import METHOD, Counts, GrpcChunk, Request, read_chunk, write_request
-from llmtap.sim.server.faults import REFUSAL
+from llmtap.sim.model_options import ServingSetup, read_serving
+from llmtap.sim.server.answers import REFUSAL
 from llmtap.sim.server.grpc_service import GrpcService
 from llmtap.sim.server.options import EngineOptions, SimOptions
 from llmtap.sim.server.reception import Reception
-from llmtap.sim.serving import ServingSetup, read_serving
 from llmtap.units import Duration
 from llmtap.workload.prompts.words import count_tokens
 from tests.support.peer import scene

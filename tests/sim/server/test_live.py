@@ -10,13 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmtap.sim.engine import Engine
-from llmtap.sim.model_options import read_settings
+from llmtap.sim.engine import Engine, run_virtual
+from llmtap.sim.model_options import Serving, ServingSetup, read_model_options, read_serving
 from llmtap.sim.schedulers.registry import SCHEDULERS
-from llmtap.sim.server.live import Live, Ticket, live_of
+from llmtap.sim.server.live import LiveEngine, Ticket, live_of
 from llmtap.sim.server.options import EngineOptions
-from llmtap.sim.serving import Serving, ServingSetup, read_serving
-from llmtap.sim.virtual import play
 from llmtap.units import NEVER
 from llmtap.workload.requests import Requests
 
@@ -71,7 +69,7 @@ class Group:
 def options_of(scheduler: str, serving: dict[str, str], readings: dict[str, str]) -> EngineOptions:
     readings = {"bin_edges": "1,8,30", **readings}
     return EngineOptions(
-        scheduler, ServingSetup(readings=read_settings(readings), serving=read_serving(serving))
+        scheduler, ServingSetup(readings=read_model_options(readings), serving=read_serving(serving))
     )
 
 
@@ -90,7 +88,7 @@ def played(options: EngineOptions, groups: Sequence[Group], servers: int = 1) ->
     watch = Watch(not options.iterates)
     readings = options.setup.readings
     engine = Engine(SCHEDULERS[options.scheduler].build(requests, options.setup), servers)
-    play(
+    run_virtual(
         requests, engine, servers=servers, all_first=readings.same_instant == "all-first",
         gpu_first=readings.tie == "gpu-first", watch=watch,
     )  # fmt: skip
@@ -99,7 +97,7 @@ def played(options: EngineOptions, groups: Sequence[Group], servers: int = 1) ->
 
 def lived(
     options: EngineOptions, groups: Sequence[Group], looks: Sequence[int] = ()
-) -> tuple[Live, list[Ticket]]:
+) -> tuple[LiveEngine, list[Ticket]]:
     """What the real driver says when somebody looks at these times as well, in the same order."""
     live = live_of(options, 0, lambda at_ns: None)
     tickets: list[Ticket] = []
@@ -250,7 +248,7 @@ def test_who_left_is_told_nothing_and_all_others_are_served_to_the_end(
             assert len(one.tokens) == ticket.output
 
 
-def simple(scheduler: str, **serving: str) -> tuple[Live, list[int]]:
+def simple(scheduler: str, **serving: str) -> tuple[LiveEngine, list[int]]:
     """An engine, and the moments at which it asked to be looked after."""
     alarms: list[int] = []
     return live_of(options_of(scheduler, serving, {}), 0, alarms.append), alarms
@@ -341,7 +339,7 @@ def test_the_prefix_cache_says_how_much_of_a_prompt_it_had() -> None:
 
 @pytest.mark.parametrize("predictor", ["perfect", "prompt", "noisy"])
 def test_predictions_are_those_of_the_predictor(predictor: str) -> None:
-    setup = ServingSetup(readings=read_settings({"predictor": predictor}), serving=Serving())
+    setup = ServingSetup(readings=read_model_options({"predictor": predictor}), serving=Serving())
     found = []
     for seed in (1, 1, 2):
         live = live_of(EngineOptions("shortest_predicted_first", setup), seed, lambda at_ns: None)

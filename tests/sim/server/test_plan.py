@@ -4,9 +4,16 @@ import random
 from itertools import count, islice, pairwise
 from statistics import fmean, stdev
 
-from llmtap.sim.server.delivery import Chunk, DeliveredText, Delivery, Write
+from llmtap.sim.server.delivery import (
+    Chunk,
+    DeliveredText,
+    Delivery,
+    FixedSchedule,
+    PlannedSource,
+    PlannedWork,
+    Write,
+)
 from llmtap.sim.server.options import PacingOptions, SimOptions
-from llmtap.sim.server.plan import FixedSchedule, Planned, PlannedWork
 from llmtap.units import NEVER, Duration
 
 MS = 1_000_000
@@ -49,7 +56,7 @@ def test_choices_are_told_of_in_the_order_of_their_tokens_and_no_further_than_as
     delivery.take(1_000)  # of the choice of nothing
     made: list[list[int]] = [[], [], []]
     plans = [(iter([5, 20]), 2), (iter(()), 0), (iter([7, 9, 30, 40]), 3)]
-    planned = Planned(delivery, plans, made, 1_000, 100)
+    planned = PlannedSource(delivery, plans, made, 1_000, 100)
     assert planned.next_ns == 1_105
     planned.advance(1_109)
     assert (made, planned.next_ns) == ([[1_005], [], [1_007, 1_009]], 1_120)
@@ -64,6 +71,8 @@ def test_choices_are_told_of_in_the_order_of_their_tokens_and_no_further_than_as
 
 def test_a_long_answer_is_read_no_further_than_it_is_sent() -> None:
     read = count()
-    planned = Planned(Delivery([DeliveredText(100_000)], SimOptions(), None), [(read, 100_000)], [[]], 0, 0)
+    planned = PlannedSource(
+        Delivery([DeliveredText(100_000)], SimOptions(), None), [(read, 100_000)], [[]], 0, 0
+    )
     planned.advance(5)
     assert next(read) == 7

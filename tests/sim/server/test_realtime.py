@@ -10,9 +10,9 @@ import aiohttp
 import pytest
 
 from llmtap.exchange.observer import Observer
-from llmtap.sim.server.faults import REFUSAL
+from llmtap.sim.model_options import ServingSetup, read_serving
+from llmtap.sim.server.answers import REFUSAL
 from llmtap.sim.server.options import EngineOptions, SimOptions
-from llmtap.sim.serving import ServingSetup, read_serving
 from llmtap.units import Duration
 from llmtap.workload.prompts.words import count_tokens
 from tests.support.peer import scene

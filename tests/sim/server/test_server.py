@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from llmtap.sim.server.delivery import PlannedWork, ResponsePlan
 from llmtap.sim.server.options import SimOptions
-from llmtap.sim.server.plan import PlannedWork, ResponsePlan
 from llmtap.units import Duration
 from llmtap.workload.prompts.words import count_tokens
 from tests.support.peer import scene

@@ -13,13 +13,12 @@ import pytest
 
 from llmtap.exchange.outcome import Outcome
 from llmtap.sim.engine import Engine as Core
+from llmtap.sim.engine import run_virtual
 from llmtap.sim.latency import IterationModel, LatencyModel
-from llmtap.sim.model_options import read_settings
+from llmtap.sim.model_options import ServingSetup, read_model_options, read_serving
 from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.sim.server.delivery import DeliveredText, Delivery
 from llmtap.sim.server.options import EngineOptions, SimOptions, for_request
-from llmtap.sim.serving import ServingSetup, read_serving
-from llmtap.sim.virtual import play
 from llmtap.units import NEVER, Duration
 from llmtap.workload.prompts.words import count_tokens
 from llmtap.workload.requests import Requests
@@ -44,7 +43,7 @@ def behind(scheduler: str = "continuous_batching", **serving: str) -> EngineOpti
     """An engine that takes 1 ms for a token, and as much for 20 tokens of a prompt."""
     setup = ServingSetup(
         model=LatencyModel(alpha_ns=5 * MS, beta_ns=1 * MS, gamma=0.3),
-        readings=read_settings({"bin_edges": "1,20"}),
+        readings=read_model_options({"bin_edges": "1,20"}),
         iterations=IterationModel(beta_ns=1 * MS, gamma=0.3, prefill_ns=MS / 20),
         serving=read_serving(serving),
     )
@@ -71,7 +70,7 @@ def virtually(options: EngineOptions, truths: list[dict[str, Any]]) -> Times:
     requests = Requests(arrivals, given, made, array("q", [one["predicted"] for one in asked]))
     times = Times()
     core = Core(SCHEDULERS[options.scheduler].build(requests, options.setup), options.servers)
-    play(requests, core, servers=options.servers, watch=times)
+    run_virtual(requests, core, servers=options.servers, watch=times)
     return times
 
 

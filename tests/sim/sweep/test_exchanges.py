@@ -12,9 +12,8 @@ from llmtap.exchange.observer import Observer
 from llmtap.exchange.outcome import Outcome, TokenSource
 from llmtap.metrics.latency import chunking_of, measure
 from llmtap.metrics.objectives import Objectives
-from llmtap.sim.engine import GivenUp
+from llmtap.sim.engine import GivenUp, RunRecord
 from llmtap.sim.sweep.exchanges import ExchangeMaker, relay_name
-from llmtap.sim.virtual import Played
 from llmtap.workload.requests import Requests
 
 MS = 1_000_000
@@ -121,7 +120,7 @@ REASONS = [
 def test_the_error_says_why_it_was_given_up(
     reason: GivenUp, token_ns: tuple[int, ...], outcome: Outcome, error: str
 ) -> None:
-    played = Played.begun(1, 1)
+    played = RunRecord.begun(1, 1)
     maker = ExchangeMaker("x", requests(), played)
     played.reasons[0] = reason
     x = maker.exchange(0, token_ns, 5 * MS, served=False)
@@ -130,7 +129,7 @@ def test_the_error_says_why_it_was_given_up(
 
 @pytest.mark.parametrize(("found", "cached"), [((), None), ((0,), 0), ((5,), 5), ((-1,), None)])
 def test_what_the_prefix_cache_had_is_in_the_usage(found: tuple[int, ...], cached: int | None) -> None:
-    played = Played.begun(1, 1)
+    played = RunRecord.begun(1, 1)
     played.cached = column(*found)
     x = ExchangeMaker("x", requests(), played).exchange(0, (5,), 6, served=True)
     assert x.tokens.cached == cached

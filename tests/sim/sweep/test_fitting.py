@@ -12,12 +12,11 @@ import llmtap
 from llmtap.errors import ConfigError
 from llmtap.exchange.exchange import EventLog, Exchange, Tokens
 from llmtap.sim.latency import IterationModel
-from llmtap.sim.model_options import ModelOptions
-from llmtap.sim.serving import Serving
+from llmtap.sim.model_options import ModelOptions, Serving
 from llmtap.sim.sweep import fitting
 from llmtap.sim.sweep.exchanges import ExchangeMaker
 from llmtap.sim.sweep.fitting import FitError, IterationFit, fit_capture, fit_exchanges
-from llmtap.sim.sweep.simulate import fly
+from llmtap.sim.sweep.simulate import simulate
 from llmtap.traces.convert import convert
 from llmtap.workload.requests import Requests
 
@@ -44,7 +43,7 @@ def work(n: int, rate_rps: float, *, rest_every: int = 0) -> Requests:
 
 
 def captured(to: Path, requests: Requests, scheduler: str = "continuous_batching") -> Path:
-    fly(scheduler, requests, ModelOptions(), iterations=MODEL, serving=SERVING, capture=to)
+    simulate(scheduler, requests, ModelOptions(), iterations=MODEL, serving=SERVING, capture=to)
     return to
 
 

@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.errors import ConfigError, LlmtapError
-from llmtap.sim.serving import Serving
-from llmtap.sim.sweep.grid import GridSource, SweepGrid, best_of, points
-from llmtap.sim.sweep.presets import BEST, Preset
+from llmtap.sim.model_options import Serving
+from llmtap.sim.sweep.grid import BEST, GridSource, Preset, SweepGrid, best_of, points
 from llmtap.sim.sweep.sweep import SweepAttempt, SweepJob, run_job
 from llmtap.workload.synthetic import WORKLOADS, draw
 

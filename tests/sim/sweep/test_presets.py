@@ -5,11 +5,9 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from llmtap.sim.model_options import read_settings
+from llmtap.sim.model_options import read_model_options, read_serving
 from llmtap.sim.schedulers.registry import SCHEDULERS
-from llmtap.sim.serving import read_serving
-from llmtap.sim.sweep.grid import LOADS, READINGS, SERVING, GridSource, SweepGrid, points
-from llmtap.sim.sweep.presets import BEST, PRESETS
+from llmtap.sim.sweep.grid import BEST, LOADS, PRESETS, READINGS, SERVING, GridSource, SweepGrid, points
 from llmtap.sim.sweep.sweep import SweepAttempt, SweepJob, rows_of
 from llmtap.workload.requests import Requests
 from llmtap.workload.trace import Trace
@@ -45,7 +43,7 @@ def test_every_name_and_value_of_a_preset_is_known(name: str) -> None:
         assert set(point) <= OWN | READINGS | SERVING
         assert point.get("scheduler", "static_fifo") in SCHEDULERS
         settings = {key: value for key, value in point.items() if value != BEST}
-        read_settings({key: value for key, value in settings.items() if key in READINGS})
+        read_model_options({key: value for key, value in settings.items() if key in READINGS})
         read_serving({key: value for key, value in settings.items() if key in SERVING})
         assert BEST not in point.values() or preset.best_of
 

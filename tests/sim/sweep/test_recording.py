@@ -17,11 +17,10 @@ from llmtap.errors import ConfigError
 from llmtap.exchange.exchange import Exchange
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.summary import Summary
-from llmtap.sim.model_options import ModelOptions
-from llmtap.sim.serving import read_serving
+from llmtap.sim.model_options import ModelOptions, read_serving
 from llmtap.sim.sweep.exchanges import ExchangeMaker
 from llmtap.sim.sweep.recording import FlightRecorder
-from llmtap.sim.sweep.simulate import fly
+from llmtap.sim.sweep.simulate import simulate
 from llmtap.traces.convert import convert
 from llmtap.workload.requests import Requests
 from llmtap.workload.trace import load_trace
@@ -131,7 +130,7 @@ def test_a_mooncake_trace_comes_back_as_it_was(tmp_path: Path) -> None:
     trace.write_text("".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows))
     requests = load_trace(str(trace)).requests_at(count=len(rows))
     serving = read_serving({"prefix_cache": "true"})
-    told = fly(
+    told = simulate(
         "continuous_batching", requests, ModelOptions(), serving=serving, capture=tmp_path / "c"
     ).to_dict()
     convert(str(tmp_path / "c"), str(back), target_format="mooncake")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.sim.sweep.regression import least_squares, nearest, part_of
+from llmtap.sim.sweep.fitting import least_squares, nearest, part_of
 
 N = 12
 ROW = st.lists(st.integers(-1_000, 1_000).map(float), min_size=N, max_size=N)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from llmtap.errors import ConfigError
-from llmtap.sim.sweep.results import Results
+from llmtap.sim.sweep.runner import Results
 from llmtap.sim.sweep.sweep import SweepAttempt
 
 ONE = SweepAttempt("1", {"trace": "a"}, 0.5, {"n": 1})

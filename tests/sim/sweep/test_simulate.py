@@ -13,11 +13,11 @@ import pytest
 import llmtap
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.summary import METRICS, Summary
-from llmtap.sim.model_options import ModelOptions, read_settings
+from llmtap.sim.model_options import ModelOptions, read_model_options
 from llmtap.sim.schedulers.registry import SCHEDULERS
-from llmtap.sim.sweep.simulate import capacity_rps, fly
+from llmtap.sim.sweep.simulate import capacity_rps, simulate
 from tests.support.flights import MODEL, Row, flown, served, workload
-from tests.support.seed004 import simulate
+from tests.support.seed004 import simulate as oracle
 
 BATCHES = [name for name, kind in SCHEDULERS.items() if not kind.iterates]
 """The schedulers of seed 004."""
@@ -31,7 +31,7 @@ def test_twelve_requests_are_served_as_the_oracle_has_it_to_the_last_digit(sched
     told = json.loads(ORACLE.read_text())
     expected = told["schedulers"][f"{scheduler} eps={eps}"]
     rows = list(zip(told["arrival_s"], told["prompt"], told["output"], strict=True))
-    flight = fly(scheduler, workload(rows), read_settings({"eps": eps, "bins": "4"}))
+    flight = simulate(scheduler, workload(rows), read_model_options({"eps": eps, "bins": "4"}))
     summary = flight.to_dict()
     assert [list(one) for one in served(flight)] == expected["per_request_start_end_batch"]
     assert summary["latency"]["p95"] == expected["p95_latency_s"]
@@ -217,8 +217,8 @@ def test_a_second_implementation_serves_each_request_at_the_same_time(
         # Bursts, with no two events at one moment: the two keep time differently.
         at_s += chance.expovariate(2.0) if chance.random() < 0.7 else chance.expovariate(0.1)
         rows.append((at_s, int(chance.lognormvariate(5.5, 1.3)), int(chance.lognormvariate(3.5, 1.5))))
-    flight = fly(scheduler, workload(rows), read_settings({"eps": str(eps)}))
-    again = simulate(scheduler, rows, eps, 8)
+    flight = simulate(scheduler, workload(rows), read_model_options({"eps": str(eps)}))
+    again = oracle(scheduler, rows, eps, 8)
     assert [n for _, _, n in served(flight)] == [n for _, _, n in again]
     for (start, end, _), (start_again, end_again, _) in zip(served(flight), again, strict=True):
         assert (start, end) == pytest.approx((start_again, end_again), abs=1e-5)
@@ -229,9 +229,9 @@ OBJECTIVES = Objectives.parse("ttft:3s e2e:5s")
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_measuring_changes_no_figure_and_adds_all_of_a_summary(scheduler: str) -> None:
-    work, read = workload(ROWS), read_settings({"request_sla": "5s"})
-    plain = fly(scheduler, work, read, measure=False).to_dict()
-    told = fly(scheduler, work, read, objectives=OBJECTIVES).to_dict()
+    work, read = workload(ROWS), read_model_options({"request_sla": "5s"})
+    plain = simulate(scheduler, work, read, measure=False).to_dict()
+    told = simulate(scheduler, work, read, objectives=OBJECTIVES).to_dict()
     more = told["metrics"].keys() - {"e2e"}
     assert told.keys() - plain.keys() == Summary().to_dict({}, 1.0).keys() - plain.keys()
     for name in plain.keys() - {"metrics", "tokens", "token_sla_violation"}:
@@ -245,7 +245,7 @@ def test_measuring_changes_no_figure_and_adds_all_of_a_summary(scheduler: str) -
 
 
 def test_tokens_of_whole_batches_leave_as_the_seed_says() -> None:
-    flight = fly("static_fifo", workload(ROWS), ModelOptions(), model=MODEL, measure=True)
+    flight = simulate("static_fifo", workload(ROWS), ModelOptions(), model=MODEL, measure=True)
     metrics = flight.to_dict()["metrics"]
     assert flight.summary is not None
     # Batches begin at 1, 4, 6.25 and 11.25 s; all first tokens are alpha = 1 s later.
@@ -258,13 +258,13 @@ def test_tokens_of_whole_batches_leave_as_the_seed_says() -> None:
 
 def test_whole_batches_are_measured_where_somebody_asks_for_it(tmp_path: Path) -> None:
     def measured(**asked: Any) -> bool:
-        return fly("static_fifo", workload(ROWS), ModelOptions(), **asked).summary is not None
+        return simulate("static_fifo", workload(ROWS), ModelOptions(), **asked).summary is not None
 
     assert not measured()
     assert measured(measure=True)
     assert measured(objectives=OBJECTIVES)
     assert measured(capture=tmp_path)
-    assert fly("continuous_batching", workload(ROWS), ModelOptions()).summary is not None
+    assert simulate("continuous_batching", workload(ROWS), ModelOptions()).summary is not None
 
 
 @pytest.mark.parametrize(
@@ -277,13 +277,13 @@ def test_whole_batches_are_measured_where_somebody_asks_for_it(tmp_path: Path) -
 )
 def test_what_cannot_be_run_is_refused(asked: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
-        fly("continuous_batching", workload(ROWS), ModelOptions(), **asked)
+        simulate("continuous_batching", workload(ROWS), ModelOptions(), **asked)
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_a_run_becomes_a_capture_that_tells_the_same(scheduler: str, tmp_path: Path) -> None:
     rows: list[Row] = [(i / 10, 5 + i, 1 + i % 7) for i in range(100)]
-    flight = fly(scheduler, workload(rows), ModelOptions(), objectives=OBJECTIVES, capture=tmp_path)
+    flight = simulate(scheduler, workload(rows), ModelOptions(), objectives=OBJECTIVES, capture=tmp_path)
     capture = llmtap.read(tmp_path)
     assert capture.integrity().ok
     ends = {x.seq: (x.timeline.response_end_ns, x.tokens.output) for x in capture.exchanges()}

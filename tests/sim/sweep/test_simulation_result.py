@@ -7,13 +7,11 @@ from typing import Any
 import pytest
 
 from llmtap.metrics.objectives import Objectives
+from llmtap.sim.engine import IterationState
 from llmtap.sim.latency import IterationModel
-from llmtap.sim.model_options import read_settings
-from llmtap.sim.schedulers.iterations import IterationState
-from llmtap.sim.schedulers.registry import SCHEDULERS, Kind
-from llmtap.sim.serving import Serving
-from llmtap.sim.sweep.simulate import fly
-from llmtap.sim.sweep.simulation_result import SimulationResult
+from llmtap.sim.model_options import Serving, read_model_options
+from llmtap.sim.schedulers.registry import SCHEDULERS, SchedulerKind
+from llmtap.sim.sweep.simulate import SimulationResult, simulate
 from tests.support.flights import Row, S, workload
 from tests.support.scripted_scheduler import Scripted
 
@@ -25,10 +23,10 @@ ROWS: list[Row] = [(1, 10, 2), (1.5, 20, 3), (2, 30, 1), (8, 40, 2)]
 def flown(
     monkeypatch: pytest.MonkeyPatch, tokens_max: Mapping[int, int], *, window: str = "completion", **more: Any
 ) -> SimulationResult:
-    kind = Kind(lambda requests, setup: Scripted(requests, tokens_max), iterates=True)
+    kind = SchedulerKind(lambda requests, setup: Scripted(requests, tokens_max), iterates=True)
     monkeypatch.setitem(SCHEDULERS, "scripted", kind)
-    read = read_settings({"request_sla": "6s", "token_sla": "900ms", "window": window})
-    return fly("scripted", workload(ROWS), read, **more)
+    read = read_model_options({"request_sla": "6s", "token_sla": "900ms", "window": window})
+    return simulate("scripted", workload(ROWS), read, **more)
 
 
 def test_when_all_are_served_every_figure_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:

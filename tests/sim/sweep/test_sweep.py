@@ -14,9 +14,8 @@ import pytest
 import llmtap
 from llmtap.capture.read.reader import read
 from llmtap.sim.latency import IterationModel, LatencyModel
-from llmtap.sim.model_options import ModelOptions
-from llmtap.sim.serving import Serving
-from llmtap.sim.sweep.simulate import fly
+from llmtap.sim.model_options import ModelOptions, Serving
+from llmtap.sim.sweep.simulate import simulate
 from llmtap.sim.sweep.sweep import SweepAttempt, SweepJob, attempt, rows_of, run_job
 from llmtap.units import Duration, decode_special
 from tests.support.sweeps import job, trace
@@ -93,7 +92,7 @@ def test_a_job_tells_what_its_flight_does_and_its_own_parameters() -> None:
         replace(JOB, scheduler="multi_bin_dynamic", readings=readings, servers=2, scale=5.0, count=90), TRACE
     )
     work = TRACE.requests_at(count=90, scale=5.0)
-    flight = fly("multi_bin_dynamic", work, readings, servers=2).to_dict()
+    flight = simulate("multi_bin_dynamic", work, readings, servers=2).to_dict()
     assert {name: told[name] for name in flight} == flight
     assert (told["trace"], told["scale"], told["fit"]) == ("a.csv", 5.0, None)
     assert len(told["bins"]) == 3

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from llmtap.sim.sweep.results import Results
+from llmtap.sim.sweep.runner import Results, SweepRunner
 from llmtap.sim.sweep.sweep import SweepAttempt, SweepJob
-from llmtap.sim.sweep.sweeper import Sweeper
 from tests.support.sweeps import job, trace
 
 TRACE = trace()
@@ -31,7 +30,7 @@ class Audience:
 
 def test_the_longest_come_first_and_each_once() -> None:
     audience = Audience()
-    sweeper = Sweeper(TRACES, audience)
+    sweeper = SweepRunner(TRACES, audience)
     jobs = [replace(JOB, count=n) for n in (5, 20, 5, 10)]
     told = sweeper.run(jobs)
     assert audience.heard == [([20, 10, 5], 0), 20, 10, 5]
@@ -45,11 +44,11 @@ def test_what_is_in_the_results_is_taken_from_there(tmp_path: Path) -> None:
     jobs = [replace(JOB, count=n) for n in (5, 10)]
     failing = replace(JOB, scheduler="continuous_batching", servers=2)
     first = Results(tmp_path / "r.jsonl")
-    Sweeper(TRACES, Audience(), results=first).run([jobs[0], failing])
+    SweepRunner(TRACES, Audience(), results=first).run([jobs[0], failing])
     first.close()
     audience = Audience()
     again = Results(tmp_path / "r.jsonl")
-    told = Sweeper(TRACES, audience, results=again).run([*jobs, failing])
+    told = SweepRunner(TRACES, audience, results=again).run([*jobs, failing])
     again.close()
     # What failed is tried again.
     assert audience.heard == [([40, 10], 1), 40, 10]

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from llmtap.errors import ConfigError
+from llmtap.sim.sweep.runner import _signals_later, in_processes, in_turn, on_ray
 from llmtap.sim.sweep.sweep import SweepAttempt, SweepJob
-from llmtap.sim.sweep.workers import _signals_later, in_processes, in_turn, on_ray
 from tests.support.sweeps import DEADLY, ENDLESS, Deadly, Endless, children, deadly_job, job, trace
 
 SHORT, LONG = trace(30), trace(60)

@@ -1,26 +1,101 @@
-"""Who runs the jobs of a sweep: this process, processes of this machine, or a Ray cluster.
+"""The results of a sweep on disk: JSON lines, one for each attempt, as they come.
 
-Each takes jobs and gives attempts as they end, in whatever order that is. Workers are sent the traces once,
-when they start. A job that fails is an attempt with an error, also where its process dies of it.
+A line is written and synced before anything else is done with a result, so a kill costs what was under way
+and no more. If it tore the last line, that is cut off when the file is opened again. Jobs that are there are
+not run again, unless they failed. Any number of sweeps may share a file, one at a time.
 """
 
+import fcntl
 import multiprocessing
 import os
 import signal
+import stat
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
-from typing import Final
+from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
 
 from llmtap.clock import SystemClock
+from llmtap.errors import ConfigError
 from llmtap.net.cluster import ray_cluster
 from llmtap.sim.sweep.sweep import SweepAttempt, SweepJob, attempt
+from llmtap.user_files import decode_json
 from llmtap.workload.trace import Trace
 
-__all__ = ["Traces", "in_processes", "in_turn", "on_ray"]
+__all__ = ["Results", "SweepListener", "SweepRunner", "Traces", "in_processes", "in_turn", "on_ray"]
+
+
+_PLACE: Final = "--results"
+_BEGIN: Final = b'{"id":'
+"""Of each line: what does not begin so is not ours to cut."""
+
+
+class Results:
+    """An open results file, which nobody else can open meanwhile."""
+
+    def __init__(self, path: Path) -> None:
+        """Reads what is there; makes the file where there is none. Raises ConfigError."""
+        self.path = path
+        self.done: dict[str, SweepAttempt] = {}
+        """By job: those that went well."""
+        self.torn = False
+        """Whether a last line had to be cut off."""
+        try:
+            self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 (held open on purpose)
+        except OSError as exc:
+            raise ConfigError(_PLACE, f"cannot open {path}: {exc.strerror}") from None
+        try:
+            if not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
+                raise ConfigError(_PLACE, f"{path} is no file that could be read again")
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._read()
+        except BlockingIOError:
+            self._file.close()
+            raise ConfigError(_PLACE, f"{path} is being written by another run") from None
+        except ConfigError:
+            self._file.close()
+            raise
+
+    def add(self, attempt: SweepAttempt) -> None:
+        """Writes an attempt down for good. Raises ConfigError where the disk does not take it."""
+        line = msgspec.json.encode(attempt) + b"\n"
+        try:
+            # A part of a line that a full disk takes is what `_read` cuts off.
+            while line:
+                line = line[self._file.write(line) :]
+            os.fsync(self._file.fileno())
+        except OSError as exc:
+            raise ConfigError(_PLACE, f"cannot write {self.path}: {exc.strerror}") from None
+        self._keep(attempt)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _read(self) -> None:
+        self._file.seek(0)
+        data = self._file.read()
+        whole = data.rfind(b"\n") + 1
+        for number, line in enumerate(data[:whole].split(b"\n")[:-1], 1):
+            try:
+                self._keep(decode_json(line, SweepAttempt))
+            except msgspec.DecodeError:
+                raise ConfigError(_PLACE, f"{self.path}, line {number}: is no result of a sweep") from None
+        if whole < len(data):
+            if not whole and not _BEGIN.startswith(data[: len(_BEGIN)]):
+                raise ConfigError(_PLACE, f"{self.path} is no file of results")
+            self.torn = True
+            self._file.truncate(whole)
+
+    def _keep(self, attempt: SweepAttempt) -> None:
+        if attempt.summary is not None:
+            self.done[attempt.id] = attempt
+
 
 Traces = Mapping[str, Trace]
 """By the digest that jobs ask for them with."""
@@ -194,3 +269,76 @@ def on_ray(
 
 def _attempt_on_ray(job: SweepJob, trace: Trace) -> SweepAttempt:
     return attempt(job, trace, SystemClock.mono_ns)
+
+
+_EFFORT_PER_PROCESS: Final = 200_000
+"""A process takes a second to start; in that time this one runs so many requests that are not measured."""
+
+
+class SweepListener(Protocol):
+    """Whoever wants to know how far a sweep is."""
+
+    def planned(self, jobs: Sequence[SweepJob], kept: int) -> None:
+        """These will be run now; `kept` more were done before."""
+
+    def under_way(self, job: SweepJob, arrived: int) -> None:
+        """So many of its requests have arrived; only told of jobs in this process."""
+
+    def ended(self, job: SweepJob, attempt: SweepAttempt) -> None:
+        """One is done, or failed."""
+
+
+class SweepRunner:
+    """Runs jobs once each, in as many rounds as it is asked to."""
+
+    def __init__(
+        self,
+        traces: Traces,
+        audience: SweepListener,
+        *,
+        results: Results | None = None,
+        workers: int | None = None,
+        ray: str | None = None,
+    ) -> None:
+        """`traces` may grow. `workers`: processes, or CPUs of a Ray of our own; None: as many as are worth
+        it. `ray`: its address.
+        """
+        self.attempts: dict[str, SweepAttempt] = {}
+        """By job."""
+        self._traces = traces
+        self._audience = audience
+        self._results = results
+        self._workers = workers
+        self._ray = ray
+
+    def run(self, jobs: Sequence[SweepJob]) -> Mapping[str, SweepAttempt]:
+        """Runs those that were not run before, here or in the results, and gives the attempts by job."""
+        kept = {} if self._results is None else self._results.done
+        by_id = {job.id: job for job in jobs}
+        known = {id for id in by_id if id in kept}
+        self.attempts |= {id: kept[id] for id in known}
+        left = [job for id, job in by_id.items() if id not in self.attempts]
+        left.sort(key=lambda job: -job.effort)  # which is stable
+        self._audience.planned(left, len(known))
+        if left:
+            with closing(self._stream(left)) as stream:
+                for told in stream:
+                    if self._results is not None:
+                        self._results.add(told)
+                    self.attempts[told.id] = told
+                    self._audience.ended(by_id[told.id], told)
+        return self.attempts
+
+    def _stream(self, jobs: list[SweepJob]) -> Generator[SweepAttempt]:
+        traces = {job.rows: self._traces[job.rows] for job in jobs}
+        if self._ray is not None:
+            return on_ray(jobs, traces, self._ray, workers=self._workers)
+        workers = min(self._workers or _worthwhile(jobs), len(jobs))
+        if workers > 1:
+            return in_processes(jobs, traces, workers)
+        return in_turn(jobs, traces, progress=self._audience.under_way)
+
+
+def _worthwhile(jobs: Sequence[SweepJob]) -> int:
+    effort = sum(job.effort for job in jobs)
+    return max(1, min(len(os.sched_getaffinity(0)), effort // _EFFORT_PER_PROCESS))
