@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from llmtap.errors import ConfigError
 from llmtap.load.bodies import BodyMaker, BodyOptions, parse_body_fields, server_of
 from llmtap.load.target import PATHS
-from llmtap.sim.server.shapes import openai_chat, openai_completions, openai_responses
+from llmtap.sim.server.shapes.openai import read_chat, read_completions, read_responses
 from llmtap.workload.prompts.prompt import Prompt
 
 TALK = Prompt(text="and now?", system="be brief", history=(("user", "hello"), ("assistant", "yes")))
@@ -82,8 +82,8 @@ def test_each_endpoint_and_server_gets_its_own(
 def test_the_simulated_engine_reads_what_was_meant(endpoint: str, server: str) -> None:
     maker = BodyMaker(BodyOptions(endpoint=endpoint, server=server, model="m", min_tokens=True))  # type: ignore[arg-type]
     read = {
-        "chat.completions": openai_chat.read, "completions": openai_completions.read,
-        "responses": openai_responses.read,
+        "chat.completions": read_chat, "completions": read_completions,
+        "responses": read_responses,
     }[endpoint]  # fmt: skip
     asked = read(maker.body(TALK, 33))
     assert (asked.model, asked.stream, asked.max_tokens) == ("m", True, 33)

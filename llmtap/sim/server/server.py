@@ -13,6 +13,7 @@ request that the engine gives up before is told so by its status.
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,15 +22,41 @@ from aiohttp import HttpVersion11, web
 
 from llmtap.clock import Clock
 from llmtap.sim.server.delivery import BREAKS, Planner
-from llmtap.sim.server.endpoints import ENDPOINTS, Endpoint, openai_error
-from llmtap.sim.server.options import EngineOptions, SimOptions
+from llmtap.sim.server.options import CHOICES_MAX, EngineOptions, SimOptions
 from llmtap.sim.server.realtime import PATH, SimulatedRealtimeSession
 from llmtap.sim.server.reception import BUSY, FILTERED, Reception, ServerJob
 from llmtap.sim.server.sender import reset
+from llmtap.sim.server.shapes import anthropic, ollama, openai
+from llmtap.sim.server.shapes.openai import openai_error
+from llmtap.sim.server.shapes.shape import BROKEN, Answer, Shape, SimulatedRequest
 
-__all__ = ["SimServer"]
+__all__ = ["ENDPOINTS", "SimServer"]
 
 BODY_BYTES_MAX: Final = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """An endpoint that gives answers: how it reads a request, writes an answer, and reports an error."""
+
+    path: str
+    read: Callable[[bytes], SimulatedRequest]
+    shape: Callable[[Answer], Shape]
+    error: Callable[[int, str, str], dict[str, Any]]
+    """Makes the body of an error response from a status, a code and a message."""
+    choices_max: int = 1
+
+
+ENDPOINTS: Final = (
+    Endpoint("/v1/chat/completions", openai.read_chat, openai.OpenAIChatShape, openai_error, CHOICES_MAX),
+    Endpoint(
+        "/v1/completions", openai.read_completions, openai.OpenAICompletionsShape, openai_error, CHOICES_MAX
+    ),
+    Endpoint("/v1/responses", openai.read_responses, openai.OpenAIResponsesShape, openai_error),
+    Endpoint("/v1/messages", anthropic.read, anthropic.AnthropicShape, anthropic.anthropic_error),
+    Endpoint("/api/chat", ollama.read_chat, ollama.OllamaChat, ollama.ollama_error),
+    Endpoint("/api/generate", ollama.read_generate, ollama.OllamaGenerate, ollama.ollama_error),
+)
 
 
 class SimServer:
@@ -199,7 +226,7 @@ class SimServer:
         if fault in BREAKS:
             if fault == "error":
                 truth.status = 500
-                return _json(api.error(500, "internal_error", "the engine broke down"), 500, headers)
+                return _json(api.error(500, "internal_error", BROKEN), 500, headers)
             if fault == "reset":
                 reset(transport)
                 return web.Response()
