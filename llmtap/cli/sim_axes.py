@@ -252,7 +252,6 @@ def models_fitted(place: str | None, chunk: int | None, schedulers: Sequence[str
 
     `chunk`: tokens of an iteration of the server that was captured, where it takes prompts in in pieces.
     """
-    from llmtap.sim.latency import GridError, fit, load_grid
     from llmtap.sim.schedulers.registry import SCHEDULERS
 
     if place is None:
@@ -267,19 +266,20 @@ def models_fitted(place: str | None, chunk: int | None, schedulers: Sequence[str
             kind = "whole batches take, and nothing of iterations" if is_grid else "iterations take"
             serves = "composes iterations" if is_grid else "serves whole batches"
             raise ConfigError("--latency", f"{place} tells how long {kind}; {name} {serves}")
-    if not is_grid:
-        from llmtap.sim.sweep.fitting import fit_capture
+    from llmtap.sim.sweep.fitting import GridError, fit_batches, fit_capture, load_grid
 
+    if not is_grid:
         found = fit_capture(place, chunk=chunk)
         r2 = min(found.prefill.r2, found.decode.r2)
         return {"iterations": found.model, "fit": {"capture": place, "r2": r2, **found.to_dict()}}
     try:
-        fitted = fit(load_grid(place))
+        fitted = fit_batches(load_grid(place))
     except GridError as exc:
         raise ConfigError("--latency", f"{place}: {exc}") from None
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError("--latency", f"cannot read {place}: {getattr(exc, 'strerror', exc)}") from None
-    told = {"grid": place, "r2": fitted.r2, "points": fitted.points, "error_max": fitted.error_max}
+    part = fitted.part
+    told = {"grid": place, "r2": part.r2, "points": part.points, "error_max": part.error_max}
     return {"model": fitted.model, "fit": told}
 
 

@@ -5,13 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.sim.latency import SEED_MODEL, GridError, LatencyModel, Point, fit, load_grid
+from llmtap.sim.latency import SEED_MODEL, LatencyModel
+from llmtap.sim.sweep.fitting import GridError, GridPoint, fit_batches, load_grid
 
 GRID = [(b, length) for b in (1, 2, 4, 8, 16, 32) for length in (128, 256, 512, 1024, 2048)]
 """Seed 004, 3.2."""
 
 
-def grid_of(model: LatencyModel) -> list[Point]:
+def grid_of(model: LatencyModel) -> list[GridPoint]:
     return [(b, n, (model.alpha_ns + n * model.step_ns(b)) / 1e9) for b, n in GRID]
 
 
@@ -54,21 +55,21 @@ def test_the_rows_that_the_seed_shows_are_not_of_the_model_that_it_gives(
     st.floats(1e5, 1e9), st.floats(1e3, 1e8), st.floats(0, 2)
 )  # fmt: skip
 def test_a_fit_to_a_models_own_grid_is_that_model(alpha: float, beta: float, gamma: float) -> None:
-    found = fit(grid_of(LatencyModel(alpha, beta, gamma)))
+    found = fit_batches(grid_of(LatencyModel(alpha, beta, gamma)))
     assert found.model.alpha_ns == pytest.approx(alpha, rel=1e-6)
     assert found.model.beta_ns == pytest.approx(beta, rel=1e-9)
     assert found.model.gamma == pytest.approx(gamma, rel=1e-6, abs=1e-9)
-    assert (found.points, found.r2) == (30, pytest.approx(1, abs=1e-12))
-    assert found.error_max < 1e-9
+    assert (found.part.points, found.part.r2) == (30, pytest.approx(1, abs=1e-12))
+    assert found.part.error_max < 1e-9
 
 
 def test_a_fit_tells_how_good_it_is() -> None:
     noise = random.Random(7)
     points = [(b, n, s * noise.gauss(1, 0.05)) for b, n, s in grid_of(SEED_MODEL)]
-    found = fit(points)
+    found = fit_batches(points)
     assert found.model.beta_ns == pytest.approx(SEED_MODEL.beta_ns, rel=0.1)
-    assert 0.98 < found.r2 < 0.9999
-    assert 0.02 < found.error_max < 1
+    assert 0.98 < found.part.r2 < 0.9999
+    assert 0.02 < found.part.error_max < 1
 
 
 @pytest.mark.parametrize(
@@ -81,9 +82,9 @@ def test_a_fit_tells_how_good_it_is() -> None:
         [(1, 100, 3.0), (1, 200, 2.0), (2, 100, 3.0), (2, 200, 2.0)],  # longer is quicker
     ],
 )
-def test_a_grid_that_does_not_tell_the_model_is_refused(points: list[Point]) -> None:
+def test_a_grid_that_does_not_tell_the_model_is_refused(points: list[GridPoint]) -> None:
     with pytest.raises(GridError):
-        fit(points)
+        fit_batches(points)
 
 
 def test_a_grid_is_read_by_the_names_of_its_columns(tmp_path: Path) -> None:
@@ -114,4 +115,4 @@ def test_a_grid_that_is_none_is_refused_with_the_line(text: str, problem: str, t
 
 def test_a_grid_by_which_large_batches_take_no_time_is_refused() -> None:
     with pytest.raises(GridError, match="less than no time"):
-        fit([(1, 128, 3.0), (8, 512, 2.0), (32, 1_024, 1.0), (4, 2_048, 0.5), (1, 4_096, 9.0)])
+        fit_batches([(1, 128, 3.0), (8, 512, 2.0), (32, 1_024, 1.0), (4, 2_048, 0.5), (1, 4_096, 9.0)])
