@@ -58,7 +58,7 @@ CROSSED: Final = {
 }
 
 
-def flights(work: Requests, readings: ModelOptions) -> dict[str, dict[str, Any]]:
+def results(work: Requests, readings: ModelOptions) -> dict[str, dict[str, Any]]:
     """All schedulers on one workload."""
     return {name: simulate(name, work, readings).to_dict() for name in SHORT}
 
@@ -101,7 +101,7 @@ def methods(trace: Trace, sizes: Iterable[int], loads: dict[str, float] | None =
         for load, scale in by_load.items():
             work = part.requests_at(count=size, scale=scale)
             for eps in ("5ms", "1ms"):
-                for name, told in flights(work, read_model_options({"eps": eps})).items():
+                for name, told in results(work, read_model_options({"eps": eps})).items():
                     if name == "static_fifo" and eps != "5ms":
                         continue  # it has no controller
                     rows.append([load, f"{size:,}", "" if name == "static_fifo" else eps, SHORT[name],
@@ -115,7 +115,7 @@ def readings_one_by_one(trace: Trace, count: int) -> None:
         work = trace.first(count).requests_at(count=count, scale=scale)
         rows = []
         for settings in ALTERNATIVES:
-            told = flights(work, read_model_options(settings))
+            told = results(work, read_model_options(settings))
             name = ", ".join(f"{k}={v}" for k, v in settings.items()) or "the defaults"
             rates = [f"{one['throughput_rps']:.4f}" for one in told.values()]
             late = [f"{one['request_sla_violation']:.2%}" for one in told.values()]
@@ -136,7 +136,7 @@ def readings_crossed(trace: Trace, count: int) -> None:
         work = trace.first(count).requests_at(count=count, scale=scale)
         seen: dict[str, Counter[str]] = {"throughput": Counter(), "mean latency": Counter()}
         for settings in combinations:
-            told = flights(work, read_model_options(settings))
+            told = results(work, read_model_options(settings))
             seen["throughput"][ranking(told, "throughput_rps", most=True)] += 1
             seen["mean latency"][ranking(told, "mean", most=False)] += 1
         rows += [
@@ -159,9 +159,9 @@ def band(trace: Trace, count: int) -> None:
     table(("load", "eps", "scheduler", *(f"{i}0 %" for i in range(1, 11))), rows)
 
 
-def tenths(flight: SimulationResult) -> list[str]:
+def tenths(result: SimulationResult) -> list[str]:
     """Mean batch size in each tenth of the batches, by when they began."""
-    played = flight.played
+    played = result.record
     # With one server each batch has a start of its own.
     sizes = [n for _, n in sorted(set(zip(played.start_ns, played.size, strict=True)))]
     edges = [len(sizes) * i // 10 for i in range(11)]
@@ -200,9 +200,9 @@ def cost(place: str, what: str) -> None:
     name, size, load = what.split(",")
     work = load_trace(place, count=int(size)).requests_at(count=int(size), scale=LOADS[load])
     began_s = time.process_time()
-    flight = simulate(name, work, ModelOptions())
+    result = simulate(name, work, ModelOptions())
     run_s = time.process_time() - began_s
-    told = flight.to_dict()
+    told = result.to_dict()
     print(json.dumps({
         "batches": told["batches"], "rps": told["throughput_rps"], "run_s": run_s,
         "whole_s": time.process_time(), "rss_mb": peak_mb(),

@@ -12,6 +12,8 @@ completion came first. `sweep/fitting.py` fits the models to measurements.
 from dataclasses import dataclass
 from typing import Final
 
+from llmtap.units import to_seconds
+
 __all__ = ["SEED_ITERATIONS", "SEED_MODEL", "IterationModel", "LatencyModel"]
 
 
@@ -61,6 +63,13 @@ class IterationModel:
         size = max(decodes, 1)
         step_ns = self.beta_ns * (1 + self.gamma * (size - 1) / size)
         return round(step_ns + self.prefill_ns * prefill + self.context_ns * context)
+
+    def to_dict(self) -> dict[str, float]:
+        """Return it as public JSON, seconds."""
+        return {
+            "beta": to_seconds(self.beta_ns), "gamma": self.gamma,
+            "prefill": to_seconds(self.prefill_ns), "context": to_seconds(self.context_ns),
+        }  # fmt: skip
 
 
 SEED_ITERATIONS: Final = IterationModel(

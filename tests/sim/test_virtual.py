@@ -107,12 +107,12 @@ def test_a_queue_is_served_in_the_order_in_which_it_came(
     rows: list[Row], scheduler: str, settings: dict[str, str]
 ) -> None:
     rows = sorted(rows)
-    flight = flown(scheduler, rows, **settings)
+    result = flown(scheduler, rows, **settings)
     queue_of = {}
-    if flight.bins is not None:
-        edges = [low for low, _ in flight.bins]
+    if result.bins is not None:
+        edges = [low for low, _ in result.bins]
         queue_of = {i: sum(made >= edge for edge in edges) for i, (_, _, made) in enumerate(rows)}
-    starts = [start for start, _, _ in served(flight)]
+    starts = [start for start, _, _ in served(result)]
     for queue in {queue_of.get(i, 0) for i in range(len(rows))}:
         own = [starts[i] for i in range(len(rows)) if queue_of.get(i, 0) == queue]
         assert own == sorted(own)

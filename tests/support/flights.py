@@ -31,7 +31,7 @@ def flown(scheduler: str, rows: Sequence[Row], *, servers: int = 1, **settings: 
     return simulate(scheduler, workload(rows), readings, model=MODEL, servers=servers)
 
 
-def served(flight: SimulationResult) -> list[tuple[float, float, int]]:
+def served(result: SimulationResult) -> list[tuple[float, float, int]]:
     """Of each request: start and end in seconds, and the size of its batch."""
-    p = flight.played
+    p = result.record
     return [(a / S, b / S, n) for a, b, n in zip(p.start_ns, p.end_ns, p.size, strict=True)]

@@ -8,7 +8,7 @@ from llmtap.sim.model_options import read_model_options
 from llmtap.sim.sweep.simulate import simulate
 from llmtap.workload.requests import Requests
 
-__all__ = ["flights", "run"]
+__all__ = ["results", "run"]
 
 
 def run(scheduler: str, rate: float, **changes: Any) -> dict[str, Any]:
@@ -36,16 +36,16 @@ def run(scheduler: str, rate: float, **changes: Any) -> dict[str, Any]:
     } | changes  # fmt: skip
 
 
-def flights(schedulers: tuple[str, ...], rates: tuple[float, ...], **settings: str) -> list[dict[str, Any]]:
+def results(schedulers: tuple[str, ...], rates: tuple[float, ...], **settings: str) -> list[dict[str, Any]]:
     """Measured runs of 60 requests at each rate, as they come out of the wind tunnel."""
     results = []
     for rate in rates:
         arrivals = array("q", (round(i / rate * 1e9) for i in range(60)))
         lengths = array("q", (20 + 7 * i % 31 for i in range(60)))
         for name in schedulers:
-            flight = simulate(
+            result = simulate(
                 name, Requests(arrivals, lengths, lengths, array("q")), read_model_options(settings),
                 objectives=Objectives.parse("ttft:200ms tpot:50ms", "here"), measure=True,
             )  # fmt: skip
-            results.append(flight.to_dict() | {"trace": "made up", "scale": rate, "fit": None})
+            results.append(result.to_dict() | {"trace": "made up", "scale": rate, "fit": None})
     return results

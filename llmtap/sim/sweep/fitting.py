@@ -208,10 +208,8 @@ class IterationFit:
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as public JSON, seconds."""
-        model = self.model
         return {
-            "model": {"beta": to_seconds(model.beta_ns), "gamma": model.gamma,
-                      "prefill": to_seconds(model.prefill_ns), "context": to_seconds(model.context_ns)},
+            "model": self.model.to_dict(),
             "base": None if self.base_ns is None else to_seconds(self.base_ns),
             "prefill": asdict(self.prefill), "decode": asdict(self.decode),
         }  # fmt: skip

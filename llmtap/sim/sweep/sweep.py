@@ -120,18 +120,18 @@ def run_job(job: SweepJob, trace: "Trace", progress: Callable[[int], None] | Non
     objectives = Objectives.parse(job.objectives, "--slo") if job.objectives else None
     folder = _Folder.of(job)
 
-    def fly_at(scale: float, **options: Any) -> SimulationResult:
+    def run_at(scale: float, **options: Any) -> SimulationResult:
         return simulate(
             job.scheduler, trace.requests_at(count=job.count, scale=scale), job.readings,
             model=job.model, iterations=job.iterations, serving=job.serving, servers=job.servers,
             seed=job.seed, **options,
         )  # fmt: skip
 
-    flight = fly_at(
+    result = run_at(
         job.scale, objectives=objectives, measure=job.measure, progress=progress,
         capture=None if folder is None else folder.begun(),
     )  # fmt: skip
-    told = flight.to_dict() | {"trace": job.trace, "scale": job.scale, "fit": job.fit, "job": job.id}
+    told = result.to_dict() | {"trace": job.trace, "scale": job.scale, "fit": job.fit, "job": job.id}
     if folder is not None:
         told["capture"] = folder.ended()
     if job.capacity is not None:
@@ -139,7 +139,7 @@ def run_job(job: SweepJob, trace: "Trace", progress: Callable[[int], None] | Non
         assert own_rps is not None, "who plans jobs has looked"
 
         def late(rps: float) -> float:
-            again = fly_at(rps / own_rps, measure=False)
+            again = run_at(rps / own_rps, measure=False)
             return again.late_share(again.latencies_ns())
 
         told["capacity"] = {

@@ -36,18 +36,18 @@ ROWS: list[Row] = [(0, 5, 5)] * 6
 def test_as_many_as_the_controller_says(
     settings: dict[str, str], starts_ends_sizes: list[tuple[float, float, int]]
 ) -> None:
-    flight = flown("dynamic_no_bins", ROWS, b_max="4", same_instant="all-first", **settings)
-    assert served(flight) == starts_ends_sizes
+    result = flown("dynamic_no_bins", ROWS, b_max="4", same_instant="all-first", **settings)
+    assert served(result) == starts_ends_sizes
 
 
 def test_memory_limits_a_batch_and_learns_from_the_last() -> None:
     # 0.9 x 4 GB / 0.0036 GB are 1,000 tokens: 2 of 500 to begin with. Then 0.2 x 10 + 0.8 x 500 are expected.
     settings = {"memory_gb": "8", "kv_gb_per_token": "0.0036", "same_instant": "all-first"}
-    flight = flown("dynamic_no_bins", ROWS, **settings)
-    assert [n for _, _, n in served(flight)] == [2, 2, 2, 2, 2, 2]
-    flight = flown("dynamic_no_bins", ROWS, lengths_start="limit", **settings)
-    assert [n for _, _, n in served(flight)] == [6] * 6
+    result = flown("dynamic_no_bins", ROWS, **settings)
+    assert [n for _, _, n in served(result)] == [2, 2, 2, 2, 2, 2]
+    result = flown("dynamic_no_bins", ROWS, lengths_start="limit", **settings)
+    assert [n for _, _, n in served(result)] == [6] * 6
     long: list[Row] = [(0, 1_000, 1_000)] * 3
-    flight = flown("dynamic_no_bins", [*ROWS, *long], **settings)
+    result = flown("dynamic_no_bins", [*ROWS, *long], **settings)
     # After six short ones in three batches 258 tokens are expected, and three long ones do fit.
-    assert [n for _, _, n in served(flight)] == [2, 2, 2, 2, 3, 3, 3, 2, 2]
+    assert [n for _, _, n in served(result)] == [2, 2, 2, 2, 3, 3, 3, 2, 2]

@@ -12,11 +12,11 @@ QUEUED: list[Row] = [
 
 
 def test_a_batch_is_of_one_bin_and_bins_take_turns() -> None:
-    flight = flown("multi_bin_dynamic", ROWS, bin_edges="0,10", same_instant="all-first")
+    result = flown("multi_bin_dynamic", ROWS, bin_edges="0,10", same_instant="all-first")
     # 1 + 10 x 0.125 for the two short ones, 1 + 30 x 0.125 for the long ones, then what came meanwhile.
-    assert served(flight) == [(0, 2.25, 2), (2.25, 7, 2), (0, 2.25, 2), (2.25, 7, 2), (7, 8.8, 1)]
-    assert flight.bins == [(0, 10), (10, None)]
-    assert flight.played.queues == {0: 2, 1: 1}
+    assert served(result) == [(0, 2.25, 2), (2.25, 7, 2), (0, 2.25, 2), (2.25, 7, 2), (7, 8.8, 1)]
+    assert result.bins == [(0, 10), (10, None)]
+    assert result.record.queues == {0: 2, 1: 1}
 
 
 @pytest.mark.parametrize(
@@ -29,8 +29,8 @@ def test_a_batch_is_of_one_bin_and_bins_take_turns() -> None:
     ],
 )
 def test_which_bin_is_next(choice: str, starts: list[float]) -> None:
-    flight = flown("multi_bin_dynamic", QUEUED, bin_edges="0,10,20", bin_choice=choice)
-    assert [start for start, _, _ in served(flight)] == starts
+    result = flown("multi_bin_dynamic", QUEUED, bin_edges="0,10,20", bin_choice=choice)
+    assert [start for start, _, _ in served(result)] == starts
 
 
 def test_a_wrong_prediction_only_costs_time() -> None:
@@ -46,16 +46,16 @@ def test_a_wrong_prediction_only_costs_time() -> None:
 def test_a_bins_limit_holds_and_its_controller_learns_by_itself() -> None:
     rows: list[Row] = [(0, 0, 5)] * 12 + [(0, 0, 4_000)] * 12
     settings = {"bin_edges": "0,4000", "same_instant": "all-first", "tau_start": "beta"}
-    flight = flown("multi_bin_dynamic", rows, **settings)
+    result = flown("multi_bin_dynamic", rows, **settings)
     # 7 GB hold 9 of 4,000 tokens and 4 of 8,096, however many the controllers would take.
-    assert flight.bin_limits == [9, 4]
-    assert [n for _, _, n in served(flight)] == [9] * 9 + [3] * 3 + [4] * 12
+    assert result.bin_limits == [9, 4]
+    assert [n for _, _, n in served(result)] == [9] * 9 + [3] * 3 + [4] * 12
 
 
 def test_the_shorter_than_all_bins_are_in_the_last_or_in_the_first() -> None:
     rows: list[Row] = [(0, 0, 1), (0, 0, 12), (0, 0, 30)]
     for below, sizes in (("last", [2, 1, 2]), ("first", [2, 2, 1])):
-        flight = flown(
+        result = flown(
             "multi_bin_dynamic", rows, bin_edges="10,20", below_first=below, same_instant="all-first"
         )
-        assert [n for _, _, n in served(flight)] == sizes
+        assert [n for _, _, n in served(result)] == sizes

@@ -51,7 +51,7 @@ def test_arrivals_of_one_moment_leave_one_by_one_or_together() -> None:
 
 
 def test_more_servers_share_a_queue() -> None:
-    flight = flown("static_fifo", ROWS, servers=2, static_batch="2")
+    result = flown("static_fifo", ROWS, servers=2, static_batch="2")
     # The second server takes the first that comes at 1 s; the other of that moment waits for the first.
-    assert served(flight) == [(0, 2, 1), (1, 4, 1), (2, 6.75, 2), (2, 6.75, 2), (100, 101, 1)]
-    assert flight.played.busy_ns == [7_750_000_000, 3_000_000_000]
+    assert served(result) == [(0, 2, 1), (1, 4, 1), (2, 6.75, 2), (2, 6.75, 2), (100, 101, 1)]
+    assert result.record.busy_ns == [7_750_000_000, 3_000_000_000]

@@ -3,20 +3,11 @@ from array import array
 from llmtap.exchange.exchange import Exchange
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.summary import Summary
-from llmtap.sim.sweep.exchanges import ExchangeMaker
-from llmtap.sim.sweep.metering import VirtualMeter
+from llmtap.sim.sweep.exchanges import ExchangeMaker, VirtualMeter
 from llmtap.workload.requests import Requests
 
 MS = 1_000_000
 WINDOW = {"name": "all"}
-
-
-class Kept:
-    def __init__(self) -> None:
-        self.exchanges: list[Exchange] = []
-
-    def add(self, x: Exchange) -> None:
-        self.exchanges.append(x)
 
 
 def three() -> ExchangeMaker:
@@ -25,15 +16,15 @@ def three() -> ExchangeMaker:
 
 
 def test_it_sums_up_and_hands_on_what_is_over_in_the_order_of_ends() -> None:
-    kept = Kept()
+    kept: list[Exchange] = []
     objectives = Objectives.parse("ttft:35ms")
-    meter = VirtualMeter(three(), objectives=objectives, gap_max_ns=10 * MS, keeper=kept)
+    meter = VirtualMeter(three(), objectives=objectives, gap_max_ns=10 * MS, keep=kept.append)
     meter.ended(1, [40 * MS, 50 * MS], 50 * MS, served=True)
     meter.ended(2, (), 60 * MS, served=False)
     meter.ended(0, range(50 * MS, 90 * MS, 11 * MS), 90 * MS, served=True)
-    assert [x.seq for x in kept.exchanges] == [2, 3, 1]
+    assert [x.seq for x in kept] == [2, 3, 1]
     again = Summary(objectives)
-    for x in kept.exchanges:
+    for x in kept:
         again.add(x)
     assert meter.summary.to_dict(WINDOW, 1.0) == again.to_dict(WINDOW, 1.0)
     goodput = meter.summary.goodput.total()

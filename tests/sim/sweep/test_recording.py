@@ -18,8 +18,7 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.summary import Summary
 from llmtap.sim.model_options import ModelOptions, read_serving
-from llmtap.sim.sweep.exchanges import ExchangeMaker
-from llmtap.sim.sweep.recording import FlightRecorder
+from llmtap.sim.sweep.exchanges import ExchangeMaker, run_writer
 from llmtap.sim.sweep.simulate import simulate
 from llmtap.traces.convert import convert
 from llmtap.workload.requests import Requests
@@ -45,7 +44,7 @@ def exchanges(requests: Requests, scheduler: str = "x") -> list[Exchange]:
 
 
 def record(to: Path | str, requests: Requests, scheduler: str = "x", *, close: bool = True) -> list[Exchange]:
-    recorder = FlightRecorder(to, scheduler, requests)
+    recorder = run_writer(to, scheduler, requests)
     made = exchanges(requests, scheduler)
     for x in reversed(made):  # who came first need not end first
         recorder.add(x)
@@ -176,7 +175,7 @@ def test_runs_of_several_schedulers_share_a_folder(tmp_path: Path) -> None:
 def test_the_files_names_are_in_the_order_of_time(tmp_path: Path) -> None:
     clock = ManualClock()
     for _ in range(2):
-        FlightRecorder(tmp_path, "x", work(0), clock=clock).close()
+        run_writer(tmp_path, "x", work(0), clock=clock).close()
         clock.advance(2 * MS)
     first, second = sorted(path.name for path in tmp_path.iterdir())
     assert first.startswith("llmtap-20231114T221320000Z-")
@@ -196,7 +195,7 @@ def test_a_place_that_cannot_be_is_told_before_the_run(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "no").write_text("a file")
     with pytest.raises(ConfigError, match=problem) as caught:
-        FlightRecorder(to, "x", work(1))
+        run_writer(to, "x", work(1))
     assert caught.value.place == to
 
 
@@ -212,7 +211,7 @@ def test_a_place_is_tried_and_nothing_is_left_there(tmp_path: Path) -> None:
 
 def test_a_place_that_goes_away_is_told_by_name(tmp_path: Path) -> None:
     to = tmp_path / "gone"
-    recorder = FlightRecorder(to, "x", work(1))
+    recorder = run_writer(to, "x", work(1))
     to.rmdir()
     recorder.add(exchanges(work(1))[0])
     with pytest.raises(ConfigError, match="No such file") as caught:

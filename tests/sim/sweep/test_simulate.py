@@ -31,16 +31,16 @@ def test_twelve_requests_are_served_as_the_oracle_has_it_to_the_last_digit(sched
     told = json.loads(ORACLE.read_text())
     expected = told["schedulers"][f"{scheduler} eps={eps}"]
     rows = list(zip(told["arrival_s"], told["prompt"], told["output"], strict=True))
-    flight = simulate(scheduler, workload(rows), read_model_options({"eps": eps, "bins": "4"}))
-    summary = flight.to_dict()
-    assert [list(one) for one in served(flight)] == expected["per_request_start_end_batch"]
+    result = simulate(scheduler, workload(rows), read_model_options({"eps": eps, "bins": "4"}))
+    summary = result.to_dict()
+    assert [list(one) for one in served(result)] == expected["per_request_start_end_batch"]
     assert summary["latency"]["p95"] == expected["p95_latency_s"]
     assert (summary["batches"], summary["batch_mean"]) == (expected["batches"], expected["avg_batch_size"])
     assert summary["utilization"] * 100 == expected["gpu_util_pct"]
     assert summary["bins"] == (expected["bins"] and [tuple(span) for span in expected["bins"]])
     assert summary["bin_limits"] == expected["bin_bmax"]
     # Ours are the doubles nearest to the truth; sums of doubles can be one step beside it.
-    exact = Fraction(sum(flight.latencies_ns()), len(rows) * 10**9)
+    exact = Fraction(sum(result.latencies_ns()), len(rows) * 10**9)
     assert summary["latency"]["mean"] == float(exact)
     assert abs(summary["latency"]["mean"] - expected["avg_latency_s"]) <= math.ulp(expected["avg_latency_s"])
     assert abs(summary["throughput_rps"] - expected["throughput_req_s"]) <= math.ulp(0.5)
@@ -87,8 +87,8 @@ def test_a_single_request_has_no_rate_of_arrivals() -> None:
 
 def _told(scheduler: str = "static_fifo", rows: list[Row] | None = None, key: str = "") -> Callable[..., Any]:
     def look(settings: dict[str, str]) -> Any:
-        flight = flown(scheduler, ROWS if rows is None else rows, **settings)
-        return served(flight) if not key else flight.to_dict()[key]
+        result = flown(scheduler, ROWS if rows is None else rows, **settings)
+        return served(result) if not key else result.to_dict()[key]
 
     return look
 
@@ -217,10 +217,10 @@ def test_a_second_implementation_serves_each_request_at_the_same_time(
         # Bursts, with no two events at one moment: the two keep time differently.
         at_s += chance.expovariate(2.0) if chance.random() < 0.7 else chance.expovariate(0.1)
         rows.append((at_s, int(chance.lognormvariate(5.5, 1.3)), int(chance.lognormvariate(3.5, 1.5))))
-    flight = simulate(scheduler, workload(rows), read_model_options({"eps": str(eps)}))
+    result = simulate(scheduler, workload(rows), read_model_options({"eps": str(eps)}))
     again = oracle(scheduler, rows, eps, 8)
-    assert [n for _, _, n in served(flight)] == [n for _, _, n in again]
-    for (start, end, _), (start_again, end_again, _) in zip(served(flight), again, strict=True):
+    assert [n for _, _, n in served(result)] == [n for _, _, n in again]
+    for (start, end, _), (start_again, end_again, _) in zip(served(result), again, strict=True):
         assert (start, end) == pytest.approx((start_again, end_again), abs=1e-5)
 
 
@@ -245,9 +245,9 @@ def test_measuring_changes_no_figure_and_adds_all_of_a_summary(scheduler: str) -
 
 
 def test_tokens_of_whole_batches_leave_as_the_seed_says() -> None:
-    flight = simulate("static_fifo", workload(ROWS), ModelOptions(), model=MODEL, measure=True)
-    metrics = flight.to_dict()["metrics"]
-    assert flight.summary is not None
+    result = simulate("static_fifo", workload(ROWS), ModelOptions(), model=MODEL, measure=True)
+    metrics = result.to_dict()["metrics"]
+    assert result.summary is not None
     # Batches begin at 1, 4, 6.25 and 11.25 s; all first tokens are alpha = 1 s later.
     assert (metrics["ttft"]["n"], metrics["ttft"]["min"], metrics["ttft"]["max"]) == (
         4, 1.0, 3.0,
@@ -283,16 +283,16 @@ def test_what_cannot_be_run_is_refused(asked: dict[str, Any], problem: str) -> N
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_a_run_becomes_a_capture_that_tells_the_same(scheduler: str, tmp_path: Path) -> None:
     rows: list[Row] = [(i / 10, 5 + i, 1 + i % 7) for i in range(100)]
-    flight = simulate(scheduler, workload(rows), ModelOptions(), objectives=OBJECTIVES, capture=tmp_path)
+    result = simulate(scheduler, workload(rows), ModelOptions(), objectives=OBJECTIVES, capture=tmp_path)
     capture = llmtap.read(tmp_path)
     assert capture.integrity().ok
     ends = {x.seq: (x.timeline.response_end_ns, x.tokens.output) for x in capture.exchanges()}
     assert [ends[i + 1] for i in range(len(rows))] == [
         (end // 1_000 * 1_000, made)
-        for end, made in zip(flight.played.end_ns, flight.requests.output, strict=True)
+        for end, made in zip(result.record.end_ns, result.requests.output, strict=True)
     ]
     again = Summary(OBJECTIVES)
     for x in capture.exchanges():
         again.add(x)
-    assert flight.summary is not None
-    assert again.goodput.to_dict(1.0) == flight.summary.goodput.to_dict(1.0)
+    assert result.summary is not None
+    assert again.goodput.to_dict(1.0) == result.summary.goodput.to_dict(1.0)

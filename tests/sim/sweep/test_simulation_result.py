@@ -59,9 +59,9 @@ GIVEN_UP = {1: 2, 2: 0}
 def test_who_is_given_up_is_an_outcome_and_late_and_no_throughput(
     monkeypatch: pytest.MonkeyPatch, measure: bool
 ) -> None:
-    flight = flown(monkeypatch, GIVEN_UP, measure=measure)
-    told = flight.to_dict()
-    assert flight.played.given_up == {1: 2, 2: 0}
+    result = flown(monkeypatch, GIVEN_UP, measure=measure)
+    told = result.to_dict()
+    assert result.record.given_up == {1: 2, 2: 0}
     assert told["outcomes"] == {"complete": 2, "truncated": 1, "upstream_error": 1}
     assert told["unserved"] == {"late_midway": 1, "too_large": 1}
     assert (told["n"], told["latency"]["n"], told["latency"]["max"]) == (4, 2, 3)

@@ -92,11 +92,11 @@ def test_a_job_tells_what_its_flight_does_and_its_own_parameters() -> None:
         replace(JOB, scheduler="multi_bin_dynamic", readings=readings, servers=2, scale=5.0, count=90), TRACE
     )
     work = TRACE.requests_at(count=90, scale=5.0)
-    flight = simulate("multi_bin_dynamic", work, readings, servers=2).to_dict()
-    assert {name: told[name] for name in flight} == flight
+    result = simulate("multi_bin_dynamic", work, readings, servers=2).to_dict()
+    assert {name: told[name] for name in result} == result
     assert (told["trace"], told["scale"], told["fit"]) == ("a.csv", 5.0, None)
     assert len(told["bins"]) == 3
-    assert set(told) - set(flight) == {"trace", "scale", "fit", "job"}
+    assert set(told) - set(result) == {"trace", "scale", "fit", "job"}
 
 
 def test_with_objectives_goodput_is_told() -> None:
