@@ -180,14 +180,6 @@ def test_iterations_are_within_their_limits(rows: list[Row], scheduler: str, opt
         )
 
 
-@given(_ROWS, st.sampled_from(_ITERATING), _OPTIONS)
-def test_the_same_run_twice_is_the_same(rows: list[Row], scheduler: str, options: dict[str, str]) -> None:
-    one, other = (flown(scheduler, rows, MODEL, options) for _ in range(2))
-    assert one.token_ns == other.token_ns
-    assert one.spy.composed == other.spy.composed
-    assert one.state == other.state
-
-
 @given(_ROWS, st.sampled_from(_ITERATING), _OPTIONS, st.lists(st.integers(0, 1_500), max_size=20))
 def test_whoever_leaves_leaves_nothing_behind(
     rows: list[Row], scheduler: str, options: dict[str, str], leaving_ms: list[int]

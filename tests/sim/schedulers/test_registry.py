@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
+from llmtap.bursts.requests import Requests
 
 from llmtap.sim.engine import Engine, run_virtual
 from llmtap.sim.model_options import (
@@ -18,7 +19,6 @@ from llmtap.sim.model_options import (
 from llmtap.sim.schedulers.registry import ALL_OPTIONS, CONDITIONS, SCHEDULERS, options_read
 from llmtap.sim.sweep.simulate import simulate
 from llmtap.units import Duration
-from llmtap.workload.requests import Requests
 
 OTHER = {
     "eps": "100ms", "token_sla": "1ms", "request_sla": "1s", "predictor": "prompt", "bin_limit": "none",
@@ -42,7 +42,7 @@ BASES: tuple[dict[str, str], ...] = (
 """Settings under which others may or may not be read."""
 
 
-def workload() -> Requests:
+def bursts() -> Requests:
     """Bursts of prompts that begin alike; some fail, some are too large."""
     n = 90
     arrivals = array("q", [i // 6 * 200_000_000 + i % 6 // 2 * 1_000_000 for i in range(n)])
@@ -61,7 +61,7 @@ def options_of(settings: dict[str, str]) -> tuple[ModelOptions, Serving]:
 
 def figures(name: str, settings: dict[str, str]) -> dict[str, Any]:
     readings, serving = options_of(settings)
-    told = simulate(name, workload(), readings, serving=serving).to_dict()
+    told = simulate(name, bursts(), readings, serving=serving).to_dict()
     return {key: value for key, value in told.items() if key not in ("readings", "serving")}
 
 
@@ -101,7 +101,7 @@ def test_what_is_read_is_looked_at(name: str) -> None:
     seen: set[str] = set()
     for base in BASES:
         readings, serving = (Watched(one) for one in options_of({"output_delay": "1ms"} | base))
-        requests = workload()
+        requests = bursts()
         requests = replace(requests, predicted=requests.output)
         setup = ServingSetup(readings=cast(ModelOptions, readings), serving=cast(Serving, serving))
         run_virtual(requests, Engine(kind.build(requests, setup)))
@@ -132,6 +132,6 @@ def test_output_delay_is_what_was_said_or_what_the_scheduler_does_by_itself(
 ) -> None:
     serving = Serving(output_delay=None if given is None else Duration(given))
     assert settled(serving, name).output_delay == effective
-    assert simulate(name, workload(), ModelOptions(), serving=serving).to_dict()["serving"][
-        "output_delay"
-    ] == (effective / 1e9)
+    assert simulate(name, bursts(), ModelOptions(), serving=serving).to_dict()["serving"]["output_delay"] == (
+        effective / 1e9
+    )

@@ -37,19 +37,6 @@ def test_the_newest_is_swapped_out_and_in_again() -> None:
     assert served.state == IterationState(kv_peak=1, preemptions=1, preempted=1, recovered=1)
 
 
-def test_who_is_swapped_in_can_make_a_token() -> None:
-    # At 106 the second alone begins a block and there is none. It would have room again at once, for what it
-    # has, and not for another token.
-    served = serve(
-        "continuous_batching", [(0, 2, 8), (0, 4, 7)], **_SMALL, preemption="swap", swap_token="1ms"
-    )
-    assert served.tokens == [
-        [26, 46, 66, 86, 106, 134, 154, 174],
-        [26, 46, 66, 86, 106, 202, 222],
-    ]
-    assert served.state.preemptions == 1
-
-
 def test_who_was_preempted_is_next() -> None:
     # The third comes when there is room for it, but not for the second, which was thrown out at 108.
     served = serve("continuous_batching", [*_TWO, (109, 4, 1)], **_SMALL)
@@ -103,15 +90,6 @@ def test_who_is_larger_than_the_memory_is_given_up_when_it_comes(row: Row, fits:
         assert served.end_ns[1] == 0
         assert served.played is not None
         assert served.played.reasons == {1: GivenUp.TOO_LARGE}
-
-
-def test_only_so_many_may_wait() -> None:
-    rows: list[Row] = [(0, 10, 2), (1, 10, 1), (2, 10, 1), (3, 10, 1), (31, 10, 1)]
-    served = serve("continuous_batching", rows, queue_max="2")
-    assert served.complete == {0, 1, 2, 4}
-    assert served.end_ns[3] == 3 * MS
-    assert served.played is not None
-    assert served.played.reasons == {3: GivenUp.QUEUE_FULL}
 
 
 def test_who_never_fits_is_told_so_however_many_wait() -> None:
@@ -248,17 +226,6 @@ def test_attention_reads_what_those_that_decode_have_in_memory() -> None:
     served = serve("continuous_batching", [(0, 10, 3), (0, 7, 2)], model)
     # 17 tokens are there when the second ones are made, and 11 of the first request before its third.
     assert served.tokens == [[37, 74, 105], [37, 74]]
-
-
-def test_who_leaves_while_it_waits_is_not_served() -> None:
-    requests = workload(_TWO)
-    engine = Engine(built := build("continuous_batching", requests))
-    run = engine.arrive(0, 0).started[0]
-    engine.arrive(0, 1)
-    assert (built.state.running, built.state.waiting) == (1, 1)
-    engine.leave(1, 1)
-    assert (built.state.running, built.state.waiting) == (1, 0)
-    assert engine.done(run.end_ns, run).started[0].work.decode == [0]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from llmtap.sim.server.options import FaultOptions, GuardrailOptions, SimOptions
 from llmtap.units import Duration
 from llmtap.workload.prompts.words import count_tokens
 from tests.support.peer import scene
-from tests.support.sim_engine import QUICK, ask_chat, engine, explained, json_events
+from tests.support.sim_engine import ask_chat, engine, explained, json_events
 
 MS = 1_000_000
 CHAT = "/v1/chat/completions"
@@ -84,29 +84,6 @@ async def test_an_answer_blocked_midway(headers: dict[str, str], sent: int, stre
     assert x.tokens.output == sent == len(truth["sent_ns"][0])
     assert x.refusal is not None and x.refusal["kind"] == ("output_guardrail" if sent else "input_guardrail")
     assert (truth["outcome"], truth["finish"]) == ("blocked", ["content_filter"])
-
-
-@scene
-async def test_a_block_behind_the_end_blocks_nothing() -> None:
-    async with engine(TIMED) as e:
-        _, body = await e.answer(CHAT, ask_chat(), x_sim_block_after="10")
-        assert json.loads(body)["choices"][0]["finish_reason"] == "stop"
-        assert json.loads(body)["usage"]["completion_tokens"] == 10
-
-
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("stream", [True, False])
-@scene
-async def test_every_api_knows_how_to_be_blocked(path: str, stream: bool) -> None:
-    async with engine(TIMED) as e:
-        _, body = await e.answer(path, {**PATHS[path], "stream": stream}, x_sim_block_after="4")
-        (truth,) = await e.truths()
-    assert truth["outcome"] == "blocked"
-    x = explained(body, path).exchange
-    if path.startswith("/api/"):
-        assert x.refusal is None, "Ollama has no word for it"
-    else:
-        assert x.refusal is not None and x.refusal["kind"] == "output_guardrail"
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -235,20 +212,6 @@ def test_rates_are_kept_and_a_seed_repeats_them() -> None:
     ):
         assert abs(found / 4_000 - share) < 0.03
     assert draw_faults(SimOptions(), random.Random(0)) == RequestFaults()
-
-
-@scene
-async def test_rates_of_the_server_befall_requests() -> None:
-    options = SimOptions(
-        ttft=Duration(0), itl=Duration(0), tokens=3, faults=FaultOptions(busy_rate=0.5), seed=4
-    )
-    async with engine(options) as e:
-        statuses = [(await e.answer(CHAT, ask_chat()))[0] for _ in range(40)]
-        assert 8 < statuses.count(429) < 32
-        assert statuses.count(200) == 40 - statuses.count(429)
-    async with engine(options) as e:
-        assert [(await e.answer(CHAT, ask_chat()))[0] for _ in range(40)] == statuses
-    assert QUICK.faults.busy_rate == 0
 
 
 # What the books say of it.

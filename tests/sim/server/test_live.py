@@ -269,17 +269,6 @@ def test_it_asks_to_be_brought_up_to_date_when_a_run_is_past() -> None:
     assert one.tokens == [first_ns, first_ns + 5_742_000], "the engine was not late, only the look"
 
 
-def test_what_was_due_before_an_arrival_is_done_before_it() -> None:
-    """Nobody looked for 200 ms: the second request finds an engine that has long been idle."""
-    live, _ = simple("continuous_batching")
-    first, second = Heard(), Heard()
-    live.submit(0, 0, [Ticket(first, 0, 611, 3)])
-    live.submit(200 * MS, 200 * MS, [Ticket(second, 0, 611, 1)])
-    assert len(first.tokens) == 3
-    live.advance(NEVER - 1)
-    assert second.tokens == [200 * MS + 59_653_000]
-
-
 def test_an_answer_with_output_delay_leaves_when_it_is_due_and_its_request_is_forgotten_before() -> None:
     live, alarms = simple("continuous_batching", output_delay="50ms")
     one = Heard()
@@ -314,27 +303,6 @@ def test_who_leaves_before_the_input_filter_has_spoken_never_arrives() -> None:
     live.submit(0, 20 * MS, [ticket])
     live.leave(10 * MS, [ticket])
     assert (live.next_ns, ticket.number) == (NEVER, -1)
-
-
-def test_a_batch_says_what_is_running_and_waiting() -> None:
-    live, _ = simple("static_fifo")
-    live.submit(0, 0, [Ticket(Heard(), 0, 10, 5) for _ in range(12)])
-    assert (live.state().running, live.state().waiting) == (1, 11), "the first began alone"
-    live.advance(200 * MS)
-    assert (live.state().running, live.state().waiting) == (8, 3)
-
-
-def test_the_prefix_cache_says_how_much_of_a_prompt_it_had() -> None:
-    live, _ = simple("continuous_batching", prefix_cache="true")
-    first = Ticket(Heard(), 0, 70, 2, (1, 2, 3, 4))
-    second = Ticket(Heard(), 0, 70, 2, (1, 2, 3, 5))
-    live.submit(0, 0, [first])
-    assert first.cached is None
-    live.submit(200 * MS, 200 * MS, [second])
-    live.advance(NEVER - 1)
-    assert (first.cached, second.cached) == (0, 48)
-    state = live.state()
-    assert (state.prefix_queries, state.prefix_hits) == (140, 48)
 
 
 @pytest.mark.parametrize("predictor", ["perfect", "prompt", "noisy"])

@@ -7,15 +7,19 @@ import msgspec
 import pytest
 
 from llmtap.errors import ConfigError
+from llmtap.sim.model_options import ModelOptions, Serving
+from llmtap.sim.schedulers.registry import ALL_OPTIONS, SCHEDULERS
 from llmtap.sim.server.options import (
     FaultOptions,
     GuardrailOptions,
     PacingOptions,
     SimOptions,
+    check_effects,
     for_request,
     keys,
     load_engine,
     load_options,
+    options_looked_at,
 )
 from llmtap.units import Duration
 
@@ -54,17 +58,6 @@ def test_every_header_that_is_listed_is_taken_with_what_is_its_default() -> None
         assert sum(rate for _, rate in for_request(SimOptions(), {"x-sim-fault": kind}).faults.rates()) == 1
 
 
-def test_keys_become_options() -> None:
-    found = load_options(
-        {"ttft": "200ms", "pacing.jitter": "0.5", "guardrails.output_hold": "all", "seed": "-3"}
-    )
-    assert found == SimOptions(
-        ttft=Duration(200 * MS), seed=-3, pacing=PacingOptions(jitter=0.5),
-        guardrails=GuardrailOptions(output_hold="all"),
-    )  # fmt: skip
-    assert load_options({"guardrails.output_hold": "8"}).guardrails.output_hold == 8
-
-
 @pytest.mark.parametrize(
     ("key", "value", "says"),
     [
@@ -98,11 +91,6 @@ def test_what_fits_alone_and_not_together_is_named_with_all_of_it() -> None:
         load_options(values)
 
 
-def test_faults_cannot_be_more_than_all() -> None:
-    with pytest.raises(ValueError, match="together"):
-        FaultOptions(stall_rate=0.6, slow_rate=0.6)
-
-
 @pytest.mark.parametrize(
     ("headers", "changed"),
     [
@@ -134,11 +122,6 @@ def test_a_request_asks_by_header(headers: dict[str, str], changed: dict[str, ob
     assert for_request(options, headers) == expected
 
 
-def test_a_fault_by_header_takes_the_place_of_the_servers() -> None:
-    options = SimOptions(faults=FaultOptions(reset_rate=1.0))
-    assert for_request(options, {"x-sim-fault": "slow"}).faults == FaultOptions(slow_rate=1.0)
-
-
 @pytest.mark.parametrize(
     ("headers", "says"),
     [
@@ -167,10 +150,6 @@ def test_where_an_engine_decides_a_request_cannot_ask_for_a_schedule(header: str
     with pytest.raises(ValueError, match=f"{header}: here an engine decides"):
         for_request(SimOptions(), {header: "1"}, fixed=False)
     assert for_request(SimOptions(), {"x-sim-tokens": "3"}, fixed=False).tokens == 3
-
-
-def test_a_fixed_schedule_is_no_engine() -> None:
-    assert load_engine("fixed", {"ttft": "1s"}, serving={}, readings={}) is None
 
 
 def test_an_engine_is_named_by_its_scheduler() -> None:
@@ -235,3 +214,27 @@ def test_an_engine_that_cannot_be_is_told_why(scheduler: str, given: dict[str, A
     given = {"values": {}, "serving": {}, "readings": {}, **given}
     with pytest.raises(ConfigError, match=says):
         load_engine(scheduler, **given)
+
+
+BINNED = ModelOptions(bin_edges=(1, 30))
+
+
+@pytest.mark.parametrize("scheduler", sorted(SCHEDULERS))
+def test_whatever_is_given_is_looked_at_or_refused(scheduler: str) -> None:
+    known = options_looked_at(scheduler, BINNED, Serving())
+    assert {"same_instant", "tie"} < known, "the driver's"
+    assert not known & {"request_sla", "percentile", "window", "bins"}
+    for name in ALL_OPTIONS:
+        places = {name: f"--some {name}"}
+        if name in known:
+            check_effects(scheduler, places, BINNED, Serving())
+            continue
+        with pytest.raises(ConfigError, match=f"--some {name}: has no effect"):
+            check_effects(scheduler, places, BINNED, Serving())
+
+
+def test_what_needs_another_option_says_which() -> None:
+    places = {"tbt": "--serving tbt"}
+    check_effects("chunked_prefill", places, BINNED, Serving(give_up="late"))
+    with pytest.raises(ConfigError, match=r"(?s)--serving tbt: has no effect\n.*give_up"):
+        check_effects("chunked_prefill", places, BINNED, Serving())

@@ -119,29 +119,6 @@ async def test_each_token_of_each_response_is_sent_when_it_is_due_and_on_record(
     )
 
 
-@pytest.mark.parametrize(
-    ("response", "tokens", "status", "reason"),
-    [
-        ({}, 5, "completed", None),
-        ({"max_output_tokens": 2}, 2, "incomplete", "max_output_tokens"),
-        ({"max_output_tokens": "inf"}, 5, "completed", None),
-        ({"max_output_tokens": 50, "min_tokens": 8}, 8, "completed", None),
-        ({"max_output_tokens": 50, "ignore_eos": True}, 50, "incomplete", "max_output_tokens"),
-    ],
-)
-@scene
-async def test_how_many_tokens(
-    response: dict[str, Any], tokens: int, status: str, reason: str | None
-) -> None:
-    async with engine() as e, session(e) as client:
-        await client.ask(response=response)
-        events = await client.hear_until("response.done")
-    done = events[-1]["response"]
-    assert count_tokens(text_of(events)) == tokens == done["usage"]["output_tokens"]
-    assert done["status"] == status
-    assert (done["status_details"] or {}).get("reason") == reason
-
-
 @scene
 async def test_settings_of_the_session_hold_until_a_response_says_otherwise() -> None:
     async with engine() as e, session(e) as client:
@@ -273,17 +250,6 @@ async def test_a_session_that_breaks_off(fault: str, code: int) -> None:
 
 
 @scene
-async def test_a_silent_response_sends_pings() -> None:
-    async with engine(TIMED) as e:
-        headers = {"x-sim-keepalive-ms": "1"}
-        async with e.session.ws_connect(f"{e.url}/v1/realtime", headers=headers, autoping=False) as socket:
-            await socket.receive()
-            await socket.send_json({"type": "response.create"})
-            message = await socket.receive(timeout=100)
-            assert message.type is aiohttp.WSMsgType.PING
-
-
-@scene
 async def test_a_client_that_leaves_leaves_nothing_in_the_engine() -> None:
     behind = EngineOptions("continuous_batching", ServingSetup(serving=read_serving({"kv_tokens": "60000"})))
     name = 'vllm:num_requests_running{engine="0",model_name="sim"}'
@@ -315,26 +281,6 @@ async def test_a_client_that_asks_and_leaves_in_one_breath_leaves_nothing_either
     assert truths[0]["outcome"] == "client_left"
     for name in ("num_requests_running", "num_requests_waiting"):
         assert metrics[f'vllm:{name}{{engine="0",model_name="sim"}}'] == 0
-
-
-@scene
-async def test_who_finds_no_room_in_the_engine_is_told_by_an_error_event() -> None:
-    serving = read_serving({"seqs_max": "1", "queue_max": "1", "kv_tokens": "60000"})
-    name = 'vllm:num_requests_waiting{engine="0",model_name="sim"}'
-    behind = EngineOptions("continuous_batching", ServingSetup(serving=serving))
-    async with (
-        engine(SimOptions(tokens=50_000), behind=behind) as e,
-        session(e) as first, session(e) as second, session(e) as third,
-    ):  # fmt: skip
-        await first.ask()
-        await second.ask()
-        while (await e.metrics())[name] == 0:
-            pass
-        await third.ask()
-        error = (await third.hear_until("error"))[-1]["error"]
-        assert (error["type"], error["code"]) == ("server_error", "overloaded")
-        (truth,) = await ended(e)
-        assert truth["outcome"] == "turned_away"
 
 
 @scene

@@ -181,20 +181,6 @@ async def test_every_stage_does_with_an_engine_what_it_does_with_a_plan(
         assert body.startswith(b": keep-alive\n\n"), "in the silence before the first token"
 
 
-@scene
-async def test_answers_of_one_request_are_requests_of_their_own_in_the_engine() -> None:
-    async with engine(TEN, behind=behind()) as e:
-        _, body = await e.answer("/v1/completions", {"prompt": ["hi", "hi you two"], "n": 2, "stream": True})
-        (truth,) = await e.truths()
-    assert [(one["number"], one["choice"], one["input"]) for one in truth["submitted"]] == [
-        (0, 0, 1), (1, 1, 1), (2, 2, 3), (3, 3, 3),
-    ]  # fmt: skip
-    said = ["", "", "", ""]
-    for event in json_events(body):
-        said[event["choices"][0]["index"]] += event["choices"][0]["text"]
-    assert [count_tokens(text) for text in said] == [10] * 4
-
-
 # Who does not stay, and who is not to.
 
 
@@ -341,41 +327,7 @@ async def test_a_fault_leaves_nothing_in_the_engine(fault: str, stream: bool) ->
         assert (await e.answer(CHAT, ask_chat()))[0] == 200, "and the next is served"
 
 
-@pytest.mark.parametrize(
-    ("headers", "asked", "sent"),
-    [
-        ({"x_sim_refusal": "content_filter"}, [], 0),
-        ({"x_sim_refusal": "error"}, [], 0),
-        ({"x_sim_refusal": "text"}, [16], 16),
-        ({"x_sim_block_after": "4"}, [10], 4),
-        ({"x_sim_block_after": "6", "x_sim_output_hold": "4"}, [10], 4),
-    ],
-)
-@pytest.mark.parametrize("stream", [True, False])
-@scene
-async def test_guardrails_before_and_behind_the_engine(
-    headers: dict[str, str], asked: list[int], sent: int, stream: bool
-) -> None:
-    async with engine(TEN, behind=behind()) as e:
-        await e.answer(CHAT, ask_chat(stream=stream), **headers)
-        (truth,) = await ended(e)
-        await idle(e)
-    assert [one["output"] for one in truth["submitted"]] == asked
-    assert len(truth["sent_ns"][0]) == sent
-    assert truth["outcome"] == ("blocked" if "x_sim_block_after" in headers else "refused")
-
-
 # What it tells of itself.
-
-
-@pytest.mark.parametrize("header", ["x_sim_ttft_ms", "x_sim_itl", "x_sim_spread", "x_sim_jitter"])
-@scene
-async def test_a_request_cannot_ask_an_engine_for_a_schedule(header: str) -> None:
-    async with engine(TEN, behind=behind()) as e:
-        status, answer = await e.answer(CHAT, ask_chat(), **{header: "1"})
-        assert status == 400
-        message = json.loads(answer)["error"]["message"]
-        assert header.replace("_", "-") in message and "engine" in message
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -400,23 +352,6 @@ async def test_the_prefix_cache_shows_in_usage_and_metrics(stream: bool) -> None
     assert [truth["submitted"][0]["cached"] for truth in truths] == [0, shared]
     assert metrics[f"vllm:prefix_cache_queries_total{LABELS}"] == 2 * length
     assert metrics[f"vllm:prefix_cache_hits_total{LABELS}"] == shared
-
-
-@scene
-async def test_without_a_prefix_cache_usage_does_not_speak_of_one() -> None:
-    async with engine(TEN, behind=behind()) as e:
-        _, answer = await e.answer(CHAT, ask_chat())
-        assert "prompt_tokens_details" not in json.loads(answer)["usage"]
-
-
-@scene
-async def test_preemptions_are_counted_and_do_no_harm() -> None:
-    async with engine(SimOptions(tokens=60), behind=behind(kv_tokens="160", block="4")) as e:
-        answers = await asyncio.gather(*(e.answer(CHAT, ask_chat(stream=True)) for _ in range(4)))
-        assert all(answer.endswith(b"data: [DONE]\n\n") for _, answer in answers)
-        truths = await ended(e, 4)
-        assert {len(truth["sent_ns"][0]) for truth in truths} == {60}
-        assert (await idle(e))[f"vllm:num_preemptions_total{LABELS}"] > 0
 
 
 @pytest.mark.parametrize("scheduler", [None, "continuous_batching", "static_fifo"])

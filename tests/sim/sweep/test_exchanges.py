@@ -13,7 +13,7 @@ from llmtap.exchange.outcome import Outcome, TokenSource
 from llmtap.metrics.latency import chunking_of, measure
 from llmtap.metrics.objectives import Objectives
 from llmtap.sim.engine import GivenUp, RunRecord
-from llmtap.sim.sweep.exchanges import ExchangeMaker, relay_name
+from llmtap.sim.sweep.exchanges import ExchangeMaker, VirtualMeter, relay_name
 from llmtap.workload.requests import Requests
 
 MS = 1_000_000
@@ -151,3 +151,17 @@ def test_blocks_of_prompts_are_part_of_what_was_asked() -> None:
     asked = ExchangeMaker("x", shared).exchange(0, (5,), 6, served=True).asked
     assert asked is not None
     assert (list(asked.blocks), asked.block_size, asked.block_unit) == ([8, 9], 16, "tokens")
+
+
+def three() -> ExchangeMaker:
+    columns = (array("q", [0, 10 * MS, 20 * MS]), *(array("q", [n] * 3) for n in (5, 4, 4)))
+    return ExchangeMaker("x", Requests(*columns))
+
+
+def test_slow_is_who_had_any_gap_above_the_bound() -> None:
+    meter = VirtualMeter(three(), gap_max_ns=10 * MS)
+    meter.ended(0, [100 * MS], 100 * MS, served=True)  # one token has no gap, however late
+    meter.ended(1, [100 * MS, 110 * MS, 120 * MS], 500 * MS, served=True)
+    assert meter.slow == 0
+    meter.ended(2, [100 * MS, 110 * MS, 120 * MS + 1, 121 * MS], 121 * MS, served=False)
+    assert meter.slow == 1

@@ -12,11 +12,8 @@ import llmtap
 from llmtap.capture.store import run_writer as recording
 from llmtap.capture.store.run_writer import check_place
 from llmtap.cli.main import main
-from llmtap.clock import ManualClock
 from llmtap.errors import ConfigError
 from llmtap.exchange.exchange import Exchange
-from llmtap.metrics.objectives import Objectives
-from llmtap.metrics.summary import Summary
 from llmtap.sim.model_options import ModelOptions, read_serving
 from llmtap.sim.sweep.exchanges import ExchangeMaker, run_writer
 from llmtap.sim.sweep.simulate import simulate
@@ -77,25 +74,6 @@ def test_reader_report_and_convert_take_it_and_find_nothing_missing(
     assert (told["load"]["mode"], list(told["by"]["arm"])) == ("open", ["x"])
     report = convert(str(to), str(tmp_path / "m.jsonl"), target_format="mooncake")
     assert (report.rows_read, report.rows_written) == (50, 38)  # a failed request has no place there
-
-
-def test_it_sums_up_as_the_run_itself_did(tmp_path: Path) -> None:
-    objectives = Objectives.parse("ttft:6ms tbc_max:2ms")
-    made = record(tmp_path, work(40))
-    direct, read = Summary(objectives), Summary(objectives)
-    for x in made:
-        direct.add(x)
-    for x in llmtap.read(tmp_path).exchanges():
-        read.add(x)
-    assert read.to_dict({}, 1.0) == direct.to_dict({}, 1.0)  # all times are whole microseconds
-
-
-def test_nothing_but_the_capture_is_left_in_the_folder(tmp_path: Path) -> None:
-    record(tmp_path, work(3))
-    names = [path.name for path in tmp_path.iterdir()]
-    assert len(names) == 1
-    assert names[0].startswith("llmtap-")
-    assert names[0].endswith(".parquet")
 
 
 def test_a_trace_without_dates_keeps_its_own_zero(tmp_path: Path) -> None:
@@ -161,25 +139,6 @@ def test_a_run_that_was_cut_short_is_told_as_such(tmp_path: Path, monkeypatch: p
     found = llmtap.read(tmp_path).integrity().captures[0]
     assert (found.present, found.missing, found.unexplained, found.closed) == (30, 5, 0, False)
     assert (found.relays[0].opened, found.relays[0].unsettled, found.exact) == (35, 5, False)
-
-
-def test_runs_of_several_schedulers_share_a_folder(tmp_path: Path) -> None:
-    for scheduler in ("x", "y"):
-        record(tmp_path, work(5), scheduler)
-    capture = llmtap.read(tmp_path)
-    assert capture.integrity().ok
-    assert len({x.id for x in capture.exchanges()}) == 10
-    assert len(capture.integrity().captures) == 2
-
-
-def test_the_files_names_are_in_the_order_of_time(tmp_path: Path) -> None:
-    clock = ManualClock()
-    for _ in range(2):
-        run_writer(tmp_path, "x", work(0), clock=clock).close()
-        clock.advance(2 * MS)
-    first, second = sorted(path.name for path in tmp_path.iterdir())
-    assert first.startswith("llmtap-20231114T221320000Z-")
-    assert second.startswith("llmtap-20231114T221320002Z-")
 
 
 PLACES = [

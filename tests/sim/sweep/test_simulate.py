@@ -3,7 +3,8 @@
 import json
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,13 @@ import pytest
 import llmtap
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.summary import METRICS, Summary
-from llmtap.sim.model_options import ModelOptions, read_model_options
-from llmtap.sim.schedulers.registry import SCHEDULERS
-from llmtap.sim.sweep.simulate import capacity_rps, simulate
-from tests.support.flights import MODEL, Row, flown, served, workload
+from llmtap.sim.engine import IterationState
+from llmtap.sim.latency import IterationModel
+from llmtap.sim.model_options import ModelOptions, Serving, read_model_options
+from llmtap.sim.schedulers.registry import SCHEDULERS, SchedulerKind
+from llmtap.sim.sweep.simulate import SimulationResult, capacity_rps, simulate
+from tests.support.flights import MODEL, Row, S, flown, served, workload
+from tests.support.scripted_scheduler import Scripted
 from tests.support.seed004 import simulate as oracle
 
 BATCHES = [name for name, kind in SCHEDULERS.items() if not kind.iterates]
@@ -72,11 +76,6 @@ def test_every_figure_by_hand() -> None:
     assert told["decode_step_mean"] == pytest.approx((3 * 0.1 + 0.125) / 4)
     assert told["readings"]["request_sla"] == 5.0
     assert told["model"] == {"alpha": 1.0, "beta": 0.1, "gamma": 0.5}
-
-
-def test_idle_time_is_not_use() -> None:
-    told = flown("static_fifo", [(0, 0, 10), (8, 0, 10)], servers=2).to_dict()
-    assert told["utilization"] == 4 / 20
 
 
 def test_a_single_request_has_no_rate_of_arrivals() -> None:
@@ -193,16 +192,11 @@ def test_the_capacity_is_found_from_above_and_below(start: float, truth: float) 
         return 0.0 if rate <= truth else 0.5
 
     found = capacity_rps(late, 0.01, start)
+    assert found is not None
     assert found <= truth <= found * 1.01
     assert len(asked) < 40
-
-
-def test_where_all_may_come_at_once_no_rate_is_the_capacity() -> None:
-    assert capacity_rps(lambda rate: 0.05, 0.05, 10.0) is None
-
-
-def test_where_no_rate_is_low_enough_the_capacity_is_none() -> None:
-    assert capacity_rps(lambda rate: 1.0, 0.5, 10.0) == 0.0
+    assert capacity_rps(lambda rate: 0.05, 0.05, start) is None
+    assert capacity_rps(lambda rate: 1.0, 0.5, start) == 0.0
 
 
 @pytest.mark.parametrize("scheduler", BATCHES)
@@ -256,17 +250,6 @@ def test_tokens_of_whole_batches_leave_as_the_seed_says() -> None:
     assert (metrics["tbc"]["min"], metrics["tbc"]["max"]) == pytest.approx((0.1, 0.125), rel=0.01)
 
 
-def test_whole_batches_are_measured_where_somebody_asks_for_it(tmp_path: Path) -> None:
-    def measured(**asked: Any) -> bool:
-        return simulate("static_fifo", workload(ROWS), ModelOptions(), **asked).summary is not None
-
-    assert not measured()
-    assert measured(measure=True)
-    assert measured(objectives=OBJECTIVES)
-    assert measured(capture=tmp_path)
-    assert simulate("continuous_batching", workload(ROWS), ModelOptions()).summary is not None
-
-
 @pytest.mark.parametrize(
     ("asked", "problem"),
     [
@@ -296,3 +279,98 @@ def test_a_run_becomes_a_capture_that_tells_the_same(scheduler: str, tmp_path: P
         again.add(x)
     assert result.summary is not None
     assert again.goodput.to_dict(1.0) == result.summary.goodput.to_dict(1.0)
+
+
+ALONE_ROWS: list[Row] = [(1, 10, 2), (1.5, 20, 3), (2, 30, 1), (8, 40, 2)]
+"""Served alone, one after another: 1 to 4, 4 to 8, 8 to 10, 10 to 13 s, with tokens at 3, 4; 6, 7, 8; 10;
+12, 13 s."""
+
+
+def scripted(
+    monkeypatch: pytest.MonkeyPatch, tokens_max: Mapping[int, int], *, window: str = "completion", **more: Any
+) -> SimulationResult:
+    kind = SchedulerKind(lambda requests, setup: Scripted(requests, tokens_max), iterates=True)
+    monkeypatch.setitem(SCHEDULERS, "scripted", kind)
+    read = read_model_options({"request_sla": "6s", "token_sla": "900ms", "window": window})
+    return simulate("scripted", workload(ALONE_ROWS), read, **more)
+
+
+def test_when_all_are_served_every_figure_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = IterationModel(beta_ns=S, gamma=0.5, prefill_ns=S / 10, context_ns=S / 1_000)
+    told = scripted(monkeypatch, {}, iterations=model, serving=Serving(seqs_max=1)).to_dict()
+    assert (told["n"], told["outcomes"], told["unserved"]) == (4, {"complete": 4}, {})
+    assert told["window"]["seconds"] == 12
+    assert (told["throughput_rps"], told["throughput_tps"]) == (4 / 12, 108 / 12)
+    assert (told["latency"]["min"], told["latency"]["max"]) == (3, 8)  # 3, 6.5, 8 and 5 s
+    assert told["request_sla_violation"] == 2 / 4
+    assert told["token_sla_violation"] == 3 / 4  # the third has one token, and so no gap
+    assert (told["batches"], told["batch_mean"], told["batch_sizes"]) == (8, 1, {"1": 8})
+    assert told["utilization"] == 1
+    assert (told["queueing"]["min"], told["queueing"]["max"]) == (0, 6)
+    assert told["decode_step_mean"] == 12 / 8
+    assert told["model"] == {"beta": 1.0, "gamma": 0.5, "prefill": 0.1, "context": 0.001}
+    # Nobody is given up: no bound is read.
+    assert (told["serving"]["seqs_max"], told["serving"]["ttft"]) == (1, None)
+    assert told["engine"]["preempted_share"] == 0
+    assert (told["engine"]["prefix_hit_rate"], told["engine"]["preemption_loss"]) == (None, None)
+    assert (told["engine"]["recovery"], told["engine"]["kv_peak"]) == (None, 0)
+    assert told["metrics"]["ttft"]["n"] == 4
+
+
+GIVEN_UP = {1: 2, 2: 0}
+"""The second after two tokens, at 7 s, the third at once, at 2 s; the last is served from 8 to 11 s."""
+
+
+@pytest.mark.parametrize("measure", [True, False])
+def test_who_is_given_up_is_an_outcome_and_late_and_no_throughput(
+    monkeypatch: pytest.MonkeyPatch, measure: bool
+) -> None:
+    result = scripted(monkeypatch, GIVEN_UP, measure=measure)
+    told = result.to_dict()
+    assert result.record.given_up == {1: 2, 2: 0}
+    assert told["outcomes"] == {"complete": 2, "truncated": 1, "upstream_error": 1}
+    assert told["unserved"] == {"late_midway": 1, "too_large": 1}
+    assert (told["n"], told["latency"]["n"], told["latency"]["max"]) == (4, 2, 3)
+    assert told["request_sla_violation"] == 2 / 4
+    assert told["token_sla_violation"] == (3 / 4 if measure else None)
+    assert told["window"]["seconds"] == 10
+    # Completed: 10 and 40 in, 2 and 2 out. What had left of the second counts as tokens, too.
+    assert (told["throughput_rps"], told["throughput_tps"]) == (2 / 10, 54 / 10)
+    assert (told["tokens"]["input"], told["tokens"]["output"]) == (70, 6)
+    assert told["seconds_per_output_token"] == 9 / 6
+    assert told["queueing"]["n"] == 3
+    assert told["engine"]["preemptions"] == 1
+
+
+def test_goodput_counts_who_was_given_up_as_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = scripted(monkeypatch, GIVEN_UP, objectives=Objectives.parse("ttft:10s")).to_dict()
+    assert (told["goodput"]["counted"], told["goodput"]["met"]) == (4, 2)
+    assert told["goodput"]["broken"] == {"ended": 2}
+    # Two tokens each: readers wait 2.95, 5.45 and 2.95 s for the second. Who got none had nothing to read.
+    assert told["smooth_goodput"]["n"] == 3
+    assert told["smooth_goodput"]["tokens_per_second"] == pytest.approx((3 * 2 - 5 * 11.35) / 10)
+
+
+def test_what_the_engine_did_with_its_memory_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = IterationState(
+        kv_peak=0.9, preemptions=4, preempted=2, recovered=1, preempted_tokens=10, prefix_queries=8,
+        prefix_hits=2,
+    )  # fmt: skip
+    engine = replace(scripted(monkeypatch, {}), state=state).to_dict()["engine"]
+    assert engine == {
+        "preemptions": 4, "preempted": 2, "preempted_share": 2 / 4, "recovery": 1 / 2, "preempted_tokens": 10,
+        "preemption_loss": 10 / 4, "kv_peak": 0.9, "prefix_queries": 8, "prefix_hits": 2,
+        "prefix_hit_rate": 2 / 8,
+    }  # fmt: skip
+
+
+def test_when_nobody_is_served_nothing_is_made_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = scripted(monkeypatch, dict.fromkeys(range(4), 0)).to_dict()
+    assert told["outcomes"] == {"upstream_error": 4}
+    assert told["request_sla_violation"] == 1
+    assert (told["latency"]["n"], told["latency"]["mean"], told["latency"]["p99"]) == (0, None, None)
+    assert (told["throughput_rps"], told["batch_mean"], told["decode_step_mean"]) == (None, None, None)
+    assert (told["seconds_per_output_token"], told["utilization"]) == (None, 0)
+    assert (told["tokens"]["input"], told["tokens"]["output"]) == (0, 0)
+    window = scripted(monkeypatch, dict.fromkeys(range(4), 0), window="arrivals").to_dict()
+    assert window["throughput_rps"] == 0

@@ -16,7 +16,7 @@ from llmtap.capture.read.reader import read
 from llmtap.sim.latency import IterationModel, LatencyModel
 from llmtap.sim.model_options import ModelOptions, Serving
 from llmtap.sim.sweep.simulate import simulate
-from llmtap.sim.sweep.sweep import SweepAttempt, SweepJob, attempt, rows_of, run_job
+from llmtap.sim.sweep.sweep import SweepJob, attempt, rows_of, run_job
 from llmtap.units import Duration, decode_special
 from tests.support.sweeps import job, trace
 
@@ -99,12 +99,6 @@ def test_a_job_tells_what_its_flight_does_and_its_own_parameters() -> None:
     assert set(told) - set(result) == {"trace", "scale", "fit", "job"}
 
 
-def test_with_objectives_goodput_is_told() -> None:
-    told = run_job(replace(JOB, scheduler="continuous_batching", objectives="ttft:1s"), TRACE)
-    assert told["goodput"]["objectives"] == "ttft:1s"
-    assert told["metrics"]["ttft"]["n"] == len(TRACE)
-
-
 def test_an_error_is_what_came_of_a_job() -> None:
     ticks = iter((10**9, 4 * 10**9))
     failed = attempt(replace(JOB, scheduler="continuous_batching", servers=2), TRACE, lambda: next(ticks))
@@ -118,11 +112,6 @@ def test_an_error_is_what_came_of_a_job() -> None:
     assert broken.error == "KeyError: 'none'"
 
 
-def test_an_attempt_holds_its_job_and_its_summary() -> None:
-    done = attempt(JOB, TRACE, lambda: 0)
-    assert done == SweepAttempt(JOB.id, JOB.to_dict(), 0.0, run_job(JOB, TRACE))
-
-
 def test_each_capture_has_a_folder_that_is_whole_or_not_there(tmp_path: Path) -> None:
     captured = replace(JOB, capture=str(tmp_path))
     folder = tmp_path / f"static_fifo-40-{captured.id}"
@@ -134,10 +123,3 @@ def test_each_capture_has_a_folder_that_is_whole_or_not_there(tmp_path: Path) ->
         assert [path.name for path in tmp_path.iterdir()] == [folder.name]
         assert len(read(folder)) == 40
     assert not (folder / "torn").exists()
-
-
-def test_effort_is_by_requests_and_by_what_is_done_with_them() -> None:
-    assert JOB.effort == 40
-    assert replace(JOB, measure=True).effort > 40
-    assert replace(JOB, scheduler="continuous_batching").effort == replace(JOB, measure=True).effort
-    assert replace(JOB, capacity=0.1).effort > 40
