@@ -11,7 +11,6 @@ from aiohttp import web
 
 from llmtap.clock import Clock
 from llmtap.exchange.saved import Explained, explain, read_saved
-from llmtap.sim.server.delivery import Planner
 from llmtap.sim.server.options import EngineOptions, SimOptions
 from llmtap.sim.server.server import SimServer
 from llmtap.units import Duration
@@ -56,11 +55,10 @@ class Engine:
 async def engine(
     options: SimOptions = QUICK,
     clock: Clock | None = None,
-    planner: Planner | None = None,
     behind: EngineOptions | None = None,
 ) -> AsyncIterator[Engine]:
     """A server; `behind` it an engine, or a fixed schedule."""
-    server = SimServer(options, clock, planner=planner, engine=behind)
+    server = SimServer(options, clock, engine=behind)
     sock = socket.create_server(("127.0.0.1", 0))
     runner = web.AppRunner(server.app, access_log=None, handler_cancellation=True)
     await runner.setup()

@@ -1,12 +1,13 @@
-"""From tokens made to writes due: the stages between the engine and the socket, in the order they stand
-there.
+"""From tokens made to writes due: where the tokens of an answer come from, and the stages up to the socket.
 
     made by the engine -> input filter -> output filter -> chunks -> faults -> coalescing -> keep-alives
 
-One answer's stages are a `Delivery`. It is told of each token when it is made (`made`), and asked what is due
-(`take`), so it need not know when the next one will be: tokens may come from a plan, or from an engine that
-does not know itself. Times are ns of any clock. No stage looks at one: what is written, and when it is due,
-does not depend on how late anybody asks.
+The stages of one answer are a `Delivery`. It is told of each token when it is made (`made`) and returns what
+is due (`take`), so it need not know when the next token will be made. Times are ns of any clock. No stage
+reads a clock: what is written, and when it is due, does not depend on how late anybody asks.
+
+Tokens come from a `PlanSource`, which reports to the delivery all that was made until a moment: a schedule
+known when the request is accepted (`PlannedSource`), or an engine (`EngineSource`, `live.py`).
 """
 
 import random
@@ -14,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
-from itertools import accumulate, chain, repeat
+from itertools import accumulate, chain, count, repeat
 from typing import Final, NamedTuple, Protocol
 
 from llmtap.sim.server.live import LiveEngine, Ticket
@@ -27,13 +28,10 @@ __all__ = [
     "DeliveredText",
     "Delivery",
     "EngineSource",
-    "FixedSchedule",
     "PlanSource",
     "PlannedSource",
-    "PlannedWork",
-    "Planner",
-    "ResponsePlan",
     "Write",
+    "fixed_schedule",
 ]
 
 
@@ -56,7 +54,7 @@ class Chunk(NamedTuple):
 
 
 class Write(NamedTuple):
-    """What leaves at one moment; nothing in it stands for a keep-alive."""
+    """What leaves at one moment; without chunks it is a keep-alive."""
 
     due_ns: int
     chunks: tuple[Chunk, ...]
@@ -64,14 +62,13 @@ class Write(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeliveredText:
-    """One choice, as far as its delivery goes."""
+    """Properties of one choice that its delivery needs."""
 
     tokens: int
-    """That the engine makes of it."""
     block_after: int | None = None
     """The output filter stops the answer at this token."""
     ends_apart: bool = False
-    """It does not end with its last token but when it is said to be `over`."""
+    """It does not end with its last token but with a call of `over`."""
 
 
 class Delivery:
@@ -85,7 +82,7 @@ class Delivery:
         self._said = said
         self._holds = [max(1, one.tokens if g.output_hold == "all" else g.output_hold) for one in said]
         self._filter_ns = g.output_filter
-        # Beside the engine, the filter of the prompt holds what is made before it has spoken.
+        # A filter that runs beside the engine holds what is made before its verdict.
         self._open_ns = begin_ns + g.input_filter if g.input_beside else 0
         self._size = p.tokens_per_chunk
         self._made = [0] * len(said)
@@ -102,12 +99,12 @@ class Delivery:
         self._window_ns = p.coalesce
         self._batch: list[Chunk] = []
         self._leave_ns = NEVER
-        """When the batch leaves, if the answer does not end before."""
+        """When the batch leaves, unless the answer ends before."""
         self._ready: deque[Write] = deque()
         self._every_ns = p.keepalive
         self._spoke_ns = self._slow_ns if fault == "slow" else begin_ns
         self.closed = False
-        """Nothing that is made from now on will be written."""
+        """Tokens made from now on are not written."""
         self.ended = False
         """Everything was taken."""
         for choice, one in enumerate(said):
@@ -115,7 +112,7 @@ class Delivery:
                 self._chunk(Chunk(begin_ns + g.input_filter, choice, 0, 0, True))
 
     def made(self, choice: int, at_ns: int) -> None:
-        """The next token of a choice is made. Times never fall, whatever the choice."""
+        """Record that the next token of a choice is made. Times never fall, across choices."""
         if self._over[choice] or self.closed:
             return
         n = self._made[choice] = self._made[choice] + 1
@@ -126,7 +123,7 @@ class Delivery:
         due_ns = (at_ns if at_ns > self._open_ns else self._open_ns) + self._filter_ns
         begun, size = self._begun[choice], self._size
         if one.block_after is not None and n > one.block_after:
-            # What the filter holds when it blocks is never let go.
+            # What the filter holds when it blocks is lost.
             kept = one.block_after // hold * hold
             if begun < kept:
                 self._chunk(Chunk(due_ns, choice, begun, kept, False))
@@ -144,7 +141,7 @@ class Delivery:
         self._begun[choice] = begun
 
     def over(self, choice: int, at_ns: int) -> None:
-        """A choice whose tokens are all made ends."""
+        """End a choice whose tokens are all made."""
         if self._over[choice] or self.closed:
             return
         tokens = self._said[choice].tokens
@@ -152,7 +149,7 @@ class Delivery:
         self._chunk(Chunk(due_ns, choice, tokens, tokens, True))
 
     def give_up(self, at_ns: int) -> None:
-        """The engine makes no more of it: what the output filter held is lost, and the answer breaks off."""
+        """Break the answer off: the engine makes no more of it, and what the output filter held is lost."""
         if self.closed:
             return
         if self._batch:
@@ -162,7 +159,7 @@ class Delivery:
         self._collect(Chunk(at_ns, 0, self._begun[0], self._begun[0], False, True))
 
     def take(self, now_ns: int) -> Write | None:
-        """The next write, if it is due. All that was made until now has been told."""
+        """Return the next write, if it is due. Everything made until now must have been reported."""
         ready, every_ns = self._ready, self._every_ns
         if not ready and self._batch and self._leave_ns <= now_ns:
             self._let_go()
@@ -181,14 +178,14 @@ class Delivery:
         return None
 
     def next_ns(self) -> int:
-        """When to ask again at the latest, if nothing is made until then."""
+        """Return when to ask again at the latest, if nothing is made until then."""
         due_ns = self._ready[0].due_ns if self._ready else self._leave_ns
         if self._every_ns and not self.ended:
             return min(due_ns, self._spoke_ns + self._every_ns)
         return due_ns
 
     def _chunk(self, chunk: Chunk) -> None:
-        """Faults."""
+        """Apply the fault, if any."""
         if self.closed:
             return
         fault = self._fault
@@ -206,7 +203,7 @@ class Delivery:
         self._collect(chunk)
 
     def _collect(self, chunk: Chunk) -> None:
-        """Chunks due within a window from the first leave together; without one, those due at once."""
+        """Collect chunks due within a window from the first; without a window, those due at once."""
         batch = self._batch
         if batch and chunk.due_ns > self._leave_ns:
             self._let_go()
@@ -227,47 +224,21 @@ class Delivery:
         self._leave_ns = NEVER
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedWork:
-    """What a planner must know of an answer."""
+def fixed_schedule(options: SimOptions, chance: random.Random) -> Iterator[int]:
+    """Yield when the tokens of one answer are due, in ns from the request's acceptance, without an end.
 
-    prompt_tokens: int
-    output_tokens: int
-    options: SimOptions
-    """With what the request asked for."""
-
-
-@dataclass(frozen=True, slots=True)
-class ResponsePlan:
-    """When the tokens of one answer are made."""
-
-    due_ns: Iterator[int]
-    """From acceptance, never falling, as many as there are tokens or more. Read as the answer goes on."""
-
-
-class Planner(Protocol):
-    """Whoever knows beforehand when tokens are made."""
-
-    def plan(self, work: PlannedWork, chance: random.Random) -> ResponsePlan:
-        """The plan of one answer; `chance` is the answer's own, so that it depends on no other."""
-        ...
-
-
-class FixedSchedule:
-    """An engine without a queue, as fast for a thousand as for one."""
-
-    def plan(self, work: PlannedWork, chance: random.Random) -> ResponsePlan:
-        options = work.options
-        ttft_ns = round(options.ttft * _vary(options.spread, chance))
-        itl_ns = round(options.itl * _vary(options.spread, chance))
-        sigma = options.pacing.jitter
-        if not sigma:
-            gaps: Iterator[int] = repeat(itl_ns)
-        else:
-            # The mean of a lognormal is exp(mu + sigma^2 / 2): with this mu it is 1, and no rate changes.
-            mu = -sigma * sigma / 2
-            gaps = (round(itl_ns * chance.lognormvariate(mu, sigma)) for _ in repeat(None))
-        return ResponsePlan(accumulate(chain((ttft_ns,), gaps)))
+    Token i is due at `ttft + i * itl`, counted from the request and not from the token before, so that
+    lateness does not add up. `chance` is the answer's own, so that it depends on no other answer.
+    """
+    ttft_ns = round(options.ttft * _vary(options.spread, chance))
+    itl_ns = round(options.itl * _vary(options.spread, chance))
+    sigma = options.pacing.jitter
+    if not sigma:
+        return count(ttft_ns, itl_ns)
+    # The mean of a lognormal is exp(mu + sigma^2 / 2): with this mu it is 1, and no rate changes.
+    mu = -sigma * sigma / 2
+    gaps = (round(itl_ns * chance.lognormvariate(mu, sigma)) for _ in repeat(None))
+    return accumulate(chain((ttft_ns,), gaps))
 
 
 def _vary(spread: float, chance: random.Random) -> float:
@@ -278,19 +249,19 @@ class PlanSource(Protocol):
     """Where the tokens of one answer come from."""
 
     given_up: bool
-    """There will be no more of them."""
+    """No more tokens will come."""
     next_ns: int
-    """When the next token will be made, as far as that is known and nobody else will tell."""
+    """When the next token will be made, if known and not reported by anybody else."""
 
     @property
     def cached_tokens(self) -> int | None:
-        """Tokens of the prompts that a prefix cache had; None where there is none, or it is not known yet."""
+        """Prompt tokens found in the prefix cache; None without one, or if not known yet."""
 
     def advance(self, now_ns: int) -> None:
-        """Tells the answer's delivery of all that is made until now."""
+        """Report all tokens made until now to the delivery."""
 
     def close(self, now_ns: int) -> None:
-        """Nobody waits for the rest; called once, at the end."""
+        """Drop the rest; called once, at the end."""
 
 
 class PlannedSource:
@@ -307,8 +278,8 @@ class PlannedSource:
         begin_ns: int,
         wait_ns: int,
     ) -> None:
-        """`plans` has of each choice the times, from `begin_ns`, and how many tokens it has; `made_ns` is
-        where they are written down. The engine begins `wait_ns` after that, which is not in them."""
+        """`plans`: of each choice the times, from `begin_ns`, and the number of tokens; they are recorded in
+        `made_ns`. The engine begins `wait_ns` later, which is not in them."""
         self._delivery = delivery
         self._made_ns = made_ns
         self._begin_ns = begin_ns + wait_ns
@@ -334,11 +305,11 @@ class PlannedSource:
         self.next_ns = heads[0][0] if heads else NEVER
 
     def close(self, now_ns: int) -> None:
-        """Nothing goes on without somebody who asks."""
+        pass
 
 
 class EngineSource:
-    """The tokens of one answer as an engine makes them. Calls `on_news` when it has told of some."""
+    """The tokens of one answer as an engine makes them; a `TokenListener`. Calls `on_news` after some."""
 
     next_ns = NEVER
 
@@ -347,21 +318,20 @@ class EngineSource:
         self._delivery = delivery
         self._made_ns = made_ns
         self.tickets: Sequence[Ticket] = ()
-        """What the engine is asked for."""
         self.given_up = False
         self.turned_away = False
-        """It was given up when it came: there was no room to wait."""
+        """It was given up on arrival: there was no room to wait."""
         self.on_news: Callable[[], None] = _nobody
 
     @property
     def cached_tokens(self) -> int | None:
-        """Of choices of one prompt, what the first of them found."""
+        """Of choices of one prompt, those of the first."""
         found = {ticket.prompt: ticket.cached for ticket in reversed(self.tickets)}
         known = [cached for cached in found.values() if cached is not None]
         return sum(known) if known else None
 
     def ask(self, now_ns: int, arrival_ns: int) -> None:
-        """The engine gets it, at once or when the input filter lets it pass."""
+        """Submit it to the engine, at once or when the input filter lets it pass."""
         self._live.submit(now_ns, arrival_ns, self.tickets)
 
     def advance(self, now_ns: int) -> None:
@@ -370,8 +340,6 @@ class EngineSource:
     def close(self, now_ns: int) -> None:
         self._live.leave(now_ns, self.tickets)
         self.on_news = _nobody
-
-    # Told by the engine.
 
     def token(self, choice: int, at_ns: int) -> None:
         self._made_ns[choice].append(at_ns)
@@ -391,4 +359,4 @@ class EngineSource:
 
 
 def _nobody() -> None:
-    """Nobody listens yet; whoever will looks for himself first."""
+    """Default listener."""

@@ -21,7 +21,7 @@ import msgspec
 from aiohttp import HttpVersion11, web
 
 from llmtap.clock import Clock
-from llmtap.sim.server.delivery import BREAKS, Planner
+from llmtap.sim.server.delivery import BREAKS
 from llmtap.sim.server.options import CHOICES_MAX, EngineOptions, SimOptions
 from llmtap.sim.server.realtime import PATH, SimulatedRealtimeSession
 from llmtap.sim.server.reception import BUSY, FILTERED, Reception, ServerJob
@@ -67,14 +67,11 @@ class SimServer:
         options: SimOptions,
         clock: Clock | None = None,
         *,
-        planner: Planner | None = None,
         engine: EngineOptions | None = None,
         truth_file: Path | None = None,
     ) -> None:
         """With `engine` there is one behind all answers; else each is planned for itself."""
-        self.reception = Reception(
-            options, clock, planner=planner, engine=engine, truth_file=truth_file
-        )  # fmt: skip
+        self.reception = Reception(options, clock, engine=engine, truth_file=truth_file)
         self._options = options
         self._clock = self.reception.clock
         self.gauges = self.reception.gauges
@@ -211,7 +208,7 @@ class SimServer:
     async def _whole(
         self, request: web.Request, api: Endpoint, job: ServerJob, headers: dict[str, str]
     ) -> web.Response:
-        truth, shape, fault = job.truth, job.shape, job.mishaps.fault
+        truth, shape, fault = job.truth, job.shape, job.faults.fault
         due_ns = await self.reception.gathered(job)
         if due_ns is None:
             return _turned_away(api, job, 503, headers)
@@ -219,8 +216,7 @@ class SimServer:
         if transport is None or transport.is_closing():
             return web.Response()
         first_ns = min((made[0] for made in truth.made_ns if made), default=due_ns)
-        job.answer.prompt_ns, job.answer.output_ns = first_ns - truth.accepted_ns, due_ns - first_ns
-        job.answer.cached_tokens = job.source.cached_tokens
+        job.complete(first_ns, due_ns)
         body = msgspec.json.encode(shape.whole())
         truth.outcome = job.outcome
         if fault in BREAKS:

@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
-from llmtap.bursts.requests import Requests
 
 from llmtap.sim.engine import Engine, run_virtual
 from llmtap.sim.model_options import (
@@ -19,6 +18,7 @@ from llmtap.sim.model_options import (
 from llmtap.sim.schedulers.registry import ALL_OPTIONS, CONDITIONS, SCHEDULERS, options_read
 from llmtap.sim.sweep.simulate import simulate
 from llmtap.units import Duration
+from llmtap.workload.requests import Requests
 
 OTHER = {
     "eps": "100ms", "token_sla": "1ms", "request_sla": "1s", "predictor": "prompt", "bin_limit": "none",

@@ -14,10 +14,9 @@ from llmtap.sim.server.delivery import (
     Chunk,
     DeliveredText,
     Delivery,
-    FixedSchedule,
     PlannedSource,
-    PlannedWork,
     Write,
+    fixed_schedule,
 )
 from llmtap.sim.server.options import FaultKind, FaultOptions, GuardrailOptions, PacingOptions, SimOptions
 from llmtap.units import NEVER, Duration
@@ -213,8 +212,7 @@ MS = 1_000_000
 
 
 def due(options: SimOptions, seed: int, tokens: int) -> list[int]:
-    plan = FixedSchedule().plan(PlannedWork(8, tokens, options), random.Random(seed))
-    return list(islice(plan.due_ns, tokens))
+    return list(islice(fixed_schedule(options, random.Random(seed)), tokens))
 
 
 def test_without_chance_it_is_ttft_and_then_itl() -> None:

@@ -212,6 +212,8 @@ async def test_a_client_that_leaves_while_it_waits_is_no_longer_waited_for() -> 
     async with engine(SimOptions(tokens=2_000), behind=behind(seqs_max="1")) as e:
         first = asyncio.create_task(e.answer(CHAT, ask_chat(stream=True)))
         name = f"vllm:num_requests_waiting{LABELS}"
+        while (await e.metrics())[f"vllm:num_requests_running{LABELS}"] == 0:
+            pass
         second = asyncio.create_task(e.answer(CHAT, ask_chat(stream=True)))
         filtered = asyncio.create_task(e.answer(CHAT, ask_chat(stream=True), x_sim_input_filter="10s"))
         while (await e.metrics())[name] == 0:
