@@ -21,19 +21,9 @@ from llmtap.units import Duration, format_ns
 from llmtap.workload.requests import Requests
 
 __all__ = [
-    "OUTPUT_DELAYS",
-    "PREDICTORS",
-    "SEEDED",
-    "ModelOptions",
-    "Serving",
-    "ServingSetup",
-    "explain_model_options",
-    "explain_serving",
-    "predict",
-    "read_model_options",
-    "read_serving",
-    "settled",
-]
+    "OUTPUT_DELAYS", "PREDICTORS", "SEEDED", "ModelOptions", "Serving", "ServingSetup",
+    "explain_model_options", "explain_serving", "predict", "read_model_options", "read_serving", "settled",
+]  # fmt: skip
 
 
 _MS: Final = 1_000_000

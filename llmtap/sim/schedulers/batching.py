@@ -16,15 +16,9 @@ from llmtap.sim.model_options import ModelOptions
 from llmtap.workload.requests import Requests
 
 __all__ = [
-    "BatchFormer",
-    "BatchSize",
-    "Bins",
-    "DynamicNoBins",
-    "MultiBinDynamic",
-    "StaticFifo",
-    "batch_limits",
+    "BatchFormer", "BatchSize", "Bins", "DynamicNoBins", "MultiBinDynamic", "StaticFifo", "batch_limits",
     "equal_mass",
-]
+]  # fmt: skip
 
 
 _STEP: Final = 4
@@ -39,7 +33,7 @@ _WARM_UP: Final = 3
 
 
 class BatchFormer:
-    """Makes batches of a queue's oldest requests."""
+    """Forms batches of a queue's oldest requests."""
 
     def __init__(self, requests: Requests, model: LatencyModel, readings: ModelOptions) -> None:
         self._requests = requests
@@ -50,12 +44,12 @@ class BatchFormer:
         self._steps_ns = [0.0] + [model.step_ns(b) for b in range(1, readings.b_max + 1)]
 
     def take(self, queue: "deque[int]", count: int, number: int = 0) -> Batch:
-        """A batch of the first `count` of a queue, or of all where it has fewer."""
+        """Return a batch of at most `count` requests of a queue."""
         members = [queue.popleft() for _ in range(min(count, len(queue)))]
         given, made = self._requests.input, self._requests.output
         if self._checked:
             tokens = sum(given[r] + made[r] for r in members)
-            # One stays, however large: it would never be served otherwise.
+            # Keep one, however large: it would never be served otherwise.
             while tokens > self._kv_tokens and len(members) > 1:
                 last = members.pop()
                 tokens -= given[last] + made[last]
@@ -68,7 +62,7 @@ class BatchFormer:
 
 
 class BatchSize:
-    """How large a queue's next batch may be: by memory (Algorithm 1) and by the token SLA (Algorithm 2)."""
+    """Controller of a queue's batch size: by memory (Algorithm 1) and by the token SLA (Algorithm 2)."""
 
     def __init__(self, model: LatencyModel, readings: ModelOptions, limit: int) -> None:
         self._readings = readings
@@ -92,14 +86,14 @@ class BatchSize:
         self._guarded = readings.guards == "authors"
 
     def next(self) -> int:
-        """The size for a batch that is formed now."""
+        """Return the size of a batch that is formed now."""
         if self._per_batch:
             self._move()
         b_sla = floor((self.low + self.high) / 2)
         return max(1, min(self.by_memory(), b_sla, self._limit))
 
     def by_memory(self) -> int:
-        """b_mem."""
+        """Return b_mem."""
         if not self._updates and self._readings.lengths_start == "limit":
             return self._limit
         expected = self._inputs + self._outputs
@@ -107,7 +101,7 @@ class BatchSize:
         return max(1, min(self._limit, int(fits)))
 
     def saw(self, step_ns: float, size: int, inputs: float, outputs: float) -> None:
-        """A batch of this size is done; its requests had so many tokens on average."""
+        """Learn from a batch that is done, and the mean tokens of its requests."""
         self.tau_ns = _WEIGHT * step_ns + (1 - _WEIGHT) * self.tau_ns
         self.b_avg = size if self.b_avg is None else _WEIGHT * size + (1 - _WEIGHT) * self.b_avg
         self._inputs = _WEIGHT * inputs + (1 - _WEIGHT) * self._inputs
@@ -139,13 +133,13 @@ class BatchSize:
 
 
 _ENDLESS: Final = 4_096
-"""Upper edge of the last bin, where its mean length is to be told."""
+"""Upper edge of the last bin, for its mean length."""
 _FIRST: Final = 1_000
-"""Requests whose lengths are known to who cannot see the future."""
+"""Requests whose lengths are known without knowledge of the future."""
 
 
 class Bins:
-    """Lower edges, ascending; each bin ends before the next one's edge."""
+    """Bins of predicted output lengths, by ascending lower edges. The last has no upper edge."""
 
     def __init__(self, edges: Sequence[int], *, below: str = "last") -> None:
         assert edges and list(edges) == sorted(edges), edges
@@ -156,19 +150,18 @@ class Bins:
         return len(self.edges)
 
     def find(self, length: int) -> int:
-        """The bin of a predicted length."""
-        # Of bins with one lower edge all but the last are empty, and `bisect_right` finds the last.
+        """Return the bin of a predicted length; of equal edges the last, the others are empty."""
         found = bisect_right(self.edges, length) - 1
         return found if found >= 0 else self._below
 
     @property
     def spans(self) -> list[tuple[int, int | None]]:
-        """Of each bin, the first length that is in it and the first that is not."""
+        """The first length in each bin, and the first behind it."""
         return list(zip(self.edges, [*self.edges[1:], None], strict=True))
 
 
 def equal_mass(lengths: Iterable[int], count: int, readings: ModelOptions) -> Bins:
-    """Bins with as many of the lengths in each as whole edges allow."""
+    """Return bins of equal mass (seed 004, Algorithm 3): floored linear quantiles of the lengths."""
     known = list(lengths)
     if readings.edges == "first-1000":
         known = known[:_FIRST]
@@ -183,13 +176,13 @@ def equal_mass(lengths: Iterable[int], count: int, readings: ModelOptions) -> Bi
 
 
 def batch_limits(bins: Bins, readings: ModelOptions) -> list[int]:
-    """Of each bin, how many requests a batch may have (seed 004, 8.2)."""
+    """Return the largest batch of each bin (seed 004, 8.2)."""
     if readings.bin_limit == "none":
         return [readings.b_max] * len(bins)
     memory_gb = readings.safe_gb if readings.bin_limit == "7gb" else readings.free_gb
     limits = []
     for low, high in bins.spans:
-        # As many prompt tokens are expected as output tokens: twice the middle of the bin.
+        # As many prompt tokens as output tokens are expected: twice the middle of the bin.
         tokens = low + (_ENDLESS if high is None else high)
         fits = memory_gb / (tokens * readings.kv_gb_per_token) if tokens else readings.b_max
         limits.append(max(1, min(readings.b_max, int(fits))))

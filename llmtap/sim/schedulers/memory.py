@@ -1,13 +1,12 @@
-"""The KV memory of a server: who holds how many blocks of it, and what prompts share.
+"""The KV memory of a server: blocks held by requests, and blocks shared between prompts.
 
-Memory is handed out in blocks of a fixed number of tokens. Whoever holds some has as many whole blocks as its
-tokens fill or begin. With a prefix cache the whole blocks of prompts have names: two prompts that begin alike
-name the same ones, and those are in memory once, however many hold them. When nobody does any longer they
-stay, as long as nobody needs their place; of these, the least recently used goes first, and of one prompt the
-later block before the earlier, since it is of no use without it.
+Memory is allocated in blocks of a fixed number of tokens. With a prefix cache the whole blocks of prompts
+have names: prompts with the same beginning have the same names, and a named block is in memory once, however
+many requests hold it. A block without holders stays until its place is needed; the least recently used goes
+first, and of one prompt the later block before the earlier, which is of no use without it.
 
 A named block has as many tokens as the workload says (`Requests.block_tokens`: 16 in some traces, 512 in
-others), whatever the memory's own blocks have. It fills whole blocks of memory, the last perhaps in part.
+others), whatever the memory's own block size. It fills whole blocks of memory, the last perhaps in part.
 """
 
 from collections import OrderedDict
@@ -17,47 +16,45 @@ __all__ = ["Memory"]
 
 
 class Memory:
-    """Sizes are in blocks, where they do not say tokens."""
+    """Memory of one server. Sizes are in blocks unless they say tokens."""
 
     def __init__(self, tokens: int, block: int, named_tokens: int = 0) -> None:
-        """`named_tokens`: of a block with a name; 0 where none has one."""
+        """`named_tokens` of a named block; 0 without names."""
         self.blocks = tokens // block
         self.held = 0
-        """By somebody. Never more than there are."""
         self.named_tokens = named_tokens
         self._block = block
         self._named = self.size(named_tokens)
         self._holders: dict[int, int] = {}
-        """Of each named block that is held: how many hold it."""
+        """Number of holders of each named block that is held."""
         self._kept: OrderedDict[int, None] = OrderedDict()
-        """Named blocks that nobody holds, and that are still there; the next to go is first."""
+        """Named blocks without holders that are still cached; the next to be evicted is first."""
 
     @property
     def free(self) -> int:
-        """Blocks that can be had."""
         return self.blocks - self.held
 
     @property
     def kept(self) -> int:
-        """Blocks that nobody holds, and in which there still is what they had. They are free."""
+        """Free blocks that are still cached."""
         return len(self._kept) * self._named
 
     def size(self, tokens: int) -> int:
-        """How many blocks so many tokens fill or begin."""
+        """Return the number of blocks that these tokens fill or begin."""
         return -(-tokens // self._block)
 
     def whole(self, tokens: int, names: Sequence[int] = ()) -> int:
-        """The size of so many tokens, the first of which are the blocks `names`, if none of them is there."""
+        """Return the size of these tokens, the first of which are the blocks `names`, if none is cached."""
         return self.size(tokens - len(names) * self.named_tokens) + len(names) * self._named
 
     def needed(self, tokens: int, names: Sequence[int] = ()) -> int:
-        """How many more blocks would be held if somebody held this."""
+        """Return how many more blocks holding this would take."""
         holders = self._holders
         shared = sum(name in holders for name in names) if names else 0
         return self.whole(tokens, names) - shared * self._named
 
     def found(self, names: Sequence[int]) -> int:
-        """How many of these, from the first one on, are there."""
+        """Return how many of these are in memory, from the first one on."""
         count = 0
         for name in names:
             if name not in self._holders and name not in self._kept:
@@ -66,7 +63,7 @@ class Memory:
         return count
 
     def hold(self, tokens: int, names: Sequence[int] = ()) -> None:
-        """Somebody holds so many tokens, the first of which are the blocks `names`."""
+        """Hold these tokens, the first of which are the blocks `names`."""
         holders, kept = self._holders, self._kept
         size = self.size(tokens - len(names) * self.named_tokens)
         for name in names:
@@ -79,7 +76,7 @@ class Memory:
         self.take(size)
 
     def take(self, blocks: int) -> None:
-        """Somebody holds so many more."""
+        """Hold more blocks; evict cached ones as needed."""
         self.held += blocks
         assert self.held <= self.blocks, "more memory is held than there is"
         kept = self._kept
@@ -87,7 +84,7 @@ class Memory:
             kept.popitem(last=False)
 
     def release(self, tokens: int, names: Sequence[int] = (), computed: int = 0) -> None:
-        """Somebody holds them no longer. What is in the first `computed` tokens stays, if it has names."""
+        """Release these tokens. Named blocks within the first `computed` tokens stay cached."""
         holders, kept = self._holders, self._kept
         size = self.size(tokens - len(names) * self.named_tokens)
         for i in range(len(names) - 1, -1, -1):

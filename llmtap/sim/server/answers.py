@@ -1,4 +1,4 @@
-"""What befalls a request, drawn once when it comes: a fault, a refusal, a block midway. Pure."""
+"""What is answered to a request: its faults, drawn once; its texts and their ends; prompt lengths. Pure."""
 
 import random
 from dataclasses import dataclass
@@ -12,12 +12,11 @@ __all__ = ["REFUSAL", "RequestFaults", "block", "choose", "draw_faults", "prefix
 
 
 REFUSAL: Final = "I'm sorry, but I can't help with that."
-"""What the model says when it refuses."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestFaults:
-    """Of one request."""
+    """Faults of one request."""
 
     fault: FaultKind | None = None
     refusal: RefusalKind | None = None
@@ -25,7 +24,7 @@ class RequestFaults:
 
 
 def draw_faults(options: SimOptions, chance: random.Random) -> RequestFaults:
-    """Always three draws, so that a rate that changes leaves the other fates alone."""
+    """Draw the faults, always with three numbers, so that one rate does not affect the others."""
     at = (chance.random(), chance.random(), chance.random())
     fault: FaultKind | None = None
     reached = 0.0
@@ -43,10 +42,10 @@ def draw_faults(options: SimOptions, chance: random.Random) -> RequestFaults:
 
 
 def choose(
-    asked: SimulatedRequest, options: SimOptions, mishaps: RequestFaults, key: str, exact: bool
+    asked: SimulatedRequest, options: SimOptions, faults: RequestFaults, key: str, exact: bool
 ) -> Choice:
-    """What is to be said. `exact`: so many tokens as the options say, whatever else is asked for."""
-    match mishaps.refusal:
+    """Return the text of a choice. `exact`: with the options' number of tokens, whatever was asked."""
+    match faults.refusal:
         case "content_filter" | "error":
             return Choice([], "content_filter")
         case "text" | "field" as kind:
@@ -66,7 +65,7 @@ def choose(
 
 
 def block(choice: Choice, after: int, options: SimOptions) -> None:
-    """What is left of a choice that the output filter stops at token `after`; what it holds then is lost."""
+    """Cut a choice that the output filter stops at token `after`; what it holds then is lost."""
     tokens, hold = len(choice.pieces), options.guardrails.output_hold
     if after < tokens:
         size = tokens if hold == "all" else max(1, hold)
@@ -75,10 +74,7 @@ def block(choice: Choice, after: int, options: SimOptions) -> None:
 
 
 def _stop(choice: Choice, asked: SimulatedRequest) -> None:
-    """End the choice where a stop string is complete, not before `min_tokens`.
-
-    The string was generated and counts, and is not said.
-    """
+    """End the choice where a stop string is complete, not before `min_tokens`; it counts, but is not sent."""
     text = choice.text
     start = sum(map(len, choice.pieces[: asked.min_tokens]))
     found = [(at, stop) for stop in asked.stop if (at := text.find(stop, start)) >= 0]
@@ -96,7 +92,7 @@ def _stop(choice: Choice, asked: SimulatedRequest) -> None:
 
 
 def prompt_lengths(asked: SimulatedRequest) -> list[int]:
-    """Tokens of each prompt. Where several came as tokens only their sum is known: the same for each."""
+    """Return the tokens of each prompt. For several that came as tokens, the sum is split evenly."""
     if asked.prompt_tokens is None:
         return [count_tokens(prompt) for prompt in asked.prompts]
     each, more = divmod(asked.prompt_tokens, max(1, len(asked.prompts)))
@@ -104,8 +100,7 @@ def prompt_lengths(asked: SimulatedRequest) -> list[int]:
 
 
 def prefix_blocks(prompt: str, size: int) -> tuple[int, ...]:
-    """A number for each whole block of so many tokens, which stands for all that is before it as well: two
-    prompts have the same numbers as far as they begin alike."""
+    """Return a hash of each whole block of `size` tokens and all before it."""
     tokens = token_ids(prompt)
     blocks: list[int] = []
     before = 0

@@ -1,8 +1,8 @@
 """A request under way, and its answer: at each due moment the bytes of a write, directly to the connection.
 
-A response of aiohttp takes a coroutine and two more calls per write, too slow for ten thousand tokens a second
-on one core. So aiohttp reads the request, writes the head and ends the body, and the rest is written to its
-transport here, in chunks if the body is chunked (RFC 9112 7.1).
+A response of aiohttp takes a coroutine and two more calls per write, too slow for ten thousand tokens a
+second on one core. So aiohttp reads the request, writes the head and ends the body, and the rest is written
+to its transport here, in chunks if the body is chunked (RFC 9112 7.1).
 """
 
 import asyncio
@@ -225,7 +225,7 @@ class ResponseSender:
 
 
 class Gatherer:
-    """An answer that is not streamed: `done` is set when its last token is made, and it leaves at `due_ns`."""
+    """An answer that is not streamed: `done` is set when its last token is made; due at `due_ns`."""
 
     def __init__(self, job: ServerJob, pacer: Pacer) -> None:
         self._job = job

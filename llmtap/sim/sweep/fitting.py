@@ -340,7 +340,7 @@ class _Load:
         return bisect_right(self._taken_up, later_ns) <= bisect_right(self._settled, later_ns)
 
     def decoding(self, t_ns: int) -> tuple[int, int]:
-        """Return how many requests decode at a moment, and (if all tokens have times) their tokens in memory."""
+        """Return how many requests decode at a moment, and, if all tokens have times, their context."""
         begun, over = bisect_left(self._firsts, t_ns), bisect_left(self._lasts, t_ns)
         made = bisect_left(self._tokens, t_ns) - self._tokens_over[over]
         # The newest token is not in memory yet: the iteration puts it there.
@@ -348,14 +348,14 @@ class _Load:
         return begun - over, context
 
     def taken_in(self, start_ns: int, end_ns: int) -> tuple[int, int]:
-        """Return the iterations that ended with a first token in a period, and the tokens of these prompts."""
+        """Return the iterations that ended with a first token in a period, and their prompt tokens."""
         low, high = (bisect_right(self._firsts, t_ns + _ROUNDED_NS) for t_ns in (start_ns, end_ns))
         return self._taken_in[high] - self._taken_in[low], self._prompts_taken[high] - self._prompts_taken[
             low
         ]
 
     def means(self, row: _Row) -> tuple[float, float]:
-        """Return the means of (d - 1) / d and of the tokens in memory from an answer's first token to its last.
+        """Return the means of (d - 1) / d and of the context from an answer's first token to its last.
 
         Over iterations if all tokens have times, else over time.
         """

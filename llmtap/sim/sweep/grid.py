@@ -26,20 +26,9 @@ from llmtap.workload.registry import drawn_requests, is_workload, workloads
 from llmtap.workload.trace import Trace, load_trace
 
 __all__ = [
-    "BEST",
-    "LOADS",
-    "PRESETS",
-    "READINGS",
-    "SERVING",
-    "Axes",
-    "GridSource",
-    "Point",
-    "Preset",
-    "SweepGrid",
-    "best_of",
-    "points",
-    "read_at",
-]
+    "BEST", "LOADS", "PRESETS", "READINGS", "SERVING", "Axes", "GridSource", "Point", "Preset", "SweepGrid",
+    "best_of", "points", "read_at",
+]  # fmt: skip
 
 
 BEST: Final = "best"

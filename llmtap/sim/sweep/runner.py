@@ -1,8 +1,10 @@
-"""The results of a sweep on disk: JSON lines, one for each attempt, as they come.
+"""Runs the jobs of a sweep in this process, in several, or on a Ray cluster, and keeps the results.
 
-A line is written and synced before anything else is done with a result, so a kill costs what was under way
-and no more. If it tore the last line, that is cut off when the file is opened again. Jobs that are there are
-not run again, unless they failed. Any number of sweeps may share a file, one at a time.
+Attempts come as they end, in any order. Workers get the traces once, when they start. A job that fails is an
+attempt with an error, also if its process dies. Each attempt is written and synced before anything else is
+done with it, so a kill costs only what was running; an incomplete last line is cut off when the file is
+opened again. Jobs in the file are not run again unless they failed. Any number of sweeps may share a file,
+one at a time.
 """
 
 import fcntl
@@ -33,19 +35,19 @@ __all__ = ["Results", "SweepListener", "SweepRunner", "Traces", "in_processes", 
 
 _PLACE: Final = "--results"
 _BEGIN: Final = b'{"id":'
-"""Of each line: what does not begin so is not ours to cut."""
+"""Begin of each line; a file that begins otherwise is not ours to truncate."""
 
 
 class Results:
-    """An open results file, which nobody else can open meanwhile."""
+    """A results file on disk, locked while it is open: JSON lines, one for each attempt."""
 
     def __init__(self, path: Path) -> None:
-        """Reads what is there; makes the file where there is none. Raises ConfigError."""
+        """Read the file, or create it. Raises ConfigError."""
         self.path = path
         self.done: dict[str, SweepAttempt] = {}
-        """By job: those that went well."""
+        """Successful attempts by job."""
         self.torn = False
-        """Whether a last line had to be cut off."""
+        """Whether an incomplete last line was cut off."""
         try:
             self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 (held open on purpose)
         except OSError as exc:
@@ -63,10 +65,10 @@ class Results:
             raise
 
     def add(self, attempt: SweepAttempt) -> None:
-        """Writes an attempt down for good. Raises ConfigError where the disk does not take it."""
+        """Write and sync an attempt. Raises ConfigError if that fails."""
         line = msgspec.json.encode(attempt) + b"\n"
         try:
-            # A part of a line that a full disk takes is what `_read` cuts off.
+            # `_read` cuts off a partial line that a full disk took.
             while line:
                 line = line[self._file.write(line) :]
             os.fsync(self._file.fileno())
@@ -98,7 +100,7 @@ class Results:
 
 
 Traces = Mapping[str, Trace]
-"""By the digest that jobs ask for them with."""
+"""By digest (`SweepJob.rows`)."""
 
 _DIED: Final = "its process died: killed, or out of memory"
 _STOPPING: Final = (signal.SIGINT, signal.SIGTERM)
@@ -107,17 +109,16 @@ _STOPPING: Final = (signal.SIGINT, signal.SIGTERM)
 def in_turn(
     jobs: Sequence[SweepJob], traces: Traces, *, progress: Callable[[SweepJob, int], None] | None = None
 ) -> Generator[SweepAttempt]:
-    """In this process. `progress` is told how many requests of the job under way have arrived."""
+    """Run jobs in this process. `progress` gets the number of arrivals of the running job."""
     for job in jobs:
         told = None if progress is None else partial(progress, job)
         yield attempt(job, traces[job.rows], SystemClock.mono_ns, told)
 
 
 def in_processes(jobs: Sequence[SweepJob], traces: Traces, workers: int) -> Generator[SweepAttempt]:
-    """In so many processes of this machine, which end when this iterator is closed or this process dies.
-
-    Where a process dies, nobody can say which of the jobs under way it died of. They are run again, each in a
-    process of its own, and the one that dies again is the one.
+    """Run jobs in processes of this machine, which end when this iterator is closed or this process dies.
+    If a process dies, any of the running jobs may be the cause. Each is run again in a process of its own,
+    and fails if that dies, too.
     """
     left = {job.id: job for job in jobs}
     while left:
@@ -139,7 +140,7 @@ def in_processes(jobs: Sequence[SweepJob], traces: Traces, workers: int) -> Gene
 def _as_they_end(
     jobs: Sequence[SweepJob], submit: Callable[[SweepJob], "Future[SweepAttempt]"], most: int
 ) -> Iterator[tuple[SweepJob, SweepAttempt | None]]:
-    """Hands out jobs, `most` at a time. None for those that were out when a process died; then it ends."""
+    """Run jobs, `most` at a time. Yields None for those running when a process died, and then ends."""
     waiting = iter(jobs)
     running: dict[Future[SweepAttempt], SweepJob] = {}
     broken = False
@@ -167,12 +168,12 @@ def _as_they_end(
 @contextmanager
 def _pool(traces: Traces, workers: int) -> Iterator[Callable[[SweepJob], "Future[SweepAttempt]"]]:
     others = set(multiprocessing.active_children())
-    # A fork would copy whatever threads hold, Arrow's among them.
+    # A fork would copy locks held by threads, such as Arrow's.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(traces,))
 
     def submit(job: SweepJob) -> "Future[SweepAttempt]":
-        # Which starts processes. They inherit the mask, and so are deaf to signals from the first moment on.
+        # This starts processes. They inherit the mask, so that no signal reaches them before they are ready.
         with _signals_later():
             before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
             try:
@@ -183,7 +184,7 @@ def _pool(traces: Traces, workers: int) -> Iterator[Callable[[SweepJob], "Future
     try:
         yield submit
     except BaseException:
-        # Interrupted: what is under way is not waited for, nor asked: it may not be listening yet.
+        # Interrupted: kill what runs, which may not handle signals yet.
         for child in set(multiprocessing.active_children()) - others:
             child.kill()
         raise
@@ -193,9 +194,11 @@ def _pool(traces: Traces, workers: int) -> Iterator[Callable[[SweepJob], "Future
 
 @contextmanager
 def _signals_later() -> Iterator[None]:
-    """Until its end no handler of SIGINT and SIGTERM runs: a process that is sent half of what it needs to
-    begin says so in a traceback. The mask of this thread is not enough: another (Arrow's, say) takes a signal
-    as well, and Python runs its handler here."""
+    """Defer SIGINT and SIGTERM: a process that got half of its initial data would print a traceback.
+
+    The mask of this thread is not enough: another thread (Arrow's, say) may take the signal, and Python runs
+    its handler here.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -214,11 +217,10 @@ def _signals_later() -> Iterator[None]:
 
 
 _traces: Traces = {}
-"""Of a worker process."""
+"""In a worker process."""
 
 
 def _begin(traces: Traces) -> None:
-    """What a worker process does first."""
     global _traces
     _traces = traces
     # Ctrl-C reaches the whole group; the parent decides.
@@ -241,24 +243,24 @@ def _attempt(job: SweepJob) -> SweepAttempt:
 def on_ray(
     jobs: Sequence[SweepJob], traces: Traces, address: str, *, workers: int | None = None
 ) -> Generator[SweepAttempt]:
-    """On the Ray cluster at this address (`auto`, `host:6379`, `ray://host:10001`), whose nodes have llmtap;
-    `local` starts one of `workers` CPUs on this machine, on its loopback only, and ends it afterwards.
+    """Run jobs on the Ray cluster at this address (`auto`, `host:6379`, `ray://host:10001`), whose nodes have
+    llmtap; `local` starts one with `workers` CPUs on this machine's loopback, and ends it afterwards.
 
-    Raises ConfigError where there is no Ray, or none at that address.
+    Raises ConfigError if there is no Ray, or none at that address.
     """
     with ray_cluster(address, workers) as ray:
         kept = {digest: ray.put(trace) for digest, trace in traces.items()}
         task = ray.remote(max_retries=1)(_attempt_on_ray)
         running = {task.options(name=job.name).remote(job, kept[job.rows]): job for job in jobs}
-        # Who stops listening cancels nothing: all ends with this driver, and Ray 2.60 aborts it where a task
-        # that was cancelled by force comes to its end all the same.
+        # Nothing is cancelled when the iterator is closed: all ends with this driver, and Ray 2.60 aborts it
+        # if a task that was cancelled by force ends all the same.
         while running:
             for ref in ray.wait(list(running), num_returns=1)[0]:
                 job = running.pop(ref)
                 try:
                     told: SweepAttempt = ray.get(ref)
                 except ray.exceptions.RayTaskError as exc:
-                    # Ours never raise: this is a node without llmtap, or with another.
+                    # Our tasks never raise: a node has no llmtap, or another version.
                     told = SweepAttempt(job.id, job.to_dict(), error=str(exc).strip().splitlines()[-1])
                 except ray.exceptions.RayError as exc:
                     told = SweepAttempt(
@@ -272,24 +274,24 @@ def _attempt_on_ray(job: SweepJob, trace: Trace) -> SweepAttempt:
 
 
 _EFFORT_PER_PROCESS: Final = 200_000
-"""A process takes a second to start; in that time this one runs so many requests that are not measured."""
+"""Unmeasured requests that this process runs in the second that another takes to start."""
 
 
 class SweepListener(Protocol):
-    """Whoever wants to know how far a sweep is."""
+    """Listener to the progress of a sweep."""
 
     def planned(self, jobs: Sequence[SweepJob], kept: int) -> None:
-        """These will be run now; `kept` more were done before."""
+        """These jobs start now; `kept` more were done before."""
 
     def under_way(self, job: SweepJob, arrived: int) -> None:
-        """So many of its requests have arrived; only told of jobs in this process."""
+        """Progress of a job in this process."""
 
     def ended(self, job: SweepJob, attempt: SweepAttempt) -> None:
-        """One is done, or failed."""
+        """A job is done, or failed."""
 
 
 class SweepRunner:
-    """Runs jobs once each, in as many rounds as it is asked to."""
+    """Runs the jobs of a sweep, each once; the longest first, so that no process waits for one at the end."""
 
     def __init__(
         self,
@@ -300,11 +302,8 @@ class SweepRunner:
         workers: int | None = None,
         ray: str | None = None,
     ) -> None:
-        """`traces` may grow. `workers`: processes, or CPUs of a Ray of our own; None: as many as are worth
-        it. `ray`: its address.
-        """
+        """`traces` may grow. `workers`: processes, or CPUs of a local Ray; None: as many as are worth it."""
         self.attempts: dict[str, SweepAttempt] = {}
-        """By job."""
         self._traces = traces
         self._audience = audience
         self._results = results
@@ -312,7 +311,7 @@ class SweepRunner:
         self._ray = ray
 
     def run(self, jobs: Sequence[SweepJob]) -> Mapping[str, SweepAttempt]:
-        """Runs those that were not run before, here or in the results, and gives the attempts by job."""
+        """Run jobs that were not run before, here or in the results; return all attempts by job."""
         kept = {} if self._results is None else self._results.done
         by_id = {job.id: job for job in jobs}
         known = {id for id in by_id if id in kept}

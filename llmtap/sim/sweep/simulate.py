@@ -186,7 +186,7 @@ class SimulationResult:
         return {name: value if name in self.reads else None for name, value in told.items()}
 
     def _step_mean(self) -> float | None:
-        """Return the mean over batches of the seconds between two tokens; of iterations, their mean length."""
+        """Return the mean seconds between tokens over batches; of iterations, their mean length."""
         played, n = self.record, self.record.sizes.total()
         if not n:
             return None
