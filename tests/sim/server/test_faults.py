@@ -15,18 +15,9 @@ from llmtap.sim.server.options import FaultOptions, GuardrailOptions, SimOptions
 from llmtap.units import Duration
 from llmtap.workload.prompts.words import count_tokens
 from tests.support.peer import scene
-from tests.support.sim_engine import ask_chat, engine, explained, json_events
+from tests.support.sim_engine import CHAT, PATHS, ask_chat, engine, explained, json_events
 
 MS = 1_000_000
-CHAT = "/v1/chat/completions"
-PATHS = {
-    CHAT: {"messages": [{"role": "user", "content": "hi"}]},
-    "/v1/completions": {"prompt": "hi"},
-    "/v1/responses": {"input": "hi"},
-    "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 99},
-    "/api/chat": {"messages": [{"role": "user", "content": "hi"}]},
-    "/api/generate": {"prompt": "hi"},
-}
 TIMED = SimOptions(ttft=Duration(2 * MS), itl=Duration(1 * MS), tokens=10)
 
 

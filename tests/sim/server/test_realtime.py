@@ -64,13 +64,6 @@ async def session(e: Engine, **headers: str) -> AsyncIterator[Client]:
         yield client
 
 
-async def ended(e: Engine, count: int = 1) -> list[dict[str, Any]]:
-    """The truths, once so many requests have ended."""
-    while len(truths := await e.truths()) < count:
-        await asyncio.sleep(0.001)
-    return truths
-
-
 def text_of(events: list[dict[str, Any]]) -> str:
     return "".join(event["delta"] for event in events if event["type"] == DELTA)
 
@@ -102,7 +95,7 @@ async def test_each_token_of_each_response_is_sent_when_it_is_due_and_on_record(
         for number in range(3):
             await client.ask(event_id=f"ask{number}")
             await client.hear_until("response.done")
-        truths = await ended(e, 3)
+        truths = await e.ended(3)
         assert [truth["id"] for truth in truths] == ["ask0", "ask1", "ask2"]
         for truth in truths:
             assert (truth["path"], truth["model"], truth["outcome"]) == ("/v1/realtime", "m", "complete")
@@ -176,7 +169,7 @@ async def test_one_response_at_a_time_and_it_can_be_cancelled() -> None:
         assert 0 < done["usage"]["output_tokens"] < 9_000
         await client.ask(response={"max_output_tokens": 3})
         await client.hear_until("response.done")
-        truths = await ended(e, 2)
+        truths = await e.ended(2)
     assert [truth["outcome"] for truth in truths] == ["cancelled", "complete"]
     assert len(truths[0]["sent_ns"][0]) == done["usage"]["output_tokens"]
 
@@ -202,7 +195,7 @@ async def test_who_is_turned_away_gets_an_error_event(
             await client.say("response.create", event_id=name)
             error = (await client.hear())["error"]
             assert (error["type"], error["event_id"]) == (kind, name)
-        assert [truth["outcome"] for truth in await ended(e, 2 if outcome else 0)] == (
+        assert [truth["outcome"] for truth in await e.ended(2 if outcome else 0)] == (
             [outcome] * 2 if outcome else []
         )
 
@@ -224,7 +217,7 @@ async def test_a_response_that_goes_wrong_says_so(
     async with engine() as e, session(e, **headers) as client:
         await client.ask()
         events = await client.hear_until("response.done")
-        (truth,) = await ended(e)
+        (truth,) = await e.ended()
     assert events[-1]["response"]["status"] == status
     assert text is None or text_of(events) == text
     assert count_tokens(text_of(events)) == len(truth["sent_ns"][0])
@@ -244,7 +237,7 @@ async def test_a_session_that_breaks_off(fault: str, code: int) -> None:
                     seen += 1
             assert seen > 3
             assert client.socket.close_code == code
-        truths = await ended(e)
+        truths = await e.ended()
     assert truths[0]["outcome"] == fault and truths[0]["finish"] == [None]
     assert len(truths[0]["sent_ns"][0]) == 3
 
@@ -252,14 +245,12 @@ async def test_a_session_that_breaks_off(fault: str, code: int) -> None:
 @scene
 async def test_a_client_that_leaves_leaves_nothing_in_the_engine() -> None:
     behind = EngineOptions("continuous_batching", ServingSetup(serving=read_serving({"kv_tokens": "60000"})))
-    name = 'vllm:num_requests_running{engine="0",model_name="sim"}'
     async with engine(SimOptions(tokens=50_000), behind=behind) as e:
         async with session(e) as client:
             await client.ask()
-            while (await e.metrics())[name] == 0:
-                pass
-        truths = await ended(e)
-        assert (await e.metrics())[name] == 0
+            await e.until("running")
+        truths = await e.ended()
+        assert await e.gauge("num_requests_running") == 0
     assert truths[0]["outcome"] == "client_left" and truths[0]["submitted"]
 
 
@@ -276,7 +267,7 @@ async def test_a_client_that_asks_and_leaves_in_one_breath_leaves_nothing_either
         writer.write(bytes((0x81, 0x80 | len(body), 0, 0, 0, 0)) + body + bytes((0x88, 0x80, 0, 0, 0, 0)))
         await reader.read()
         writer.close()
-        truths = await ended(e)
+        truths = await e.ended()
         metrics = await e.metrics()
     assert truths[0]["outcome"] == "client_left"
     for name in ("num_requests_running", "num_requests_waiting"):

@@ -10,10 +10,9 @@ from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration
 from llmtap.workload.prompts.words import count_tokens
 from tests.support.peer import scene
-from tests.support.sim_engine import ask_chat, engine, json_events
+from tests.support.sim_engine import CHAT, ask_chat, engine, json_events
 
 MS = 1_000_000
-CHAT = "/v1/chat/completions"
 
 
 @scene

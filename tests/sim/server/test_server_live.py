@@ -23,18 +23,9 @@ from llmtap.units import NEVER, Duration
 from llmtap.workload.prompts.words import count_tokens
 from llmtap.workload.requests import Requests
 from tests.support.peer import scene
-from tests.support.sim_engine import Engine, ask_chat, engine, explained, json_events
+from tests.support.sim_engine import CHAT, PATHS, Engine, ask_chat, engine, explained, json_events
 
 MS = 1_000_000
-CHAT = "/v1/chat/completions"
-PATHS = {
-    CHAT: {"messages": [{"role": "user", "content": "hi"}]},
-    "/v1/completions": {"prompt": "hi"},
-    "/v1/responses": {"input": "hi"},
-    "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 99},
-    "/api/chat": {"messages": [{"role": "user", "content": "hi"}]},
-    "/api/generate": {"prompt": "hi"},
-}
 TEN = SimOptions(tokens=10)
 LABELS = '{engine="0",model_name="sim"}'
 
@@ -88,13 +79,6 @@ def reasons(metrics: dict[str, float]) -> dict[str, float]:
     return {name.split('finished_reason="')[1].split('"')[0]: n for name, n in counted.items()}
 
 
-async def ended(e: Engine, count: int = 1) -> list[dict[str, Any]]:
-    """The truths, once so many requests have ended."""
-    while len(truths := await e.truths()) < count:
-        await asyncio.sleep(0.001)
-    return truths
-
-
 @pytest.mark.parametrize("scheduler", sorted(SCHEDULERS))
 @scene
 async def test_tokens_are_made_and_sent_when_the_virtual_engine_says(scheduler: str) -> None:
@@ -114,7 +98,7 @@ async def test_tokens_are_made_and_sent_when_the_virtual_engine_says(scheduler: 
                 assert json.loads(answer)["usage"]["completion_tokens"] == (5 + 3 * i) * (1 + i % 2)
 
         await asyncio.gather(*(one(i) for i in range(9)))
-        truths = await ended(e, 9)
+        truths = await e.ended(9)
         await idle(e)
     times = virtually(options, truths)
     for truth in truths:
@@ -194,13 +178,11 @@ async def test_a_client_that_leaves_gives_its_memory_back_at_once(
     async with engine(SimOptions(tokens=50_000), behind=behind(scheduler, kv_tokens="60000")) as e:
         for _ in range(times):
             asking = asyncio.create_task(e.answer(CHAT, ask_chat(stream=stream)))
-            name = f"vllm:num_requests_running{LABELS}"
-            while (await e.metrics())[name] == 0:
-                pass
+            await e.until("running")
             asking.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await asking
-        truths = await ended(e, times)
+        truths = await e.ended(times)
         assert {truth["outcome"] for truth in truths} == {"client_left"}
         assert [truth["finish"] for truth in truths] == [[None]] * times
         metrics = await idle(e)
@@ -211,19 +193,16 @@ async def test_a_client_that_leaves_gives_its_memory_back_at_once(
 async def test_a_client_that_leaves_while_it_waits_is_no_longer_waited_for() -> None:
     async with engine(SimOptions(tokens=2_000), behind=behind(seqs_max="1")) as e:
         first = asyncio.create_task(e.answer(CHAT, ask_chat(stream=True)))
-        name = f"vllm:num_requests_waiting{LABELS}"
-        while (await e.metrics())[f"vllm:num_requests_running{LABELS}"] == 0:
-            pass
+        await e.until("running")
         second = asyncio.create_task(e.answer(CHAT, ask_chat(stream=True)))
         filtered = asyncio.create_task(e.answer(CHAT, ask_chat(stream=True), x_sim_input_filter="10s"))
-        while (await e.metrics())[name] == 0:
-            pass
+        await e.until("waiting")
         second.cancel()
         filtered.cancel()
-        truths = await ended(e, 2)
+        truths = await e.ended(2)
         assert [truth["outcome"] for truth in truths] == ["client_left"] * 2
         assert sorted(truth["submitted"][0]["number"] for truth in truths) == [-1, 1]
-        assert (await e.metrics())[name] == 0
+        assert await e.gauge("num_requests_waiting") == 0
         assert (await first)[0] == 200
 
 
@@ -235,9 +214,7 @@ async def test_who_finds_no_room_to_wait_is_told_when_to_come_back(path: str, st
         SimOptions(tokens=50_000), behind=behind(seqs_max="1", queue_max="1", kv_tokens="60000")
     ) as e:
         staying = [asyncio.create_task(e.answer(CHAT, ask_chat(stream=True))) for _ in range(2)]
-        name = f"vllm:num_requests_waiting{LABELS}"
-        while (await e.metrics())[name] == 0:
-            pass
+        await e.until("waiting")
         async with e.post(path, {**PATHS[path], "stream": stream}) as response:
             assert (response.status, response.headers["Retry-After"]) == (503, "1")
             assert "error" in await response.json()
@@ -246,7 +223,7 @@ async def test_who_finds_no_room_to_wait_is_told_when_to_come_back(path: str, st
         assert truth["finish"] == [None]
         for task in staying:
             task.cancel()
-        await ended(e, 3)
+        await e.ended(3)
         await idle(e)
 
 
@@ -256,9 +233,7 @@ async def test_who_waits_too_long_for_its_first_token_is_turned_away_by_its_stat
     """The head of a stream leaves with the first write, so it can still say so."""
     async with engine(SimOptions(tokens=600), behind=behind(seqs_max="1", give_up="late", ttft="20ms")) as e:
         first = asyncio.create_task(e.answer(CHAT, ask_chat(stream=True)))
-        name = f"vllm:num_requests_running{LABELS}"
-        while (await e.metrics())[name] == 0:
-            pass
+        await e.until("running")
         status, _ = await e.answer(CHAT, ask_chat(stream=stream))
         assert status == 503
         assert (await first)[0] == 200
@@ -282,7 +257,7 @@ async def test_who_is_given_up_midway_is_told_in_the_stream(path: str) -> None:
             long = ask_chat(messages=[{"role": "user", "content": "and " * 1_500}], max_tokens=1)
             await e.answer(CHAT, long)
             body += await response.read()
-        truths = await ended(e, 2)
+        truths = await e.ended(2)
         await idle(e)
     truth = next(t for t in truths if t["stream"])
     assert (truth["outcome"], truth["status"], truth["finish"]) == ("given_up", 200, [None])
@@ -320,7 +295,7 @@ async def test_a_fault_leaves_nothing_in_the_engine(fault: str, stream: bool) ->
             )
         except aiohttp.ClientError:
             assert fault in ("reset", "truncate")
-        (truth,) = await ended(e)
+        (truth,) = await e.ended()
         assert truth["outcome"] == fault
         assert len(truth["submitted"]) == (0 if fault.isdigit() else 2)
         if stream and not fault.isdigit():
