@@ -1,13 +1,12 @@
-"""A server in the form of OpenAI's, Anthropic's and Ollama's, whose every send is due at a known moment.
+"""A server like OpenAI's, Anthropic's and Ollama's, whose every send is due at a known moment.
 
-A request is read by its endpoint (`endpoints.py`) and taken in by the reception (`reception.py`), which
-knows what is to be said and when; it is delivered (`delivery.py`, `sender.py`) by one pacer for all. What was
-really sent when is kept (`truth.py`) for whoever wants to hold a measurement against it: `SimServer.sent`,
-`GET /sim/truth?since=N`, and a file. Headers `x-sim-*` change the options for one request; `options.py` has
-their names.
+A request is read by its endpoint and accepted by the reception (`reception.py`), which decides the answer and
+its schedule; it is delivered (`delivery.py`, `sender.py`) by one pacer for all. The real send times are kept
+(`truth.py`) for comparison with a measurement: `SimServer.sent`, `GET /sim/truth?since=N`, and a file.
+Headers `x-sim-*` change the options of one request (`options.py`).
 
-With a fixed schedule the head of a stream is sent at once. With an engine it leaves with the first write: a
-request that the engine gives up before is told so by its status.
+With a fixed schedule the head of a stream is sent at once. With an engine it leaves with the first write, so
+that the status can report a request that the engine gives up before.
 """
 
 import asyncio
@@ -60,7 +59,7 @@ ENDPOINTS: Final = (
 
 
 class SimServer:
-    """The server; `app` is for aiohttp to run."""
+    """The server; aiohttp runs its `app`."""
 
     def __init__(
         self,
@@ -70,7 +69,7 @@ class SimServer:
         engine: EngineOptions | None = None,
         truth_file: Path | None = None,
     ) -> None:
-        """With `engine` there is one behind all answers; else each is planned for itself."""
+        """With `engine` there is one behind all answers; else each has a fixed schedule of its own."""
         self.reception = Reception(options, clock, engine=engine, truth_file=truth_file)
         self._options = options
         self._clock = self.reception.clock
@@ -95,8 +94,7 @@ class SimServer:
         self.app.on_cleanup.append(self._close)
 
     def serve_grpc(self, host: str, port: int) -> None:
-        """Also serve llmtap's own service over gRPC, from when `app` starts to when it ends; `grpc_port` is
-        its port then."""
+        """Also serve llmtap's gRPC service while `app` runs; `grpc_port` is its port then."""
         from llmtap.sim.server.grpc_service import GrpcService  # gRPC takes 18 MB and 40 ms
 
         service = GrpcService(self.reception)
@@ -117,8 +115,6 @@ class SimServer:
 
     async def _close(self, app: web.Application) -> None:
         self.reception.close()
-
-    # What is not an answer.
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
@@ -148,8 +144,6 @@ class SimServer:
         if not since.isdigit():
             return _json({"error": "since is the number of a request"}, 400)
         return _json(self._truths.since(int(since)))
-
-    # Answers.
 
     def _handler(self, api: Endpoint) -> Callable[[web.Request], Any]:
         async def handle(request: web.Request) -> web.StreamResponse:
@@ -246,8 +240,6 @@ class SimServer:
         truth.late_ns_max = now_ns - due_ns
         return web.Response(body=body, content_type="application/json", headers=headers)
 
-    # Sessions.
-
     async def _realtime(self, request: web.Request) -> web.StreamResponse:
         self._sessions_begun += 1
         session = SimulatedRealtimeSession(self.reception, request, self._sessions_begun)
@@ -258,12 +250,10 @@ class SimServer:
             self._sessions.discard(session)
 
     async def _leave(self, app: web.Application) -> None:
-        """Sessions end when their client wants it, or here."""
         await asyncio.gather(*(session.close() for session in self._sessions))
 
 
 def _turned_away(api: Endpoint, job: ServerJob, status: int, headers: dict[str, str]) -> web.Response:
-    """Nothing of its answer was sent."""
     job.turned_away(status)
     retry = {"Retry-After": str(job.retry_after_s)}
     return _json(api.error(status, *BUSY[status]), status, {**headers, **retry})

@@ -62,8 +62,8 @@ class Truth(msgspec.Struct, kw_only=True):
     ended_ns: int = 0
     outcome: str = "client_left"
     """complete, refused (by a guardrail or the model), blocked, turned_away (no room in the scheduler's
-    queue), given_up (by the scheduler, later), cancelled (by the client, on a connection that stays), cut (the
-    server was stopped), the name of the fault; client_left until the end is reached."""
+    queue), given_up (by the scheduler, later), cancelled (by the client, on a connection that stays), cut
+    (the server was stopped), the name of the fault; client_left until the end is reached."""
     status: int = 200
     """HTTP status, or its equivalent in another protocol."""
     finish: list[str | None] = []

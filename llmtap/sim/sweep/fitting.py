@@ -350,9 +350,8 @@ class _Load:
     def taken_in(self, start_ns: int, end_ns: int) -> tuple[int, int]:
         """Return the iterations that ended with a first token in a period, and their prompt tokens."""
         low, high = (bisect_right(self._firsts, t_ns + _ROUNDED_NS) for t_ns in (start_ns, end_ns))
-        return self._taken_in[high] - self._taken_in[low], self._prompts_taken[high] - self._prompts_taken[
-            low
-        ]
+        prompts = self._prompts_taken[high] - self._prompts_taken[low]
+        return self._taken_in[high] - self._taken_in[low], prompts
 
     def means(self, row: _Row) -> tuple[float, float]:
         """Return the means of (d - 1) / d and of the context from an answer's first token to its last.
@@ -375,34 +374,31 @@ class _Means:
     """Integrals over time; between two points d is constant and c grows linearly."""
 
     def __init__(self, running: Sequence[_Row]) -> None:
-        steps: list[tuple[int, int, float, float]] = []
-        for row in running:
-            first_ns, last_ns = row.first_ns or 0, row.last_ns or 0
-            pace = (row.output - 1) / (last_ns - first_ns) if last_ns > first_ns else 0.0
-            steps.append((first_ns, 1, row.context, pace))
-            steps.append((last_ns, -1, -row.context - (row.output - 1 if pace else 0), -pace))
-        steps.sort()
-        self._at: list[int] = []
-        self._sums: list[tuple[float, float, float, float, float]] = []
-        """At each point: both integrals so far; and from there (d - 1) / d, c, and the growth of c."""
-        now_ns, d = steps[0][0], 0
-        share = held = share_sum = held_sum = pace = 0.0
-        for t_ns, more, tokens, faster in steps:
-            past_ns = t_ns - now_ns
-            share_sum += share * past_ns
-            held_sum += (held + pace * past_ns / 2) * past_ns
-            held += pace * past_ns + tokens
-            now_ns, d, pace = t_ns, d + more, pace + faster
-            share = (d - 1) / d if d else 0.0
-            self._at.append(t_ns)
-            self._sums.append((share_sum, held_sum, share, held, pace))
+        firsts, lasts = (
+            np.array(ends) for ends in zip(*((r.first_ns, r.last_ns) for r in running), strict=True)
+        )
+        grown = np.array([float(row.output - 1) for row in running]) * (lasts > firsts)
+        pace = grown / np.maximum(lasts - firsts, 1)
+        context = np.array([float(row.context) for row in running])
+        at = np.concatenate([firsts, lasts])
+        order = np.argsort(at, kind="stable")
+        self._at = at[order]
+        past = np.diff(self._at)
+        d = np.cumsum(np.repeat([1, -1], len(running))[order])
+        self._share = np.where(d > 0, (d - 1) / np.maximum(d, 1), 0.0)
+        self._pace = np.cumsum(np.concatenate([pace, -pace])[order])
+        self._held = np.cumsum(np.concatenate([context, -context - grown])[order])
+        self._held[1:] += np.cumsum(self._pace[:-1] * past)
+        self._share_sum = np.append(0, np.cumsum(self._share[:-1] * past))
+        self._held_sum = np.append(0, np.cumsum((self._held[:-1] + self._pace[:-1] * past / 2) * past))
 
     def until(self, t_ns: int) -> tuple[float, float]:
         """Return both integrals from the first point to a moment at or after it."""
-        i = bisect_right(self._at, t_ns) - 1
-        share_sum, held_sum, share, held, pace = self._sums[i]
-        past_ns = t_ns - self._at[i]
-        return share_sum + share * past_ns, held_sum + (held + pace * past_ns / 2) * past_ns
+        i = int(np.searchsorted(self._at, t_ns, side="right")) - 1
+        past_ns = t_ns - int(self._at[i])
+        share = self._share_sum[i] + self._share[i] * past_ns
+        held = self._held_sum[i] + (self._held[i] + self._pace[i] * past_ns / 2) * past_ns
+        return float(share), float(held)
 
 
 def _alone(rows: Sequence[_Row], load: _Load, chunk: int | None) -> tuple[float, float, Part] | None:

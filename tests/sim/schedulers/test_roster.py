@@ -109,6 +109,7 @@ def test_who_never_fits_is_told_so_however_many_wait() -> None:
         ([(0, 80, 1)], "99ms", "200ms", [[100]], {0}),
         # Not taken in until it is late: the second is given up at 420, when the first is done.
         ([(0, 400, 1), (1, 10, 1)], "418ms", "200ms", [[420], []], {0}),
+        ([(0, 400, 1), (1, 10, 1)], "419ms", "200ms", [[420], [450]], {0, 1}),
         # Stalled from 100 to 420.
         ([(0, 80, 3), (90, 300, 2)], "500ms", "319ms", [[100], [420, 440]], {1}),
         ([(0, 80, 3), (90, 300, 2)], "500ms", "340ms", [[100, 440, 460], [420, 440]], {0, 1}),
