@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from llmtap.sim.engine import Engine, EngineOutput, EngineRun, GivenUp, Step, run_virtual
 from llmtap.sim.model_options import ServingSetup, read_model_options
 from llmtap.sim.schedulers.registry import SCHEDULERS
-from tests.support.flights import MODEL, Row, flown, served, workload
+from tests.support.batch_runs import MODEL, Row, served, simulated, workload
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ def test_a_queue_is_served_in_the_order_in_which_it_came(
     rows: list[Row], scheduler: str, settings: dict[str, str]
 ) -> None:
     rows = sorted(rows)
-    result = flown(scheduler, rows, **settings)
+    result = simulated(scheduler, rows, **settings)
     queue_of = {}
     if result.bins is not None:
         edges = [low for low, _ in result.bins]

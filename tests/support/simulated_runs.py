@@ -37,7 +37,7 @@ def run(scheduler: str, rate: float, **changes: Any) -> dict[str, Any]:
 
 
 def results(schedulers: tuple[str, ...], rates: tuple[float, ...], **settings: str) -> list[dict[str, Any]]:
-    """Measured runs of 60 requests at each rate, as they come out of the wind tunnel."""
+    """Measured runs of 60 requests at each rate, as the simulation reports them."""
     results = []
     for rate in rates:
         arrivals = array("q", (round(i / rate * 1e9) for i in range(60)))

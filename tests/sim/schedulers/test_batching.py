@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from llmtap.sim.latency import SEED_MODEL
 from llmtap.sim.model_options import ModelOptions, read_model_options
 from llmtap.sim.schedulers.batching import BatchFormer, BatchSize, Bins, batch_limits, equal_mass
-from tests.support.flights import MODEL, Row, flown, served, workload
+from tests.support.batch_runs import MODEL, Row, served, simulated, workload
 
 MS = 1_000_000
 
@@ -289,18 +289,18 @@ FIFO_ROWS: list[Row] = [(0, 5, 5), (1, 10, 10), (1, 2, 3), (2, 20, 10), (100, 0,
 def test_the_oldest_are_served_so_many_at_a_time(
     settings: dict[str, str], starts_ends_sizes: list[tuple[float, float, int]]
 ) -> None:
-    assert served(flown("static_fifo", FIFO_ROWS, **settings)) == starts_ends_sizes
+    assert served(simulated("static_fifo", FIFO_ROWS, **settings)) == starts_ends_sizes
 
 
 def test_arrivals_of_one_moment_leave_one_by_one_or_together() -> None:
     rows: list[Row] = [(0, 0, 10)] * 4
-    one_by_one = served(flown("static_fifo", rows))
+    one_by_one = served(simulated("static_fifo", rows))
     assert one_by_one == [(0, 2, 1), *[(2, pytest.approx(2 + 1 + 4 / 3), 3)] * 3]
-    assert served(flown("static_fifo", rows, same_instant="all-first")) == [(0, 2.375, 4)] * 4
+    assert served(simulated("static_fifo", rows, same_instant="all-first")) == [(0, 2.375, 4)] * 4
 
 
 def test_more_servers_share_a_queue() -> None:
-    result = flown("static_fifo", FIFO_ROWS, servers=2, static_batch="2")
+    result = simulated("static_fifo", FIFO_ROWS, servers=2, static_batch="2")
     # The second server takes the first that comes at 1 s; the other of that moment waits for the first.
     assert served(result) == [(0, 2, 1), (1, 4, 1), (2, 6.75, 2), (2, 6.75, 2), (100, 101, 1)]
     assert result.record.busy_ns == [7_750_000_000, 3_000_000_000]
@@ -338,19 +338,19 @@ SIX: list[Row] = [(0, 5, 5)] * 6
 def test_as_many_as_the_controller_says(
     settings: dict[str, str], starts_ends_sizes: list[tuple[float, float, int]]
 ) -> None:
-    result = flown("dynamic_no_bins", SIX, b_max="4", same_instant="all-first", **settings)
+    result = simulated("dynamic_no_bins", SIX, b_max="4", same_instant="all-first", **settings)
     assert served(result) == starts_ends_sizes
 
 
 def test_memory_limits_a_batch_and_learns_from_the_last() -> None:
     # 0.9 x 4 GB / 0.0036 GB are 1,000 tokens: 2 of 500 to begin with. Then 0.2 x 10 + 0.8 x 500 are expected.
     settings = {"memory_gb": "8", "kv_gb_per_token": "0.0036", "same_instant": "all-first"}
-    result = flown("dynamic_no_bins", SIX, **settings)
+    result = simulated("dynamic_no_bins", SIX, **settings)
     assert [n for _, _, n in served(result)] == [2, 2, 2, 2, 2, 2]
-    result = flown("dynamic_no_bins", SIX, lengths_start="limit", **settings)
+    result = simulated("dynamic_no_bins", SIX, lengths_start="limit", **settings)
     assert [n for _, _, n in served(result)] == [6] * 6
     long: list[Row] = [(0, 1_000, 1_000)] * 3
-    result = flown("dynamic_no_bins", [*SIX, *long], **settings)
+    result = simulated("dynamic_no_bins", [*SIX, *long], **settings)
     # After six short ones in three batches 258 tokens are expected, and three long ones do fit.
     assert [n for _, _, n in served(result)] == [2, 2, 2, 2, 3, 3, 3, 2, 2]
 
@@ -363,7 +363,7 @@ QUEUED: list[Row] = [
 
 
 def test_a_batch_is_of_one_bin_and_bins_take_turns() -> None:
-    result = flown("multi_bin_dynamic", ROWS, bin_edges="0,10", same_instant="all-first")
+    result = simulated("multi_bin_dynamic", ROWS, bin_edges="0,10", same_instant="all-first")
     # 1 + 10 x 0.125 for the two short ones, 1 + 30 x 0.125 for the long ones, then what came meanwhile.
     assert served(result) == [(0, 2.25, 2), (2.25, 7, 2), (0, 2.25, 2), (2.25, 7, 2), (7, 8.8, 1)]
     assert result.bins == [(0, 10), (10, None)]
@@ -380,15 +380,15 @@ def test_a_batch_is_of_one_bin_and_bins_take_turns() -> None:
     ],
 )
 def test_which_bin_is_next(choice: str, starts: list[float]) -> None:
-    result = flown("multi_bin_dynamic", QUEUED, bin_edges="0,10,20", bin_choice=choice)
+    result = simulated("multi_bin_dynamic", QUEUED, bin_edges="0,10,20", bin_choice=choice)
     assert [start for start, _, _ in served(result)] == starts
 
 
 def test_a_wrong_prediction_only_costs_time() -> None:
     rows: list[Row] = [(0, 1, 30), (0, 100, 2), (0, 2, 30), (0, 120, 2)]
     edges = {"bin_edges": "0,10", "same_instant": "all-first", "length": "output"}
-    perfect = flown("multi_bin_dynamic", rows, **edges)
-    by_prompt = flown("multi_bin_dynamic", rows, predictor="prompt", **edges)
+    perfect = simulated("multi_bin_dynamic", rows, **edges)
+    by_prompt = simulated("multi_bin_dynamic", rows, predictor="prompt", **edges)
     # By prompts of 1 and 2 the long ones are short, and they are served first; the same batches.
     assert served(perfect) == [(1.25, 6, 2), (0, 1.25, 2), (1.25, 6, 2), (0, 1.25, 2)]
     assert served(by_prompt) == [(0, 4.75, 2), (4.75, 6, 2), (0, 4.75, 2), (4.75, 6, 2)]
@@ -397,7 +397,7 @@ def test_a_wrong_prediction_only_costs_time() -> None:
 def test_a_bins_limit_holds_and_its_controller_learns_by_itself() -> None:
     rows: list[Row] = [(0, 0, 5)] * 12 + [(0, 0, 4_000)] * 12
     settings = {"bin_edges": "0,4000", "same_instant": "all-first", "tau_start": "beta"}
-    result = flown("multi_bin_dynamic", rows, **settings)
+    result = simulated("multi_bin_dynamic", rows, **settings)
     # 7 GB hold 9 of 4,000 tokens and 4 of 8,096, however many the controllers would take.
     assert result.bin_limits == [9, 4]
     assert [n for _, _, n in served(result)] == [9] * 9 + [3] * 3 + [4] * 12
@@ -406,7 +406,7 @@ def test_a_bins_limit_holds_and_its_controller_learns_by_itself() -> None:
 def test_the_shorter_than_all_bins_are_in_the_last_or_in_the_first() -> None:
     rows: list[Row] = [(0, 0, 1), (0, 0, 12), (0, 0, 30)]
     for below, sizes in (("last", [2, 1, 2]), ("first", [2, 2, 1])):
-        result = flown(
+        result = simulated(
             "multi_bin_dynamic", rows, bin_edges="10,20", below_first=below, same_instant="all-first"
         )
         assert [n for _, _, n in served(result)] == sizes

@@ -269,17 +269,6 @@ def test_it_asks_to_be_brought_up_to_date_when_a_run_is_past() -> None:
     assert one.tokens == [first_ns, first_ns + 5_742_000], "the engine was not late, only the look"
 
 
-def test_an_answer_with_output_delay_leaves_when_it_is_due_and_its_request_is_forgotten_before() -> None:
-    live, alarms = simple("continuous_batching", output_delay="50ms")
-    one = Heard()
-    live.submit(0, 0, [Ticket(one, 0, 611, 3)])
-    live.advance(100 * MS)
-    assert (len(live), one.tokens) == (0, [59_653_000])
-    assert alarms[-1] == 109_653_000
-    live.advance(NEVER - 1)
-    assert one.tokens == [59_653_000, 109_653_000, 159_653_000]
-
-
 def test_who_leaves_gives_the_memory_back_and_what_is_waiting_begins() -> None:
     live, _ = simple("continuous_batching", seqs_max="1")
     gone, next_ = Heard(), Heard()

@@ -174,7 +174,7 @@ async def test_one_response_at_a_time_and_it_can_be_cancelled() -> None:
     assert len(truths[0]["sent_ns"][0]) == done["usage"]["output_tokens"]
 
 
-# Mishaps.
+# Faults.
 
 
 @pytest.mark.parametrize(

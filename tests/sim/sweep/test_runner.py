@@ -138,14 +138,14 @@ class Audience:
 
 def test_the_longest_come_first_and_each_once() -> None:
     audience = Audience()
-    sweeper = SweepRunner(ONE_TRACE, audience)
+    runner = SweepRunner(ONE_TRACE, audience)
     jobs = [replace(FORTY_JOB, count=n) for n in (5, 20, 5, 10)]
-    told = sweeper.run(jobs)
+    told = runner.run(jobs)
     assert audience.heard == [([20, 10, 5], 0), 20, 10, 5]
     assert {one.summary["n"] for one in told.values() if one.summary} == {5, 10, 20}
-    sweeper.run([jobs[0], replace(FORTY_JOB, count=7)])
+    runner.run([jobs[0], replace(FORTY_JOB, count=7)])
     assert audience.heard[4:] == [([7], 0), 7]
-    assert len(sweeper.attempts) == 4
+    assert len(runner.attempts) == 4
 
 
 def test_what_is_in_the_results_is_taken_from_there(tmp_path: Path) -> None:

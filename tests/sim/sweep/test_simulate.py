@@ -19,7 +19,7 @@ from llmtap.sim.latency import IterationModel
 from llmtap.sim.model_options import ModelOptions, Serving, read_model_options
 from llmtap.sim.schedulers.registry import SCHEDULERS, SchedulerKind
 from llmtap.sim.sweep.simulate import SimulationResult, capacity_rps, simulate
-from tests.support.flights import MODEL, Row, S, flown, served, workload
+from tests.support.batch_runs import MODEL, Row, S, served, simulated, workload
 from tests.support.scripted_scheduler import Scripted
 from tests.support.seed004 import simulate as oracle
 
@@ -55,7 +55,7 @@ ROWS: list[Row] = [(1, 10, 10), (2, 0, 10), (2, 0, 0), (5, 30, 10), (11, 0, 5)]
 
 
 def test_every_figure_by_hand() -> None:
-    told = flown("static_fifo", ROWS, request_sla="5s", token_sla="120ms").to_dict()
+    told = simulated("static_fifo", ROWS, request_sla="5s", token_sla="120ms").to_dict()
     assert (told["scheduler"], told["n"], told["outcomes"]) == ("static_fifo", 5, {"complete": 5})
     assert told["window"] == {"name": "first arrival to last completion", "seconds": 11.75}
     assert told["load"] == {"mode": "open", "offered_rps": 0.4, "achieved_rps": 5 / 11.75}
@@ -79,14 +79,14 @@ def test_every_figure_by_hand() -> None:
 
 
 def test_a_single_request_has_no_rate_of_arrivals() -> None:
-    told = flown("multi_bin_dynamic", [(3, 0, 0)]).to_dict()
+    told = simulated("multi_bin_dynamic", [(3, 0, 0)]).to_dict()
     assert (told["load"]["offered_rps"], told["throughput_rps"]) == (None, 1.0)
-    assert flown("multi_bin_dynamic", [(3, 0, 0)], window="arrivals").to_dict()["throughput_rps"] is None
+    assert simulated("multi_bin_dynamic", [(3, 0, 0)], window="arrivals").to_dict()["throughput_rps"] is None
 
 
 def _told(scheduler: str = "static_fifo", rows: list[Row] | None = None, key: str = "") -> Callable[..., Any]:
     def look(settings: dict[str, str]) -> Any:
-        result = flown(scheduler, ROWS if rows is None else rows, **settings)
+        result = simulated(scheduler, ROWS if rows is None else rows, **settings)
         return served(result) if not key else result.to_dict()[key]
 
     return look
@@ -94,7 +94,7 @@ def _told(scheduler: str = "static_fifo", rows: list[Row] | None = None, key: st
 
 def _sizes(scheduler: str, rows: list[Row], **fixed: str) -> Callable[..., Any]:
     def look(settings: dict[str, str]) -> Any:
-        return [n for _, _, n in served(flown(scheduler, rows, **(fixed | settings)))]
+        return [n for _, _, n in served(simulated(scheduler, rows, **(fixed | settings)))]
 
     return look
 
@@ -128,7 +128,7 @@ CHANGES: list[tuple[str, str, Callable[..., Any], Any, Any]] = [
     ("bins", "2", _told(BINS, LENGTHS, "bins"),
      [(2, 3), (3, 5), (5, 7), (7, 9), (9, 10), (10, 12), (12, 14), (14, None)], [(2, 9), (9, None)]),
     ("bin_choice", "longest-queue", lambda s: [
-        end for _, end, _ in served(flown(BINS, [(0, 0, 0), (0.1, 0, 20), (0.2, 0, 1), (0.3, 0, 2)],
+        end for _, end, _ in served(simulated(BINS, [(0, 0, 0), (0.1, 0, 20), (0.2, 0, 1), (0.3, 0, 2)],
                                           bin_edges="0,10", **s))],
      [1, 4, 5.25, 5.25], [1, 5.25, 2.25, 2.25]),
     ("b_start", "one", _sizes(DYNAMIC, MANY[:3], **STEADY, b_max="9"), [3, 3, 3], [2, 2, 1]),
@@ -146,11 +146,11 @@ CHANGES: list[tuple[str, str, Callable[..., Any], Any, Any]] = [
     ("partial", "wait", _sizes("static_fifo", MANY[:3]), [1, 2, 2], [3, 3, 3]),
     ("bin_edges", "0,9", _told(BINS, LENGTHS[:2], "bins"),
      [(2, 2), (2, 2), (2, 2), (2, 3), (3, 3), (3, 3), (3, 3), (3, None)], [(0, 9), (9, None)]),
-    ("edges", "first-1000", lambda s: flown(BINS, HALVES, bins="2", **s).bins,
+    ("edges", "first-1000", lambda s: simulated(BINS, HALVES, bins="2", **s).bins,
      [(5, 7), (7, None)], [(5, 5), (5, None)]),
     ("below_first", "first", _sizes(BINS, [(0, 0, n) for n in (1, 12, 30)], **TOGETHER, bin_edges="10,20"),
      [2, 1, 2], [2, 2, 1]),
-    ("percentile", "higher", lambda s: flown("static_fifo", ROWS, **s).to_dict()["latency"]["p90"],
+    ("percentile", "higher", lambda s: simulated("static_fifo", ROWS, **s).to_dict()["latency"]["p90"],
      5.45, 6.25),
     ("static_batch", "2", _sizes("static_fifo", MANY[:3], **TOGETHER), [3, 3, 3], [2, 2, 1]),
     # (1 + 2) // 2 = 1 is the average to begin with, and low = 2 - 4.
@@ -179,7 +179,7 @@ def test_every_reading_is_in_the_table() -> None:
 
 def test_when_all_requests_failed_none_are_left() -> None:
     with pytest.raises(ValueError, match="all requests failed"):
-        flown("static_fifo", [(0, 5, 0)], failed="dropped")
+        simulated("static_fifo", [(0, 5, 0)], failed="dropped")
 
 
 @pytest.mark.parametrize("start", [0.01, 1.0, 7.0, 500.0])

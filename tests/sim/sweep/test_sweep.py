@@ -86,7 +86,7 @@ def test_rows_that_differ_have_another_digest(change: Any) -> None:
     assert rows_of(replace(trace(), dated=True)).digest != rows_of(trace()).digest
 
 
-def test_a_job_tells_what_its_flight_does_and_its_own_parameters() -> None:
+def test_a_job_tells_the_figures_of_its_run_and_its_own_parameters() -> None:
     readings = ModelOptions(bins=3)
     told = run_job(
         replace(JOB, scheduler="multi_bin_dynamic", readings=readings, servers=2, scale=5.0, count=90), TRACE

@@ -2,7 +2,7 @@
 
 Prints Markdown, which `README.md` here holds. Everything but the costs is the same on every machine.
 
-    .venv/bin/python benchmarks/sim/wind_tunnel.py TRACE [--azure TRACE] [--million] > tables.md
+    .venv/bin/python benchmarks/sim/schedulers.py TRACE [--azure TRACE] [--million] > tables.md
 
 TRACE is a trace with BurstGPT's shape (mean rate 0.27/s); with --azure another, at the same three mean rates.
 """

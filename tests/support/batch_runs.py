@@ -11,7 +11,7 @@ from llmtap.sim.model_options import ModelOptions, read_model_options
 from llmtap.sim.sweep.simulate import SimulationResult, simulate
 from llmtap.workload.requests import Requests
 
-__all__ = ["MODEL", "Row", "S", "flown", "served", "workload"]
+__all__ = ["MODEL", "Row", "S", "served", "simulated", "workload"]
 
 S = 1_000_000_000
 MODEL = LatencyModel(alpha_ns=1 * S, beta_ns=S // 10, gamma=0.5)
@@ -25,7 +25,7 @@ def workload(rows: Sequence[Row]) -> Requests:
     return Requests(*(array("q", column) for column in columns), array("q", columns[2]))
 
 
-def flown(scheduler: str, rows: Sequence[Row], *, servers: int = 1, **settings: str) -> SimulationResult:
+def simulated(scheduler: str, rows: Sequence[Row], *, servers: int = 1, **settings: str) -> SimulationResult:
     """A run with the model above; `settings` as on the command line."""
     readings: ModelOptions = read_model_options(settings)
     return simulate(scheduler, workload(rows), readings, model=MODEL, servers=servers)
