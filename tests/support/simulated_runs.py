@@ -8,7 +8,7 @@ from llmtap.sim.model_options import read_model_options
 from llmtap.sim.sweep.simulate import simulate
 from llmtap.workload.requests import Requests
 
-__all__ = ["results", "run"]
+__all__ = ["flights", "run"]
 
 
 def run(scheduler: str, rate: float, **changes: Any) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def run(scheduler: str, rate: float, **changes: Any) -> dict[str, Any]:
     } | changes  # fmt: skip
 
 
-def results(schedulers: tuple[str, ...], rates: tuple[float, ...], **settings: str) -> list[dict[str, Any]]:
+def flights(schedulers: tuple[str, ...], rates: tuple[float, ...], **settings: str) -> list[dict[str, Any]]:
     """Measured runs of 60 requests at each rate, as the simulation reports them."""
     results = []
     for rate in rates:
