@@ -16,7 +16,7 @@ import typer
 from msgspec import NODEFAULT
 from msgspec.structs import FieldInfo
 
-from llmtap.bench.run.registry import TESTS, test_named
+from llmtap.bench.run.test import TESTS, test_named
 from llmtap.cli.main import app, load_commands
 from llmtap.config import Settings
 from llmtap.meter.admin.openapi import document

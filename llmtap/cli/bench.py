@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from llmtap.bench.run.registry import TESTS
+from llmtap.bench.run.test import TESTS
 from llmtap.cli.main import app
 from llmtap.cli.outputs import STDOUT, need_outputs, write_output
 from llmtap.cli.signals import Heard
@@ -118,8 +118,8 @@ def _run(
     _need_warmup(warmup)
     if again and results is None:
         raise ConfigError("--again", "is of results that are there", "name their folder by --results")
-    from llmtap.bench.report.minimum import minimum_text
     from llmtap.bench.report.report import load_document
+    from llmtap.bench.report.texts import minimum_text
     from llmtap.bench.run.folder import Folder
     from llmtap.bench.run.perform import Bench
     from llmtap.bench.run.session import Interrupted
@@ -175,7 +175,7 @@ def show_tests(
 ) -> None:
     """The tests, their sections, and their parameters with defaults and meanings."""
     _need_bench()
-    from llmtap.bench.run.listing import tests_said
+    from llmtap.bench.run.test import tests_said
 
     for line in tests_said(tests or None):
         print(line)
@@ -201,7 +201,7 @@ def init(
         raise ConfigError(str(file), "is there", "--force writes over it")
     from llmtap.bench.sut.detect import detect
     from llmtap.bench.sut.starter import open_declarations, starter_text
-    from llmtap.bench.sut.target import BenchTarget
+    from llmtap.bench.sut.sut import BenchTarget
 
     found = asyncio.run(detect(BenchTarget(url=target, key_env=api_key_env, ca=ca)))
     text = starter_text(found)
@@ -282,7 +282,7 @@ def _told(option: str, document: dict[str, Any]) -> str:
 
         return bench_html(document)
     if option == "--markdown":
-        from llmtap.bench.report.full import full_markdown
+        from llmtap.bench.report.texts import full_markdown
 
         return full_markdown(document).rstrip("\n")
     import msgspec
@@ -293,7 +293,7 @@ def _told(option: str, document: dict[str, Any]) -> str:
 def _show(document: dict[str, Any], folder: Path) -> None:
     from rich.console import Console
 
-    from llmtap.bench.report.minimum import minimum_text
+    from llmtap.bench.report.texts import minimum_text
     from llmtap.report.bench import render_bench
 
     if sys.stdout.isatty():

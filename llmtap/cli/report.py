@@ -200,7 +200,7 @@ def _show_bench(folder: Path, html: str | None, markdown: str | None, *, as_json
 
         texts["--html"] = bench_html(document)
     if markdown is not None:
-        from llmtap.bench.report.full import full_markdown
+        from llmtap.bench.report.texts import full_markdown
 
         texts["--markdown"] = full_markdown(document).rstrip("\n")
     for option, place in outputs.items():

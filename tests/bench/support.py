@@ -16,8 +16,7 @@ from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.session import BenchSession
 from llmtap.bench.run.test import BenchTest, TestResult
-from llmtap.bench.sut.sut import Sut
-from llmtap.bench.sut.target import BenchTarget, TargetArm
+from llmtap.bench.sut.sut import BenchTarget, Sut, TargetArm
 from llmtap.load.workers.messages import Progress
 from tests.support.peer import play
 

@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
-from llmtap.bench.compliance.matrix import COMPARISON
-from llmtap.bench.compliance.requirement import Requirement, Status
-from llmtap.bench.compliance.requirements import REQUIREMENTS
-from llmtap.bench.run.registry import TESTS
+from llmtap.bench.compliance.evidence import Requirement, Status
+from llmtap.bench.compliance.judge import COMPARISON, REQUIREMENTS
+from llmtap.bench.run.test import TESTS
 from tests.support.compliance_reports import GONE, changed, report_of_test
 
 BY_ID = {row.id: row for row in REQUIREMENTS}

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from llmtap.bench.compliance.requirements import EXCLUDED, REQUIREMENTS, order_of
-from llmtap.bench.run.registry import TESTS
+from llmtap.bench.compliance.judge import EXCLUDED, REQUIREMENTS
+from llmtap.bench.run.test import TESTS
 
 SEEDS = Path(__file__).resolve().parents[3] / "shared" / "seeds"
 DRAFTS = sorted(SEEDS.glob("000_*.txt"))
@@ -86,6 +86,14 @@ def key_words() -> list[KeyWord]:
 def of_key_word(id: str) -> str:
     """The key word that a demand is of: `4.2.6-1` of `4.2.6-1c`."""
     return id.rstrip("abcdefghijklmnopqrstuvwxyz")
+
+
+def order_of(id: str) -> tuple[list[int], bool, int, str]:
+    """Where the draft has it; what has no key word comes after what has one."""
+    section, _, own = id.rpartition("-")
+    procedure = own.startswith("p")
+    digits = own.lstrip("p").rstrip("abcdefghijklmnopqrstuvwxyz")
+    return [int(part) for part in section.split(".")], procedure, int(digits), own
 
 
 NORMATIVE = [row for row in REQUIREMENTS if row.level != "procedure"]

@@ -8,9 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmtap.bench.compliance.judge import judge, judge_comparison, listing
-from llmtap.bench.compliance.matrix import COMPARISON, Judged, Matrix
-from llmtap.bench.compliance.requirement import (
+from llmtap.bench.compliance.evidence import (
     MUSTS,
     SHOULDS,
     ComplianceVerdict,
@@ -23,9 +21,17 @@ from llmtap.bench.compliance.requirement import (
     row,
     worst,
 )
-from llmtap.bench.compliance.requirements import REQUIREMENTS
-from llmtap.bench.run.registry import TESTS
-from llmtap.bench.run.registry import test_named as named
+from llmtap.bench.compliance.judge import (
+    COMPARISON,
+    REQUIREMENTS,
+    Judged,
+    Matrix,
+    judge,
+    judge_comparison,
+    listing,
+)
+from llmtap.bench.run.test import TESTS
+from llmtap.bench.run.test import test_named as named
 from tests.support.compliance_reports import GONE, changed, report_of_test
 
 GRPC = {"target.url": "grpc://127.0.0.1:9000", "sut.protocol": "gRPC"}

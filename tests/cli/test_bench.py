@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from llmtap.bench.run.registry import TESTS
+from llmtap.bench.run.test import TESTS
 from llmtap.cli.bench import _command
 from llmtap.cli.main import app
 from llmtap.errors import ConfigError

@@ -20,10 +20,11 @@ from llmtap.metrics.statistics import SHARES, mean, percentile
 from llmtap.report.figures import MARK
 
 __all__ = [
-    "DOUBT", "SPANS", "cdf_series", "clustered_row", "histogram_series", "latency_row", "line_series",
-    "load_lines", "ms", "ms_of", "spanned",
+    "DOUBT", "KEY_SHARES", "SPANS", "cdf_series", "clustered_row", "histogram_series", "latency_row",
+    "line_series", "load_lines", "ms", "ms_of", "spanned",
 ]  # fmt: skip
 
+KEY_SHARES: Final = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 MS: Final = 1e3
 _ABSENT: Final = "-"
 DOUBT: Final = (

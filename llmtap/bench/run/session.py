@@ -15,11 +15,9 @@ import msgspec
 
 from llmtap.bench.compliance.evidence import several
 from llmtap.bench.run.folder import Folder
-from llmtap.bench.run.loads import Load
+from llmtap.bench.run.loads import Load, write_requests
 from llmtap.bench.run.measurement import Measurement, MeasurementRecorder
-from llmtap.bench.run.requests import write_requests
-from llmtap.bench.sut.sut import Sut
-from llmtap.bench.sut.target import BenchTarget, TargetArm
+from llmtap.bench.sut.sut import BenchTarget, Sut, TargetArm
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.exchange.exchange import Exchange
 from llmtap.load.bodies import BodyOptions

@@ -1,15 +1,31 @@
 """What a test of the draft is here, and what it finds: figures, tables in the draft's columns, charts."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
 import msgspec
+
+from llmtap.errors import ConfigError
+from llmtap.settings import explained
+from llmtap.units import Duration, format_ns
 
 if TYPE_CHECKING:
     from llmtap.bench.run.session import BenchSession
 
-__all__ = ["BenchTest", "ChartSeries", "ChartSpec", "Mark", "ReportTable", "TestResult"]
+__all__ = [
+    "TESTS",
+    "BenchTest",
+    "ChartSeries",
+    "ChartSpec",
+    "Mark",
+    "ReportTable",
+    "TestResult",
+    "test_named",
+    "tests_said",
+]
+
 
 P = TypeVar("P", bound=msgspec.Struct)
 
@@ -98,3 +114,74 @@ class BenchTest(Generic[P]):
     says what is missing where one of them is."""
     arms_any: tuple[str, ...] = ()
     """More of them, of which it wants at least one."""
+
+
+TESTS: Final = {
+    "ttft": ("5.1", "Time to First Token"),
+    "throughput": ("5.2", "Output Token Throughput"),
+    "tradeoff": ("5.3", "Throughput-Latency Tradeoff"),
+    "itl": ("5.4", "Inter-Token Latency Distribution"),
+    "capacity": ("5.5", "Concurrent Request Capacity"),
+    "fairness": ("5.6", "Scheduling Fairness"),
+    "prefix-cache": ("5.7", "Prefix Cache Effectiveness"),
+    "memory-pressure": ("5.8", "Memory Pressure Behavior"),
+    "long-context": ("5.9", "Long Context Scaling"),
+    "guardrail-overhead": ("5.10", "Guardrail Overhead"),
+}
+"""Name: the draft's section and title. The module has the name, with `_`, and a `TEST`."""
+
+
+def test_named(name: str) -> "BenchTest[Any]":
+    """Raises ConfigError where there is no such test."""
+    if name not in TESTS:
+        raise ConfigError("TEST", f"no test is called {name!r}", f"one of {', '.join(TESTS)}, all")
+    module = import_module(f"llmtap.bench.tests.{name.replace('-', '_')}")
+    test: BenchTest[Any] = module.TEST
+    return test
+
+
+DEFAULT_MAX: Final = 40
+"""A default that is longer stands on a line of its own."""
+
+
+def tests_said(names: Sequence[str] | None = None) -> Iterator[str]:
+    """Lines; a test's parameters with their defaults and meanings, and what `--quick` makes of them."""
+    for name in TESTS if names is None else names:
+        test = test_named(name)
+        yield f"{test.name}: {test.title} (IETF {test.section})"
+        if test.arms:
+            needed = " and ".join(f"[arms.{arm}]" for arm in test.arms)
+            optional = ", ".join(f"[arms.{arm}]" for arm in test.arms_any)
+            yield f"  needs {needed}" + (f", and one or more of {optional}" if optional else "")
+        defaults = test.params()
+        rows = [
+            (param, _written(getattr(defaults, param)), meaning, _quick(test.quick, param))
+            for param, _, meaning in explained(test.params)
+        ]
+        first = max((len(row[0]) for row in rows), default=0)
+        second = max((len(row[1]) for row in rows if len(row[1]) <= DEFAULT_MAX), default=0)
+        for param, default, meaning, quick in rows:
+            below = len(default) > DEFAULT_MAX
+            yield f"  {param:{first}}  {'' if below else default:{second}}  {meaning}{quick}"
+            if below:
+                yield f"    = {default}"
+        yield ""
+
+
+def _quick(quick: Any, name: str) -> str:
+    return f" (--quick: {_written(quick[name])})" if name in quick else ""
+
+
+def _written(value: Any) -> str:
+    """As people write it."""
+    if value is None:
+        return "-"
+    if isinstance(value, Duration):
+        return format_ns(value).replace(" ", "")
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, msgspec.Struct):
+        return msgspec.json.encode(value).decode()
+    if isinstance(value, list | tuple):
+        return ",".join(map(_written, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -27,7 +27,7 @@ import aiohttp
 import msgspec
 
 from llmtap import __version__
-from llmtap.bench.sut.target import BenchTarget
+from llmtap.bench.sut.sut import BenchTarget
 from llmtap.clock import Clock, SystemClock
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.exchange.saved import explain, read_saved

@@ -31,10 +31,9 @@ from llmtap.bench.run.levels import (
     server_total,
     share,
 )
-from llmtap.bench.run.measurement import Measurement
+from llmtap.bench.run.measurement import Measurement, steady_of
 from llmtap.bench.run.search import RateSearch
 from llmtap.bench.run.session import BenchSession
-from llmtap.bench.run.steady import steady_of
 from llmtap.bench.run.test import BenchTest, ChartSeries, ChartSpec, Mark, ReportTable, TestResult
 from llmtap.bench.tests.throughput import DURATION_MIN
 from llmtap.errors import ConfigError

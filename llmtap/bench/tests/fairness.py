@@ -25,13 +25,12 @@ from msgspec import Meta
 from numpy.typing import NDArray
 from scipy import stats
 
-from llmtap.bench.report.paired import quantile_ratio
-from llmtap.bench.run.figures import DOUBT, SPANS, cdf_series, latency_row, load_lines, ms_of
-from llmtap.bench.run.load_level import Capacity, LoadLevelSearch, capacity_told, find_capacity, overload
+from llmtap.bench.run.figures import DOUBT, KEY_SHARES, SPANS, cdf_series, latency_row, load_lines, ms_of
+from llmtap.bench.run.levels import Capacity, LoadLevelSearch, capacity_told, find_capacity, overload
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.session import BenchSession
 from llmtap.bench.run.test import BenchTest, ChartSpec, ReportTable, TestResult
-from llmtap.bench.tests.classes import (
+from llmtap.bench.tests.mixes import (
     LONG,
     SHORT,
     ClassMix,
@@ -40,6 +39,7 @@ from llmtap.bench.tests.classes import (
     closed_mix,
     open_mix,
 )
+from llmtap.bench.tests.paired import quantile_ratio
 from llmtap.metrics.fairness import STARVED_MEDIANS, UNFAIR_BELOW, jain_readings, starvation
 from llmtap.metrics.intervals import share_interval
 from llmtap.metrics.statistics import mean, percentile
@@ -48,7 +48,6 @@ from llmtap.workload.prompts.token_ids import CL100K_IDS
 
 __all__ = ["TEST", "FairnessParams"]
 
-SHARES: Final = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 RESAMPLES: Final = 2_000
 BATCH: Final = 100
 """Resamples at a time: 100 of 10,000 latencies are 8 MB."""
@@ -182,21 +181,21 @@ def _figures(one: _Class) -> dict[str, Any]:
     waits = starvation(ttft)
     rate = None if waits is None else share_interval(waits.starved, waits.n)
     inflation: dict[str, Any] = {
-        name: quantile_ratio(before, ttft, p, paired=False) for name, p in SHARES.items()
+        name: quantile_ratio(before, ttft, p, paired=False) for name, p in KEY_SHARES.items()
     }
     ours, theirs = mean(ttft), mean(before)
     inflation["mean"] = None if ours is None or not theirs else ours / theirs
     return {
         "sent": mixed.n,
-        "ttft": latency_row(ttft, SHARES),
-        "tpot": latency_row(mixed.values("tpot_ns"), SHARES),
-        "e2e": latency_row(mixed.values("e2e_ns"), SHARES),
+        "ttft": latency_row(ttft, KEY_SHARES),
+        "tpot": latency_row(mixed.values("tpot_ns"), KEY_SHARES),
+        "e2e": latency_row(mixed.values("e2e_ns"), KEY_SHARES),
         "alone": {
             "rate_rps": one.alone_rps,
             "sent": alone.n,
-            "ttft": latency_row(before, SHARES),
-            "tpot": latency_row(alone.values("tpot_ns"), SHARES),
-            "e2e": latency_row(alone.values("e2e_ns"), SHARES),
+            "ttft": latency_row(before, KEY_SHARES),
+            "tpot": latency_row(alone.values("tpot_ns"), KEY_SHARES),
+            "e2e": latency_row(alone.values("e2e_ns"), KEY_SHARES),
         },
         "inflation": inflation,
         "starvation": None if waits is None or rate is None else {
@@ -285,9 +284,9 @@ def _tables(told: Mapping[str, Any]) -> list[ReportTable]:
     against = []
     for name, one in classes.items():
         against += [
-            [f"{name.title()}, alone", *(ms_of(one["alone"]["ttft"], share) for share in SHARES)],
-            [f"{name.title()}, mixed", *(ms_of(one["ttft"], share) for share in SHARES)],
-            [f"{name.title()}, inflation", *(_times(one["inflation"][share]) for share in SHARES)],
+            [f"{name.title()}, alone", *(ms_of(one["alone"]["ttft"], share) for share in KEY_SHARES)],
+            [f"{name.title()}, mixed", *(ms_of(one["ttft"], share) for share in KEY_SHARES)],
+            [f"{name.title()}, inflation", *(_times(one["inflation"][share]) for share in KEY_SHARES)],
         ]
     return [
         ReportTable(caption="Table 8: Per-Class Results", heads=heads, rows=rows),

@@ -24,23 +24,32 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from llmtap.bench.report.paired import Block, blocks
-from llmtap.bench.run.figures import DOUBT, SPANS, cdf_series, line_series, load_lines, ms_of, spanned
-from llmtap.bench.run.load_level import WARM_TOKENS, Capacity, LoadLevelSearch, capacity_told, find_capacity
+from llmtap.bench.run.figures import (
+    DOUBT,
+    KEY_SHARES,
+    SPANS,
+    cdf_series,
+    line_series,
+    load_lines,
+    ms_of,
+    spanned,
+)
+from llmtap.bench.run.levels import WARM_TOKENS, Capacity, LoadLevelSearch, capacity_told, find_capacity
 from llmtap.bench.run.loads import Load, closed_load, open_load
 from llmtap.bench.run.session import BenchSession
 from llmtap.bench.run.test import BenchTest, ChartSpec, ReportTable, TestResult
-from llmtap.bench.tests.guardrail_figures import (
+from llmtap.bench.tests.paired import (
     AGAIN,
     ARMS,
     BASELINE,
     METRICS,
     NAMES,
-    SHARES,
+    Block,
     Cells,
     GuardrailCell,
+    blocks,
     cached_share,
-    figures,
+    guardrail_figures,
 )
 from llmtap.errors import ConfigError
 from llmtap.metrics.intervals import is_enough
@@ -131,7 +140,7 @@ async def run(session: BenchSession, params: GuardrailParams) -> TestResult:
     assert last is not None
     peaks = await _peaks(session, params, capacity, warm_by) if params.search else None
     found = TestResult(configuration=load_lines(last, session.steps[-1]))
-    found.measurements = figures(cells, arms, levels, capacity, peaks)
+    found.measurements = guardrail_figures(cells, arms, levels, capacity, peaks)
     found.configuration |= _configuration(session, params, found.measurements, order, arms, switches)
     found.tables = _tables(found.measurements)
     found.charts = _charts(cells, found.measurements)
@@ -256,7 +265,7 @@ def _overhead_table(levels: Sequence[Mapping[str, Any]]) -> ReportTable:
                 rows.append([
                     f"{one['level']:g} %", NAMES[arm], says,
                     spanned(overall),
-                    *(_at(found[name], p) for name, p in SHARES.items()),
+                    *(_at(found[name], p) for name, p in KEY_SHARES.items()),
                     "-" if overall is None else f"{overall['p_adjusted']:.2g}" if "p_adjusted" in overall
                     else f"{overall['p']:.2g} (unadjusted)",
                 ])  # fmt: skip
@@ -388,7 +397,7 @@ def _remark(found: TestResult, session: BenchSession, params: GuardrailParams, c
 
 def _lacks_interval(row: Mapping[str, Any]) -> bool:
     overheads = (row["overhead"] or {}).values()
-    return any(one[name] is None or one[name]["low"] is None for one in overheads for name in SHARES)
+    return any(one[name] is None or one[name]["low"] is None for one in overheads for name in KEY_SHARES)
 
 
 def _refusals(told: Mapping[str, Any]) -> Iterator[str]:

@@ -16,6 +16,7 @@ from msgspec import Meta
 from llmtap.bench.compliance.evidence import several
 from llmtap.bench.run.figures import (
     DOUBT,
+    KEY_SHARES,
     cdf_series,
     clustered_row,
     histogram_series,
@@ -25,7 +26,7 @@ from llmtap.bench.run.figures import (
     ms,
     ms_of,
 )
-from llmtap.bench.run.load_level import Capacity, capacity_told
+from llmtap.bench.run.levels import Capacity, capacity_told
 from llmtap.bench.run.loads import Load, open_load
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.session import BenchSession
@@ -45,7 +46,6 @@ DIRECT_SHARE: Final = 0.9
 ZERO_SHARE: Final = 0.01
 """Of gaps, from which it is noted that tokens came together."""
 _ROWS: Final = {"p50": "P50", "p90": "P90", "p95": "P95", "p99": "P99", "p999": "P99.9"}
-_PER_REQUEST: Final = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 _HISTOGRAM_TO: Final = 0.995
 _METHODS: Final = {
     "A": "option A (time between chunks)",
@@ -182,8 +182,8 @@ def _level(
         "term": "ITL" if server or direct else "TBC",
         "itl": itl,
         "std": deviation(gaps),
-        "jitter": latency_row(jitters, _PER_REQUEST),
-        "max_pause": latency_row([max(group) for group in groups], _PER_REQUEST),
+        "jitter": latency_row(jitters, KEY_SHARES),
+        "max_pause": latency_row([max(group) for group in groups], KEY_SHARES),
         "p99_p50": _ratio(itl),
         "zero_share": gaps.count(0.0) / len(gaps) if gaps else None,
         "modality": _modality(gaps),
@@ -237,7 +237,7 @@ def _tables(told: Sequence[dict[str, Any]]) -> list[ReportTable]:
             rows=[
                 [
                     _name(one), f"{one['answers']}",
-                    *(ms_of(one[what], share) for what in ("jitter", "max_pause") for share in _PER_REQUEST),
+                    *(ms_of(one[what], share) for what in ("jitter", "max_pause") for share in KEY_SHARES),
                 ]
                 for one in told
             ],

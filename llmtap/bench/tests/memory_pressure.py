@@ -29,9 +29,8 @@ from llmtap.bench.run.levels import (
     server_total,
     share,
 )
-from llmtap.bench.run.measurement import Measurement
+from llmtap.bench.run.measurement import Measurement, Steady
 from llmtap.bench.run.session import BenchSession
-from llmtap.bench.run.steady import Steady
 from llmtap.bench.run.test import BenchTest, ChartSeries, ChartSpec, ReportTable, TestResult
 from llmtap.errors import ConfigError
 from llmtap.metrics.comparison import increase

@@ -26,8 +26,8 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from llmtap.bench.run.figures import DOUBT, SPANS, cdf_series, load_lines, ms_of
-from llmtap.bench.run.load_level import (
+from llmtap.bench.run.figures import DOUBT, KEY_SHARES, SPANS, cdf_series, load_lines, ms_of
+from llmtap.bench.run.levels import (
     WARM_TOKENS,
     Capacity,
     LoadLevelSearch,
@@ -36,11 +36,11 @@ from llmtap.bench.run.load_level import (
     overload,
 )
 from llmtap.bench.run.loads import Load
+from llmtap.bench.run.measurement import steady_of
 from llmtap.bench.run.session import BenchSession
-from llmtap.bench.run.steady import steady_of
 from llmtap.bench.run.test import BenchTest, ChartSpec, ReportTable, TestResult
-from llmtap.bench.tests.prefix_figures import SHARES, STATES, PrefixRun, figures, hot_firsts, ttfts
-from llmtap.bench.tests.prefixes import Prefixes, prefixes_of
+from llmtap.bench.tests.mixes import Prefixes, prefixes_of
+from llmtap.bench.tests.paired import STATES, PrefixRun, hot_firsts, prefix_figures, ttfts
 from llmtap.errors import ConfigError
 
 __all__ = ["OFF", "ON", "TEST", "PrefixCacheParams"]
@@ -150,7 +150,7 @@ async def run(session: BenchSession, params: PrefixCacheParams) -> TestResult:
     assert last is not None
     rates = await _throughput(session, params, work, texts, warm_by, cold_first)
     found = TestResult(configuration=load_lines(last, runs[-1].states["off"]))
-    found.measurements = figures(runs, rate, capacity, rates)
+    found.measurements = prefix_figures(runs, rate, capacity, rates)
     found.configuration |= _configuration(params, work, runs, found.measurements, texts)
     found.tables = _tables(found.measurements)
     found.charts = _charts(runs)
@@ -276,11 +276,13 @@ def _configuration(
 
 def _tables(told: Mapping[str, Any]) -> list[ReportTable]:
     heads = ["Configuration", "TTFT P50", "TTFT P95", "TTFT P99"]
-    rows = [[says, *(ms_of(told["ttft"][state], name) for name in SHARES)] for state, says in STATES.items()]
+    rows = [
+        [says, *(ms_of(told["ttft"][state], name) for name in KEY_SHARES)] for state, says in STATES.items()
+    ]
     effect = [
         [
             f"TTFT reduction, {state}",
-            *(_share(told["reduction"][state][name]) for name in (*SHARES, "by_repeats")),
+            *(_share(told["reduction"][state][name]) for name in (*KEY_SHARES, "by_repeats")),
         ]
         for state in ("cold", "warm")
     ]

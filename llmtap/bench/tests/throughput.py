@@ -29,10 +29,9 @@ from llmtap.bench.run.levels import (
     server_mean,
     share,
 )
-from llmtap.bench.run.measurement import Measurement
+from llmtap.bench.run.measurement import Measurement, Steady, steady_of, tail_is_heavy
 from llmtap.bench.run.search import RateSearch
 from llmtap.bench.run.session import BenchSession
-from llmtap.bench.run.steady import Steady, steady_of, tail_is_heavy
 from llmtap.bench.run.test import BenchTest, ChartSeries, ChartSpec, Mark, ReportTable, TestResult
 from llmtap.errors import ConfigError
 from llmtap.metrics.cost import tokens_per_gpu_second

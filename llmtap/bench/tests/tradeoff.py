@@ -17,7 +17,9 @@ from msgspec import Meta
 from llmtap.bench.run.figures import DOUBT, SPANS, line_series, ms_of
 from llmtap.bench.run.levels import (
     Bounds,
+    Capacity,
     Tried,
+    capacity_told,
     lasts,
     latency_rows,
     level_json,
@@ -26,9 +28,8 @@ from llmtap.bench.run.levels import (
     saturation_level,
     share,
 )
-from llmtap.bench.run.load_level import Capacity, capacity_told
+from llmtap.bench.run.measurement import steady_of
 from llmtap.bench.run.session import BenchSession
-from llmtap.bench.run.steady import steady_of
 from llmtap.bench.run.test import BenchTest, ChartSeries, ChartSpec, Mark, ReportTable, TestResult
 from llmtap.bench.tests.throughput import DURATION_MIN, ThroughputParams, seek
 from llmtap.errors import ConfigError

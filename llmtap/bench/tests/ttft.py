@@ -11,8 +11,17 @@ import pyarrow.compute as pc
 from msgspec import Meta
 
 from llmtap.bench.compliance.evidence import several
-from llmtap.bench.run.figures import DOUBT, cdf_series, histogram_series, latency_row, load_lines, ms, ms_of
-from llmtap.bench.run.load_level import Capacity, capacity_told
+from llmtap.bench.run.figures import (
+    DOUBT,
+    KEY_SHARES,
+    cdf_series,
+    histogram_series,
+    latency_row,
+    load_lines,
+    ms,
+    ms_of,
+)
+from llmtap.bench.run.levels import Capacity, capacity_told
 from llmtap.bench.run.loads import Load, closed_load, open_load
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.session import BenchSession
@@ -25,7 +34,6 @@ __all__ = ["TEST", "TtftParams"]
 EDGES: Final = (0, 256, 512, 1_024, 2_048, 4_096)
 """Lower edges of the input lengths that 5.1.4.2 recommends; the last range has no end."""
 _ROWS: Final = {"p50": "P50", "p90": "P90", "p95": "P95", "p99": "P99", "p999": "P99.9"}
-_BUCKET_SHARES: Final = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 _HISTOGRAM_TO: Final = 0.995
 SHARE: Final = 0.5
 """Of the sustainable rate, where no load is given."""
@@ -129,7 +137,7 @@ def _by_input(measured: Measurement, load: Load) -> list[dict[str, Any]] | None:
     return [
         {
             "from": EDGES[bucket], "below": EDGES[bucket + 1] if bucket + 1 < len(EDGES) else None,
-            **latency_row(samples[bucket], _BUCKET_SHARES),
+            **latency_row(samples[bucket], KEY_SHARES),
         }
         for bucket in sorted(samples)
     ]  # fmt: skip
@@ -160,7 +168,7 @@ def _tables(found: dict[str, Any]) -> list[ReportTable]:
                 caption="Table 2: TTFT by Input Length",
                 heads=["Input Tokens", "P50 (ms)", "P95 (ms)", "P99 (ms)"],
                 rows=[
-                    [_range(row), *(ms_of(row, name, unit=False) for name in _BUCKET_SHARES)]
+                    [_range(row), *(ms_of(row, name, unit=False) for name in KEY_SHARES)]
                     for row in found["ttft_by_input"]
                 ],
             )

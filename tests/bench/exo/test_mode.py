@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from llmtap.bench.exo.mode import ExoBench, ExoGrid, ExoOptions
-from llmtap.bench.exo.prompts import Prompts
+from llmtap.bench.exo.mode import ExoBench, ExoGrid, ExoOptions, Prompts
 from llmtap.bench.exo.result import ExoResult, rows_of
 from llmtap.errors import ConfigError
 from llmtap.sim.server.options import EngineOptions, SimOptions, load_engine

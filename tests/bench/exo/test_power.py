@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from llmtap.bench.exo.power import Power, total_of
+from llmtap.bench.exo.result import Power, total_of
 from llmtap.load.monitor.timeseries import Columns, MonitorSeries
 
 S = 1_000_000_000

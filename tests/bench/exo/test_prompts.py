@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from llmtap.bench.exo.prompts import Prompts
+from llmtap.bench.exo.mode import Prompts
 from llmtap.workload.prompts.counter import load_counter
 from llmtap.workload.prompts.tokenizer import OWN
 from tests.support.model_folder import model_folder

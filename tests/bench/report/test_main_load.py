@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from llmtap.bench.report.main_load import main_load
-from llmtap.bench.report.minimum import minimum_text
+from llmtap.bench.report.texts import main_load, minimum_text
 from tests.support.bench_documents import bench_document, bench_report, load_step
 from tests.support.compliance_reports import report_of_test
 

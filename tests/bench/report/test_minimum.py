@@ -3,8 +3,7 @@
 import re
 from typing import Any
 
-from llmtap.bench.report.full import full_markdown
-from llmtap.bench.report.minimum import hardware_said, minimum_text
+from llmtap.bench.report.texts import full_markdown, hardware_said, minimum_text
 from tests.support.bench_documents import CHARTS, bench_document, bench_report, load_step
 
 EXPECTED = """\

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.bench.report.paired import Block, blocks, over_repeats, pairs, quantile_ratio, values_by_row
+from llmtap.bench.tests.paired import Block, blocks, over_repeats, pairs, quantile_ratio, values_by_row
 from tests.bench.support import measured
 
 names = st.lists(st.sampled_from("abcdef"), min_size=1, max_size=5, unique=True)

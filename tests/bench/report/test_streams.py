@@ -4,7 +4,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.bench.report.streams import read_ns, stream_charts
+from llmtap.bench.report.report import read_ns, stream_charts
 from llmtap.bench.run.measurement import Measurement
 from llmtap.metrics.deadlines import READER_NS_PER_TOKEN, user_idle_ns
 

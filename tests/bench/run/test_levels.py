@@ -16,7 +16,7 @@ from llmtap.bench.run.levels import (
     server_total,
     share,
 )
-from llmtap.bench.run.steady import steady_of
+from llmtap.bench.run.measurement import steady_of
 from llmtap.metrics.objectives import Objectives
 from llmtap.units import Duration
 from tests.bench.support import measured

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from llmtap.bench.run.folder import Folder
-from llmtap.bench.run.load_level import LoadLevelSearch, capacity_told, find_capacity, is_long, overload
+from llmtap.bench.run.levels import LoadLevelSearch, capacity_told, find_capacity, is_long, overload
 from llmtap.bench.run.loads import Load, closed_load
 from llmtap.bench.run.measurement import Measurement
 from tests.bench.support import Planted, measured

@@ -11,9 +11,9 @@ import pytest
 from llmtap.bench.report.report import load_document
 from llmtap.bench.run.folder import Folder
 from llmtap.bench.run.perform import ORDER, Bench
-from llmtap.bench.run.registry import TESTS
-from llmtap.bench.run.registry import test_named as named
 from llmtap.bench.run.session import Interrupted
+from llmtap.bench.run.test import TESTS
+from llmtap.bench.run.test import test_named as named
 from llmtap.bench.sut.file import load_bench
 from llmtap.errors import ConfigError
 from tests.bench.support import Silent, sim

@@ -11,7 +11,7 @@ import pytest
 
 from llmtap.bench.run.folder import Folder
 from llmtap.bench.run.perform import Bench
-from llmtap.bench.run.registry import TESTS
+from llmtap.bench.run.test import TESTS
 from llmtap.bench.sut.file import load_bench
 from llmtap.errors import ConfigError
 from tests.bench.support import Silent

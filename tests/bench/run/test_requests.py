@@ -7,7 +7,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from llmtap.bench.run.requests import FILE, write_requests
+from llmtap.bench.run.loads import FILE, write_requests
 from llmtap.load.bodies import BodyMaker, BodyOptions
 from llmtap.load.prepared import prepare
 from llmtap.workload.registry import workload_named

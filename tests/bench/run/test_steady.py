@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from llmtap.bench.run.measurement import Measurement
-from llmtap.bench.run.steady import Steady, steady_of, tail_is_heavy
+from llmtap.bench.run.measurement import Measurement, Steady, steady_of, tail_is_heavy
 from tests.bench.support import measured
 
 S = 1_000_000_000

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmtap.bench.tests.classes import (
+from llmtap.bench.tests.mixes import (
     LONG,
     SHORT,
     ClassMix,

@@ -8,8 +8,8 @@ import pytest
 
 from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement
-from llmtap.bench.tests.classes import ClassMix, RequestClass
 from llmtap.bench.tests.fairness import TEST, FairnessParams
+from llmtap.bench.tests.mixes import ClassMix, RequestClass
 from llmtap.errors import ConfigError
 from llmtap.sim.engine import Engine
 from llmtap.sim.schedulers.registry import SCHEDULERS

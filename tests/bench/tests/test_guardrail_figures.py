@@ -5,9 +5,15 @@ from random import Random
 import pyarrow.compute as pc
 import pytest
 
-from llmtap.bench.run.load_level import Capacity
+from llmtap.bench.run.levels import Capacity
 from llmtap.bench.run.measurement import Measurement
-from llmtap.bench.tests.guardrail_figures import AGAIN, BASELINE, GuardrailCell, cached_share, figures
+from llmtap.bench.tests.paired import (
+    AGAIN,
+    BASELINE,
+    GuardrailCell,
+    cached_share,
+    guardrail_figures,
+)
 from tests.bench.support import measured
 
 S = 1_000_000_000
@@ -45,7 +51,7 @@ def cells(
 
 
 def test_planted_costs_lie_in_the_intervals_and_a_baseline_costs_nothing() -> None:
-    told = figures(cells(), list(COSTS_MS), [50.0], CAPACITY, None)
+    told = guardrail_figures(cells(), list(COSTS_MS), [50.0], CAPACITY, None)
     arms = told["levels"][0]["arms"]
     assert told["levels"][0]["rate_rps"] == 10.0
     for arm, costs in COSTS_MS.items():
@@ -91,7 +97,7 @@ def test_blocks_that_differ_among_themselves_widen_the_interval() -> None:
         ),
         (AGAIN, 50.0): GuardrailCell({r: late(block(AGAIN, r, 200), ms) for r, ms in enumerate((8, 8, 8))}),
     }
-    told = figures(both, [BASELINE, AGAIN], [50.0], CAPACITY, None)
+    told = guardrail_figures(both, [BASELINE, AGAIN], [50.0], CAPACITY, None)
     found = told["levels"][0]["arms"][AGAIN]["overhead"]["ttft"]
     assert found["shift"]["p"] < 1e-6
     assert found["overall"]["p"] > 0.3
@@ -100,7 +106,7 @@ def test_blocks_that_differ_among_themselves_widen_the_interval() -> None:
 
 def test_with_fewer_than_three_repeats_there_are_pairs_alone() -> None:
     both = {(arm, 50.0): GuardrailCell({0: block(arm, 0, 200)}) for arm in (BASELINE, "input_filter")}
-    told = figures(both, [BASELINE, "input_filter"], [50.0], CAPACITY, None)
+    told = guardrail_figures(both, [BASELINE, "input_filter"], [50.0], CAPACITY, None)
     found = told["levels"][0]["arms"]["input_filter"]["overhead"]["ttft"]
     assert found["overall"]["value"] == found["shift"]["difference"]
     assert found["overall"]["method"] == found["shift"]["method"]
@@ -108,7 +114,9 @@ def test_with_fewer_than_three_repeats_there_are_pairs_alone() -> None:
 
 def test_p_values_are_adjusted_over_arms_and_loads() -> None:
     """Holm's over 2 filters x 3 loads: the smallest counts six times."""
-    told = figures(cells((25.0, 50.0, 75.0), 40), list(COSTS_MS), [25.0, 50.0, 75.0], CAPACITY, None)
+    told = guardrail_figures(
+        cells((25.0, 50.0, 75.0), 40), list(COSTS_MS), [25.0, 50.0, 75.0], CAPACITY, None
+    )
     shifts = [
         one["arms"][arm]["overhead"]["ttft"]["overall"]
         for one in told["levels"]
@@ -120,7 +128,7 @@ def test_p_values_are_adjusted_over_arms_and_loads() -> None:
 
 
 def test_refused_answers_are_counted_and_no_latency() -> None:
-    told = figures(cells(refused=20), list(COSTS_MS), [50.0], CAPACITY, None)
+    told = guardrail_figures(cells(refused=20), list(COSTS_MS), [50.0], CAPACITY, None)
     one = told["levels"][0]["arms"]["input_filter"]
     assert (one["sent"], one["complete"], one["refused"]) == (600, 540, 60)
     assert one["ttft"]["n"] == 540
@@ -128,7 +136,7 @@ def test_refused_answers_are_counted_and_no_latency() -> None:
 
 
 def test_throughput_of_an_open_loop_is_what_was_sent() -> None:
-    told = figures(cells(), list(COSTS_MS), [50.0], CAPACITY, None)
+    told = guardrail_figures(cells(), list(COSTS_MS), [50.0], CAPACITY, None)
     for arm in ("input_filter", AGAIN):
         found = told["levels"][0]["arms"][arm]["throughput"]
         assert found["value"] == pytest.approx(500, rel=0.05)
@@ -150,7 +158,7 @@ def test_a_lower_throughput_is_a_reduction_with_its_interval() -> None:
         )
 
     both = {(BASELINE, 50.0): cell(48, 50, 52), ("full", 50.0): cell(38, 40, 42)}
-    told = figures(both, [BASELINE, "full"], [50.0], CAPACITY, None)
+    told = guardrail_figures(both, [BASELINE, "full"], [50.0], CAPACITY, None)
     reduction = told["levels"][0]["arms"]["full"]["throughput"]["reduction"]
     assert reduction["value"] == pytest.approx(0.2, abs=0.002)
     assert 0.05 < reduction["low"] < 0.2 < reduction["high"] < 0.35
@@ -162,7 +170,7 @@ def test_blocks_of_three_answers_and_less_tell_no_throughput() -> None:
         (arm, 50.0): GuardrailCell({r: block(arm, r, 2) for r in range(3)})
         for arm in (BASELINE, "input_filter")
     }
-    told = figures(both, [BASELINE, "input_filter"], [50.0], CAPACITY, None)["levels"][0]["arms"]
+    told = guardrail_figures(both, [BASELINE, "input_filter"], [50.0], CAPACITY, None)["levels"][0]["arms"]
     assert told[BASELINE]["throughput"] is None
     assert told["input_filter"]["throughput"] is None
     assert told["input_filter"]["overload"] == []
@@ -170,7 +178,7 @@ def test_blocks_of_three_answers_and_less_tell_no_throughput() -> None:
 
 def test_maximum_throughput_is_reduced_by_a_share() -> None:
     peaks = {BASELINE: CAPACITY, "input_filter": Capacity(rps=19.0, tps=950.0, how="a search")}
-    told = figures(cells(), list(COSTS_MS), [50.0], CAPACITY, peaks)["max_throughput"]
+    told = guardrail_figures(cells(), list(COSTS_MS), [50.0], CAPACITY, peaks)["max_throughput"]
     assert told[BASELINE]["reduction"] is None
     assert told["input_filter"]["reduction"] == pytest.approx(0.05)
 

@@ -8,7 +8,7 @@ import pytest
 
 from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement
-from llmtap.bench.sut.target import TargetArm
+from llmtap.bench.sut.sut import TargetArm
 from llmtap.bench.tests.guardrail_overhead import TEST
 from llmtap.errors import ConfigError
 from tests.bench.support import Planted, measured, perform, session_to, sim

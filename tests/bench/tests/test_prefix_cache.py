@@ -12,7 +12,7 @@ import pytest
 from llmtap.bench.run.folder import Folder
 from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement
-from llmtap.bench.sut.target import TargetArm
+from llmtap.bench.sut.sut import TargetArm
 from llmtap.bench.tests.prefix_cache import TEST, PrefixCacheParams
 from llmtap.errors import ConfigError
 from llmtap.sim.latency import SEED_ITERATIONS

@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmtap.bench.tests.prefix_figures import PrefixRun, figures, hot_firsts, ttfts
+from llmtap.bench.tests.paired import PrefixRun, hot_firsts, prefix_figures, ttfts
 from llmtap.workload.sharing import NO_CONTEXT
 from tests.bench.support import measured
 
@@ -25,7 +25,7 @@ def repeat(cold: list[int | None], ttft_ms: int = 30) -> PrefixRun:
 
 
 def test_a_reduction_by_hand() -> None:
-    told = figures([repeat([None] * 6)] * 4, 2.0, None, None)
+    told = prefix_figures([repeat([None] * 6)] * 4, 2.0, None, None)
     for state in ("cold", "warm"):
         assert told["reduction"][state]["p50"]["value"] == pytest.approx(0.7)
         assert told["reduction"][state]["pairs"] == 24
@@ -41,7 +41,7 @@ def test_a_reduction_by_hand() -> None:
 
 def test_hits_are_of_the_prefix_s_tokens_and_never_more() -> None:
     """700 tokens of prefixes; what the server has of a message behind one does not count."""
-    told = figures([repeat([None, None, 0, 96, 192, 500])], 2.0, None, None)["hit_rate"]
+    told = prefix_figures([repeat([None, None, 0, 96, 192, 500])], 2.0, None, None)["hit_rate"]
     assert told["off"] is None
     # 96 of 100, 192 of 200, and all 100 of the one that tells 500.
     assert told["cold"]["value"] == pytest.approx((96 + 192 + 100) / 700)
@@ -60,13 +60,13 @@ def test_an_improvement_has_an_interval_from_three_runs_on() -> None:
         "off": [(1.0, 100.0), (1.0, 110.0), (1.0, 90.0)],
         "on": [(2.0, 150.0), (2.0, 160.0), (2.0, 140.0)],
     }
-    told = figures([repeat([None] * 6)], 2.0, None, rates)["throughput"]
+    told = prefix_figures([repeat([None] * 6)], 2.0, None, rates)["throughput"]
     assert told["unit"] == "output tokens/s"
     # 150 of 100, 160 of 110, 140 of 90, each repeat against itself.
     assert told["improvement"]["value"] == pytest.approx((0.5 + 5 / 11 + 5 / 9) / 3)
     assert told["improvement"]["low"] < 0.5 < told["improvement"]["high"]
     rates["on"][0] = (2.0, None)  # type: ignore[call-overload]
-    told = figures([repeat([None] * 6)], 2.0, None, {name: runs[:2] for name, runs in rates.items()})
+    told = prefix_figures([repeat([None] * 6)], 2.0, None, {name: runs[:2] for name, runs in rates.items()})
     assert told["throughput"]["unit"] == "requests/s"
     assert told["throughput"]["improvement"]["value"] == 1.0
     assert told["throughput"]["improvement"]["low"] is None

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from llmtap.bench.run.loads import Load
-from llmtap.bench.tests.prefixes import PRIMER_TOKENS, prefixes_of
+from llmtap.bench.tests.mixes import PRIMER_TOKENS, prefixes_of
 from llmtap.errors import ConfigError
 from llmtap.workload.prompts.counter import as_text
 from llmtap.workload.prompts.prompt import Prompt
