@@ -6,7 +6,7 @@ prompts at each level, a server that keeps prefixes would have seen them all at 
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Any, Final
@@ -15,41 +15,22 @@ from zlib import crc32
 import msgspec
 import pyarrow.compute as pc
 
-from llmtap.bench.run.figures import KEY_SHARES, latency_row, ms, ms_of
+from llmtap.bench.run.figures import KEY_SHARES, METRICS, latency_row, line_series, ms, ms_of
 from llmtap.bench.run.loads import Load, closed_load, open_load
 from llmtap.bench.run.measurement import Measurement, Steady, steady_of
 from llmtap.bench.run.session import BASELINE, BenchSession
-from llmtap.bench.run.test import ReportTable
+from llmtap.bench.run.test import ChartSeries, ChartSpec, Mark, ReportTable
+from llmtap.errors import ConfigError
 from llmtap.metrics.saturation import SaturationLevel
 from llmtap.metrics.summary import ENDED_WELL
 from llmtap.units import Duration, to_seconds
 
 __all__ = [
-    "WARM_TOKENS",
-    "Bounds",
-    "Capacity",
-    "LoadLevelSearch",
-    "Tried",
-    "capacity_told",
-    "closed_level",
-    "endings",
-    "find_capacity",
-    "is_long",
-    "lasts",
-    "latency_rows",
-    "latency_table",
-    "level_json",
-    "measure_closed",
-    "memory_errors",
-    "number",
-    "open_level",
-    "overload",
-    "rows_for",
-    "saturation_level",
-    "server_mean",
-    "server_total",
-    "share",
-]
+    "WARM_TOKENS", "Bounds", "Capacity", "Tried", "capacity_told", "check_duration", "check_votes",
+    "closed_level", "endings", "find_capacity", "is_long", "lasts", "latency_rows", "latency_table",
+    "level_json", "measure_closed", "memory_errors", "number", "open_level", "overload", "p99_chart",
+    "rows_for", "saturation_level", "server_mean", "server_total", "share", "throughput_chart",
+]  # fmt: skip
 
 
 COLUMNS: Final = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "End-to-End"}
@@ -59,6 +40,7 @@ ROWS_SPARE: Final = 1.5
 """Requests made for a closed loop, of those that the level before lets expect."""
 ROWS_PER_SLOT_S: Final = 5.0
 """Where nothing is known of how long an answer takes: 200 ms each."""
+QUICK_HINT: Final = "--quick gives that up, and the report says so"
 ENOUGH: Final = 0.95
 """Share of its time for which the requests of a closed loop have to last."""
 ROWS_MAX: Final = 100_000
@@ -132,10 +114,9 @@ def open_level(
     session: BenchSession, name: str, workload: str, rate_rps: float, duration: Duration, *, arrivals: str
 ) -> Load:
     """A load at a rate, for the step of that name."""
-    target = session.target
     return open_load(
         workload, rate_rps=rate_rps, seed=_seed(session, name), duration_s=to_seconds(duration),
-        arrivals=arrivals, tokenizer=target.tokenizer, chat=target.endpoint == "chat.completions",
+        arrivals=arrivals, **session.target.counting,
     )  # fmt: skip
 
 
@@ -150,11 +131,9 @@ def closed_level(
     output_tokens: int | None = None,
 ) -> Load:
     """A load of so many at a time, for so long or until so many were sent, for the step of that name."""
-    target = session.target
     return closed_load(
-        workload, slots=slots, seed=_seed(session, name), requests=rows,
-        duration_s=None if duration is None else to_seconds(duration), tokenizer=target.tokenizer,
-        chat=target.endpoint == "chat.completions", output_tokens=output_tokens,
+        workload, slots=slots, seed=_seed(session, name), requests=rows, output_tokens=output_tokens,
+        duration_s=None if duration is None else to_seconds(duration), **session.target.counting,
     )  # fmt: skip
 
 
@@ -250,10 +229,50 @@ def latency_rows(measured: Measurement) -> dict[str, dict[str, Any]]:
 
 def latency_table(caption: str, measured: Measurement) -> ReportTable:
     """The three latencies in the columns of the draft's Table 4, with their intervals."""
-    rows = []
-    for name, row in latency_rows(measured).items():
-        rows.append([COLUMNS[name], *(ms_of(row, p) for p in KEY_SHARES)])
-    return ReportTable(caption=caption, heads=["Metric", *(p.upper() for p in KEY_SHARES)], rows=rows)
+    rows = [
+        [COLUMNS[name], *(ms_of(row, p) for p in KEY_SHARES)] for name, row in latency_rows(measured).items()
+    ]
+    return ReportTable(caption, ["Metric", *(p.upper() for p in KEY_SHARES)], rows)
+
+
+def throughput_chart(
+    by: str, x_title: str, xs: Sequence[float], levels: Sequence[Tried], marks: list[Mark], *,
+    log_x: bool = False,
+) -> ChartSpec:  # fmt: skip
+    """Return a chart of output tokens per second by level."""
+    line = ChartSeries("throughput", list(xs), [one.steady.output_tps for one in levels])
+    return ChartSpec(
+        f"Output throughput by {by}", "line", x_title, "output tokens/s", [line], marks, log_x=log_x
+    )
+
+
+def p99_chart(
+    title: str, x_title: str, xs: Sequence[float], rows: Sequence[Mapping[str, Any]],
+    marks: Sequence[Mark] = (),
+) -> ChartSpec:  # fmt: skip
+    """Return a chart of the P99 of each latency; `rows` are as `latency_rows` makes them."""
+    lines = [
+        line_series(f"{name} P99", list(xs), [row[key]["p99"] for row in rows])
+        for key, name in METRICS.items()
+    ]
+    return ChartSpec(title, "line", x_title, "ms", lines, list(marks), log_y=True)
+
+
+def check_duration(
+    session: BenchSession, duration: Duration, least: Duration, section: str, hint: str | None = QUICK_HINT
+) -> None:
+    """Raises ConfigError where levels are shorter than the draft wants, unless the run is a quick one."""
+    if duration < least and not session.quick:
+        told = f"is {to_seconds(duration):g} s, and {section} asks for {to_seconds(least):g} s at least"
+        raise ConfigError("duration", told, hint)
+    if duration <= 0:
+        raise ConfigError("duration", "is nothing")
+
+
+def check_votes(votes: int) -> None:
+    """Raises ConfigError where votes can be a draw."""
+    if votes % 2 == 0:
+        raise ConfigError("votes", f"is {votes}, which can be a draw", "an odd number")
 
 
 def number(value: float | None, unit: str = "") -> str:
@@ -320,6 +339,9 @@ def lasts(tries: int, duration_s: float) -> str:
 WARM_TOKENS: Final = 100
 """Of each answer in a warm-up: 100 requests are then the 10,000 tokens that 4.5.1 asks for, too."""
 ANSWERS_MIN: Final = 3
+SLOTS_FIRST: Final = 8
+ROUNDS: Final = 6
+"""Requests of a level of the search for capacity, for each slot."""
 GAIN_MIN: Final = 0.05
 """A level that brings less more than this has found the end."""
 
@@ -334,15 +356,6 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     """Where it comes from, for the report."""
     saturated: bool = True
     """More load brought no more; False where the search ended at the most it may have in flight."""
-
-
-class LoadLevelSearch(msgspec.Struct, frozen=True, kw_only=True):
-    """How it is looked for."""
-
-    slots_first: int = 8
-    slots_max: int = 256
-    rounds: int = 6
-    """Requests of a level, for each slot."""
 
 
 def capacity_told(
@@ -371,7 +384,7 @@ def capacity_told(
 async def find_capacity(
     session: BenchSession,
     load_of: Callable[[int, int], Load],
-    search: LoadLevelSearch,
+    slots_max: int,
     *,
     arm: str = BASELINE,
     name: str = "capacity",
@@ -385,23 +398,23 @@ async def find_capacity(
         name: of the steps.
         warm_by: as `Session.measure` has it.
     """
-    slots = search.slots_first
+    slots = min(SLOTS_FIRST, slots_max)
     best: tuple[float, float | None, float, int] | None = None
     while True:
-        session.watcher.left(f"{name}: {slots} requests at a time, {search.slots_max} at most")
+        session.watcher.left(f"{name}: {slots} requests at a time, {slots_max} at most")
         measured = await session.measure(
-            f"{name}/{slots:04d}-at-a-time", load_of(slots, search.rounds * slots), arm=arm, warm_by=warm_by
+            f"{name}/{slots:04d}-at-a-time", load_of(slots, ROUNDS * slots), arm=arm, warm_by=warm_by
         )
         rps, tps = _rates(measured)
         made = rps if tps is None else tps
         saturated = best is not None and made < best[2] * (1 + GAIN_MIN)
         if best is None or made > best[2]:
             best = rps, tps, made, slots
-        if saturated or slots >= search.slots_max:
+        if saturated or slots >= slots_max:
             break
-        slots = min(2 * slots, search.slots_max)
+        slots = min(2 * slots, slots_max)
     rps, tps, _, at = best
-    more = "more bring no more" if saturated else f"more than {search.slots_max} were not tried"
+    more = "more bring no more" if saturated else f"more than {slots_max} were not tried"
     return Capacity(rps=rps, tps=tps, how=f"closed loop of {at} at a time: {more}", saturated=saturated)
 
 

@@ -30,7 +30,7 @@ __all__ = [
 P = TypeVar("P", bound=msgspec.Struct)
 
 
-class ReportTable(msgspec.Struct, frozen=True, kw_only=True):
+class ReportTable(msgspec.Struct, frozen=True):
     """A table as people read it; figures to compute with are in `Found.measurements`."""
 
     caption: str
@@ -39,7 +39,7 @@ class ReportTable(msgspec.Struct, frozen=True, kw_only=True):
     rows: list[list[str]]
 
 
-class ChartSeries(msgspec.Struct, frozen=True, kw_only=True):
+class ChartSeries(msgspec.Struct, frozen=True):
     """A line, or points, of a chart."""
 
     name: str
@@ -50,14 +50,14 @@ class ChartSeries(msgspec.Struct, frozen=True, kw_only=True):
     high: list[float | None] = []
 
 
-class Mark(msgspec.Struct, frozen=True, kw_only=True):
+class Mark(msgspec.Struct, frozen=True):
     """A place on the x axis that has a name: the knee, the limit of an SLO."""
 
     x: float
     says: str
 
 
-class ChartSpec(msgspec.Struct, frozen=True, kw_only=True):
+class ChartSpec(msgspec.Struct, frozen=True):
     """What is to be drawn; how is `report/`'s."""
 
     title: str

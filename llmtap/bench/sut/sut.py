@@ -1,6 +1,6 @@
 """What is under test, as its report has to declare it (IETF 4.1, 4.4, 4.6.2, 4.7, 4.8, 5.1.2.3)."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -121,6 +121,11 @@ class BenchTarget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ca: Annotated[str | None, Meta(description="trust this CA (PEM)")] = None
     metrics: Annotated[str | None, Meta(description="URL of the server's metrics, or none")] = None
     processes: Annotated[int, Meta(ge=1, le=256, description="sending processes")] = 1
+
+    @property
+    def counting(self) -> dict[str, Any]:
+        """How prompts are counted, as arguments of `open_load` and `closed_load`."""
+        return {"tokenizer": self.tokenizer, "chat": self.endpoint == "chat.completions"}
 
     def __post_init__(self) -> None:
         if not self.endpoint:

@@ -4,6 +4,7 @@ TTFT is from the last byte of the request to the first content token that is not
 (5.1.3.1, B.1.1). Where tokens of another kind come before it, the time to any token is told beside it.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -14,12 +15,16 @@ from llmtap.bench.compliance.evidence import several
 from llmtap.bench.run.figures import (
     DOUBT,
     KEY_SHARES,
+    Cell,
     cdf_series,
     histogram_series,
     latency_row,
     load_lines,
+    metric_table,
     ms,
     ms_of,
+    table_of,
+    text,
 )
 from llmtap.bench.run.levels import Capacity, capacity_told
 from llmtap.bench.run.loads import Load, closed_load, open_load
@@ -72,13 +77,11 @@ async def run(session: BenchSession, params: TtftParams) -> TestResult:
     """5.1.3: warm up, send, and sum up."""
     load = _load(session, params)
     measured = await session.measure("load", load)
-    found = TestResult(configuration=load_lines(load, measured))
     ttft = measured.values("ttft_ns")
-    row = latency_row(ttft)
-    found.measurements = {
+    told = {
         "requests": measured.n,
         "answered": len(measured.ended_well()),
-        "ttft": row,
+        "ttft": latency_row(ttft),
         "ttft_by_input": _by_input(measured, load),
         "ttft_any": _any_token(measured),
         "server_queue": _told(measured, "server_queue_ns"),
@@ -87,8 +90,8 @@ async def run(session: BenchSession, params: TtftParams) -> TestResult:
         "e2e": latency_row(measured.values("e2e_ns")),
         "uncertainty_max": max(measured.values("uncertainty_ns"), default=None),
     }
-    found.tables = _tables(found.measurements)
-    found.charts = _charts(ttft, measured, found.measurements["ttft_any"] is not None)
+    found = TestResult(told, _tables(told), configuration=load_lines(load, measured))
+    found.charts = _charts(ttft, measured, told["ttft_any"] is not None)
     _remark(found)
     return found
 
@@ -98,8 +101,6 @@ def _capacity(session: BenchSession, params: TtftParams) -> Capacity | None:
 
 
 def _load(session: BenchSession, params: TtftParams) -> Load:
-    target = session.target
-    chat = target.endpoint == "chat.completions"
     rate = params.rate
     if rate is None and params.concurrency is None:
         found = _capacity(session, params)
@@ -108,12 +109,12 @@ def _load(session: BenchSession, params: TtftParams) -> Load:
     if rate is not None:
         return open_load(
             params.workload, rate_rps=rate, seed=session.seed, requests=params.requests,
-            arrivals=params.arrivals, tokenizer=target.tokenizer, chat=chat,
+            arrivals=params.arrivals, **session.target.counting,
         )  # fmt: skip
     assert params.concurrency is not None
     return closed_load(
         params.workload, slots=params.concurrency, seed=session.seed, requests=params.requests,
-        tokenizer=target.tokenizer, chat=chat,
+        **session.target.counting,
     )  # fmt: skip
 
 
@@ -160,44 +161,42 @@ def _told(measured: Measurement, column: str) -> dict[str, Any] | None:
     return latency_row(values) if values else None
 
 
-def _tables(found: dict[str, Any]) -> list[ReportTable]:
-    tables = [ReportTable(caption="Table 1: TTFT Results", heads=["Metric", "Value"], rows=_results(found))]
-    if found["ttft_by_input"] is not None:
-        tables.append(
-            ReportTable(
-                caption="Table 2: TTFT by Input Length",
-                heads=["Input Tokens", "P50 (ms)", "P95 (ms)", "P99 (ms)"],
-                rows=[
-                    [_range(row), *(ms_of(row, name, unit=False) for name in KEY_SHARES)]
-                    for row in found["ttft_by_input"]
-                ],
-            )
-        )
+def _tables(told: dict[str, Any]) -> list[ReportTable]:
+    results = {"Requests": f"{told['requests']}"}
+    results |= {f"TTFT {name}": ms_of(told["ttft"], key) for key, name in _ROWS.items()}
+    results |= {f"TTFT {name.title()}": ms_of(told["ttft"], name) for name in ("mean", "min", "max")}
+    tables = [metric_table("Table 1: TTFT Results", results)]
+    if told["ttft_by_input"] is not None:
+        tables.append(table_of("Table 2: TTFT by Input Length", told["ttft_by_input"], TABLE_2))
     parts = {
-        "Time to any token": found["ttft_any"],
-        "Queue wait (server)": found["server_queue"],
-        "Prefill (server)": found["server_prefill"],
+        "Time to any token": told["ttft_any"],
+        "Queue wait (server)": told["server_queue"],
+        "Prefill (server)": told["server_prefill"],
     }
-    rows = [
-        [name, f"{row['n']}", *(ms_of(row, share) for share in ("mean", *_ROWS))]
-        for name, row in parts.items()
-        if row is not None
-    ]
+    rows = [{"name": name, **row} for name, row in parts.items() if row is not None]
     if rows:
-        heads = ["Component", "Samples", "Mean", *_ROWS.values()]
-        tables.append(ReportTable(caption="Components of TTFT (5.1.4.2)", heads=heads, rows=rows))
+        tables.append(table_of("Components of TTFT (5.1.4.2)", rows, COMPONENT_COLUMNS))
     return tables
-
-
-def _results(found: dict[str, Any]) -> list[list[str]]:
-    row = found["ttft"]
-    rows = [["Requests", f"{found['requests']}"]]
-    rows += [[f"TTFT {name}", ms_of(row, key)] for key, name in _ROWS.items()]
-    return [*rows, *([f"TTFT {name.title()}", ms_of(row, name)] for name in ("mean", "min", "max"))]
 
 
 def _range(row: dict[str, Any]) -> str:
     return f"{row['from']}+" if row["below"] is None else f"{row['from']}-{row['below']}"
+
+
+def _percentile(share: str, *, unit: bool = True) -> Cell:
+    return lambda row: ms_of(row, share, unit=unit)
+
+
+TABLE_2: Final[Mapping[str, Cell]] = {
+    "Input Tokens": _range,
+    **{f"{share.upper()} (ms)": _percentile(share, unit=False) for share in KEY_SHARES},
+}
+COMPONENT_COLUMNS: Final[Mapping[str, Cell]] = {
+    "Component": text("name"),
+    "Samples": text("n"),
+    "Mean": _percentile("mean"),
+    **{name: _percentile(share) for share, name in _ROWS.items()},
+}
 
 
 def _charts(ttft: list[float], measured: Measurement, others: bool) -> list[ChartSpec]:
@@ -208,17 +207,14 @@ def _charts(ttft: list[float], measured: Measurement, others: bool) -> list[Char
         curves.append(cdf_series("time to any token", measured.values("ttft_any_ns")))
     most = percentile(ttft, _HISTOGRAM_TO)
     assert most is not None
+    histogram = histogram_series("TTFT", ttft, span=(ttft[0], most))
+    cdf, often = "TTFT: share of requests that had their first token by then", "TTFT: how often which"
     return [
+        ChartSpec(cdf, "cdf", "TTFT (ms)", "share of requests", curves),
         ChartSpec(
-            title="TTFT: share of requests that had their first token by then", kind="cdf",
-            x_title="TTFT (ms)", y_title="share of requests", series=curves,
+            f"{often} (without the slowest 0.5 %)", "histogram", "TTFT (ms)", "share of requests", [histogram]
         ),
-        ChartSpec(
-            title="TTFT: how often which (without the slowest 0.5 %)", kind="histogram",
-            x_title="TTFT (ms)", y_title="share of requests",
-            series=[histogram_series("TTFT", ttft, span=(ttft[0], most))],
-        ),
-    ]  # fmt: skip
+    ]
 
 
 def _remark(found: TestResult) -> None:

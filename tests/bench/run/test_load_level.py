@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from llmtap.bench.run.folder import Folder
-from llmtap.bench.run.levels import LoadLevelSearch, capacity_told, find_capacity, is_long, overload
+from llmtap.bench.run.levels import capacity_told, find_capacity, is_long, overload
 from llmtap.bench.run.loads import Load, closed_load
 from llmtap.bench.run.measurement import Measurement
 from tests.bench.support import Planted, measured
@@ -42,7 +42,7 @@ def closed(slots: int, requests: int) -> Load:
 @pytest.mark.parametrize(("limit", "rps", "slots"), [(20, 20.0, 32), (8, 8.0, 8), (64, 64.0, 64)])
 def test_the_capacity_is_where_more_bring_no_more(tmp_path: Path, limit: int, rps: float, slots: int) -> None:
     session = Planted(tmp_path, slots_of(limit))
-    found = asyncio.run(find_capacity(session, closed, LoadLevelSearch(slots_max=256)))
+    found = asyncio.run(find_capacity(session, closed, 256))
     assert found.rps == pytest.approx(rps, rel=0.06)
     assert found.tps == pytest.approx(10 * rps, rel=0.06)
     assert found.saturated
@@ -54,7 +54,7 @@ def test_the_capacity_is_where_more_bring_no_more(tmp_path: Path, limit: int, rp
 
 def test_a_search_that_meets_its_bound_says_so(tmp_path: Path) -> None:
     session = Planted(tmp_path, slots_of(1_000, tokens=None))
-    found = asyncio.run(find_capacity(session, closed, LoadLevelSearch(slots_max=24)))
+    found = asyncio.run(find_capacity(session, closed, 24))
     assert not found.saturated
     assert found.how.endswith("more than 24 were not tried")
     assert [load.closed for _, load in session.asked] == [8, 16, 24]
@@ -72,7 +72,7 @@ def test_a_gain_of_a_few_percent_is_the_end(tmp_path: Path) -> None:
         return found
 
     session = Planted(tmp_path, answer)
-    found = asyncio.run(find_capacity(session, closed, LoadLevelSearch(slots_max=256)))
+    found = asyncio.run(find_capacity(session, closed, 256))
     assert found.saturated
     assert [load.closed for _, load in session.asked] == [8, 16]
     assert found.rps == pytest.approx(8 * 1.02**2, rel=0.06)
