@@ -16,16 +16,9 @@ from llmtap.bench.compliance.evidence import MUSTS, SHOULDS, ComplianceVerdict, 
 from llmtap.bench.run.test import ReportTable
 
 __all__ = [
-    "COMPARISON",
-    "EXCLUDED",
-    "REQUIREMENTS",
-    "Judged",
-    "Matrix",
-    "Overall",
-    "judge",
-    "judge_comparison",
+    "COMPARISON", "EXCLUDED", "REQUIREMENTS", "Judged", "Matrix", "Overall", "judge", "judge_comparison",
     "listing",
-]
+]  # fmt: skip
 
 
 _READING: Final = "asks the reader to consult the terminology document: no test satisfies or breaks it"
@@ -103,17 +96,12 @@ class Matrix:
 
     def table(self) -> ReportTable:
         """Every demand, its verdict and the evidence."""
-        return ReportTable(
-            caption=f"Compliance of {self.test} with IETF seed 000: {self.status}",
-            heads=["Demand", "Level", "What", "Verdict", "Evidence"],
-            rows=[
-                [
-                    one.requirement.id, one.requirement.level, one.requirement.says, one.verdict.status,
-                    one.verdict.evidence,
-                ]
-                for one in self.rows
-            ],
-        )  # fmt: skip
+        rows = []
+        for one in self.rows:
+            demand, verdict = one.requirement, one.verdict
+            rows.append([demand.id, demand.level, demand.says, verdict.status, verdict.evidence])
+        caption = f"Compliance of {self.test} with IETF seed 000: {self.status}"
+        return ReportTable(caption, ["Demand", "Level", "What", "Verdict", "Evidence"], rows)
 
     def summary_lines(self) -> list[str]:
         """The status, what it rests on, and each demand that is in its way."""

@@ -47,12 +47,8 @@ from llmtap.bench.compliance.evidence import (
 from llmtap.units import NS_PER_S, parse_duration_ns
 
 __all__ = [
-    "REQUESTS_MIN",
-    "ROWS",
-    "TOKENS_MIN",
-    "as_declared",
-    "fully_specified",
-]
+    "REQUESTS_MIN", "ROWS", "TOKENS_MIN", "as_declared", "fully_specified",
+]  # fmt: skip
 
 
 _TIMES: Final = ("ttft", "ttfb", "e2e", "tbc", "tbc_max")

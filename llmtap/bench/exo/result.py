@@ -35,27 +35,10 @@ from llmtap.workload.prompts.fitting import Fitted
 from llmtap.workload.prompts.prompt import Prompt
 
 __all__ = [
-    "BatchEnergy",
-    "ExoBatch",
-    "ExoCell",
-    "ExoResult",
-    "ExoRow",
-    "ExoRun",
-    "Hit",
-    "Power",
-    "Sent",
-    "Spread",
-    "Stats",
-    "Telling",
-    "Timing",
-    "batch_of",
-    "generation_tps",
-    "prefill_tps",
-    "prefix_hit",
-    "rows_of",
-    "timing_of",
-    "total_of",
-]
+    "BatchEnergy", "ExoBatch", "ExoCell", "ExoResult", "ExoRow", "ExoRun", "Hit", "Power", "Sent", "Spread",
+    "Stats", "Telling", "Timing", "batch_of", "generation_tps", "prefill_tps", "prefix_hit", "rows_of",
+    "timing_of", "total_of",
+]  # fmt: skip
 
 
 Hit = Literal["none", "partial", "exact"]

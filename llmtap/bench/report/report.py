@@ -34,17 +34,9 @@ from llmtap.metrics.deadlines import READER_NS_PER_TOKEN, user_idle_ns
 from llmtap.units import NS_PER_S, to_seconds
 
 __all__ = [
-    "ASKED",
-    "RESULT",
-    "date_of",
-    "document_of",
-    "is_results",
-    "load_document",
-    "read_ns",
-    "report_of",
-    "stream_charts",
-    "versions",
-]
+    "ASKED", "RESULT", "date_of", "document_of", "is_results", "load_document", "read_ns", "report_of",
+    "stream_charts", "versions",
+]  # fmt: skip
 
 
 _SPEED: Final = NS_PER_S / READER_NS_PER_TOKEN
@@ -85,14 +77,9 @@ def _chart(name: str, idle_ns: int, times_ns: list[int], each: float) -> ChartSp
         f"read, at {_SPEED:g} tokens/s": read_ns(times_ns, per_event_ns),
         "wanted (deadline)": [i * per_event_ns for i in range(len(times_ns))],
     }
-    return ChartSpec(
-        title=f"A stream, the {name}: its reader waits {idle_ns / 1e6:,.0f} ms in all",
-        kind="steps", x_title="time since submission (s)", y_title="tokens",
-        series=[
-            ChartSeries(name=line, x=[to_seconds(ns) for ns in at_ns], y=tokens)
-            for line, at_ns in lines.items()
-        ],
-    )  # fmt: skip
+    title = f"A stream, the {name}: its reader waits {idle_ns / 1e6:,.0f} ms in all"
+    series = [ChartSeries(line, [to_seconds(ns) for ns in at_ns], tokens) for line, at_ns in lines.items()]
+    return ChartSpec(title, "steps", "time since submission (s)", "tokens", series)
 
 
 ASKED: Final = "bench.json"

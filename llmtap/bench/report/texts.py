@@ -18,14 +18,9 @@ from llmtap.report.sweep import number
 from llmtap.report.terminal import milliseconds
 
 __all__ = [
-    "full_markdown",
-    "guardrails_said",
-    "hardware_said",
-    "load_said",
-    "main_load",
-    "minimum_text",
+    "full_markdown", "guardrails_said", "hardware_said", "load_said", "main_load", "minimum_text",
     "workload_said",
-]
+]  # fmt: skip
 
 
 _Rule = Callable[[Report, Sequence[Step]], Step | None]

@@ -26,17 +26,9 @@ from llmtap.workload.arrivals.arrivals import OWN_RATES, parse_arrivals
 from llmtap.workload.registry import is_workload, workload_named
 
 __all__ = [
-    "ORDER",
-    "Bench",
-    "asked_of",
-    "begin",
-    "check_values",
-    "clear",
-    "declared_otherwise",
-    "refuse_other",
-    "undo",
-    "unreached",
-]
+    "ORDER", "Bench", "asked_of", "begin", "check_values", "clear", "declared_otherwise", "refuse_other",
+    "undo", "unreached",
+]  # fmt: skip
 
 
 TEST_ASKED: Final = "asked.json"

@@ -15,16 +15,9 @@ if TYPE_CHECKING:
     from llmtap.bench.run.session import BenchSession
 
 __all__ = [
-    "TESTS",
-    "BenchTest",
-    "ChartSeries",
-    "ChartSpec",
-    "Mark",
-    "ReportTable",
-    "TestResult",
-    "test_named",
+    "TESTS", "BenchTest", "ChartSeries", "ChartSpec", "Mark", "ReportTable", "TestResult", "test_named",
     "tests_said",
-]
+]  # fmt: skip
 
 
 P = TypeVar("P", bound=msgspec.Struct)

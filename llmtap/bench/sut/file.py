@@ -29,16 +29,9 @@ from llmtap.units import encode_seconds, read_special, shown
 from llmtap.user_files import decode_json, read_toml
 
 __all__ = [
-    "BenchFile",
-    "Misfit",
-    "inner_type",
-    "is_finite",
-    "load_bench",
-    "misfit",
-    "params_told",
-    "shown_url",
+    "BenchFile", "Misfit", "inner_type", "is_finite", "load_bench", "misfit", "params_told", "shown_url",
     "without_keys",
-]
+]  # fmt: skip
 
 
 _PATH: Final = re.compile(r"\s*- at `(?:key in )?\$(.*)`$")

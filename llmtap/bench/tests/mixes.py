@@ -46,16 +46,9 @@ from llmtap.workload.requests import Requests
 from llmtap.workload.sharing import Sharing
 
 __all__ = [
-    "LONG",
-    "SHORT",
-    "ClassMix",
-    "Prefixes",
-    "RequestClass",
-    "check_classes",
-    "closed_mix",
-    "open_mix",
+    "LONG", "SHORT", "ClassMix", "Prefixes", "RequestClass", "check_classes", "closed_mix", "open_mix",
     "prefixes_of",
-]
+]  # fmt: skip
 
 
 Tokens = Annotated[int, Meta(ge=1, le=1 << 24)]

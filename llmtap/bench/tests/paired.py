@@ -27,28 +27,10 @@ from llmtap.metrics.statistics import percentile
 from llmtap.workload.sharing import NO_CONTEXT
 
 __all__ = [
-    "AGAIN",
-    "ARMS",
-    "BASELINE",
-    "METRICS",
-    "NAMES",
-    "STATES",
-    "Block",
-    "Cells",
-    "GuardrailCell",
-    "PrefixRun",
-    "Rates",
-    "blocks",
-    "cached_share",
-    "guardrail_figures",
-    "hot_firsts",
-    "over_repeats",
-    "pairs",
-    "prefix_figures",
-    "quantile_ratio",
-    "ttfts",
-    "values_by_row",
-]
+    "AGAIN", "ARMS", "BASELINE", "METRICS", "NAMES", "STATES", "Block", "Cells", "GuardrailCell",
+    "PrefixRun", "Rates", "blocks", "cached_share", "guardrail_figures", "hot_firsts", "over_repeats",
+    "pairs", "prefix_figures", "quantile_ratio", "ttfts", "values_by_row",
+]  # fmt: skip
 
 
 T = TypeVar("T")

@@ -10,7 +10,6 @@ from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.tests.fairness import TEST, FairnessParams
 from llmtap.bench.tests.mixes import ClassMix, RequestClass
-from llmtap.errors import ConfigError
 from llmtap.sim.engine import Engine
 from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.sim.serving import ServingSetup
@@ -158,12 +157,6 @@ def test_a_share_is_of_what_the_mix_itself_saturates_at(tmp_path: Path) -> None:
     assert found.measurements["rate_rps"] == 18.0
     assert found.measurements["load_share"] == 0.9
     assert not [one for one in found.deviations if "of saturation" in one]
-
-
-def test_classes_are_checked_first(tmp_path: Path) -> None:
-    session = Planted(tmp_path, served(lambda of, mixed, _: 0.1), "fairness")
-    with pytest.raises(ConfigError, match="fewer than two"):
-        perform(TEST, session, classes=[{"name": "a", "share": 1.0, "input": [1, 2], "output": [1, 2]}])
 
 
 CLASSES = (

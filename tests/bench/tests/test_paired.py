@@ -1,20 +1,193 @@
-"""Overheads of planted cells: what was planted lies in the intervals; where nothing was, nothing is found."""
+"""Turns and pairs: every block once, in an order of the seed; a row is compared with itself or not at all."""
 
+from itertools import pairwise
 from random import Random
+from statistics import mean
 
 import pyarrow.compute as pc
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from llmtap.bench.run.levels import Capacity
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.tests.paired import (
     AGAIN,
     BASELINE,
+    Block,
     GuardrailCell,
+    PrefixRun,
+    blocks,
     cached_share,
     guardrail_figures,
+    hot_firsts,
+    over_repeats,
+    pairs,
+    prefix_figures,
+    quantile_ratio,
+    ttfts,
+    values_by_row,
 )
+from llmtap.workload.sharing import NO_CONTEXT
 from tests.bench.support import measured
+
+names = st.lists(st.sampled_from("abcdef"), min_size=1, max_size=5, unique=True)
+levels = st.lists(st.sampled_from([25.0, 50.0, 75.0]), min_size=1, unique=True)
+
+
+@given(names, levels, st.integers(1, 6), st.integers(0, 1 << 40), st.booleans())
+def test_every_block_comes_once_and_repeats_one_after_the_other(
+    arms: list[str], loads: list[float], repeats: int, seed: int, together: bool
+) -> None:
+    order = blocks(arms, loads, repeats, seed, together=together)
+    every = {Block(arm, level, r) for arm in arms for level in loads for r in range(repeats)}
+    assert len(order) == len(every)
+    assert set(order) == every
+    assert [block.repeat for block in order] == sorted(block.repeat for block in order)
+    assert order == blocks(arms, loads, repeats, seed, together=together)
+
+
+@given(names, levels, st.integers(0, 1 << 40))
+def test_arms_of_a_level_are_neighbours_and_levels_of_an_arm_that_has_to_be_started(
+    arms: list[str], loads: list[float], seed: int
+) -> None:
+    apart = [block.level for block in blocks(arms, loads, 1, seed)]
+    together = [block.arm for block in blocks(arms, loads, 1, seed, together=True)]
+    assert changes(apart) == len(loads) - 1
+    assert changes(together) == len(arms) - 1
+
+
+def changes(values: list[object]) -> int:
+    return sum(a != b for a, b in pairwise(values))
+
+
+def test_drift_is_no_difference_between_arms() -> None:
+    """A machine that gets 1 ms slower with each block: in turns that cancels out over seeds, one after the
+    other it is 30 ms."""
+    found = []
+    for seed in range(400):
+        order = blocks(["a", "b"], [50.0], 30, seed)
+        at = {arm: mean(i for i, block in enumerate(order) if block.arm == arm) for arm in "ab"}
+        found.append(at["b"] - at["a"])
+    # A pair is one apart, in either direction: a difference of one seed has a deviation of 1 / sqrt(30).
+    assert abs(mean(found)) < 4 / (30 * 400) ** 0.5
+    assert max(map(abs, found)) < 1
+
+
+def test_orders_differ_by_seed() -> None:
+    assert len({tuple(blocks("abcd", [25.0, 50.0], 3, seed)) for seed in range(20)}) == 20
+
+
+def test_only_rows_that_both_answered_completely_are_pairs() -> None:
+    ms = 1_000_000
+    a = measured("a", [
+        {"row": 3, "ttft_ns": 10 * ms}, {"row": 1, "ttft_ns": 20 * ms}, {"row": 2, "ttft_ns": 30 * ms},
+        {"row": 4, "ttft_ns": 40 * ms},
+    ])  # fmt: skip
+    b = measured("b", [
+        {"row": 1, "ttft_ns": 25 * ms}, {"row": 2, "ttft_ns": 1 * ms, "outcome": "refused"},
+        {"row": 3, "ttft_ns": 17 * ms}, {"row": 4}, {"row": 5, "ttft_ns": 50 * ms},
+    ])  # fmt: skip
+    assert pairs([(a, b)], "ttft_ns") == ([0.02, 0.01], [0.025, 0.017])
+    assert pairs([(a, b), (b, a)], "ttft_ns") == ([0.02, 0.01, 0.025, 0.017], [0.025, 0.017, 0.02, 0.01])
+    assert values_by_row(b, "ttft_ns") == {1: 0.025, 3: 0.017, 5: 0.05}
+
+
+def test_a_ratio_is_that_of_the_quantiles_with_its_interval() -> None:
+    base = [0.01 * i for i in range(1, 201)]
+    exact = quantile_ratio(base, [2 * x for x in base], 0.5, paired=True)
+    assert exact is not None
+    assert [exact[name] for name in ("value", "low", "high")] == pytest.approx([2, 2, 2])
+    loose = quantile_ratio(base, [2 * x for x in base], 0.5, paired=False)
+    assert loose is not None
+    assert loose["low"] < 2 < loose["high"]
+    # So few values say where a quantile is, and not how sure that is.
+    few = quantile_ratio([1.0, 2.0], [3.0, 6.0], 0.99, paired=False)
+    assert few is not None
+    assert (few["value"], few["low"], few["high"]) == (pytest.approx(3), None, None)
+    assert quantile_ratio([], [1.0], 0.5, paired=False) is None
+    assert quantile_ratio([0.0, 1.0], [1.0, 2.0], 0.5, paired=True) is None
+
+
+def test_repeats_have_student_s_interval() -> None:
+    """40, 41 and 42: 41 +- 4.303 / sqrt(3); against 0, t = 41 sqrt(3)."""
+    found = over_repeats([40.0, 41.0, 42.0])
+    assert found is not None
+    assert found["value"] == pytest.approx(41)
+    assert found["high"] - found["value"] == pytest.approx(4.3027 / 3**0.5, rel=1e-4)
+    # Of Student's t with two degrees of freedom, in closed form.
+    t = 41 * 3**0.5
+    assert found["p"] == pytest.approx(1 - t / (2 + t * t) ** 0.5, rel=1e-4)
+    assert over_repeats([1.0, 2.0]) is None
+    same = over_repeats([2.0] * 3)
+    assert same is not None
+    assert same["p"] == 0.0
+
+
+CONTEXTS = [0, 1, NO_CONTEXT, 0, 1, 0]
+LENGTHS = [100, 200]
+
+
+def repeat(cold: list[int | None], ttft_ms: int = 30) -> PrefixRun:
+    """Off takes 100 ms; cold and warm `ttft_ms`; the cold run tells so many cached tokens."""
+    states = {
+        state: measured(state, [
+            {"row": row, "ttft_ns": (100 if state == "off" else ttft_ms) * 1_000_000, "e2e_ns": S // 5,
+             "cached_tokens": {"cold": cold[row], "warm": 96 * (1 + context), "off": None}[state]}
+            for row, context in enumerate(CONTEXTS)
+        ])
+        for state in ("off", "cold", "warm")
+    }  # fmt: skip
+    return PrefixRun(CONTEXTS, LENGTHS, states)
+
+
+def test_a_reduction_by_hand() -> None:
+    told = prefix_figures([repeat([None] * 6)] * 4, 2.0, None, None)
+    for state in ("cold", "warm"):
+        assert told["reduction"][state]["p50"]["value"] == pytest.approx(0.7)
+        assert told["reduction"][state]["pairs"] == 24
+        assert told["reduction"][state]["shift"]["difference"] == pytest.approx(-0.07)
+        assert told["reduction"][state]["by_repeats"]["value"] == pytest.approx(0.7)
+        low, high = (told["reduction"][state]["p50"][end] for end in ("low", "high"))
+        assert low == pytest.approx(0.7)
+        assert high == pytest.approx(0.7)
+    assert told["by_sharing"]["warm"]["not_shared"]["n"] == 4
+    assert told["by_sharing"]["warm"]["shared"]["n"] == 20
+    assert len(ttfts([repeat([None] * 6)], "off", True)) == 5
+
+
+def test_hits_are_of_the_prefix_s_tokens_and_never_more() -> None:
+    """700 tokens of prefixes; what the server has of a message behind one does not count."""
+    told = prefix_figures([repeat([None, None, 0, 96, 192, 500])], 2.0, None, None)["hit_rate"]
+    assert told["off"] is None
+    # 96 of 100, 192 of 200, and all 100 of the one that tells 500.
+    assert told["cold"]["value"] == pytest.approx((96 + 192 + 100) / 700)
+    assert told["cold"]["answers_that_tell"] == 4
+    assert told["warm"]["value"] == pytest.approx((3 * 96 + 2 * 192) / 700)
+
+
+def test_a_first_request_that_finds_its_prefix_was_not_cold() -> None:
+    assert hot_firsts([repeat([None, None, None, 96, 192, 96])]) == 0
+    assert hot_firsts([repeat([96, 48, None, 96, 192, 96])]) == 1
+    assert hot_firsts([repeat([96, 192, None, 0, 0, 0]), repeat([0, 192, None, 0, 0, 0])]) == 3
+
+
+def test_an_improvement_has_an_interval_from_three_runs_on() -> None:
+    rates = {
+        "off": [(1.0, 100.0), (1.0, 110.0), (1.0, 90.0)],
+        "on": [(2.0, 150.0), (2.0, 160.0), (2.0, 140.0)],
+    }
+    told = prefix_figures([repeat([None] * 6)], 2.0, None, rates)["throughput"]
+    assert told["unit"] == "output tokens/s"
+    # 150 of 100, 160 of 110, 140 of 90, each repeat against itself.
+    assert told["improvement"]["value"] == pytest.approx((0.5 + 5 / 11 + 5 / 9) / 3)
+    assert told["improvement"]["low"] < 0.5 < told["improvement"]["high"]
+    rates["on"][0] = (2.0, None)  # type: ignore[call-overload]
+    told = prefix_figures([repeat([None] * 6)], 2.0, None, {name: runs[:2] for name, runs in rates.items()})
+    assert told["throughput"]["unit"] == "requests/s"
+    assert told["throughput"]["improvement"]["value"] == 1.0
+    assert told["throughput"]["improvement"]["low"] is None
+
 
 S = 1_000_000_000
 CAPACITY = Capacity(rps=20.0, tps=1_000.0, how="given")

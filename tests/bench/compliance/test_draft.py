@@ -12,7 +12,7 @@ import pytest
 from llmtap.bench.compliance.judge import EXCLUDED, REQUIREMENTS
 from llmtap.bench.run.test import TESTS
 
-SEEDS = Path(__file__).resolve().parents[3] / "shared" / "seeds"
+SEEDS = Path(__file__).resolve().parents[4] / "shared" / "seeds"
 DRAFTS = sorted(SEEDS.glob("000_*.txt"))
 pytestmark = pytest.mark.skipif(not DRAFTS, reason="the draft is not beside the checkout")
 

@@ -1,10 +1,93 @@
-"""The minimum report has the lines of IETF seed 000, C.1, no more and no less; the full one its six parts."""
+"""Of each test the load that it is about is found, and none by which it only looked for capacity."""
 
 import re
 from typing import Any
 
-from llmtap.bench.report.texts import full_markdown, hardware_said, minimum_text
+import pytest
+
+from llmtap.bench.report.texts import full_markdown, hardware_said, main_load, minimum_text
 from tests.support.bench_documents import CHARTS, bench_document, bench_report, load_step
+from tests.support.compliance_reports import report_of_test
+
+LEVELS: list[dict[str, Any]] = [
+    {"offered_rps": 1.0, "step": "search/1rps", "holds": True},
+    {"offered_rps": 4.0, "step": "search/4rps", "holds": False},
+    {"offered_rps": 2.0, "step": "search/2rps", "holds": True},
+    {"offered_rps": 8.0, "step": "search/8rps", "holds": True},  # by chance, beyond the limit
+]
+
+
+def found(test: str, steps: list[dict[str, Any]], **measurements: Any) -> str | None:
+    load = main_load(bench_report(test, steps=steps, measurements=measurements))
+    return None if load is None else str(load["name"])
+
+
+@pytest.mark.parametrize(
+    ("test", "name"),
+    [
+        ("ttft", "load"), ("itl", "90-percent"), ("fairness", "mix"), ("prefix-cache", "0/off"),
+        ("memory-pressure", "levels/100"), ("long-context", "2048-tokens"),
+        ("guardrail-overhead", "75-percent/0/baseline"), ("tradeoff", "levels/010.0"),
+    ],
+)  # fmt: skip
+def test_each_test_has_the_load_that_it_is_about(test: str, name: str) -> None:
+    """Those of `report_of_test` have no offered rates: of its curve the first level is taken, by its size."""
+    load = main_load(report_of_test(test))
+    assert load is not None
+    assert load["name"] == name
+
+
+def test_of_a_search_it_is_the_highest_level_that_held_below_the_limit() -> None:
+    steps = [load_step(str(one["step"]), n=round(100 * one["offered_rps"])) for one in LEVELS]
+    assert found("throughput", steps, levels=LEVELS, limit=4.0) == "search/2rps"
+    none = [dict(one, holds=False) for one in LEVELS]
+    assert found("throughput", steps, levels=none, limit=1.0) == "search/1rps"
+    slots = [{"concurrency": 8, "step": "a", "holds": True}, {"concurrency": 9, "step": "b", "holds": False}]
+    assert found("capacity", [load_step("a"), load_step("b")], levels=slots, limit=9) == "a"
+
+
+def test_of_a_curve_without_objectives_it_is_the_highest_level_that_keeps_up() -> None:
+    levels = [
+        {"offered_rps": rate, "step": f"levels/{rate}", "holds": None, "queue": queue}
+        for rate, queue in ((1, "stable"), (2, "stable"), (3, "growing"))
+    ]
+    steps = [load_step(f"levels/{rate}", n=100 * rate) for rate in (1, 2, 3)]
+    assert found("tradeoff", steps, levels=levels) == "levels/2"
+
+
+def test_loads_that_look_for_capacity_stand_for_nothing() -> None:
+    pilot = load_step("capacity/0064-at-a-time", n=9_999)
+    assert found("fairness", [pilot, load_step("alone/short", n=900), load_step("mix", n=500)]) == "mix"
+    assert found("prefix-cache", [pilot, load_step("0/cold", n=400), load_step("0/off", n=400)]) == "0/off"
+    assert found("ttft", [pilot]) is None
+
+
+def test_a_length_that_was_refused_has_no_figures_to_show() -> None:
+    refused = load_step("4096-tokens")
+    refused["result"]["metrics"] = {"ttft": {"n": 0}}
+    steps = [
+        load_step("1024-tokens"),
+        load_step("2048-tokens"),
+        load_step("2048-tokens-8-at-a-time"),
+        refused,
+    ]
+    assert found("long-context", steps) == "2048-tokens"
+
+
+@pytest.mark.parametrize(
+    ("test", "others", "name"),
+    [
+        ("fairness", ["alone/short", "alone/long"], "mix"),
+        ("prefix-cache", ["capacity/0008-at-a-time", "0/cold"], "0/off"),
+    ],
+)
+def test_the_minimum_report_has_its_ttft(test: str, others: list[str], name: str) -> None:
+    steps = [load_step(other, n=5_000, ttft_p99=9.0) for other in others]
+    steps.append(load_step(name, n=500, ttft_p99=0.4, arm="cache_off" if test == "prefix-cache" else ""))
+    text = minimum_text(bench_document(bench_report(test, steps=steps)))
+    assert "- TTFT P99: 400 ms" in text
+    assert f", load {name}" in text
+
 
 EXPECTED = """\
 === LLM Benchmark Report (Minimum) ===
@@ -105,36 +188,6 @@ def test_hardware_without_an_accelerator_is_its_host() -> None:
     assert hardware_said({"hardware": hardware}) == "no accelerator (2 CPUs)"
 
 
-def test_the_full_report_has_the_six_parts_in_order() -> None:
-    headings = re.findall(r"^## (.*)$", full_markdown(bench_document()), re.MULTILINE)
-    assert headings == [
-        "1. System identification", "2. Test configuration", "3. Results", "4. Detailed results",
-        "5. Methodology compliance", "6. Reproduction information", "Data of the charts",
-    ]  # fmt: skip
-
-
-def test_the_data_of_charts_come_last_without_streams_and_empty_columns() -> None:
-    text = full_markdown(bench_document(bench_report(charts=CHARTS)))
-    before, _, data = text.partition("\n## Data of the charts\n")
-    assert "## 6. Reproduction information" in before
-    assert "| TTFT (ms) |" not in before
-    assert "|  | TTFT (ms) | share of requests |\n" in data  # no intervals, and no column for them
-    assert "|  | offered (req/s) | TTFT P99 (ms) | interval |\n" in data
-    assert "*tokens so far*" not in text  # a stream
-    assert "Data of the charts" not in full_markdown(bench_document(bench_report(charts=[])))
-
-
-def test_the_full_report_has_tables_notes_demands_and_how_to_do_it_again() -> None:
-    text = full_markdown(bench_document(bench_report(charts=CHARTS)))
-    for said in (
-        "| TTFT P50 | 127 ms |", "- intervals are of 95 %",
-        "| 4.4.1-1a | MUST | Which tokenizer. | not met |",
-        "not compliant (1 of 2 MUST, 0 of 1 SHOULD)", "llmtap bench ttft --config bench.toml --results r",
-        "| python | 3.11.2 |", "- knee: 2", "| P50 | 1 | 50 | 48 to 52 |", "| P50 | 2 | 55 | 50 or more |",
-    ):  # fmt: skip
-        assert said in text
-
-
 def test_what_others_named_breaks_no_table_and_begins_no_tag() -> None:
     report = bench_report(
         tables=[{"caption": "T", "heads": ["a|b"], "rows": [["<script>x</script>\nnext"]]}], charts=[]
@@ -150,8 +203,3 @@ def test_every_table_row_has_as_many_cells_as_its_head() -> None:
         rows = [line for line in block.splitlines() if line.startswith("|")]
         cells = {len(re.findall(r"(?<!\\)\|", line)) for line in rows}
         assert len(cells) <= 1, block
-
-
-def test_what_could_not_run_is_told() -> None:
-    not_run = [{"test": "prefix-cache", "why": "[arms.cache_off] is missing", "hint": None, "begun": False}]
-    assert "- prefix-cache: [arms.cache_off] is missing" in full_markdown(bench_document(not_run=not_run))
