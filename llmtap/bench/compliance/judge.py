@@ -144,7 +144,7 @@ def judge(report: Report) -> Matrix:
 def judge_comparison(reports: Sequence[Report], comparison: Mapping[str, Any] | None = None) -> Matrix:
     """Reports of one test on several systems, several of each, by section 6.
 
-    `comparison` is what was made of them, as `bench/compare.py` has it: `systems` (in the order of the
+    `comparison` is what was made of them, as `bench/report/compare.py` has it: `systems` (in the order of the
     reports, with the number of `runs` of each), `comparisons` (figures with `p`, `low` and `high`) and
     `normalised`.
     """

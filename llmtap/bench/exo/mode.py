@@ -9,6 +9,10 @@ that have nothing in common.
 
 Not as in exo: models are neither downloaded nor placed on nodes here. What the server runs is measured.
 
+A prompt is an atom (seed 003's `a`, or a word that is one token) repeated until the chat template's whole
+text has the wanted tokens. Prompts of one length are equal, and those of other lengths begin alike, or each
+begins with words of its own, which count: then no two share more than what the template puts in front.
+
 Source: seed 003, whole.
 """
 

@@ -11,7 +11,11 @@ beside it: all tokens by the batch's wall time, prefill included (`wall_gen_tps`
 
 Fields that seed 003 does not name are ours, and stand behind its own.
 
-Source: seed 003, "Timing", "Concurrency", "Prefix Cache Mode", "Output Format".
+Power: nodes of an exo cluster report the power of a whole machine; otherwise it is that of all GPUs of this
+host, if the server runs on it. A batch's energy is that of its window, by trapezoids of samples a second
+apart, so that of a batch of a few seconds is rough.
+
+Source: seed 003, "Timing", "Concurrency", "Prefix Cache Mode", "Output Format", "System Metrics".
 """
 
 from bisect import bisect_left, bisect_right

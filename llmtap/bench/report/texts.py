@@ -1,8 +1,12 @@
-"""The load that stands for a test where a report has room for one (C.1).
+"""Reports of a benchmark as text: the minimum report (IETF seed 000, C.1) and the full one in Markdown (C.2).
 
-It is what the test is about: of a search the highest level that held, of shares of capacity the highest, of
-classes the mix, of configurations the one that others are compared with. A load by which a test only looked
-for capacity stands for nothing.
+In the minimum report one load stands for the whole: that of the TTFT test where it was run, else of the first
+test there is. A test's main load is what the test is about: of a search the highest level that held, of
+shares of capacity the highest, of classes the mix, of configurations the one that others are compared with.
+Loads that only search for capacity are never taken.
+
+The full report ends with the data of its charts as tables: of many points, some in even steps and the last.
+Streams are shown on the HTML page alone.
 """
 
 import re
@@ -108,7 +112,7 @@ _Found = tuple[Mapping[str, Any], Mapping[str, Any]]
 
 
 def minimum_text(document: Mapping[str, Any]) -> str:
-    """The report of a benchmark's document (`bench/report.py`), as plain text."""
+    """The report of a benchmark's document (`bench/report/report.py`), as plain text."""
     return "\n".join(_lines(document)) + "\n"
 
 
@@ -265,7 +269,7 @@ _STREAM: Final = "steps"
 
 
 def full_markdown(document: Mapping[str, Any]) -> str:
-    """The report of a benchmark's document (`bench/report.py`)."""
+    """The report of a benchmark's document (`bench/report/report.py`)."""
     reports: Sequence[Mapping[str, Any]] = document.get("tests") or ()
     names = ", ".join(f"{report['section']} {report['title']}" for report in reports)
     if len(reports) > NAMED_MAX:

@@ -1,7 +1,13 @@
-"""Load levels as the tests of 5.2, 5.3, 5.5 and 5.8 measure them, and what is told of each.
+"""Load levels, as most tests measure them: bounds, loads, figures in JSON, and the search for capacity.
 
-Every step draws its requests with a seed of its own, made of the session's and its name: with the same
-prompts at each level, a server that keeps prefixes would have seen them all at the second one.
+Every step draws its requests with a seed made of the session's seed and the step's name: with equal prompts
+at each level, a server with a prefix cache would know them all at the second one.
+
+A share of load is a share of capacity, and capacity belongs to a workload. The throughput test's result is
+taken where it is of the same workload. Otherwise closed loops with twice as many requests at a time are sent,
+until they bring no more output tokens per second.
+
+Source: IETF seed 000, 5.2.3.2.
 """
 
 import re
@@ -396,7 +402,7 @@ async def find_capacity(
         load_of: a closed loop of so many slots and requests, with rows of its own for each number of slots.
         arm: whose capacity it is.
         name: of the steps.
-        warm_by: as `Session.measure` has it.
+        warm_by: as `BenchSession.measure` has it.
     """
     slots = min(SLOTS_FIRST, slots_max)
     best: tuple[float, float | None, float, int] | None = None

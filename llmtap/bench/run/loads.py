@@ -1,4 +1,10 @@
-"""The load of one step: a plan of requests, and how it is sent."""
+"""The load of one step: a plan of requests and how it is sent, and the file of the exact requests.
+
+`requests.jsonl.gz` has a line for each row of the plan (IETF 4.3.3: publish what was sent): `row`, `arrival`
+(seconds from the start; null where arrivals are not planned), `after` (the row whose answer the request waits
+for, or null) and `body`, byte for byte as it was sent. Where the bodies of a load are more than `BYTES_MAX`,
+only their digest is kept: the same version of llmtap makes them again from the plan in `step.json`.
+"""
 
 import gzip
 import hashlib

@@ -1,8 +1,13 @@
-"""Benchmarks carried out, test by test, in the order in which later ones need what earlier ones found.
+"""Run benchmarks: check what they need, continue or refuse earlier results, run test by test, and report.
 
-What a test cannot run without is asked for before anything is sent. Of several tests, one that cannot run is
-left out and told at the end; whether it can is looked at again when it is its turn, since a test before it
-may have found what was lacking.
+Tests run in the order in which later ones need what earlier ones found. What a test cannot run without is
+checked before anything is sent: parameters, workloads, arrival processes, and whether the server answers. Of
+several tests, one that cannot run is left out and reported; this is checked again when its turn comes, since
+a test before it may have found what was missing.
+
+Results that were measured with the same parameters are continued. Results of other parameters are not
+replaced unless `--again` says so. TEST/asked.json holds what the runs of a test were measured with, without
+keys; where a folder lacks it, the report of the first run is used.
 """
 
 import hashlib
@@ -258,7 +263,7 @@ class Bench:
             self._session.stop()
 
     async def run(self, names: Sequence[str]) -> dict[str, Any]:
-        """Run them. Returns the document (`bench/report.py`), which is in the results folder, too.
+        """Run them. Returns the document (`bench/report/report.py`), which is in the results folder, too.
 
         Raises:
             ConfigError: the one test that was asked for cannot run, or none of several can; or the folder

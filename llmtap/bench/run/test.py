@@ -1,9 +1,12 @@
-"""What a test of the draft is here, and what it finds: figures, tables in the draft's columns, charts."""
+"""What a test of the draft is: its declaration (`BenchTest`), its result, and the list of all tests.
+
+A test's module is imported when the test is asked for. `llmtap bench list` prints `tests_said`.
+"""
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -15,16 +18,29 @@ if TYPE_CHECKING:
     from llmtap.bench.run.session import BenchSession
 
 __all__ = [
-    "TESTS", "BenchTest", "ChartSeries", "ChartSpec", "Mark", "ReportTable", "TestResult", "test_named",
-    "tests_said",
+    "TESTS", "ArrivalProcess", "BenchTest", "ChartSeries", "ChartSpec", "Count", "Mark", "Rate",
+    "ReportTable", "TestResult", "TpotBound", "TtftBound", "Votes", "Workload", "test_named", "tests_said",
 ]  # fmt: skip
 
 
 P = TypeVar("P", bound=msgspec.Struct)
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Rate = Annotated[float, msgspec.Meta(gt=0)]
+"""Requests per second."""
+Workload = Annotated[str, msgspec.Meta(description="a reference workload (4.3.2), or FILE.toml of your own")]
+ArrivalProcess = Annotated[
+    str,
+    msgspec.Meta(description="open loop: poisson, uniform, gamma:cv=2 (bursty) or another arrival process"),
+]
+TtftBound = Annotated[Duration | None, msgspec.Meta(description="SLO: largest P99 of TTFT")]
+TpotBound = Annotated[Duration | None, msgspec.Meta(description="SLO: largest P99 of TPOT")]
+Votes = Annotated[
+    int, msgspec.Meta(ge=1, le=9, description="verdicts that decide over the two levels at the limit; odd")
+]
 
 
 class ReportTable(msgspec.Struct, frozen=True):
-    """A table as people read it; figures to compute with are in `Found.measurements`."""
+    """A table as people read it; figures to compute with are in `TestResult.measurements`."""
 
     caption: str
     """Which of the draft's it is, where it is one: `Table 1: TTFT Results`."""

@@ -1,6 +1,6 @@
 """The bench file: where requests go, what is tested, and the setup parameters of the tests, as TOML.
 
-    [target]        where requests go: `bench/target.py`
+    [target]        where requests go: `bench/sut/sut.py`
     [sut]           what it is, with [sut.hardware], [sut.tokenizer], [sut.guardrails] and [sut.clock]
     [arms.NAME]     a configuration of it that a test compares with another
     [tests.NAME]    setup parameters of a test

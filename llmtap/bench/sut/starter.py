@@ -1,4 +1,9 @@
-"""A bench file to start from: what was detected, and as comments what a person has to say, and who asks."""
+"""A bench file to start from: detected values, and comments for what a person has to declare.
+
+A declaration is marked as required where a MUST that is met with it is not met, or cannot be judged, without
+it. The requirements' own checks decide this, so conditions between declarations (how the clocks of a remote
+SUT are synchronised) are followed.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, get_args, get_origin

@@ -1,4 +1,4 @@
-"""What is under test, as its report has to declare it (IETF 4.1, 4.4, 4.6.2, 4.7, 4.8, 5.1.2.3)."""
+"""The target of requests, and the declarations about the system under test (IETF 4.1, 4.4, 4.6 to 4.8)."""
 
 from typing import Annotated, Any, Literal
 

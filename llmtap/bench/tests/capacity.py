@@ -48,7 +48,7 @@ from llmtap.bench.run.levels import (
 from llmtap.bench.run.measurement import Measurement, steady_of
 from llmtap.bench.run.search import RateSearch
 from llmtap.bench.run.session import BenchSession
-from llmtap.bench.run.test import BenchTest, ChartSeries, ChartSpec, Mark, TestResult
+from llmtap.bench.run.test import BenchTest, ChartSeries, ChartSpec, Mark, TestResult, Votes
 from llmtap.bench.tests.throughput import DURATION_MIN
 from llmtap.errors import ConfigError
 from llmtap.metrics.intervals import share_interval
@@ -85,9 +85,7 @@ class CapacityParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     completion: Annotated[float, Meta(gt=0, le=1, description="success criterion: share that completes")] = (
         COMPLETION_MIN
     )
-    votes: Annotated[
-        int, Meta(ge=1, le=9, description="verdicts that decide over the two levels at the limit; odd")
-    ] = 1
+    votes: Votes = 1
 
 
 @dataclass(slots=True)

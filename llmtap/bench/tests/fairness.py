@@ -2,7 +2,7 @@
 
 Each class is measured alone, then in the mix. What the draft leaves open, and how it is taken here:
 
-- *Synthetic-Skewed and classes.* `classes.py` says how a workload can be both.
+- *Synthetic-Skewed and classes.* `mixes.py` says how a workload can be both.
 - *Isolation "at same total load".* The same tokens per second, prompts and answers together (`isolation =
   "tokens"`): a class alone is then about as much work as the mix was. The same requests per second would be a
   fifth of the mix's work for short ones alone and three times it for long ones, which a system near
@@ -42,7 +42,7 @@ from llmtap.bench.run.figures import (
 from llmtap.bench.run.levels import Capacity, capacity_told, find_capacity, latency_rows, overload
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.session import BenchSession
-from llmtap.bench.run.test import BenchTest, ChartSpec, ReportTable, TestResult
+from llmtap.bench.run.test import BenchTest, ChartSpec, Rate, ReportTable, TestResult
 from llmtap.bench.tests.mixes import (
     LONG,
     SHORT,
@@ -84,11 +84,11 @@ class FairnessParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Meta(description="random token ids (/v1/completions), random words, or ids where they can be sent"),
     ] = "auto"
     rate: Annotated[
-        Annotated[float, Meta(gt=0)] | None,
+        Rate | None,
         Meta(description="requests/s of the mix; default: share of max_rate"),
     ] = None
     max_rate: Annotated[
-        Annotated[float, Meta(gt=0)] | None,
+        Rate | None,
         Meta(description="requests/s of the mix at saturation; default: it is looked for"),
     ] = None
     share: Annotated[

@@ -41,7 +41,7 @@ from llmtap.bench.run.figures import (
 from llmtap.bench.run.levels import WARM_TOKENS, Capacity, capacity_told, find_capacity
 from llmtap.bench.run.loads import Load, closed_load, open_load
 from llmtap.bench.run.session import BenchSession
-from llmtap.bench.run.test import BenchTest, ChartSpec, ReportTable, TestResult
+from llmtap.bench.run.test import BenchTest, ChartSpec, Count, Rate, ReportTable, TestResult
 from llmtap.bench.tests.paired import (
     AGAIN,
     ARMS,
@@ -77,14 +77,14 @@ class GuardrailParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         "conversation"
     )
     output_tokens: Annotated[
-        Annotated[int, Meta(ge=1)] | None,
+        Count | None,
         Meta(description="of every answer; default: the workload's own lengths"),
     ] = None
     levels: Annotated[tuple[Level, ...], Meta(min_length=1, description="loads, in % of max_rate")] = (
         25.0, 50.0, 75.0,
     )  # fmt: skip
     max_rate: Annotated[
-        Annotated[float, Meta(gt=0)] | None,
+        Rate | None,
         Meta(
             description="capacity of the baseline, requests/s; default: the throughput test's, or looked for",
         ),

@@ -35,7 +35,7 @@ from llmtap.bench.run.levels import Capacity, capacity_told
 from llmtap.bench.run.loads import Load, open_load
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.session import BenchSession
-from llmtap.bench.run.test import BenchTest, ChartSpec, ReportTable, TestResult
+from llmtap.bench.run.test import BenchTest, ChartSpec, Rate, ReportTable, TestResult, Workload
 from llmtap.errors import ConfigError
 from llmtap.metrics.modality import dip_test, modes, tail
 from llmtap.metrics.statistics import deviation, percentile, tail_ratio
@@ -64,16 +64,14 @@ Level = Annotated[float, Meta(gt=0, le=200)]
 class ItlParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Setup (5.4.2)."""
 
-    workload: Annotated[str, Meta(description="a reference workload (4.3.2), or FILE.toml of your own")] = (
-        "synthetic-uniform"
-    )
+    workload: Workload = "synthetic-uniform"
     output_tokens: Annotated[
         Annotated[int, Meta(ge=OUTPUT_MIN)] | None,
         Meta(description="of every answer; default: the workload's own, if at least 50"),
     ] = None
     requests: Annotated[int, Meta(ge=1, description="at each level; the draft wants 100")] = REQUESTS_MIN
     max_rate: Annotated[
-        Annotated[float, Meta(gt=0)] | None,
+        Rate | None,
         Meta(description="requests/s at saturation; default: what the throughput test found"),
     ] = None
     levels: Annotated[tuple[Level, ...], Meta(min_length=1, description="loads, in % of max_rate")] = (

@@ -37,7 +37,7 @@ from llmtap.bench.run.figures import (
 from llmtap.bench.run.loads import Load, closed_load
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.session import BenchSession
-from llmtap.bench.run.test import BenchTest, ChartSeries, ChartSpec, ReportTable, TestResult
+from llmtap.bench.run.test import BenchTest, ChartSeries, ChartSpec, Count, ReportTable, TestResult
 from llmtap.errors import ConfigError
 from llmtap.metrics.intervals import mean_interval
 from llmtap.metrics.scaling import (
@@ -84,7 +84,7 @@ class LongContextParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     requests: Annotated[int, Meta(ge=1, description="for each length; the draft wants 20")] = 20
     concurrency: Annotated[int, Meta(ge=1, le=4, description="requests at a time: 1 to 4")] = 1
     throughput_concurrency: Annotated[
-        Annotated[int, Meta(ge=1)] | None,
+        Count | None,
         Meta(description="requests at a time when throughput is looked for; none: not apart from TTFT"),
     ] = 8
 

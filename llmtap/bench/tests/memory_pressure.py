@@ -33,7 +33,7 @@ from llmtap.bench.run.levels import (
 )
 from llmtap.bench.run.measurement import Measurement, Steady
 from llmtap.bench.run.session import BenchSession
-from llmtap.bench.run.test import BenchTest, ChartSeries, ChartSpec, TestResult
+from llmtap.bench.run.test import BenchTest, ChartSeries, ChartSpec, Count, TestResult
 from llmtap.errors import ConfigError
 from llmtap.metrics.comparison import increase
 from llmtap.metrics.intervals import share_interval
@@ -64,7 +64,7 @@ class MemoryPressureParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
         Meta(description="long-context is recommended (5.8.2); or another (4.3.2), or FILE.toml of your own"),
     ] = "long-context"
     capacity: Annotated[
-        Annotated[int, Meta(ge=1)] | None,
+        Count | None,
         Meta(
             description="concurrent capacity (5.5) with this workload; none: what the capacity test found",
         ),
@@ -75,7 +75,7 @@ class MemoryPressureParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     ] = (100, 110, 125, 150)
     duration: Annotated[Duration, Meta(description="of each level: 120s at least (5.8.3)")] = DURATION_MIN
     output_tokens: Annotated[
-        Annotated[int, Meta(ge=1)] | None, Meta(description="of every answer; none: as the workload has them")
+        Count | None, Meta(description="of every answer; none: as the workload has them")
     ] = None
 
 

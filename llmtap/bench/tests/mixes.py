@@ -1,17 +1,18 @@
-"""Requests of several classes, mixed by share, so that each can be told from the others in what came back.
+"""Loads that two tests draw themselves: classes of requests (5.6), and shared prefixes in other words (5.7).
 
-The draft wants Synthetic-Skewed for its fairness test and, in the next paragraph, classes with ranges of
-their own and a ratio between them (5.6.2). Both cannot be had to the letter: of Synthetic-Skewed as it stands
-18 % are short by those ranges, 1.3 % are long, and 81 % are neither, so 500 long ones would take 39,000
-requests. Here the ratio and the ranges hold, and within them lengths are distributed as Synthetic-Skewed's
-are: its log-normals, conditional on the class's ranges (`skewed`), or evenly over them (`uniform`). Contents
-are Synthetic-Skewed's,
-too: random, without shared prefixes.
+Classes: the draft wants Synthetic-Skewed and, in the next paragraph, classes with ranges of their own and a
+ratio between them (5.6.2). Of Synthetic-Skewed 18 % are short by those ranges, 1.3 % are long, and 81 % are
+neither, so 500 long requests would take 39,000. Here the ratio and the ranges hold; within them lengths
+follow Synthetic-Skewed's log-normals, conditional on the range (`skewed`), or are uniform. Contents are
+random.
 
-Rows are drawn as in `workload/composed.py`: one generator for each column, one number for each row, so a row
-is the same however many are asked for.
+Prefixes: a prefix cache remembers what it was asked, so two seeds make a load: one its lengths, arrivals and
+sharing, the other (`texts`) its words. Loads of one first seed are the same work in other words.
 
-Source: IETF seed 000, 4.3.2.2, A.2 and 5.6.2.
+Rows are drawn as in `workload/composed.py`: one generator for each column and one number for each row, so a
+row is the same however many are drawn.
+
+Source: IETF seed 000, 4.3.2.2, 4.3.2.4, 5.6.2, 5.7, A.2 and A.4.
 """
 
 import itertools

@@ -1,9 +1,9 @@
-"""Configurations of one system compared: the order in which they take turns, and the requests they share.
+"""Figures of tests that compare configurations of one system: prefix caches (5.7) and guardrails (5.10).
 
-A machine drifts while it is measured: it warms up, others use it, memory fills. What is compared is therefore
-sent in blocks whose order is drawn from the seed, so that drift is noise and no difference. All arms of a
-repeat get the same rows of one plan, and each row is compared with itself; every repeat has rows of its own,
-so repeats are independent runs (IETF seed 000, 6.1 and 6.3).
+A machine drifts while it is measured, so what is compared is sent in blocks whose order is drawn from the
+seed: drift becomes noise. All configurations of a repeat get the same rows of one plan, and each row is
+compared with itself. Every repeat has rows of its own, so repeats are independent runs (IETF seed 000, 6.1
+and 6.3). All figures are public JSON.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -48,7 +48,7 @@ from llmtap.bench.run.levels import (
 from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import steady_of
 from llmtap.bench.run.session import BenchSession
-from llmtap.bench.run.test import BenchTest, ChartSpec, ReportTable, TestResult
+from llmtap.bench.run.test import BenchTest, ChartSpec, Count, Rate, ReportTable, TestResult
 from llmtap.bench.tests.mixes import Prefixes, prefixes_of
 from llmtap.bench.tests.paired import STATES, PrefixRun, hot_firsts, prefix_figures, ttfts
 from llmtap.errors import ConfigError
@@ -77,22 +77,18 @@ class PrefixCacheParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     prefix_tokens: Annotated[
         tuple[int, int] | None, Meta(description="tokens of a shared prefix, from and to")
     ] = None
-    prefixes: Annotated[
-        Annotated[int, Meta(ge=1)] | None, Meta(description="how many different ones there are")
-    ] = None
+    prefixes: Annotated[Count | None, Meta(description="how many different ones there are")] = None
     output_tokens: Annotated[
-        Annotated[int, Meta(ge=1)] | None,
+        Count | None,
         Meta(description="of every answer; default: the workload's own lengths"),
     ] = None
     requests: Annotated[
         int, Meta(ge=1, description="of each run; all repeats together make the percentiles")
     ] = 400
     repeats: Annotated[int, Meta(ge=1, description="independent runs of each configuration; 6.3 wants 3")] = 3
-    rate: Annotated[
-        Annotated[float, Meta(gt=0)] | None, Meta(description="requests/s; default: share of max_rate")
-    ] = None
+    rate: Annotated[Rate | None, Meta(description="requests/s; default: share of max_rate")] = None
     max_rate: Annotated[
-        Annotated[float, Meta(gt=0)] | None,
+        Rate | None,
         Meta(
             description="requests/s at capacity, cache off; default: of the throughput test, or looked for",
         ),

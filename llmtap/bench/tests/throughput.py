@@ -47,7 +47,18 @@ from llmtap.bench.run.levels import (
 from llmtap.bench.run.measurement import Measurement, Steady, steady_of, tail_is_heavy
 from llmtap.bench.run.search import RateSearch
 from llmtap.bench.run.session import BenchSession
-from llmtap.bench.run.test import BenchTest, ChartSpec, Mark, ReportTable, TestResult
+from llmtap.bench.run.test import (
+    ArrivalProcess,
+    BenchTest,
+    ChartSpec,
+    Mark,
+    ReportTable,
+    TestResult,
+    TpotBound,
+    TtftBound,
+    Votes,
+    Workload,
+)
 from llmtap.errors import ConfigError
 from llmtap.metrics.cost import tokens_per_gpu_second
 from llmtap.units import NS_PER_S, Duration, to_seconds
@@ -61,18 +72,14 @@ DURATION_MIN: Final = Duration(60 * NS_PER_S)
 class ThroughputParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Setup (5.2.2)."""
 
-    workload: Annotated[str, Meta(description="a reference workload (4.3.2), or FILE.toml of your own")] = (
-        "synthetic-uniform"
-    )
+    workload: Workload = "synthetic-uniform"
     duration: Annotated[
         Duration, Meta(description="of each level: 60s at least, 300s for stable figures (5.2.2.1)")
     ] = DURATION_MIN
     mode: Annotated[
         Literal["open", "closed"], Meta(description="load model: at a rate, or so many at a time")
     ] = "open"
-    arrivals: Annotated[
-        str, Meta(description="open loop: poisson, uniform, gamma:cv=2 (bursty) or another arrival process")
-    ] = "poisson"
+    arrivals: ArrivalProcess = "poisson"
     rate_min: Annotated[float, Meta(gt=0, description="open loop: lowest rate, requests/s")] = 1.0
     rate_max: Annotated[
         float, Meta(gt=0, description="open loop: highest rate; where the limit is, doubling finds")
@@ -83,11 +90,9 @@ class ThroughputParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     concurrency_min: Annotated[int, Meta(ge=1, description="closed loop: fewest at a time")] = 1
     concurrency_max: Annotated[int, Meta(ge=1, description="closed loop: most at a time")] = 512
     concurrency_step: Annotated[int, Meta(ge=1, description="closed loop: increment, as of the rate")] = 1
-    ttft_p99: Annotated[Duration | None, Meta(description="SLO: largest P99 of TTFT")] = None
-    tpot_p99: Annotated[Duration | None, Meta(description="SLO: largest P99 of TPOT")] = None
-    votes: Annotated[
-        int, Meta(ge=1, le=9, description="verdicts that decide over the two levels at the limit; odd")
-    ] = 1
+    ttft_p99: TtftBound = None
+    tpot_p99: TpotBound = None
+    votes: Votes = 1
 
     @property
     def bounds(self) -> Bounds:

@@ -40,7 +40,18 @@ from llmtap.bench.run.levels import (
 )
 from llmtap.bench.run.measurement import steady_of
 from llmtap.bench.run.session import BenchSession
-from llmtap.bench.run.test import BenchTest, ChartSeries, ChartSpec, Mark, ReportTable, TestResult
+from llmtap.bench.run.test import (
+    BenchTest,
+    ChartSeries,
+    ChartSpec,
+    Mark,
+    Rate,
+    ReportTable,
+    TestResult,
+    TpotBound,
+    TtftBound,
+    Workload,
+)
 from llmtap.bench.tests.throughput import DURATION_MIN, ThroughputParams, seek
 from llmtap.errors import ConfigError
 from llmtap.metrics.saturation import knee, operating_point, peak, saturation_point
@@ -61,16 +72,14 @@ _ANY: Final = 1 << 62
 class TradeoffParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Setup (5.3.2)."""
 
-    workload: Annotated[str, Meta(description="a reference workload (4.3.2), or FILE.toml of your own")] = (
-        "synthetic-uniform"
-    )
+    workload: Workload = "synthetic-uniform"
     duration: Annotated[Duration, Meta(description="of each level: 60s at least (5.3.2)")] = DURATION_MIN
     levels: Annotated[
         tuple[float, ...],
         Meta(description="percent of capacity: 10 levels at least, from 10 to saturation (5.3.2)"),
     ] = (10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 110, 120)
     max_rate: Annotated[
-        Annotated[float, Meta(gt=0)] | None,
+        Rate | None,
         Meta(
             description="estimated capacity, requests/s; default: the throughput test's, or looked for",
         ),
@@ -84,8 +93,8 @@ class TradeoffParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     arrivals: Annotated[
         str, Meta(description="poisson, uniform, gamma:cv=2 (bursty) or another arrival process")
     ] = "poisson"
-    ttft_p99: Annotated[Duration | None, Meta(description="SLO: largest P99 of TTFT")] = None
-    tpot_p99: Annotated[Duration | None, Meta(description="SLO: largest P99 of TPOT")] = None
+    ttft_p99: TtftBound = None
+    tpot_p99: TpotBound = None
 
     @property
     def bounds(self) -> Bounds:

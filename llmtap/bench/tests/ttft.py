@@ -30,7 +30,17 @@ from llmtap.bench.run.levels import Capacity, capacity_told
 from llmtap.bench.run.loads import Load, closed_load, open_load
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.session import BenchSession
-from llmtap.bench.run.test import BenchTest, ChartSeries, ChartSpec, ReportTable, TestResult
+from llmtap.bench.run.test import (
+    ArrivalProcess,
+    BenchTest,
+    ChartSeries,
+    ChartSpec,
+    Count,
+    Rate,
+    ReportTable,
+    TestResult,
+    Workload,
+)
 from llmtap.errors import ConfigError
 from llmtap.metrics.statistics import percentile
 
@@ -48,17 +58,11 @@ class TtftParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Setup (5.1.2). `rate` or `concurrency` is the load model; with neither it is half of what the
     throughput test found sustainable."""
 
-    workload: Annotated[str, Meta(description="a reference workload (4.3.2), or FILE.toml of your own")] = (
-        "synthetic-uniform"
-    )
+    workload: Workload = "synthetic-uniform"
     requests: Annotated[int, Meta(ge=1, description="how many: P99 needs 1,000, P99.9 needs 10,000")] = 10_000
-    rate: Annotated[Annotated[float, Meta(gt=0)] | None, Meta(description="open loop: requests/s")] = None
-    arrivals: Annotated[
-        str, Meta(description="open loop: poisson, uniform, gamma:cv=2 (bursty) or another arrival process")
-    ] = "poisson"
-    concurrency: Annotated[
-        Annotated[int, Meta(ge=1)] | None, Meta(description="closed loop: requests at a time")
-    ] = None
+    rate: Annotated[Rate | None, Meta(description="open loop: requests/s")] = None
+    arrivals: ArrivalProcess = "poisson"
+    concurrency: Annotated[Count | None, Meta(description="closed loop: requests at a time")] = None
 
 
 def check(session: BenchSession, params: TtftParams) -> None:

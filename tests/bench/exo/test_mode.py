@@ -1,4 +1,4 @@
-"""The exo benchmark against the simulated engine: what it finds is what the server's own truth says."""
+"""The exo benchmark against the simulated engine, whose truth it finds; prompts have the wanted tokens."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Rates and batches of the exo benchmark, by hand: every figure here was worked out on paper."""
+"""Rates, batches and energy of the exo benchmark, worked out by hand."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Of each test the load that it is about is found, and none by which it only looked for capacity."""
+"""The minimum report follows C.1 to the letter; each test has a main load; Markdown is safe."""
 
 import re
 from typing import Any

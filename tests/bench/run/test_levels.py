@@ -1,4 +1,4 @@
-"""What the tests of load levels share: texts, bounds, and how many requests a closed loop needs."""
+"""Load levels: texts, bounds and sizes of closed loops; the search for capacity; overloaded loads."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Tests are checked before anything is sent, run in their order, kept, judged, and gone on with."""
+"""Tests are checked before anything is sent, run in order, kept, judged and continued."""
 
 import json
 import threading
@@ -23,7 +23,13 @@ from tests.support.peer import play
 
 NOBODY = "http://127.0.0.1:9"
 QUICK = ("target.endpoint=completions", "target.metrics=none", "ttft.requests=12", "ttft.concurrency=4")
-SLOW = ("--ttft", "20ms", "--itl", "1ms")
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """A server that all tests here share; it keeps nothing of one load for the next."""
+    with sim("--ttft", "20ms", "--itl", "1ms") as served:
+        yield served
 
 
 def bench(results: Path, url: str, *sets: str, tests: Sequence[str] = ("ttft",), **more: Any) -> Bench:
@@ -47,12 +53,11 @@ def test_the_order_has_every_test_and_what_others_need_first() -> None:
     assert ORDER.index("capacity") < ORDER.index("memory-pressure")
 
 
-def test_a_test_leaves_its_report_judged_and_a_second_run_measures_nothing(tmp_path: Path) -> None:
-    with sim(*SLOW) as url:
-        told = run(bench(tmp_path, url, command="llmtap bench ttft"))
-        asked = json.loads((tmp_path / "bench.json").read_text())
-        again = bench(tmp_path, url)
-        cached = run(again)
+def test_a_test_leaves_its_report_judged_and_a_second_run_measures_nothing(tmp_path: Path, url: str) -> None:
+    told = run(bench(tmp_path, url, command="llmtap bench ttft"))
+    asked = json.loads((tmp_path / "bench.json").read_text())
+    again = bench(tmp_path, url)
+    cached = run(again)
     (report,) = told["tests"]
     assert (asked["command"], asked["asked"]) == ("llmtap bench ttft", ["ttft"])
     assert [(step["name"], step["load"]["closed"], step["cached"]) for step in report["steps"]] == [
@@ -85,10 +90,9 @@ def test_a_missing_parameter_is_named_and_leaves_nothing_behind(tmp_path: Path) 
     assert not place.exists()
 
 
-def test_several_go_on_without_the_one_that_cannot_run(tmp_path: Path) -> None:
-    with sim(*SLOW) as url:
-        one = bench(tmp_path, url, tests=("ttft", "prefix-cache"))
-        told = run(one, "prefix-cache", "ttft")
+def test_several_go_on_without_the_one_that_cannot_run(tmp_path: Path, url: str) -> None:
+    one = bench(tmp_path, url, tests=("ttft", "prefix-cache"))
+    told = run(one, "prefix-cache", "ttft")
     assert [report["test"] for report in told["tests"]] == ["ttft"]
     (left,) = told["not_run"]
     assert (left["test"], left["begun"]) == ("prefix-cache", False)
@@ -96,21 +100,21 @@ def test_several_go_on_without_the_one_that_cannot_run(tmp_path: Path) -> None:
     assert steps(one)[0][0] == "prefix-cache"
 
 
-def test_what_a_load_refuses_is_a_key_of_the_file(tmp_path: Path) -> None:
-    with sim(*SLOW) as url:
-        one = bench(tmp_path, url, "target.endpoint=chat.completions")
-        with pytest.raises(ConfigError) as caught:
-            run(one)
+def test_what_a_load_refuses_is_a_key_of_the_file(tmp_path: Path, url: str) -> None:
+    one = bench(tmp_path, url, "target.endpoint=chat.completions")
+    with pytest.raises(ConfigError) as caught:
+        run(one)
     assert caught.value.place == "target.endpoint"
     assert "--" not in (caught.value.hint or "")
 
 
-def test_runs_have_steps_and_seeds_of_their_own_and_the_first_is_where_it_was(tmp_path: Path) -> None:
-    with sim(*SLOW) as url:
-        first = bench(tmp_path, url, runs=3)
-        told = run(first)
-        more = bench(tmp_path, url, runs=4)
-        again = run(more)
+def test_runs_have_steps_and_seeds_of_their_own_and_the_first_is_where_it_was(
+    tmp_path: Path, url: str
+) -> None:
+    first = bench(tmp_path, url, runs=3)
+    told = run(first)
+    more = bench(tmp_path, url, runs=4)
+    again = run(more)
     assert isinstance(first.watcher, Silent)
     title = "ttft (5.1 Time to First Token)"
     assert first.watcher.lefts == [
@@ -157,47 +161,44 @@ def refused(one: Bench, *names: str) -> ConfigError:
     return caught.value
 
 
-def test_other_parameters_replace_nothing_unless_somebody_says_so(tmp_path: Path) -> None:
-    with sim(*SLOW) as url:
-        told = run(bench(tmp_path, url, runs=2))
-        before = kept(tmp_path)
-        for sets, more, says in (
-            (("ttft.requests=13",), {}, "requests 12 there, 13 now"),
-            ((), {"warmup": "2"}, '--warmup "3" there, "2" now'),
-            ((), {"seed": 7}, "--seed 42 there, 7 now"),
-            ((), {"quick": True}, "--quick false there, true now"),
-            (("target.model=other",), {}, 'target.model null there, "other" now'),
-            (("target.headers.authorization=x",), {}, "target.headers.authorization none there"),
-        ):  # fmt: skip
-            why = refused(bench(tmp_path, url, *sets, **more))
-            assert says.replace("null", "none") in why.problem
-            assert "--again" in (why.hint or "")
-        many = refused(bench(tmp_path, url, "ttft.requests=13", "ttft.concurrency=3", warmup="2", seed=7))
-        assert many.problem.endswith("and 1 more")
-        assert kept(tmp_path) == before
-        anew = bench(tmp_path, url, "ttft.requests=13", again=True)
-        second = run(anew)
+def test_other_parameters_replace_nothing_unless_somebody_says_so(tmp_path: Path, url: str) -> None:
+    told = run(bench(tmp_path, url, runs=2))
+    before = kept(tmp_path)
+    for sets, more, says in (
+        (("ttft.requests=13",), {}, "requests 12 there, 13 now"),
+        ((), {"warmup": "2"}, '--warmup "3" there, "2" now'),
+        ((), {"seed": 7}, "--seed 42 there, 7 now"),
+        ((), {"quick": True}, "--quick false there, true now"),
+        (("target.model=other",), {}, 'target.model null there, "other" now'),
+        (("target.headers.authorization=x",), {}, "target.headers.authorization none there"),
+    ):  # fmt: skip
+        why = refused(bench(tmp_path, url, *sets, **more))
+        assert says.replace("null", "none") in why.problem
+        assert "--again" in (why.hint or "")
+    many = refused(bench(tmp_path, url, "ttft.requests=13", "ttft.concurrency=3", warmup="2", seed=7))
+    assert many.problem.endswith("and 1 more")
+    assert kept(tmp_path) == before
+    anew = bench(tmp_path, url, "ttft.requests=13", again=True)
+    second = run(anew)
     assert [len(one["tests"][0]["steps"]) for one in (told, second)] == [1, 1]
     assert second["tests"][0]["steps"][0]["requests"]["rows"] == 13
     assert not (tmp_path / "ttft/run-2").exists(), "it was of other parameters"
 
 
-def test_a_key_that_is_another_one_is_refused_and_shown_nowhere(tmp_path: Path) -> None:
-    with sim(*SLOW) as url:
-        run(bench(tmp_path, url, "target.headers.authorization=Bearer hunter1"))
-        why = refused(bench(tmp_path, url, "target.headers.authorization=Bearer hunter2"))
+def test_a_key_that_is_another_one_is_refused_and_shown_nowhere(tmp_path: Path, url: str) -> None:
+    run(bench(tmp_path, url, "target.headers.authorization=Bearer hunter1"))
+    why = refused(bench(tmp_path, url, "target.headers.authorization=Bearer hunter2"))
     assert "a key or a query" in why.problem
     assert "hunter" not in str(why)
     assert b"hunter" not in b"".join(kept(tmp_path).values())
 
 
-def test_what_the_sut_is_declared_to_be_is_told_anew_and_measures_nothing(tmp_path: Path) -> None:
-    with sim(*SLOW) as url:
-        run(bench(tmp_path, url, "sut.model=a"))
-        same = bench(tmp_path, url, "sut.model=a", "sut.hardware.count=8")
-        more = run(same)
-        other = bench(tmp_path, url, "sut.model=b")
-        run(other)
+def test_what_the_sut_is_declared_to_be_is_told_anew_and_measures_nothing(tmp_path: Path, url: str) -> None:
+    run(bench(tmp_path, url, "sut.model=a"))
+    same = bench(tmp_path, url, "sut.model=a", "sut.hardware.count=8")
+    more = run(same)
+    other = bench(tmp_path, url, "sut.model=b")
+    run(other)
     assert steps(same) == [("load", "measured before")]
     assert more["tests"][0]["sut"]["hardware"]["count"] == 8
     (name, said), load = steps(other)
@@ -206,23 +207,21 @@ def test_what_the_sut_is_declared_to_be_is_told_anew_and_measures_nothing(tmp_pa
     assert load == ("load", "measured before")
 
 
-def test_results_of_before_that_was_kept_are_judged_by_their_report(tmp_path: Path) -> None:
-    with sim(*SLOW) as url:
-        run(bench(tmp_path, url))
-        (tmp_path / "ttft/asked.json").unlink()
-        assert "requests 12 there, 9 now" in refused(bench(tmp_path, url, "ttft.requests=9")).problem
-        again = bench(tmp_path, url)
-        run(again)
+def test_results_of_before_that_was_kept_are_judged_by_their_report(tmp_path: Path, url: str) -> None:
+    run(bench(tmp_path, url))
+    (tmp_path / "ttft/asked.json").unlink()
+    assert "requests 12 there, 9 now" in refused(bench(tmp_path, url, "ttft.requests=9")).problem
+    again = bench(tmp_path, url)
+    run(again)
     assert steps(again) == [("load", "measured before")]
 
 
-def test_another_test_goes_to_the_same_folder(tmp_path: Path) -> None:
+def test_another_test_goes_to_the_same_folder(tmp_path: Path, url: str) -> None:
     levels = ("tradeoff.max_rate=20", "tradeoff.levels=50,100", "tradeoff.duration=1s")
-    with sim(*SLOW) as url:
-        run(bench(tmp_path, url))
-        run(bench(tmp_path, url, *levels, tests=("tradeoff",), quick=True), "tradeoff")
-        asked = bench(tmp_path, url, *levels, "tradeoff.max_rate=30", tests=("tradeoff",), quick=True)
-        refused(asked, "tradeoff")
+    run(bench(tmp_path, url))
+    run(bench(tmp_path, url, *levels, tests=("tradeoff",), quick=True), "tradeoff")
+    asked = bench(tmp_path, url, *levels, "tradeoff.max_rate=30", tests=("tradeoff",), quick=True)
+    refused(asked, "tradeoff")
     assert {report["test"] for report in load_document(tmp_path)["tests"]} == {"ttft", "tradeoff"}
 
 
@@ -240,37 +239,35 @@ class Impatient(Silent):
             self.stop()
 
 
-def test_an_interruption_keeps_what_was_whole(tmp_path: Path) -> None:
+def test_an_interruption_keeps_what_was_whole(tmp_path: Path, url: str) -> None:
     levels = ("tradeoff.max_rate=20", "tradeoff.levels=50,100", "tradeoff.duration=1s")
-    with sim(*SLOW) as url:
-        one = bench(tmp_path, url, *levels, tests=("tradeoff",), quick=True)
-        watcher = Impatient("levels/100.0")
-        watcher.stop, one.watcher = one.stop, watcher
-        with pytest.raises(Interrupted):
-            run(one, "tradeoff")
-        assert not (tmp_path / "tradeoff/result.json").exists()
-        other = bench(tmp_path, url, *levels[1:], "tradeoff.max_rate=30", tests=("tradeoff",), quick=True)
-        assert "max_rate 20.0 there, 30.0 now" in refused(other, "tradeoff").problem
-        again = bench(tmp_path, url, *levels, tests=("tradeoff",), quick=True)
-        told = run(again, "tradeoff")
+    one = bench(tmp_path, url, *levels, tests=("tradeoff",), quick=True)
+    watcher = Impatient("levels/100.0")
+    watcher.stop, one.watcher = one.stop, watcher
+    with pytest.raises(Interrupted):
+        run(one, "tradeoff")
+    assert not (tmp_path / "tradeoff/result.json").exists()
+    other = bench(tmp_path, url, *levels[1:], "tradeoff.max_rate=30", tests=("tradeoff",), quick=True)
+    assert "max_rate 20.0 there, 30.0 now" in refused(other, "tradeoff").problem
+    again = bench(tmp_path, url, *levels, tests=("tradeoff",), quick=True)
+    told = run(again, "tradeoff")
     assert [name for name, _ in watcher.steps] == ["levels/050.0", "levels/100.0"]
     assert [said == "measured before" for _, said in steps(again)] == [True, False]
     assert [step["cached"] for step in told["tests"][0]["steps"]] == [True, False]
 
 
-def test_what_is_measured_anew_and_interrupted_goes_on_without_again(tmp_path: Path) -> None:
+def test_what_is_measured_anew_and_interrupted_goes_on_without_again(tmp_path: Path, url: str) -> None:
     levels = ("tradeoff.levels=50,100", "tradeoff.duration=1s", "tradeoff.max_rate=20")
     more: dict[str, Any] = {"tests": ("tradeoff",), "quick": True}
-    with sim(*SLOW) as url:
-        run(bench(tmp_path, url, *levels[:-1], "tradeoff.max_rate=30", **more), "tradeoff")
-        one = bench(tmp_path, url, *levels, again=True, **more)
-        watcher = Impatient("levels/100.0")
-        watcher.stop, one.watcher = one.stop, watcher
-        with pytest.raises(Interrupted):
-            run(one, "tradeoff")
-        assert not (tmp_path / "tradeoff/result.json").exists(), "that was of other parameters"
-        on = bench(tmp_path, url, *levels, **more)
-        run(on, "tradeoff")
+    run(bench(tmp_path, url, *levels[:-1], "tradeoff.max_rate=30", **more), "tradeoff")
+    one = bench(tmp_path, url, *levels, again=True, **more)
+    watcher = Impatient("levels/100.0")
+    watcher.stop, one.watcher = one.stop, watcher
+    with pytest.raises(Interrupted):
+        run(one, "tradeoff")
+    assert not (tmp_path / "tradeoff/result.json").exists(), "that was of other parameters"
+    on = bench(tmp_path, url, *levels, **more)
+    run(on, "tradeoff")
     assert [said == "measured before" for _, said in steps(on)] == [True, False]
 
 

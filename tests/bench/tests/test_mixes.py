@@ -1,4 +1,4 @@
-"""A mix of classes: rows keep to their class's ranges, and are the same however many are asked for."""
+"""Rows keep to their class; a load written anew is the same work in other words."""
 
 import itertools
 from array import array

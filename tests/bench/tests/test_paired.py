@@ -1,8 +1,9 @@
-"""Turns and pairs: every block once, in an order of the seed; a row is compared with itself or not at all."""
+"""Blocks, pairs, and planted reductions, hit rates and overheads."""
 
 from itertools import pairwise
 from random import Random
 from statistics import mean
+from typing import Any
 
 import pyarrow.compute as pc
 import pytest
@@ -214,10 +215,10 @@ def block(arm: str, repeat: int, rows: int, *, refused: int = 0, noise_ms: float
 
 
 def cells(
-    levels: tuple[float, ...] = (50.0,), rows: int = 200, **more: float
+    levels: tuple[float, ...] = (50.0,), rows: int = 200, **more: Any
 ) -> dict[tuple[str, float], GuardrailCell]:
     return {
-        (arm, level): GuardrailCell({repeat: block(arm, repeat, rows, **more) for repeat in range(3)})  # type: ignore[arg-type]
+        (arm, level): GuardrailCell({repeat: block(arm, repeat, rows, **more) for repeat in range(3)})
         for arm in COSTS_MS
         for level in levels
     }
