@@ -203,3 +203,8 @@ def test_every_table_row_has_as_many_cells_as_its_head() -> None:
         rows = [line for line in block.splitlines() if line.startswith("|")]
         cells = {len(re.findall(r"(?<!\\)\|", line)) for line in rows}
         assert len(cells) <= 1, block
+
+
+def test_what_could_not_run_is_told() -> None:
+    not_run = [{"test": "prefix-cache", "why": "[arms.cache_off] is missing", "hint": None, "begun": False}]
+    assert "- prefix-cache: [arms.cache_off] is missing" in full_markdown(bench_document(not_run=not_run))
