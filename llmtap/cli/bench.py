@@ -278,7 +278,7 @@ def _command(place: Path) -> str:
 def _told(option: str, document: dict[str, Any]) -> str:
     """What an option asks to be written."""
     if option == "--html":
-        from llmtap.report.bench_page import bench_html
+        from llmtap.report.bench import bench_html
 
         return bench_html(document)
     if option == "--markdown":

@@ -294,7 +294,7 @@ class _Demo:
                 status.stop()
 
     def _line(self, summary: Mapping[str, Any]) -> str:
-        from llmtap.report.terminal import figure_text
+        from llmtap.report.values import figure_text
 
         progress = self._sent.progress
         said = [f"{(SystemClock.mono_ns() - self._began_ns) / NS_PER_S:.0f} s"]
@@ -339,7 +339,9 @@ class _Demo:
         from rich.text import Text
 
         from llmtap.report.experiment import arms_table, experiment_lines
-        from llmtap.report.terminal import milliseconds, render_summary
+        from llmtap.report.render import rich_table
+        from llmtap.report.summary import render_summary
+        from llmtap.report.values import milliseconds
 
         outcomes, metrics = result["outcomes"], result["metrics"]
         if self._as_json:
@@ -352,7 +354,7 @@ class _Demo:
         # In a file, lines of 80 columns would be cut that a terminal shows whole.
         console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
         console.print(render_summary(summary))
-        console.print(arms_table(experiment))
+        console.print(rich_table(arms_table(experiment)))
         for line in experiment_lines(experiment):
             console.print(Text(line), soft_wrap=True)
         said = ", ".join(f"{name} {n:,}" for name, n in outcomes.items())

@@ -99,11 +99,11 @@ def _text(option: str, result: Mapping[str, Any]) -> str:
     """What an option asks for."""
     match option:
         case "--html":
-            from llmtap.report.replay_page import replay_html
+            from llmtap.report.replay import replay_html
 
             return replay_html(result)
         case "--markdown":
-            from llmtap.report.replay_markdown import replay_markdown
+            from llmtap.report.replay import replay_markdown
 
             return replay_markdown(result)
     return _json(result)

@@ -183,7 +183,7 @@ def _show_compared(told: str | dict[str, Any], *, as_json: bool) -> None:
     elif as_json:
         _print_json(told)
     else:
-        from llmtap.report.compare import render_compare
+        from llmtap.report.bench import render_compare
 
         _print(render_compare(told))
 
@@ -196,7 +196,7 @@ def _show_bench(folder: Path, html: str | None, markdown: str | None, *, as_json
     document = load_document(folder)
     texts = {}
     if html is not None:
-        from llmtap.report.bench_page import bench_html
+        from llmtap.report.bench import bench_html
 
         texts["--html"] = bench_html(document)
     if markdown is not None:
@@ -280,7 +280,7 @@ def _show_integrity(told: dict[str, object], *, as_json: bool) -> None:
     if as_json:
         _print_json(told)
         return
-    from llmtap.report.integrity import render_integrity
+    from llmtap.report.capture import render_integrity
 
     _print(render_integrity(told))
 

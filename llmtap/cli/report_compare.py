@@ -32,11 +32,11 @@ def compared(
     told = compare_results(Path(places[0]), [Path(other) for other in others])
     texts = {}
     if html is not None:
-        from llmtap.report.compare_page import compare_html
+        from llmtap.report.bench import compare_html
 
         texts["--html"] = compare_html(told)
     if markdown is not None:
-        from llmtap.report.compare import compare_markdown
+        from llmtap.report.bench import compare_markdown
 
         texts["--markdown"] = compare_markdown(told)
     for option, place in outputs.items():

@@ -11,7 +11,8 @@ from typing import Any, Final
 
 import msgspec
 
-from llmtap.report.sweep import number, setting_text
+from llmtap.report.sweep import setting_text
+from llmtap.report.values import number
 from llmtap.sim.model_options import ModelOptions
 from llmtap.sim.schedulers.registry import options_read
 from llmtap.sim.serving import Serving, settled

@@ -263,13 +263,13 @@ def _json(told: list[dict[str, Any]]) -> str:
 
 
 def _page(told: list[dict[str, Any]]) -> str:
-    from llmtap.report.curves import sweep_html
+    from llmtap.report.sweep_page import sweep_html
 
     return sweep_html(told, defaults=option_defaults())
 
 
 def _show(told: list[dict[str, Any]], notes: list[str], *, stdout: str) -> None:
-    from llmtap.report.sweep_table import sweep_lines, sweep_table
+    from llmtap.report.sweep import sweep_lines, sweep_table
 
     if stdout == "json":
         print(_json(told))

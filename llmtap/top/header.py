@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from rich.cells import cell_len
 
-from llmtap.report.terminal import figure_text, milliseconds, number_text
+from llmtap.report.values import figure_text, milliseconds, number
 from llmtap.top.table import at, shown
 
 __all__ = ["facts", "flowed", "silent_relays"]
@@ -24,7 +24,7 @@ def facts(summary: Mapping[str, Any]) -> Iterator[str]:
     long = f" ({seconds:.0f} s)" if isinstance(seconds, int | float) else ""
     yield f"window {shown(at(summary, 'window', 'name'))}{long}"
     rate = at(summary, "load", "achieved_rps")
-    yield "req/s -" if rate is None else f"{number_text(rate)} req/s"
+    yield "req/s -" if rate is None else f"{number(rate, 3)} req/s"
     yield f"n {summary['n']:,}"
     yield _latency("TTFT", at(summary, "metrics", "ttft"))
     option = at(summary, "metrics", "itl", "option")
@@ -50,7 +50,7 @@ def _goodput(goodput: Any) -> str:
     if said.startswith("several"):
         said = "the objectives of their class"
     met = f"{goodput['met']:,} of {goodput['counted']:,} met {said}"
-    return f"goodput {number_text(goodput['requests_per_second'])} req/s ({met})"
+    return f"goodput {number(goodput['requests_per_second'], 3)} req/s ({met})"
 
 
 def _smooth(smooth: Any) -> str:
@@ -59,7 +59,7 @@ def _smooth(smooth: Any) -> str:
         return "smooth goodput -"
     speed, alpha = at(smooth, "speed_tokens_per_second"), at(smooth, "alpha")
     of = "several readers" if speed is None else f"alpha {alpha:g}, reader {speed:g} tok/s"
-    return f"smooth goodput {number_text(rate)} tok/s ({of})"
+    return f"smooth goodput {number(rate, 3)} tok/s ({of})"
 
 
 def flowed(said: Iterable[str], width: int) -> list[str]:

@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import Any, Final
 
 from llmtap.metrics.deadlines import READER_NS_PER_TOKEN
-from llmtap.report.terminal import milliseconds
+from llmtap.report.values import milliseconds
 from llmtap.top.table import NOTHING, Cell, Column, Row, Table, at, count_cell, ms_cell, number_cell, shown
 
 __all__ = ["EVENTS_MAX", "inspected", "reader_ns", "story", "story_so_far", "watched"]

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from llmtap.report.capture import harmless
-from llmtap.report.terminal import figure_text, milliseconds, number_text
+from llmtap.report.values import figure_text, harmless, milliseconds, number
 
 __all__ = [
     "NOTHING", "Cell", "Column", "Row", "Table", "at", "clock_time", "count_cell", "figure_cell", "filtered",
@@ -136,7 +135,7 @@ def count_cell(value: object) -> Cell:
 
 def number_cell(value: object) -> Cell:
     """Three significant digits."""
-    return Cell(number_text(value), value) if isinstance(value, int | float) else Cell(NOTHING)
+    return Cell(number(value, 3), value) if isinstance(value, int | float) else Cell(NOTHING)
 
 
 def share_cell(value: object) -> Cell:

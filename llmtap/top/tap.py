@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from llmtap.report.terminal import milliseconds, number_text
+from llmtap.report.values import milliseconds, number
 from llmtap.top.table import Cell, Column, Row, Table, at, figure_cell, shown
 from llmtap.top.view import Shown
 from llmtap.units import format_bytes
@@ -86,7 +86,7 @@ def _relay(of: str, relay: object) -> Iterator[Line]:
         yield of, "pending", Cell(format_bytes(pending), pending), "waits for the meter"
     cpu, rss = at(relay, "cpu"), at(relay, "rss_bytes")
     if isinstance(cpu, int | float) and isinstance(rss, int):
-        yield of, "memory", Cell(format_bytes(rss), rss), f"resident; {number_text(cpu)} s of CPU so far"
+        yield of, "memory", Cell(format_bytes(rss), rss), f"resident; {number(cpu, 3)} s of CPU so far"
 
 
 def _items(document: object) -> Iterator[tuple[str, Any]]:

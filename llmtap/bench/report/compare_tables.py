@@ -6,7 +6,7 @@ from typing import Any, Final
 from llmtap.bench.run.figures import cdf_series, ms
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.test import ChartSeries, ChartSpec, ReportTable
-from llmtap.report.figures import MARK
+from llmtap.report.values import MARK
 
 __all__ = ["charts_of", "tables_of"]
 

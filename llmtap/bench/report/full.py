@@ -17,9 +17,8 @@ from llmtap.bench.report.minimum import (
 )
 from llmtap.metrics.summary import ENDED_WELL
 from llmtap.report.bench import compliance_said, findings_said
-from llmtap.report.bench_charts import interval_said
-from llmtap.report.sweep import number
-from llmtap.report.terminal import milliseconds
+from llmtap.report.plots import interval_said
+from llmtap.report.values import milliseconds, number
 
 __all__ = ["full_markdown"]
 

@@ -10,8 +10,7 @@ from typing import Any, Final
 from llmtap.bench.report.main_load import main_load
 from llmtap.metrics.statistics import SAMPLES_MIN
 from llmtap.report.bench import compliance_said, findings_said
-from llmtap.report.sweep import number
-from llmtap.report.terminal import milliseconds
+from llmtap.report.values import milliseconds, number
 
 __all__ = ["guardrails_said", "hardware_said", "load_said", "minimum_text", "workload_said"]
 

@@ -17,7 +17,7 @@ from llmtap.metrics.intervals import (
     quantile_interval,
 )
 from llmtap.metrics.statistics import SHARES, mean, percentile
-from llmtap.report.figures import MARK
+from llmtap.report.values import MARK
 
 __all__ = [
     "DOUBT", "SPANS", "cdf_series", "clustered_row", "histogram_series", "latency_row", "line_series",

@@ -9,8 +9,7 @@ import pytest
 
 from llmtap.bench.report.compare import compare_results
 from llmtap.errors import ConfigError
-from llmtap.report.compare import compare_markdown
-from llmtap.report.compare_page import compare_html
+from llmtap.report.bench import compare_html, compare_markdown
 from tests.support.bench_results import results_folder
 
 QUICK = {"quick": True, "params.requests": 200}

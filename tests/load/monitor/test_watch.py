@@ -13,7 +13,8 @@ import pytest
 
 from llmtap.clock import SystemClock
 from llmtap.load.monitor.watch import Watch
-from llmtap.report.system import system_text
+from llmtap.report.render import terminal_text
+from llmtap.report.summary import system_blocks
 from tests.support.nvml import FakeGpu, FakeNvml
 from tests.support.peer import scene, wait_until
 
@@ -85,7 +86,7 @@ async def test_a_real_server_is_watched_from_both_sides() -> None:
     whole = json.loads(json.dumps(series.to_dict(), allow_nan=False))
     for part in ("system", "server"):
         assert 0 <= whole[part]["t"][0] < whole[part]["t"][-1] < 60
-    text = system_text(told, 120)
+    text = terminal_text(system_blocks(told), 120)
     for said in ("server, CPU", "KV use", f"output tokens {tokens:,}", "GPU 0, power", "W on average"):
         assert said in text
 

@@ -1,10 +1,94 @@
-"""The table of what a run took: figures with their units, and what was not sampled with its reason."""
+"""Summaries and resources in the terminal: figures with their units, marked where samples are too few."""
 
 from typing import Any
 
 import pytest
 
-from llmtap.report.system import _number, series_value, system_text
+from llmtap.exchange.exchange import OUTPUT, EventLog, Exchange, Timeline, Tokens
+from llmtap.exchange.outcome import EventClass, TokenSource
+from llmtap.metrics.summary import Summary
+from llmtap.report.render import terminal_text
+from llmtap.report.summary import series_value, summary_blocks, system_blocks
+from llmtap.report.values import milliseconds, number
+
+MS = 1_000_000
+
+
+def summary(n: int) -> dict[str, object]:
+    s = Summary()
+    for i in range(n):
+        log = EventLog()
+        for t in (100 + i % 7, 140, 181):
+            log.add(t * MS, EventClass.CONTENT, 10, 1, OUTPUT)
+        t = Timeline(
+            arrival_ns=0, submit_ns=0, first_byte_ns=log.t_ns[0], first_token_ns=log.t_ns[0],
+            first_content_ns=log.t_ns[0], last_token_ns=log.t_ns[-1], response_end_ns=1_234 * MS, events=log,
+        )  # fmt: skip
+        x = Exchange(relay="r", seq=1, arrival_wall_ns=0, timeline=t, stream=True, uncertainty_ns=350_000)
+        x.tokens = Tokens(output=3, source=TokenSource.TOKEN_IDS)
+        x.added.chunks_ns.extend([12_345] * 3)
+        s.add(x)
+    return s.to_dict({"name": "1m", "seconds": 10.0}, 10.0)
+
+
+def summary_text(told: dict[str, Any], width: int = 80) -> str:
+    return terminal_text(summary_blocks(told), width)
+
+
+def system_text(told: dict[str, Any], width: int = 80) -> str:
+    return terminal_text(system_blocks(told), width)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, "-"), (0.0, "0"), (0.000012345, "0.0123"), (0.00012345, "0.123"), (0.0012345, "1.23"),
+     (0.0099951, "10.0"), (0.012345, "12.3"), (0.12345, "123"), (1.2345, "1,234"), (0.0009996, "1.00"),
+     (-0.05, "-50.0")],
+)  # fmt: skip
+def test_milliseconds_have_three_significant_digits(seconds: float | None, text: str) -> None:
+    assert milliseconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "-"), (0, "0"), (0.0, "0"), (12, "12"), (1_234_567, "1,234,567"), (26.0, "26"),
+     (0.1722254, "0.1722"), (0.000012345, "0.00001234"), (12_345.6, "12,346"), (99_999.5, "100,000"),
+     (-0.05, "-0.05"), (float("inf"), "-"), (float("nan"), "-")],
+)  # fmt: skip
+def test_numbers_have_four_digits_and_no_powers_of_ten(value: float | None, text: str) -> None:
+    assert number(value) == text
+
+
+def test_percentiles_of_too_few_samples_are_marked() -> None:
+    assert "106*" in summary_text(summary(20))
+    assert "fewer than 1,000 samples" in summary_text(summary(20))
+    full = summary(1_000)
+    full["added"] = {}
+    assert "*" not in summary_text(full)
+
+
+def test_eighty_columns_and_no_colour_are_enough() -> None:
+    text = summary_text(summary(1_000), width=80)
+    assert "\x1b" not in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text
+
+
+def test_an_empty_summary_prints() -> None:
+    text = summary_text(Summary().to_dict({"name": "1m", "seconds": 0.0}, 0.0))
+    assert "n 0" in text
+    assert "*" not in text
+
+
+def test_relays_show_what_was_not_measured() -> None:
+    shown = summary(1)
+    shown["relays"] = {
+        "r0": {"connected": True, "opened": 10, "measured": 7, "dropped": {"tap_full": 2}, "lag_max": 0.0021},
+        "r1": {"connected": False},
+    }
+    text = summary_text(shown)
+    assert "r0: opened 10 · measured 7 · not measured 2 · lag max 2.10 ms" in text
+    assert "r1: no status yet" in text
 
 
 def counter(unit: str, total: float, per_second: float) -> dict[str, Any]:
@@ -99,15 +183,10 @@ def test_parts_that_are_missing_are_left_out(told: dict[str, Any]) -> None:
     assert system_text(told).strip() == ""
 
 
-def test_a_series_without_a_sample_in_the_window_has_no_row() -> None:
-    assert "running" not in system_text({"server": {"running": gauge("requests", 0, 0, n=0)}})
-
-
 @pytest.mark.parametrize(
     ("value", "unit", "text"),
     [(None, "cpus", "-"), (0, "cpus", "0.00"), (0.004, "share", "0.4%"), (0, "requests", "0"),
-     (1_234.5, "tokens", "1,234"), (1536, "bytes", "1.5 KiB"), (0.0004, "joules", "0.000400")],
+     (1_234.5, "tokens", "1,234"), (1536, "bytes", "1.5 KiB"), (0.0004, "joules", "0.0004")],
 )  # fmt: skip
 def test_values(value: float | None, unit: str, text: str) -> None:
     assert series_value(value, unit) == text
-    assert "e" not in _number(1e9)

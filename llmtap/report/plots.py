@@ -1,23 +1,27 @@
-"""The charts of a benchmark on a page: from what is to be drawn, as the public JSON has it.
+"""Charts as plotly reads them, from declarations in public JSON, with the same figures as tables.
 
 A chart is `title`, `kind`, `x_title`, `y_title`, `series` (`name`, `x`, `y`, and `low` and `high` where there
 are intervals), `marks` (places on the x axis that have a name), `log_x`, `log_y`. Series differ by colour and
-by dash or pattern, for who cannot tell colours apart; names were given by others, and plotly reads tags, so
-they are escaped.
+by dash or pattern, for readers who cannot tell colours apart. Names were given by others, and plotly reads
+tags, so they are escaped.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any, Final
 
-from llmtap.report.figures import COLOURS, DASHES, SYMBOLS, Panel
-from llmtap.report.page import legend_html, scrolled_html, table_html
-from llmtap.report.sweep import number
+from llmtap.report.document import FigureBlock, LegendKey, Panel, Table
+from llmtap.report.page import COLOURS
+from llmtap.report.values import number, plain_text
 
-__all__ = ["chart_keys", "chart_panel", "chart_plots", "chart_rows", "charts_html", "interval_said"]
+__all__ = ["DASHES", "SYMBOLS", "chart_figure", "chart_panel", "chart_table", "interval_said", "is_wide"]
 
+DASHES: Final = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+SYMBOLS: Final = ("circle", "square", "diamond", "triangle-up", "cross", "x")
 ROWS_MAX: Final = 25
 """Of the table of a series; more are taken in even steps."""
+_WIDE: Final = 20
+"""From this ratio of largest to smallest an axis is logarithmic."""
 _PATTERNS: Final = ("", "/", ".", "x", "-", "|", "+")
 _BLUES: Final = ("#f4f8fc", "#d9e8f5", "#b7d5ec", "#8abde0", "#57a1d4")
 _INK: Final = "#14181d"
@@ -25,71 +29,57 @@ _BARS: Final = frozenset({"bars", "histogram"})
 _Chart = Mapping[str, Any]
 
 
-def charts_html(key: str, charts: Sequence[_Chart]) -> str:
-    """Charts beside each other, each with its legend and its words, and all their figures as tables."""
-    panels, tables = [], []
-    for i, chart in enumerate(charts):
-        panel = chart_panel(chart)
-        legend = legend_html(chart_keys(chart), bars=chart["kind"] in _BARS)
-        panels.append(
-            f"<div class=panel><h3>{escape(panel.title)}</h3>{legend}"
-            f'<div class=plot id="{key}-{i}" role=img aria-label="{escape(panel.words)}"></div>'
-            f"<p class=words>{escape(panel.words)}</p></div>"
-        )
-        tables.append(scrolled_html(chart["title"], table_html(chart["title"], *chart_rows(chart))))
-    return (
-        f"<figure><div class=panels>{''.join(panels)}</div></figure>"
-        f"<details><summary>The same figures as tables</summary>{''.join(tables)}</details>"
+def is_wide(values: Sequence[Any]) -> bool:
+    """Whether values are better told apart by their ratios than by their differences."""
+    return bool(values) and all(v > 0 for v in values) and max(values) >= _WIDE * min(values)
+
+
+def chart_figure(key: str, charts: Sequence[_Chart]) -> FigureBlock:
+    """Charts beside each other, and all their figures as tables."""
+    return FigureBlock(
+        key, "", list(map(chart_panel, charts)), list(map(chart_table, charts)), captioned=False
     )
-
-
-def chart_plots(key: str, charts: Sequence[_Chart]) -> dict[str, dict[str, Any]]:
-    """What plotly draws into the elements of `charts_html`."""
-    panels = map(chart_panel, charts)
-    return {f"{key}-{i}": {"data": panel.data, "layout": panel.layout} for i, panel in enumerate(panels)}
 
 
 def chart_panel(chart: _Chart) -> Panel:
     """One plot, and what it shows in words."""
     if chart["kind"] == "heat map":
-        return _heat_map(chart)
-    series = chart["series"]
-    data = [_trace(chart, one, i) for i, one in enumerate(series)]
-    data += _marks(chart)
-    x_axis, y_axis = _x_axis(chart), _y_axis(chart)
-    layout: dict[str, Any] = {"xaxis": x_axis, "yaxis": y_axis}
+        return Panel(chart["title"], _words(chart), *_heat_map(chart))
+    data = [_trace(chart, one, i) for i, one in enumerate(chart["series"])]
+    layout: dict[str, Any] = {"xaxis": _x_axis(chart), "yaxis": _y_axis(chart)}
     if chart["kind"] == "histogram":
         layout |= {"barmode": "overlay", "bargap": 0}
     elif chart["kind"] == "bars":
         layout |= {"barmode": "group", "bargap": 0.25}
-    return Panel(chart["title"], _words(chart), data, layout, {})
+    return Panel(chart["title"], _words(chart), [*data, *_marks(chart)], layout, _legend(chart))
 
 
-def chart_keys(chart: _Chart) -> list[tuple[str, int | None, str]]:
-    """Name, colour and dash of each series, for a legend; none where there is but one."""
-    series = chart["series"]
-    if len(series) < 2 or chart["kind"] == "heat map":
+def _legend(chart: _Chart) -> list[LegendKey]:
+    """None where there is but one series."""
+    series, bar = chart["series"], chart["kind"] in _BARS
+    if len(series) < 2:
         return []
-    dashes = ["solid"] * len(series) if chart["kind"] in _BARS else [_dash(i) for i in range(len(series))]
     return [
-        (one["name"], i % COLOURS, dash) for i, (one, dash) in enumerate(zip(series, dashes, strict=True))
+        LegendKey(one["name"], i % COLOURS, "solid" if bar else DASHES[i % len(DASHES)], bar)
+        for i, one in enumerate(series)
     ]
 
 
-def chart_rows(chart: _Chart) -> tuple[list[str], list[tuple[str, list[str]]]]:
-    """Heads and rows of the same figures."""
+def chart_table(chart: _Chart) -> Table:
+    """The same figures."""
     ends = [end for one in chart["series"] for end in (*(one.get("low") or ()), *(one.get("high") or ()))]
     intervals = any(end is not None for end in ends)
-    heads = ["", chart["x_title"], chart["y_title"], *(["interval"] if intervals else [])]
     rows = []
     for one in chart["series"]:
-        low, high = one.get("low") or [], one.get("high") or []
-        for i in _chosen(len(one["x"])):
-            cells = [_text(one["x"][i]), _text(one["y"][i])]
+        low, high, n = one.get("low") or [], one.get("high") or [], len(one["x"])
+        chosen = range(n) if n <= ROWS_MAX else [i * (n - 1) // (ROWS_MAX - 1) for i in range(ROWS_MAX)]
+        for i in chosen:
+            cells = [one["name"], plain_text(one["x"][i]), plain_text(one["y"][i])]
             if intervals:
                 cells.append((interval_said(low[i], high[i]) if i < len(low) else "") or "-")
-            rows.append((one["name"], cells))
-    return heads, rows
+            rows.append(cells)
+    heads = ["", chart["x_title"], chart["y_title"], *(["interval"] if intervals else [])]
+    return Table(heads, rows, chart["title"])
 
 
 def interval_said(low: float | None, high: float | None) -> str:
@@ -102,21 +92,20 @@ def interval_said(low: float | None, high: float | None) -> str:
 
 
 def _trace(chart: _Chart, one: Mapping[str, Any], i: int) -> dict[str, Any]:
-    kind, several = chart["kind"], len(chart["series"]) > 1
-    name = escape(one["name"])
+    kind = chart["kind"]
     trace: dict[str, Any] = {
-        "name": name, "meta": {"line": i % COLOURS}, "y": one["y"],
+        "name": escape(one["name"]), "meta": {"line": i % COLOURS}, "y": one["y"],
         "x": [escape(x) if isinstance(x, str) else x for x in one["x"]],
         "hovertemplate": _hover(chart, one),
     }  # fmt: skip
     if kind in _BARS:
         pattern = _PATTERNS[i % len(_PATTERNS)]
         trace |= {"type": "bar", "marker": {"pattern": {"shape": pattern}} if pattern else {}}
-        if kind == "histogram" and several:
+        if kind == "histogram" and len(chart["series"]) > 1:
             trace["opacity"] = 0.55
     else:
         mode = {"cdf": "lines", "steps": "lines", "points": "markers"}.get(kind, "lines+markers")
-        line: dict[str, Any] = {"dash": _dash(i), "width": 2}
+        line: dict[str, Any] = {"dash": DASHES[i % len(DASHES)], "width": 2}
         if kind == "steps":
             line["shape"] = "hv"
         trace |= {
@@ -129,7 +118,7 @@ def _trace(chart: _Chart, one: Mapping[str, Any], i: int) -> dict[str, Any]:
 
 
 def _interval(one: Mapping[str, Any]) -> dict[str, Any]:
-    """Bars from low to high; none to where an end is not known."""
+    """Bars from low to high; none to an end that is not known."""
 
     def off(ends: Sequence[float | None], sign: int) -> list[float]:
         pairs = zip(one["y"], ends, strict=True)
@@ -153,10 +142,10 @@ def _marks(chart: _Chart) -> Iterator[dict[str, Any]]:
     middle = (min(xs) * max(xs)) ** 0.5 if chart.get("log_x") and min(xs) > 0 else (min(xs) + max(xs)) / 2
     for i, mark in enumerate(marks):
         share = 1 - 0.09 * (i % 6)
-        at = low * (high / low) ** share if log else low + (high - low) * share
+        y = low * (high / low) ** share if log else low + (high - low) * share
         yield {
             "type": "scatter", "mode": "lines+text", "name": escape(mark["says"]), "meta": {"line": None},
-            "x": [mark["x"]] * 3, "y": [low, at, high], "text": ["", escape(mark["says"]), ""],
+            "x": [mark["x"]] * 3, "y": [low, y, high], "text": ["", escape(mark["says"]), ""],
             "textposition": "middle right" if mark["x"] <= middle else "middle left",
             "line": {"dash": "dot", "width": 1.5}, "hoverinfo": "skip", "cliponaxis": False,
         }  # fmt: skip
@@ -170,7 +159,7 @@ def _x_axis(chart: _Chart) -> dict[str, Any]:
     if chart.get("log_x") and all(x > 0 for x in xs):
         return {"type": "log", "title": {"text": f"{title} (log)"}}
     axis: dict[str, Any] = {"title": {"text": title}}
-    # What lies far from 0 and close together would be a wall at the right.
+    # Values far from 0 and close together would be a wall at the right.
     if xs and chart["kind"] != "histogram" and min(xs) >= 0 and min(xs) < 0.5 * max(xs):
         axis["rangemode"] = "tozero"
     return axis
@@ -200,25 +189,24 @@ def _hover(chart: _Chart, one: Mapping[str, Any]) -> str:
     return f"{escape(one['name'])}<br>{x_title}: {x}<br>{y_title}: {y}<extra></extra>"
 
 
-def _heat_map(chart: _Chart) -> Panel:
+def _heat_map(chart: _Chart) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """A row for each series, a column for each x."""
     series, across, up = chart["series"], escape(chart["x_title"]), escape(chart["y_title"])
     columns = list(dict.fromkeys(x for one in series for x in one["x"]))
     found = [dict(zip(one["x"], one["y"], strict=True)) for one in series]
     table = [[row.get(column) for column in columns] for row in found]
     data = {
-        "type": "heatmap", "x": [escape(_text(column)) for column in columns],
+        "type": "heatmap", "x": [escape(plain_text(column)) for column in columns],
         "y": [escape(one["name"]) for one in series], "z": table,
         "text": [["" if z is None else number(z, 3) for z in row] for row in table],
         "texttemplate": "%{text}", "textfont": {"color": _INK}, "showscale": False, "xgap": 1, "ygap": 1,
         "colorscale": [[i / (len(_BLUES) - 1), colour] for i, colour in enumerate(_BLUES)],
         "hovertemplate": f"{up}: %{{y}}<br>{across}: %{{x}}<br>%{{text}}<extra></extra>",
     }  # fmt: skip
-    layout = {
+    return [data], {
         "xaxis": {"type": "category", "title": {"text": across}},
         "yaxis": {"type": "category", "title": {"text": up}},
     }
-    return Panel(chart["title"], _words(chart), [data], layout, {})
 
 
 def _words(chart: _Chart) -> str:
@@ -228,41 +216,24 @@ def _words(chart: _Chart) -> str:
         if not points:
             said.append(f"{one['name']}: nothing was measured.")
             continue
+        (low, low_x), (high, high_x) = (pick(points, key=lambda point: point[0]) for pick in (min, max))
         if chart["kind"] == "cdf":
-            said.append(f"{one['name']}: {', '.join(_reached(one))}.")
-            continue
-        (low, low_x), (high, high_x) = min(points, key=_first), max(points, key=_first)
-        if chart["kind"] == "histogram":
-            said.append(f"{one['name']}: most often about {_text(high_x)} ({high:.1%}).")
-            continue
-        said.append(
-            f"{one['name']}: {number(low)} (at {_text(low_x)}) to {number(high)} (at {_text(high_x)})."
-        )
+            said.append(f"{one['name']}: {', '.join(_reached(points))}.")
+        elif chart["kind"] == "histogram":
+            said.append(f"{one['name']}: most often about {plain_text(high_x)} ({high:.1%}).")
+        else:
+            lowest, highest = (
+                f"{number(low)} (at {plain_text(low_x)})",
+                f"{number(high)} (at {plain_text(high_x)})",
+            )
+            said.append(f"{one['name']}: {lowest} to {highest}.")
     said += [f"{mark['says']} at {number(mark['x'])}." for mark in chart.get("marks") or ()]
     return " ".join(said)
 
 
-def _reached(one: Mapping[str, Any]) -> Iterator[str]:
-    """Where a rising share is a half, and 99 %."""
+def _reached(points: Sequence[tuple[float, Any]]) -> Iterator[str]:
+    """Where a rising share reaches a half, and 99 %."""
     for share, words in ((0.5, "half by"), (0.99, "99 % by")):
-        at = next((x for x, y in zip(one["x"], one["y"], strict=True) if y is not None and y >= share), None)
-        if at is not None:
-            yield f"{words} {_text(at)}"
-
-
-def _first(point: tuple[float, Any]) -> float:
-    return point[0]
-
-
-def _text(value: object) -> str:
-    if value is None:
-        return "-"
-    return number(value) if isinstance(value, int | float) else str(value)
-
-
-def _dash(i: int) -> str:
-    return DASHES[i % len(DASHES)]
-
-
-def _chosen(n: int) -> Sequence[int]:
-    return range(n) if n <= ROWS_MAX else [i * (n - 1) // (ROWS_MAX - 1) for i in range(ROWS_MAX)]
+        reached = [x for y, x in points if y >= share]
+        if reached:
+            yield f"{words} {plain_text(reached[0])}"
