@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-import llmtap.cli.proxy  # noqa: F401  it adds the command
+import llmtap.cli.tap  # noqa: F401  it adds the command
 from llmtap.cli.main import app
 from llmtap.config import Settings, fingerprint, keys, load_settings
 from llmtap.errors import ConfigError

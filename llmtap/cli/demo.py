@@ -11,10 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 
-from llmtap.cli.demo_load import RATE_RPS, burst_workload, demo_plan
-from llmtap.cli.demo_stage import ENGINE, OBJECTIVES, TENANT_HEADER, DemoStage
+from llmtap.cli.demo_stage import (
+    ENGINE,
+    OBJECTIVES,
+    RATE_RPS,
+    TENANT_HEADER,
+    DemoStage,
+    burst_workload,
+    demo_plan,
+)
 from llmtap.cli.main import app
-from llmtap.cli.signals import Stopped, stoppable
+from llmtap.cli.shared import Stopped, stoppable
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError
 from llmtap.meter.labels import DEFAULT

@@ -34,7 +34,7 @@ def interrupted(when: str, *args: str, ignoring: bool = False) -> "subprocess.Co
         signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.parametrize("when", ["llmtap.cli.main", "typer", "llmtap.cli.proxy", "llmtap.cli.bench_exo"])
+@pytest.mark.parametrize("when", ["llmtap.cli.main", "typer", "llmtap.cli.tap", "llmtap.cli.bench_exo"])
 def test_while_the_command_line_is_read(when: str) -> None:
     done = interrupted(when, "--version")
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from llmtap.cli.sim_axes import axes_of
-from llmtap.cli.sim_progress import SweepLabels, SweepLines
+from llmtap.cli.sim_sweep import SweepLabels, SweepLines, axes_of
 from llmtap.sim.model_options import read_settings
 from llmtap.sim.serving import read_serving, settled
 from llmtap.sim.sweep.presets import PRESETS

@@ -130,7 +130,8 @@ def test_the_terminal_has_tables_notes_and_what_is_in_the_way() -> None:
     document = bench_document(report, not_run=not_run, verdict={"valid": False, "findings": findings})
     for line in (
         "TTFT P50  127 ms", "deviation: too short", "--quick gives up: 5.1.2.1-1",
-        "not compliant (1 of 2 MUST, 0 of 1 SHOULD)", "not run    fairness: [arms.x] is missing\n           add it",
+        "not compliant (1 of 2 MUST, 0 of 1 SHOULD)",
+        "not run    fairness: [arms.x] is missing\n           add it",
         "  4.4.1-1a MUST, not met: Which tokenizer. it is not stated",
         "NOT VALID: ttft, load and 1 other load: late",
     ):  # fmt: skip

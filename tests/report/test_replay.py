@@ -1,4 +1,4 @@
-"""A replay in the terminal, as Markdown and as a page: verdict first, what is missing left out, names are text."""
+"""A replay in the terminal, as Markdown and as a page: the verdict first, and missing parts left out."""
 
 import re
 from collections.abc import Callable
@@ -230,7 +230,8 @@ def test_the_whole_plan_is_there() -> None:
 
 @pytest.mark.parametrize("part", [
     "plan", "load", "metrics", "corrected", "quantiles", "timeline", "system", "sender", "tokens", "goodput",
-    "smooth_goodput", "dispatch_lateness", "outcomes", "warmup", "window", "uncertainty", "verdict", "baseline",
+    "smooth_goodput", "dispatch_lateness", "outcomes", "warmup", "window", "uncertainty", "verdict",
+    "baseline",
 ])  # fmt: skip
 def test_a_part_that_is_missing_or_null_is_left_out(part: str) -> None:
     for result in ({k: v for k, v in GOOD.items() if k != part}, GOOD | {part: None}):

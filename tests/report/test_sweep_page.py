@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from llmtap.cli.sim_axes import option_defaults
+from llmtap.cli.sim_sweep import option_defaults
 from llmtap.report.page import COLOURS
 from llmtap.report.plots import DASHES, SYMBOLS
 from llmtap.report.sweep import read_sweep

@@ -1,17 +1,22 @@
 """How far a replay is: a bar with live figures where somebody sees it, else a line now and then."""
 
+import asyncio
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, assert_never
 
 from llmtap.clock import SystemClock
+from llmtap.load.replay.perform import Replay, ReplayStage
 from llmtap.load.workers.messages import Progress
+from llmtap.units import NS_PER_S
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
-__all__ = ["Bars", "ReplayLines", "painted", "watching"]
+__all__ = ["Answering", "Bars", "BenchLines", "ReplayLines", "painted", "watching_bench", "watching_replay"]
+
 
 EVERY_NS: Final = 10_000_000_000
 
@@ -140,10 +145,98 @@ def painted() -> Iterator["RichProgress"]:
 
 
 @contextmanager
-def watching() -> Iterator[ReplayLines]:
+def watching_replay() -> Iterator[ReplayLines]:
     """Somebody to tell."""
     if not sys.stderr.isatty():
         yield ReplayLines()
         return
     with painted() as bar:
         yield Bars(bar)
+
+
+_TELLING: Final = b"llmtap: the load is over, and its report is being written: again to leave without it\n"
+_STDERR: Final = 2
+
+
+class Answering:
+    """Sees to signals while a replay runs in this loop, and until its report is out (`Heard.instead`)."""
+
+    def __init__(self, one: Replay, audience: ReplayLines, loop: asyncio.AbstractEventLoop) -> None:
+        self._one = one
+        self._audience = audience
+        self._loop = loop
+        self._told = False
+
+    def __call__(self) -> bool:
+        """From the handler of a signal. False: break it off where it is."""
+        stage = self._one.stage
+        match stage:
+            case ReplayStage.PREPARING:
+                return False
+            case ReplayStage.SENDING:
+                if self._loop.is_closed():
+                    return False  # it failed
+                self._loop.call_soon_threadsafe(self._stop)
+                return True
+            case ReplayStage.TELLING:
+                again, self._told = self._told, True
+                if not again:
+                    # Not by print, which may be what was interrupted.
+                    os.write(_STDERR, _TELLING)
+                return not again
+        assert_never(stage)
+
+    def _stop(self) -> None:
+        self._audience.stopping()
+        self._one.stop()
+
+
+_MEASURED_BEFORE: Final = "measured before"
+
+
+class BenchLines(ReplayLines):
+    """Lines on standard error, for a log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._began_ns = SystemClock.mono_ns()
+
+    def step(self, name: str, said: str) -> None:
+        print(f"llmtap: {self._passed()} {name}: {said}", file=sys.stderr, flush=True)
+
+    def left(self, said: str) -> None:
+        if said:
+            print(f"llmtap: {self._passed()} left: {said}", file=sys.stderr, flush=True)
+
+    def _passed(self) -> str:
+        """Minutes and seconds since the start."""
+        seconds = (SystemClock.mono_ns() - self._began_ns) // NS_PER_S
+        return f"{seconds // 60:02d}:{seconds % 60:02d}"
+
+
+class _BenchBars(Bars, BenchLines):
+    """Loads, and what is left of them, scroll by; the line at the bottom is painted over."""
+
+    def step(self, name: str, said: str) -> None:
+        self._print(f"{name}: {said}", "dim" if said.startswith(_MEASURED_BEFORE) else "none")
+        self.hide()
+
+    def left(self, said: str) -> None:
+        if said:
+            self._print(f"left: {said}", "dim")
+
+    def _print(self, line: str, style: str) -> None:
+        self._bar.console.print(f"{self._passed()} {line}", style=style, markup=False, highlight=False)
+
+    def _say(self, words: str) -> None:
+        self._print(words, "none")
+
+
+@contextmanager
+def watching_bench() -> Iterator[BenchLines]:
+    """Somebody to tell."""
+    if not sys.stderr.isatty():
+        yield BenchLines()
+        return
+    with painted() as bar:
+        yield _BenchBars(bar)

@@ -1,3 +1,5 @@
+"""`llmtap convert` and `llmtap inspect`, as one types them, and hostile files in every command."""
+
 import gzip
 import json
 import os
@@ -7,12 +9,14 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from llmtap.cli.convert import STYLES
+from llmtap.cli.files import STYLES
 from llmtap.cli.main import main
 from llmtap.traces.registry import FORMATS
+from llmtap.user_files import DEPTH_MAX, TOML_BYTES_MAX
 
 MOONCAKE = b"".join(
     b'{"timestamp": %d, "input_length": %d, "output_length": 5, "hash_ids": [%d]}\n' % (i * 3, 10 + i, i)
@@ -36,61 +40,6 @@ def run(
         main()
     said = capsys.readouterr()
     return int(ended.value.code or 0), said.out, said.err
-
-
-def test_a_table_tells_what_was_kept_and_lost(
-    trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code, out, err = run(capsys, monkeypatch, trace, trace.with_name("b.csv"), "--to", "azure")
-    assert (code, err) == (0, "")
-    head, columns, *rows = out.splitlines()
-    assert head.startswith("mooncake to azure: 20 of 20 rows, ")
-    assert columns.split("\t") == ["aspect", "rows", "fate", "why"]
-    cells = [row.split("\t") for row in rows if "\t" in row]
-    assert [(c[0], c[1], c[2]) for c in cells] == [
-        ("arrival", "20 of 20", "kept"), ("input tokens", "20 of 20", "kept"),
-        ("output tokens", "20 of 20", "kept"), ("prefix blocks", "0 of 20", "lost"),
-    ]  # fmt: skip
-    assert [row for row in rows if row.startswith("note: ")]
-
-
-def test_as_json_it_is_the_whole_report(
-    trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code, out, _ = run(capsys, monkeypatch, trace, trace.with_name("b.parquet"), "--json")
-    report = json.loads(out)
-    assert (code, report["source_format"], report["rows_written"]) == (0, "mooncake", 20)
-    assert report["bytes_out"] == trace.with_name("b.parquet").stat().st_size
-    assert {a["fate"] for a in report["aspects"]} == {"kept", "absent"}
-
-
-def test_the_list_says_of_each_format_what_it_holds_and_needs(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code, out, _ = run(capsys, monkeypatch, "--list")
-    rows = [line.split("\t") for line in out.splitlines()]
-    assert (code, rows[0]) == (0, ["name", "title", "extensions", "does", "holds", "needs", "styles"])
-    assert [row[0] for row in rows[1:]] == [f.name for f in FORMATS]
-    assert dict(zip(rows[0], rows[1], strict=True))["holds"] == "everything"
-    _, out, _ = run(capsys, monkeypatch, "--list", "--json")
-    listed = {f["name"]: f for f in json.loads(out)["formats"]}
-    assert listed["azure"]["needs"] == ["arrival", "input tokens", "output tokens"]
-    assert listed["azure"]["does"] == ["read", "write"]
-    assert listed["har"]["styles"].keys() == {"llmtap"}
-
-
-def test_the_list_of_one_format_tells_all_about_it(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code, out, _ = run(capsys, monkeypatch, "--list", "mooncake")
-    fmt = next(f for f in FORMATS if f.name == "mooncake")
-    assert code == 0
-    assert out.splitlines()[0] == f"mooncake: {fmt.title}"
-    assert all(len(line) <= 80 for line in out.splitlines())
-    assert [line.split()[1] for line in out.splitlines() if line.startswith("style ")] == [*fmt.styles]
-    code, out, err = run(capsys, monkeypatch, "--list", "moncake")
-    assert (code, out) == (2, "")
-    assert "did you mean mooncake?" in err
 
 
 def test_the_help_names_the_styles_of_every_format() -> None:
@@ -233,9 +182,9 @@ def test_ended_by_a_signal_it_leaves_no_part(number: signal.Signals, tmp_path: P
 
 BAR_AFTER = """
 import sys
-from llmtap.cli import convert
+from llmtap.cli import files
 from llmtap.cli.main import main
-convert._BAR_AFTER_NS = int(sys.argv.pop(1))
+files._BAR_AFTER_NS = int(sys.argv.pop(1))
 main()
 """
 NEVER_NS = 1 << 62
@@ -284,9 +233,170 @@ def test_of_little_there_is_no_bar_and_of_many_files_one(trace: Path) -> None:
     assert "/?" not in text
 
 
-def test_on_a_narrow_terminal_the_list_has_a_line_for_each_format() -> None:
-    lines = on_a_terminal("--list", columns=80).splitlines()
-    assert all(any(line.split("m")[-1].startswith(f"{f.name} ") or line.startswith(f"{f.name} ")
-                   for line in lines) for f in FORMATS)  # fmt: skip
-    assert all(any(f.title in line for line in lines) for f in FORMATS)
-    assert len(lines) < len(FORMATS) + 5
+NAME = "a.sse"
+
+
+def chunk(**choice: Any) -> dict[str, Any]:
+    return {"model": "tiny", "choices": [{"index": 0, "delta": {}, "finish_reason": None, **choice}]}
+
+
+BODY = (
+    b"".join(
+        b"data: " + json.dumps(value).encode() + b"\n\n"
+        for value in (
+            chunk(delta={"role": "assistant", "content": ""}),
+            chunk(delta={"content": "Well,\n\x1b[2J yes"}),
+            chunk(delta={"content": "x" * 200}),
+            chunk(finish_reason="stop"),
+            {"model": "tiny", "choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 9}},
+        )
+    )
+    + b"data: [DONE]\n\n"
+)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / NAME
+    path.write_bytes(BODY)
+    return path
+
+
+def run_inspect(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *args: str
+) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["llmtap", "inspect", *args])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr()
+    return int(ended.value.code or 0), said.out, said.err
+
+
+def test_a_request_may_come_from_a_file(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = tmp_path / "ask.json"
+    ask.write_text('{"model": "from-a-file"}')
+    _, out, _ = run_inspect(capsys, monkeypatch, str(file), "--json", "--request-body", f"@{ask}")
+    assert json.loads(out)["model"] == "from-a-file"
+
+
+def test_a_har_gives_its_totals(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "session.har"
+    entry = {
+        "startedDateTime": "2026-01-02T03:04:05Z", "time": 50,
+        "request": {"method": "POST", "url": "http://g/v1/chat/completions"},
+        "response": {"status": 200, "headers": [], "content": {"text": BODY.decode()}},
+        "timings": {"send": 1, "wait": 20, "receive": 29},
+    }  # fmt: skip
+    path.write_text(json.dumps({"log": {"entries": [entry]}}))
+    _, out, _ = run_inspect(capsys, monkeypatch, str(path), "--json")
+    x = json.loads(out)
+    assert (x["metrics"]["ttfb"], x["metrics"]["e2e"]) == (0.02, pytest.approx(0.049))
+    assert x["metrics"]["ttft"] is None
+    assert x["arrival"] == "2026-01-02T03:04:05Z"
+    _, out, _ = run_inspect(capsys, monkeypatch, str(path))
+    assert "wait 20 ms" in out
+    code, _, err = run_inspect(capsys, monkeypatch, str(path), "--entry", "4")
+    assert (code, "no entry 4" in err) == (2, True)
+
+
+def test_bad_input_is_named_and_ends_with_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poem = tmp_path / "poem.txt"
+    poem.write_text("Whose woods these are\n")
+    cases = [
+        (poem, "neither an event stream"),
+        (tmp_path / "nowhere", "No such file"),
+        (tmp_path, "Is a directory"),
+    ]
+    for path, problem in cases:
+        code, out, err = run_inspect(capsys, monkeypatch, str(path))
+        assert (code, out) == (2, "")
+        assert err.startswith(f"llmtap: {path}: ")
+        assert problem in err
+        assert "Traceback" not in err
+
+
+def test_a_pipe_is_read_too() -> None:
+    command = [sys.executable, "-P", "-m", "llmtap.cli", "inspect", "-"]
+    done = subprocess.run(command, input=BODY, capture_output=True, timeout=200)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.decode().startswith("event stream · ")
+    done = subprocess.run(command, input=b"", capture_output=True, timeout=200)
+    assert (done.returncode, done.stderr) == (2, b"llmtap: standard input: the file is empty\n")
+
+
+DEEP = b"[" * 100_000 + b"]" * 100_000
+FILES = {
+    "list.json": DEEP,
+    "object.json": b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
+    "second-line.jsonl": b'{"timestamp":1,"input_length":1,"output_length":1}\n{"a":%s}\n' % DEEP,
+    "list.toml": b"# a comment\n[relay]\nupstream = %s\n" % DEEP,
+    "key.toml": b"[relay]\n\n%sa = 1\n" % (b"a." * 50_000),
+    "quoted-key.toml": b"[relay]\n\n%sa = 1\n" % (b'"a" . ' * 50_000),
+    "header.toml": b"[%sa]\n" % (b"a." * 50_000),
+    "inline.toml": b"[relay]\nx = %s1%s\n" % (b"{a=" * 50_000, b"}" * 50_000),
+    "digits.toml": b'[relay]\nidle_timeout = "%ss"\n' % (b"9" * 400),
+    "size.toml": b'[relay]\nhead_bytes = "%sMiB"\n' % (b"9" * 400),
+    "integer.toml": b"[relay]\nhead_bytes = %s\n" % (b"9" * 5_000),
+    "not-utf8.toml": b"\xff",
+    "nul.toml": b"[relay]\n\x00",
+    "long.toml": b"#" * (TOML_BYTES_MAX + 1),
+    "empty.json": b"",
+    "nul.json": b'{"a":\x00}',
+    "cut.json": b'{"a":[1,2',
+}
+PROXY = ["proxy", "--check", "--upstream", "http://127.0.0.1:1", "--config"]
+METER = ["meter", "--check", "--config"]
+READERS = [["report"], ["replay", "--target", "http://127.0.0.1:1"], ["sim", "run"], ["convert"]]
+JSON = [name for name in FILES if ".json" in name]
+TOML = [name for name in FILES if name.endswith(".toml")]
+CASES = [
+    *((command, name) for command in READERS for name in JSON),
+    *((command, name) for command in (PROXY, METER) for name in TOML),
+]
+SAID = {
+    "list.json": "line 1", "object.json": "line 1", "second-line.jsonl": "line 2",
+    "list.toml": "line 3", "key.toml": "line 3", "quoted-key.toml": "line 3", "header.toml": "line 1",
+    "inline.toml": "line 2", "digits.toml": "relay.idle_timeout", "size.toml": "relay.head_bytes",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("command", "name"), CASES, ids=[f"{' '.join(c[:2])} {n}" for c, n in CASES])
+def test_a_hostile_file_is_refused_by_its_name(
+    command: list[str],
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / name).write_bytes(FILES[name])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LLMTAP_CONFIG", raising=False)
+    more = ["out.parquet"] if command == ["convert"] else []
+    monkeypatch.setattr(sys, "argv", ["llmtap", *command, name, *more])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    error = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert name in error
+    assert SAID.get(name, name) in error
+    assert len(error) < 1_000
+
+
+def test_dots_and_brackets_in_texts_and_comments_are_no_nesting(tmp_path: Path) -> None:
+    from llmtap.user_files import read_toml
+
+    many = "." * 500 + "[{" * 500
+    file = tmp_path / "texts.toml"
+    file.write_text(
+        f'# {many}\na = \'{many}\' # {many}\nb = "\\"{many}"\nc = """\n{many}"\n"""\n'
+        f"d = '''\n{many}'''\ne = [{','.join(['1.5'] * 500)}]\n[{'f.' * (DEPTH_MAX - 1)}f]\n"
+    )
+    content = read_toml(file)
+    assert (content["a"], content["b"]) == (many, '"' + many)
+    assert len(content["e"]) == 500

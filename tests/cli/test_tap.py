@@ -1,4 +1,4 @@
-"""`llmtap meter` as its users start it: a process on a socket of its own, whose apps are guests."""
+"""The commands of the tap: checks that start nothing, a meter of its own, and rules from objectives."""
 
 import asyncio
 import os
@@ -13,17 +13,78 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 import llmtap
-import llmtap.cli.meter
+import llmtap.cli.tap
 from llmtap.channel.frames import ACK
-from llmtap.cli.main import app
+from llmtap.cli.main import app, main
 from llmtap.errors import ConfigError
+from llmtap.supervisor import supervisor
 from tests.support.peer import play
 from tests.support.relay_status import relay_status
 from tests.support.served import standalone_meter
 from tests.support.tap_frames import Script
+
+UPSTREAM = ("proxy", "--upstream", "http://127.0.0.1:8000")
+
+
+def run(*args: str, **environ: str) -> Any:
+    return CliRunner().invoke(app, [*UPSTREAM, *args], env={"LLMTAP_CONFIG": None, **environ})
+
+
+def test_a_check_tells_where_a_capture_goes(tmp_path: Path) -> None:
+    done = run("--check", "--capture", str(tmp_path / "c"))
+    first, *rest = done.stdout.splitlines()
+    assert (done.exit_code, first.startswith("ok (config ")) == (0, True)
+    assert rest == [f"capture: {tmp_path}/c (level shape)", f"spool: {tmp_path}/c/.spool"]
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_check_tells_of_the_spool_of_a_url_and_shows_no_key(tmp_path: Path) -> None:
+    url = "s3://AKIAPLANTED:planted@bucket/x"
+    done = run("--check", "--capture", url, "--set", "capture.level=none", XDG_STATE_HOME=str(tmp_path))
+    _, to, spool = done.stdout.splitlines()
+    assert to == "capture: s3://***@bucket/x (level none)"
+    assert spool.startswith(f"spool: {tmp_path}/llmtap/spool-")
+    assert "planted" not in done.output.lower()
+
+
+def test_without_a_capture_none_is_told_of() -> None:
+    assert len(run("--check").stdout.splitlines()) == 1
+
+
+def test_a_check_tells_of_an_alarm_that_can_never_ring(tmp_path: Path) -> None:
+    config = tmp_path / "llmtap.toml"
+    config.write_text('[slo.batch]\nobjectives = "e2e:9s"\ntarget = 0.9\n')
+    done = run("--check", "--config", str(config))
+    assert done.exit_code == 0
+    ok, warning = done.stdout.splitlines()
+    assert ok.startswith("ok (config ")
+    assert warning.startswith("warning: slo.batch: no page over 1h and 5m: a burn rate above 14.4 can't")
+
+
+@pytest.mark.parametrize("captured", [True, False])
+def test_the_first_line_of_a_proxy_names_the_capture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, captured: bool
+) -> None:
+    class Announcing:
+        """In the supervisor's place: it is up at once, and ends."""
+
+        def __init__(self, _settings: object, _reload: object, announce: Any) -> None:
+            self._announce = announce
+
+        async def run(self) -> int:
+            self._announce("127.0.0.1:8080", "127.0.0.1:9464")
+            return 0
+
+    monkeypatch.setattr(supervisor, "Supervisor", Announcing)
+    done = run(*(("--capture", str(tmp_path)) if captured else ()))
+    told = f"   capture: {tmp_path} (shape)" if captured else ""
+    line = "llmtap: http://127.0.0.1:8080 -> http://127.0.0.1:8000   metrics: http://127.0.0.1:9464/metrics"
+    assert (done.exit_code, done.stderr) == (0, f"{line}{told}\n")
+
 
 LIMIT_S = 250.0
 
@@ -148,3 +209,68 @@ def test_a_check_starts_nothing(folder: Path) -> None:
     done = CliRunner().invoke(app, args, env={"LLMTAP_CONFIG": None})
     assert (done.exit_code, done.output.startswith("ok (config ")) == (0, True), done.output
     assert not (folder / "tap.sock").exists()
+
+
+CONFIG = Path(__file__).parents[2] / "config" / "slo.toml"
+
+
+def run_slo(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *args: str | Path
+) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["llmtap", "slo", "generate", *map(str, args)])
+    monkeypatch.delenv("LLMTAP_CONFIG", raising=False)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr()
+    return int(ended.value.code or 0), said.out, said.err
+
+
+def test_what_can_never_ring_is_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text('[slo.loose]\nobjectives = "ttft:1s"\ntarget = 0.9\n')
+    code, out, err = run_slo(capsys, monkeypatch, "--config", config)
+    assert code == 0
+    assert err.startswith("llmtap: warning: slo.loose: no page over 1h and 5m: ")
+    assert err.count("\n") == 1
+    assert yaml.safe_load(out)
+
+
+def test_objectives_of_the_environment_are_read_as_the_proxy_does(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLMTAP_SLO_GOLD_OBJECTIVES", "ttft:300ms")
+    code, out, _ = run_slo(capsys, monkeypatch, "--job", "x", "--runbooks", "https://wiki")
+    assert code == 0
+    assert 'llmtap_slo_events_total{job="x",slo="gold"}' in out
+    assert "https://wiki/LlmtapDown.md" in out
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        ((), "--config: is missing: no file tells objectives"),
+        (("--config", "/nowhere.toml"), "/nowhere.toml: cannot be read"),
+        (("--config", CONFIG, "--job", 'a"'), "--job: 'a\"' is no name for a job"),
+        (("--config", CONFIG, "--out", "/nowhere/x"), "--out: cannot write /nowhere/x"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence_and_exit_2(
+    args: tuple[str | Path, ...],
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    code, out, err = run_slo(capsys, monkeypatch, *args)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"llmtap: {told}")
+    assert "Traceback" not in err
+
+
+def test_a_format_that_is_none_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, _, err = run_slo(capsys, monkeypatch, "--config", CONFIG, "--format", "pyrra")
+    assert code == 2
+    assert "pyrra" in err

@@ -1,4 +1,4 @@
-"""`llmtap convert`: traces from one format to another, and what was lost on the way."""
+"""`llmtap convert` and `llmtap inspect`: traces from one format to another, and a saved answer explained."""
 
 import os
 import signal
@@ -6,16 +6,20 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
 from llmtap.cli.main import app
+from llmtap.cli.shared import print_json, print_table, read_pairs
 from llmtap.errors import ConfigError
 
-__all__ = ["convert"]
+__all__ = ["convert", "inspect"]
 
-EPILOG = """IN is a file, a capture's folder, a pattern of its files, or - for standard input; OUT is a file
+
+_CONVERT_EPILOG = """\
+IN is a file, a capture's folder, a pattern of its files, or - for standard input; OUT is a file
 or -. What ends in .gz or .zst is compressed. Formats are told by content and name; --list shows them.
 A new file can be read by its owner alone (mode 0600); one that replaces another keeps that one's mode.
 
@@ -54,7 +58,7 @@ _BAR_AFTER_NS: Final = 1_000_000_000
 
 @app.command(
     short_help="Convert a trace, a dataset or a capture.",
-    epilog=EPILOG.format(styles="\n\n".join(f"  {name}: {keys}" for name, keys in STYLES.items())),
+    epilog=_CONVERT_EPILOG.format(styles="\n\n".join(f"  {name}: {keys}" for name, keys in STYLES.items())),
 )
 def convert(
     source: Annotated[str, typer.Argument(metavar="IN", help="What to read.")] = "",
@@ -100,22 +104,12 @@ def convert(
     with _quiet_pipe(), _ended_in_order(), _progress() as progress:
         report = convert_file(
             source, target, source_format=source_format, target_format=target_format, model=model,
-            override_model=override_model, style=_styles(style or []), redact=_rules(redact or []),
-            force=force, progress=progress,
+            override_model=override_model, style=read_pairs("--style", style, "key=value"),
+            redact=_rules(redact or []), force=force, progress=progress,
         )  # fmt: skip
     # What was asked for goes to standard output; where that is the trace itself, the report goes beside it.
     with _quiet_pipe():
         _show_report(report, as_json=as_json, beside=target == "-")
-
-
-def _styles(given: list[str]) -> dict[str, str]:
-    styles = {}
-    for one in given:
-        key, found, value = one.partition("=")
-        if not found or not key:
-            raise ConfigError("--style", f"expected key=value, got {one!r}")
-        styles[key] = value
-    return styles
 
 
 def _rules(given: list[str]) -> tuple[str, ...]:
@@ -205,7 +199,7 @@ def _show_formats(name: str, *, as_json: bool) -> None:
         for f in formats
     ]  # fmt: skip
     if as_json:
-        _print_json({"formats": listed})
+        print_json({"formats": listed})
         return
     if name:
         _show_format(listed[0])
@@ -213,7 +207,7 @@ def _show_formats(name: str, *, as_json: bool) -> None:
     columns: tuple[str, ...] = ("name", "title", "extensions", "does", "holds", "needs", "styles")
     if sys.stdout.isatty():  # the rest is too much for its width
         columns = columns[:3]
-    _show_table(columns, [[_cell(f[c]) for c in columns] for f in listed], beside=False)
+    print_table(columns, [[_cell(f[c]) for c in columns] for f in listed])
     if sys.stdout.isatty():
         for does in ("read", "write"):
             others = [f["name"] for f in listed if does not in f["does"]]
@@ -248,7 +242,7 @@ def _show_report(report: Any, *, as_json: bool, beside: bool) -> None:
 
     out = sys.stderr if beside else sys.stdout
     if as_json:
-        _print_json(report.to_dict(), out)
+        print_json(report.to_dict(), out)
         return
     rate = report.rows_read / report.seconds if report.seconds else 0
     print(
@@ -260,34 +254,104 @@ def _show_report(report: Any, *, as_json: bool, beside: bool) -> None:
     )
     told = [a for a in report.aspects if a.fate != "absent"]
     cells = [[a.name, f"{a.written:,} of {a.rows:,}", a.fate, a.why or ""] for a in told]
-    _show_table(("aspect", "rows", "fate", "why"), cells, beside=beside)
+    fates = {"lost": "yellow", "partly": "yellow", "changed": "yellow", "kept": "green"}
+    print_table(("aspect", "rows", "fate", "why"), cells, right=frozenset({"rows"}), style=fates, out=out)
     for reason, n in report.dropped.items():
         print(f"dropped: {n:,} rows: {reason}", file=out)
     for note in (*report.notes_read, *report.notes_written):
         print(f"note: {note}", file=out)
 
 
-def _print_json(value: Any, out: Any = None) -> None:
-    import msgspec
+# ---------------------------------------------------------------- llmtap inspect
 
-    print(msgspec.json.format(msgspec.json.encode(value)).decode(), file=out or sys.stdout)
+FILE_BYTES_MAX = 512 << 20
+"""A million tokens at 250 bytes each, twice."""
+
+_INSPECT_EPILOG = """\
+FILE is an event stream, NDJSON or JSON body, a whole HTTP response (chunked framing, gzip, br and
+zstd are undone), or a HAR file; - reads standard input.
+
+Examples:
+
+  curl -sN http://127.0.0.1:8080/v1/chat/completions -d @ask.json | llmtap inspect -
+
+  curl -siN --raw http://127.0.0.1:8080/v1/chat/completions -d @ask.json > a.http; llmtap inspect a.http
+
+  llmtap inspect session.har --entry 3 --json"""
 
 
-def _show_table(columns: tuple[str, ...], rows: list[list[str]], *, beside: bool) -> None:
-    out = sys.stderr if beside else sys.stdout
-    if not out.isatty():
-        # For grep and awk: no wrapping, no lines, columns by tabs.
-        for cells in (list(columns), *rows):
-            print("\t".join(cells), file=out)
+@app.command(short_help="Explain a saved stream, event by event.", epilog=_INSPECT_EPILOG)
+def inspect(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A saved answer, or - for standard input.")],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the exchange as JSON, with its events.")
+    ] = False,
+    path: Annotated[
+        str, typer.Option(help="Path of the request, where the file does not tell: it breaks ties.")
+    ] = "/",
+    request_body: Annotated[
+        str, typer.Option(help="The request's JSON, or @FILE: it names the model.", metavar="JSON|@FILE")
+    ] = "",
+    entry: Annotated[int | None, typer.Option(help="Entry of a HAR file, counted from 0.", min=0)] = None,
+    text: Annotated[bool, typer.Option("--text/--no-text", help="Show what the events say.")] = True,
+) -> None:
+    """Explain a saved stream: each event's class, bytes, text and tokens, and what they come to."""
+    from llmtap.exchange.saved import SavedError, explain, read_saved
+    from llmtap.report.stream import explained_to_dict
+
+    name = "standard input" if file == "-" else file
+    data = _read(file)
+    asked = _read(request_body[1:]) if request_body.startswith("@") else request_body.encode()
+    try:
+        saved = read_saved(data, path=path, request_body=asked, entry=entry)
+    except SavedError as exc:
+        raise ConfigError(name, str(exc), exc.hint) from None
+    explained = explain(saved)
+    if as_json:
+        print_json(explained_to_dict(saved, explained, text=text))
+    else:
+        _show(saved, explained, text=text)
+
+
+def _read(file: str) -> bytes:
+    name = "standard input" if file == "-" else file
+    try:
+        if file == "-":
+            data = sys.stdin.buffer.read(FILE_BYTES_MAX + 1)
+        else:
+            with Path(file).open("rb") as opened:
+                data = opened.read(FILE_BYTES_MAX + 1)
+    except OSError as exc:
+        raise ConfigError(name, f"cannot be read: {exc.strerror}") from None
+    if len(data) > FILE_BYTES_MAX:
+        raise ConfigError(name, f"is longer than {FILE_BYTES_MAX >> 20} MiB")
+    return data
+
+
+def _show(saved: Any, explained: Any, *, text: bool) -> None:
+    from llmtap.report.stream import EVENT_COLUMNS, event_cells, headline, story
+
+    def columns() -> None:
+        print_table(
+            EVENT_COLUMNS, list(event_cells(explained.events, text=text)),
+            right=frozenset({"#", "bytes", "tokens"}), nowrap=lambda column: column != "adds",
+        )  # fmt: skip
+
+    if not sys.stdout.isatty():
+        print(headline(saved, explained))
+        columns()
+        for subject, said in story(saved, explained):
+            print(f"{subject}: {said}")
         return
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column in columns:
-        table.add_column(column, justify="right" if column == "rows" else "left")
-    styles = {"lost": "yellow", "partly": "yellow", "changed": "yellow", "kept": "green"}
-    for cells in rows:
-        table.add_row(*(Text(cell, style=styles.get(cell, "")) for cell in cells))
-    Console(file=out, highlight=False).print(table)
+    console = Console(highlight=False)
+    console.print(Text(headline(saved, explained), style="bold"))
+    columns()
+    facts = Table.grid(padding=(0, 2, 0, 0))
+    facts.add_column(style="bold", no_wrap=True)
+    for subject, said in story(saved, explained):
+        facts.add_row(Text(subject), Text(said))
+    console.print(facts)

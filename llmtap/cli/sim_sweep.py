@@ -1,20 +1,44 @@
-"""What `llmtap sim run` was told on the command line, as the axes of a sweep."""
+"""A sweep on the command line: its axes from options, and how far it is.
+
+Progress is a bar in a terminal, else a line for each job that is done. A job is named by its scheduler, its
+size, what the sweep varies, and what else differs from its default.
+"""
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
+import msgspec
+
 from llmtap.errors import ConfigError
+from llmtap.metrics.objectives import Objectives
+from llmtap.report.sweep import setting_text
+from llmtap.report.values import number
+from llmtap.sim.latency import GridError, fit, load_grid
+from llmtap.sim.model_options import ModelOptions, read_settings
+from llmtap.sim.schedulers.registry import ALL_OPTIONS, CONDITIONS, SCHEDULERS, options_read
+from llmtap.sim.serving import Serving, read_serving, settled
+from llmtap.sim.sweep.grid import LOADS, READINGS, SERVING, points, read_at
+from llmtap.sim.sweep.presets import PRESETS
+from llmtap.sim.sweep.sweep import SweepAttempt, SweepJob
+from llmtap.units import encode_seconds
 
 __all__ = [
     "AxesRead",
+    "Quiet",
+    "SweepLabels",
+    "SweepLines",
     "axes_of",
     "models_fitted",
     "objectives_text",
     "option_defaults",
     "preset_named",
     "scheduler_names",
+    "watching_sweep",
 ]
+
 
 _AT_MOST: Final = {
     "requests": 1_000_000_000,
@@ -35,8 +59,6 @@ class AxesRead:
         self._options: dict[str, str] = {}
 
     def schedulers(self, text: str | None) -> None:
-        from llmtap.sim.schedulers.registry import SCHEDULERS
-
         if text is None:
             return
         names = _parts(text)
@@ -93,8 +115,6 @@ class AxesRead:
     def settings(self, given: Sequence[str], option: str) -> None:
         """NAME=VALUE: readings or options of serving; for `--vary` with values apart by commas, or by bars
         where values hold commas themselves."""
-        from llmtap.sim.sweep.grid import READINGS, SERVING
-
         elsewhere = {"--reading": (SERVING, "an option of serving", "--serving"),
                      "--serving": (READINGS, "a reading", "--reading")}  # fmt: skip
         for one in given:
@@ -120,8 +140,6 @@ class AxesRead:
     def whole(self, preset: Any, preset_name: str) -> dict[str, tuple[Any, ...]]:
         """All axes, with those of a preset, and defaults, where nothing was given. Each that was given has an
         effect on some run."""
-        from llmtap.sim.sweep.grid import LOADS
-
         axes = self.axes
         if preset is not None:
             fixed = {name for variant in preset.variants for name in variant}
@@ -146,9 +164,6 @@ class AxesRead:
         return axes
 
     def _check_read(self, axes: dict[str, tuple[Any, ...]], preset: Any) -> None:
-        from llmtap.sim.schedulers.registry import ALL_OPTIONS, CONDITIONS, SCHEDULERS
-        from llmtap.sim.sweep.grid import points, read_at
-
         given = self._options.keys() & ALL_OPTIONS
         variants = ({},) if preset is None else preset.variants
         for point in points({n: v for n, v in axes.items() if n in ALL_OPTIONS | {"scheduler"}}, variants):
@@ -172,8 +187,6 @@ class AxesRead:
         )
 
     def _check_servers(self, axes: dict[str, tuple[Any, ...]]) -> None:
-        from llmtap.sim.schedulers.registry import SCHEDULERS
-
         several = [n for n in axes.get("servers", ()) if n > 1]
         for name in axes.get("scheduler", ()):
             if several and SCHEDULERS[name].iterates:
@@ -192,8 +205,6 @@ class AxesRead:
 
 def preset_named(name: str | None) -> Any:
     """The preset; None for None."""
-    from llmtap.sim.sweep.presets import PRESETS
-
     if name is None:
         return None
     if name not in PRESETS:
@@ -222,8 +233,6 @@ def scheduler_names(axes: Mapping[str, Sequence[Any]], preset: Any) -> list[str]
 
 def objectives_text(slo: str | None, preset: Any) -> str:
     """In the canonical way; empty where there are none."""
-    from llmtap.metrics.objectives import Objectives
-
     if slo is not None and not slo.strip():
         raise ConfigError("--slo", "names no objective", "such as --slo 'ttft:1s tbc_max:200ms'")
     text = slo if slo is not None else preset.objectives if preset is not None else ""
@@ -232,13 +241,6 @@ def objectives_text(slo: str | None, preset: Any) -> str:
 
 def option_defaults() -> dict[str, dict[str, dict[str, Any]]]:
     """By scheduler: readings and options of serving as summaries have them when nobody sets any."""
-    import msgspec
-
-    from llmtap.sim.model_options import ModelOptions
-    from llmtap.sim.schedulers.registry import SCHEDULERS
-    from llmtap.sim.serving import Serving, settled
-    from llmtap.units import encode_seconds
-
     return {
         name: {
             "readings": msgspec.to_builtins(ModelOptions(), enc_hook=encode_seconds),
@@ -253,9 +255,6 @@ def models_fitted(place: str | None, chunk: int | None, schedulers: Sequence[str
 
     `chunk`: tokens of an iteration of the server that was captured, where it takes prompts in in pieces.
     """
-    from llmtap.sim.latency import GridError, fit, load_grid
-    from llmtap.sim.schedulers.registry import SCHEDULERS
-
     if place is None:
         if chunk is not None:
             raise ConfigError("--fit-chunk", "is of a capture that --latency names")
@@ -289,10 +288,143 @@ def _parts(text: str, mark: str = ",") -> list[str]:
 
 
 def _check(name: str, text: str, *, serving: bool = False) -> None:
-    from llmtap.sim.model_options import read_settings
-    from llmtap.sim.serving import read_serving
-
     if serving:
         read_serving({name: text})
     else:
         read_settings({name: text})
+
+
+_AT_ONCE_RPS: Final = 1e9
+"""More than one a nanosecond."""
+
+
+class SweepLabels:
+    """What jobs of a sweep are called."""
+
+    def __init__(
+        self, axes: Mapping[str, Sequence[Any]], rate_of: Callable[[SweepJob], float | None]
+    ) -> None:
+        """`rate_of`: at how many requests a second a job's arrive; None where all do at once."""
+        self._varied = {name for name, values in axes.items() if len(values) > 1}
+        self._rate_of = rate_of if axes.keys() & {"rate", "share"} else None
+
+    def of(self, job: SweepJob) -> str:
+        said = [job.scheduler, f"{job.count:,} requests"]
+        if self._rate_of is not None:
+            rate_rps = self._rate_of(job)
+            at_once = rate_rps is None or rate_rps >= _AT_ONCE_RPS
+            said.append("all at once" if at_once else f"{number(rate_rps)} req/s")
+        elif job.scale != 1 or "scale" in self._varied:
+            said.append(f"scale {number(job.scale)}")
+        if job.servers != 1 or "servers" in self._varied:
+            said.append(f"{job.servers} server{'' if job.servers == 1 else 's'}")
+        if job.seed is not None and (job.seed != 42 or "seed" in self._varied):
+            said.append(f"seed {job.seed}")
+        reads = options_read(job.scheduler, job.readings, job.serving)
+        usual = (ModelOptions(), settled(Serving(), job.scheduler))
+        for options, default in zip((job.readings, job.serving), usual, strict=True):
+            values, unset = (msgspec.to_builtins(one, enc_hook=encode_seconds) for one in (options, default))
+            said += [
+                setting_text(name, value)
+                for name, value in values.items()
+                if name in reads and (value != unset[name] or name in self._varied)
+            ]
+        return ", ".join(said)
+
+
+class Quiet:
+    """Says nothing: for a run that is over soon, and whose output goes to a program."""
+
+    def reading(self, done: int, of: int | None) -> None:
+        pass
+
+    def planned(self, jobs: Sequence[SweepJob], kept: int) -> None:
+        pass
+
+    def under_way(self, job: SweepJob, arrived: int) -> None:
+        pass
+
+    def ended(self, job: SweepJob, attempt: SweepAttempt) -> None:
+        pass
+
+
+class SweepLines(Quiet):
+    """Lines on standard error."""
+
+    def __init__(self, labels: SweepLabels) -> None:
+        self._label = labels.of
+        self._jobs = self._ended = 0
+
+    def planned(self, jobs: Sequence[SweepJob], kept: int) -> None:
+        self._jobs, self._ended = len(jobs), 0
+        if kept:
+            _say(f"{kept:,} done before and taken from the results, {len(jobs):,} left")
+
+    def ended(self, job: SweepJob, attempt: SweepAttempt) -> None:
+        self._ended += 1
+        what = f"{self._label(job)} ({attempt.id})"
+        how = f"{attempt.seconds:.2f} s" if attempt.error is None else f"failed: {attempt.error}"
+        _say(f"{self._ended:,} of {self._jobs:,}: {what}: {how}")
+
+
+class _Bar(SweepLines):
+    """A bar, which goes by requests and not by jobs: some have a thousand times as many."""
+
+    def __init__(self, labels: SweepLabels, bar: Any) -> None:
+        super().__init__(labels)
+        self._bar = bar
+        self._reading = bar.add_task("reading", total=None)
+        self._task: Any = None
+        self._done = self._doing = 0
+
+    def reading(self, done: int, of: int | None) -> None:
+        self._bar.update(self._reading, completed=done, total=of)
+
+    def planned(self, jobs: Sequence[SweepJob], kept: int) -> None:
+        self._bar.update(self._reading, visible=False)
+        if self._task is not None:
+            self._bar.update(self._task, visible=False)
+        self._jobs, self._ended, self._done = len(jobs), 0, 0
+        total = sum(job.effort for job in jobs)
+        self._task = self._bar.add_task(self._title(), total=total, visible=bool(jobs))
+        if kept:
+            self._bar.console.print(f"{kept:,} done before and taken from the results, {len(jobs):,} left")
+
+    def under_way(self, job: SweepJob, arrived: int) -> None:
+        self._doing = job.effort * arrived // job.count
+        self._show(job.scheduler)
+
+    def ended(self, job: SweepJob, attempt: SweepAttempt) -> None:
+        self._ended += 1
+        self._done += job.effort
+        self._doing = 0
+        if attempt.error is not None:
+            self._bar.console.print(f"{self._label(job)} failed: {attempt.error}")
+        self._show(job.scheduler)
+
+    def _title(self) -> str:
+        return f"{self._ended:,} of {self._jobs:,}"
+
+    def _show(self, scheduler: str) -> None:
+        self._bar.update(
+            self._task, completed=self._done + self._doing, description=f"{self._title()} {scheduler}"
+        )
+
+
+@contextmanager
+def watching_sweep(labels: SweepLabels, *, loud: bool) -> Iterator[Quiet]:
+    """A bar on a terminal; elsewhere lines, or nothing where it is not to be `loud`."""
+    if not sys.stderr.isatty():
+        yield SweepLines(labels) if loud else Quiet()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    console = Console(stderr=True, highlight=False, markup=False)
+    with Progress(*columns, console=console, transient=True) as bar:
+        yield _Bar(labels, bar)
+
+
+def _say(text: str) -> None:
+    print(f"llmtap: {text}", file=sys.stderr, flush=True)
