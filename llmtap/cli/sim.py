@@ -1,7 +1,6 @@
 """`llmtap sim`: the simulated engine as a server, and a trace through schedulers in virtual time."""
 
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -365,6 +364,7 @@ def run(
         models_fitted,
         objectives_text,
         preset_named,
+        run_sweep,
         scheduler_names,
     )
 
@@ -406,7 +406,7 @@ def run(
     sweepers: list[Sweeper] = []
     try:
         with stoppable():
-            told, notes, failed = _swept(
+            told, notes, failed = run_sweep(
                 trace, source_format, axes, named, common, results=results, workers=jobs, ray=ray, loud=loud,
                 sweepers=sweepers,
             )  # fmt: skip
@@ -421,42 +421,6 @@ def run(
         raise typer.Exit(exc.code) from None
     if failed:
         raise typer.Exit(FAILED)
-
-
-def _swept(
-    trace: str, source_format: str | None, axes: Any, preset: Any, common: dict[str, Any], *,
-    results: Path | None, workers: int | None, ray: str | None, loud: bool, sweepers: "list[Sweeper]",
-) -> tuple[list[dict[str, Any]], list[str], bool]:  # fmt: skip
-    """Runs it all; summaries in the order of the grid, notes, and whether some failed. `sweepers` gets who
-    does, so that it is known how far that is."""
-    from llmtap.cli.sim_sweep import SweepLabels, axes_of, watching_sweep
-    from llmtap.sim.sweep.grid import GridSource, SweepGrid
-    from llmtap.sim.sweep.results import Results
-    from llmtap.sim.sweep.sweep import SweepJob
-    from llmtap.sim.sweep.sweeper import Sweeper
-
-    def rate_of(job: SweepJob) -> float | None:
-        own_rps = source.traces[job.rows].rate_rps
-        return None if own_rps is None else own_rps * job.scale
-
-    with ExitStack() as stack:
-        audience = stack.enter_context(watching_sweep(SweepLabels(axes_of(axes, preset), rate_of), loud=loud))
-        kept = None
-        if results is not None:
-            kept = Results(results)
-            stack.callback(kept.close)
-        source = GridSource(trace, source_format=source_format, progress=audience.reading)
-        sweeper = Sweeper(source.traces, audience, results=kept, workers=workers, ray=ray)
-        sweepers.append(sweeper)
-        planned = SweepGrid(source, common).jobs(axes, preset, sweeper.run)
-        if "seed" in axes and all(job.seed is None for job in planned):
-            source.remarks.append("seed has no effect: nothing is drawn")
-        attempts = sweeper.run(planned)
-    told = [attempts[job.id] for job in planned]
-    failed = [(job, a.error) for job, a in zip(planned, told, strict=True) if a.error is not None]
-    for job, error in failed:
-        print(f"llmtap: {job.name} {job.id}: {error}", file=sys.stderr)
-    return [one.summary for one in told if one.summary is not None], source.notes, bool(failed)
 
 
 def _stopped(done: int, results: Path | None) -> str:

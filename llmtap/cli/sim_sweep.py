@@ -7,7 +7,8 @@ size, what the sweep varies, and what else differs from its default.
 import difflib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -20,9 +21,11 @@ from llmtap.sim.latency import GridError, fit, load_grid
 from llmtap.sim.model_options import ModelOptions, read_settings
 from llmtap.sim.schedulers.registry import ALL_OPTIONS, CONDITIONS, SCHEDULERS, options_read
 from llmtap.sim.serving import Serving, read_serving, settled
-from llmtap.sim.sweep.grid import LOADS, READINGS, SERVING, points, read_at
+from llmtap.sim.sweep.grid import LOADS, READINGS, SERVING, GridSource, SweepGrid, points, read_at
 from llmtap.sim.sweep.presets import PRESETS
+from llmtap.sim.sweep.results import Results
 from llmtap.sim.sweep.sweep import SweepAttempt, SweepJob
+from llmtap.sim.sweep.sweeper import Sweeper
 from llmtap.units import encode_seconds
 
 __all__ = [
@@ -35,6 +38,7 @@ __all__ = [
     "objectives_text",
     "option_defaults",
     "preset_named",
+    "run_sweep",
     "scheduler_names",
     "watching_sweep",
 ]
@@ -428,3 +432,37 @@ def watching_sweep(labels: SweepLabels, *, loud: bool) -> Iterator[Quiet]:
 
 def _say(text: str) -> None:
     print(f"llmtap: {text}", file=sys.stderr, flush=True)
+
+
+# ---------------------------------------------------------------- the run
+
+
+def run_sweep(
+    trace: str, source_format: str | None, axes: Any, preset: Any, common: dict[str, Any], *,
+    results: Path | None, workers: int | None, ray: str | None, loud: bool, sweepers: list[Sweeper],
+) -> tuple[list[dict[str, Any]], list[str], bool]:  # fmt: skip
+    """Runs it all; summaries in the order of the grid, notes, and whether some failed. `sweepers` gets who
+    does, so that it is known how far that is."""
+
+    def rate_of(job: SweepJob) -> float | None:
+        own_rps = source.traces[job.rows].rate_rps
+        return None if own_rps is None else own_rps * job.scale
+
+    with ExitStack() as stack:
+        audience = stack.enter_context(watching_sweep(SweepLabels(axes_of(axes, preset), rate_of), loud=loud))
+        kept = None
+        if results is not None:
+            kept = Results(results)
+            stack.callback(kept.close)
+        source = GridSource(trace, source_format=source_format, progress=audience.reading)
+        sweeper = Sweeper(source.traces, audience, results=kept, workers=workers, ray=ray)
+        sweepers.append(sweeper)
+        planned = SweepGrid(source, common).jobs(axes, preset, sweeper.run)
+        if "seed" in axes and all(job.seed is None for job in planned):
+            source.remarks.append("seed has no effect: nothing is drawn")
+        attempts = sweeper.run(planned)
+    told = [attempts[job.id] for job in planned]
+    failed = [(job, a.error) for job, a in zip(planned, told, strict=True) if a.error is not None]
+    for job, error in failed:
+        print(f"llmtap: {job.name} {job.id}: {error}", file=sys.stderr)
+    return [one.summary for one in told if one.summary is not None], source.notes, bool(failed)

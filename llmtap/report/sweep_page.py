@@ -8,7 +8,7 @@ Source: seed 001, Fig. 5 (throughput, TTFT, TBT and TPOT by request rate; goodpu
 004, sections 7 and 9.
 """
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from itertools import pairwise
@@ -63,7 +63,6 @@ class Quantity:
         return value if isinstance(value, int | float) else None
 
     def n(self, result: Result) -> int | None:
-        """Sample count."""
         value = at(result, *self.samples)
         return value if isinstance(value, int) else None
 
@@ -313,7 +312,6 @@ def _x_axis(sweep: Sweep, places: list[Any]) -> dict[str, Any]:
 
 
 def _are_apart(places: list[Any]) -> bool:
-    """Whether each can have a label of its own."""
     if not 1 < len(places) <= _TICKS_MAX:
         return len(places) == 1
     ticks = [log(place) for place in places] if is_wide(places) else places
@@ -393,7 +391,6 @@ def rests_on(
 
 
 def _samples(quantities: Sequence[Quantity], results: Sequence[Result]) -> str:
-    """Once where all rest on the same samples."""
     by_text: dict[str, list[str]] = {}
     for q in quantities:
         text = values_text(q.n(result) for result in results if q.of(result) is not None)
@@ -412,11 +409,10 @@ class OptionRow:
     default: str
     """Empty where it is not known."""
     changed: bool
-    """In some run it differs from its default."""
 
 
 def options_rows(results: Sequence[Result], defaults: Defaults | None) -> list[OptionRow]:
-    """Each option that any of the schedulers reads."""
+    """Each option that any of the schedulers reads; `changed`: in some run it differs from its default."""
     rows = []
     for group in ("readings", "serving"):
         for name in dict.fromkeys(name for r in results for name in r.get(group) or {}):
@@ -486,14 +482,12 @@ def _smooth(results: Sequence[Result]) -> str:
 
 
 def _sla(results: Sequence[Result]) -> str:
-    told = [(name, values_text(_readings(results, f"{name}_sla"))) for name in ("request", "token")]
-    return ", ".join(f"{name} SLA {text} s" for name, text in told if text)
-
-
-def _readings(results: Sequence[Result], name: str) -> Iterator[Hashable]:
-    for r in results:
-        if name in (r.get("readings") or {}):
-            yield values_text((r["readings"][name],))
+    told = []
+    for name in ("request", "token"):
+        values = (at(r, "readings", f"{name}_sla") for r in results)
+        if text := values_text(values_text((value,)) for value in values if value is not None):
+            told.append(f"{name} SLA {text} s")
+    return ", ".join(told)
 
 
 def _allowed(results: Sequence[Result]) -> str:
